@@ -1,0 +1,1 @@
+//! Drop-in librdmacm.so.1 for soft-rnic

@@ -1,0 +1,1 @@
+//! The sans-IO RDMA engine: queue pairs, memory keys, completion queues

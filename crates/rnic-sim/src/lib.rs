@@ -1,0 +1,1 @@
+//! A deterministic world of engines and faulty links

@@ -1,0 +1,1 @@
+//! The soft-rnic daemon and its command-line tool

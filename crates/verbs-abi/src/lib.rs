@@ -1,0 +1,1 @@
+//! The public libibverbs and librdmacm structures as repr(C), and the versioned-cdylib build helper

@@ -1,0 +1,1 @@
+//! Drop-in libibverbs.so.1 for soft-rnic

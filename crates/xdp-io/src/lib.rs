@@ -1,0 +1,1 @@
+//! Frame I/O for Linux: AF_XDP, AF_PACKET and UDP sockets with trains of segments

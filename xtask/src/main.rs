@@ -1,0 +1,2 @@
+//! `cargo xtask`: build, try, test.
+fn main() {}
