@@ -1,0 +1,560 @@
+//! Control messages: one request, one reply, on a SEQPACKET socket.
+//!
+//! One connection is one session; opening a device turns the session into that device context,
+//! and everything the context made goes away with the connection. Descriptors travel beside the
+//! reply in the order that the reply's documentation gives.
+//!
+//! Handles (`pd`, `mr`, `cq`, ...) are chosen by the daemon and mean nothing in another session.
+
+use crate::doorbell::RecordIndex;
+use crate::verbs::{AccessFlags, AhAttr, AsyncEventType, AttrMask, QpAttr, QpCaps, QpType};
+use crate::work_queue::QueueShape;
+use serde::{Deserialize, Serialize};
+
+/// Longest encoded message, bytes.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Most descriptors that one message carries.
+pub const MAX_DESCRIPTORS: usize = 4;
+
+/// From the library or the `rnic` command.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// First message. Answer: [`Reply::Hello`].
+    Hello {
+        /// [`crate::ABI_VERSION`] of the sender.
+        abi: u32,
+    },
+    /// The devices of this daemon. Answer: [`Reply::Devices`].
+    ListDevices,
+    /// Turns this session into a context of the device. Answer: [`Reply::Opened`].
+    OpenDevice {
+        /// Device name, e.g. `rnic0`.
+        name: String,
+    },
+    /// Answer: [`Reply::Port`].
+    QueryPort,
+    /// GID table entries from `start` on. Answer: [`Reply::Gids`].
+    QueryGids {
+        /// First index wanted.
+        start: u32,
+    },
+    /// Answer: [`Reply::Handle`].
+    AllocPd,
+    /// Answer: [`Reply::Done`].
+    DeallocPd {
+        /// Handle.
+        pd: u32,
+    },
+    /// Registers memory of the calling process. Answer: [`Reply::Mr`].
+    ///
+    /// With one descriptor beside it: the memory is a memfd sealed against shrinking, mapped by
+    /// the client at `addr` from `fd_offset` on, which the daemon may map too.
+    RegMr {
+        /// Protection domain.
+        pd: u32,
+        /// Virtual address in the client.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+        /// Address that WQEs and peers use for the first byte.
+        iova: u64,
+        /// Rights.
+        access: AccessFlags,
+        /// Offset in the descriptor, when one is sent.
+        fd_offset: u64,
+    },
+    /// Answer: [`Reply::Done`], once no DMA can touch the memory any more.
+    DeregMr {
+        /// Handle.
+        mr: u32,
+    },
+    /// Changes a registration in place (`ibv_rereg_mr`). Answer: [`Reply::Mr`].
+    ReregMr {
+        /// Handle.
+        mr: u32,
+        /// New protection domain.
+        pd: Option<u32>,
+        /// New range: address, bytes, iova.
+        range: Option<(u64, u64, u64)>,
+        /// New rights.
+        access: Option<AccessFlags>,
+    },
+    /// Type 1 or 2 memory window. Answer: [`Reply::Mw`].
+    AllocMw {
+        /// Protection domain.
+        pd: u32,
+        /// 1 or 2.
+        kind: u8,
+    },
+    /// Answer: [`Reply::Done`].
+    DeallocMw {
+        /// Handle.
+        mw: u32,
+    },
+    /// Answer: [`Reply::Handle`] with one descriptor, the readable end of the channel.
+    CreateChannel,
+    /// Answer: [`Reply::Done`].
+    DestroyChannel {
+        /// Handle.
+        channel: u32,
+    },
+    /// Answer: [`Reply::Cq`].
+    CreateCq {
+        /// CQEs wanted, at least 1.
+        cqe: u32,
+        /// Completion channel.
+        channel: Option<u32>,
+        /// Below the context's `num_comp_vectors`.
+        comp_vector: u32,
+    },
+    /// Moves to a ring of another size. Unpolled CQEs move along. Answer: [`Reply::Cq`].
+    ResizeCq {
+        /// Handle.
+        cq: u32,
+        /// CQEs wanted.
+        cqe: u32,
+    },
+    /// Answer: [`Reply::CqGone`].
+    DestroyCq {
+        /// Handle.
+        cq: u32,
+    },
+    /// Answer: [`Reply::Srq`].
+    CreateSrq {
+        /// Protection domain.
+        pd: u32,
+        /// WQEs wanted.
+        max_wr: u32,
+        /// SGEs wanted.
+        max_sge: u32,
+        /// Initial limit, 0 for none.
+        limit: u32,
+        /// XRC: domain and completion queue.
+        xrc: Option<(u32, u32)>,
+    },
+    /// Arms the limit event. Answer: [`Reply::Done`].
+    SetSrqLimit {
+        /// Handle.
+        srq: u32,
+        /// WQEs; the event fires when fewer are left.
+        limit: u32,
+    },
+    /// Answer: [`Reply::SrqState`].
+    QuerySrq {
+        /// Handle.
+        srq: u32,
+    },
+    /// Answer: [`Reply::Done`].
+    DestroySrq {
+        /// Handle.
+        srq: u32,
+    },
+    /// Answer: [`Reply::Handle`].
+    OpenXrcd,
+    /// Answer: [`Reply::Done`].
+    CloseXrcd {
+        /// Handle.
+        xrcd: u32,
+    },
+    /// Answer: [`Reply::Qp`].
+    CreateQp(CreateQp),
+    /// Answer: [`Reply::QpState`].
+    ModifyQp {
+        /// Handle.
+        qp: u32,
+        /// Which attributes count.
+        mask: AttrMask,
+        /// The attributes.
+        attr: QpAttr,
+    },
+    /// Answer: [`Reply::QpState`].
+    QueryQp {
+        /// Handle.
+        qp: u32,
+    },
+    /// Answer: [`Reply::QpGone`].
+    DestroyQp {
+        /// Handle.
+        qp: u32,
+    },
+    /// Answer: [`Reply::Handle`].
+    CreateAh {
+        /// Protection domain.
+        pd: u32,
+        /// Address.
+        attr: AhAttr,
+    },
+    /// Answer: [`Reply::Done`].
+    DestroyAh {
+        /// Handle.
+        ah: u32,
+    },
+    /// Joins or leaves a multicast group. Answer: [`Reply::Done`].
+    Multicast {
+        /// Handle.
+        qp: u32,
+        /// Multicast GID.
+        gid: [u8; 16],
+        /// Attach or detach.
+        attach: bool,
+    },
+    /// For the `rnic` command: what exists. Answer: [`Reply::Inspected`].
+    Inspect {
+        /// Kind of object.
+        what: Inspect,
+        /// Objects to skip: long lists come in pages.
+        skip: u32,
+    },
+}
+
+/// What `rnic status|qp|mr|cq|counters` ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Inspect {
+    /// Daemon, devices, sessions, totals.
+    Status,
+    /// Queue pairs.
+    Qps,
+    /// Memory regions.
+    Mrs,
+    /// Completion queues.
+    Cqs,
+    /// Counters of port and engine.
+    Counters,
+}
+
+/// Arguments of [`Request::CreateQp`].
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CreateQp {
+    /// Protection domain.
+    pub pd: u32,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Completion queue of the send queue (absent for XRC targets).
+    pub send_cq: Option<u32>,
+    /// Completion queue of the receive queue.
+    pub recv_cq: Option<u32>,
+    /// Shared receive queue.
+    pub srq: Option<u32>,
+    /// XRC domain.
+    pub xrcd: Option<u32>,
+    /// What is wanted.
+    pub caps: QpCaps,
+    /// Every send WQE is signaled.
+    pub sq_sig_all: bool,
+}
+
+/// Where a ring is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RingPlace {
+    /// Number of the arena in this session.
+    pub arena: u32,
+    /// Bytes of the whole arena.
+    pub arena_len: u64,
+    /// The arena is new: its memfd comes beside this reply.
+    pub arena_is_new: bool,
+    /// First word of the ring in the arena.
+    pub start: u64,
+    /// Words of the ring.
+    pub words: u64,
+}
+
+/// A work queue as its application sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QueuePlace {
+    /// Memory.
+    pub ring: RingPlace,
+    /// Slots and stride.
+    pub shape: QueueShape,
+    /// Doorbell record.
+    pub record: RecordIndex,
+}
+
+/// Device attributes that do not change: `ibv_device_attr`, what is not constant.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// e.g. `rnic0`.
+    pub name: String,
+    /// Network interface, when the device sits on one.
+    pub netdev: Option<String>,
+    /// EUI-64, network order.
+    pub node_guid: [u8; 8],
+    /// Firmware version string: the daemon's version.
+    pub fw_version: String,
+    /// Limits.
+    pub limits: DeviceLimits,
+}
+
+/// Limits of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceLimits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// WQEs of one queue.
+    pub max_qp_wr: u32,
+    /// SGEs of one WQE.
+    pub max_sge: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// CQEs of one CQ.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Bytes of one region.
+    pub max_mr_size: u64,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Outstanding READs and atomics of one QP as responder.
+    pub max_qp_rd_atom: u8,
+    /// As requester.
+    pub max_qp_init_rd_atom: u8,
+    /// Memory windows.
+    pub max_mw: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Bytes of inline data.
+    pub max_inline: u32,
+    /// QP types that can be made: bit n for `ibv_qp_type` n.
+    pub qp_types: u32,
+    /// Atomics are supported.
+    pub atomics: bool,
+}
+
+/// Port attributes that change: `ibv_port_attr`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PortInfo {
+    /// ACTIVE, else DOWN.
+    pub active: bool,
+    /// Largest path MTU code of the port's hardware-independent maximum (5).
+    pub max_mtu: u8,
+    /// Path MTU code that the interface allows now.
+    pub active_mtu: u8,
+    /// Interface MTU, bytes.
+    pub netdev_mtu: u32,
+    /// Entries of the GID table, used or not.
+    pub gid_table_len: u32,
+    /// Link speed, Mb/s; 0 unknown.
+    pub speed_mbps: u32,
+}
+
+/// One used GID table entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GidEntry {
+    /// Index; it never changes its meaning while the address exists.
+    pub index: u32,
+    /// The GID.
+    pub gid: [u8; 16],
+    /// Interface index, 0 when unknown.
+    pub ifindex: u32,
+}
+
+/// From the daemon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Versions agree.
+    Hello {
+        /// [`crate::ABI_VERSION`] of the daemon.
+        abi: u32,
+        /// e.g. `rnicd 0.1.0`.
+        server: String,
+    },
+    /// The daemon's devices.
+    Devices(Vec<DeviceInfo>),
+    /// Descriptors: doorbell area memfd, wake-up eventfd, async event socket.
+    Opened {
+        /// The device.
+        device: DeviceInfo,
+        /// Completion vectors.
+        num_comp_vectors: u32,
+    },
+    /// Port attributes.
+    Port(PortInfo),
+    /// Used entries from the requested index on; ask again from behind the last one.
+    Gids(Vec<GidEntry>),
+    /// Done.
+    Done,
+    /// A new object.
+    Handle(u32),
+    /// A memory region.
+    Mr {
+        /// Handle.
+        mr: u32,
+        /// Local key.
+        lkey: u32,
+        /// Remote key.
+        rkey: u32,
+    },
+    /// A memory window.
+    Mw {
+        /// Handle.
+        mw: u32,
+        /// Remote key.
+        rkey: u32,
+    },
+    /// A completion queue. Descriptor: the arena, when it is new.
+    Cq {
+        /// Handle.
+        cq: u32,
+        /// Memory.
+        ring: RingPlace,
+        /// CQEs, a power of two.
+        cqe: u32,
+    },
+    /// Destroyed; so many completion events were sent in its life, each to be acknowledged.
+    CqGone {
+        /// Completion events sent.
+        completion_events: u64,
+        /// Async events sent.
+        async_events: u64,
+    },
+    /// A shared receive queue. Descriptor: the arena, when it is new.
+    Srq {
+        /// Handle.
+        srq: u32,
+        /// Memory and record.
+        queue: QueuePlace,
+        /// WQEs granted.
+        max_wr: u32,
+        /// SGEs granted.
+        max_sge: u32,
+        /// XRC SRQ number.
+        srqn: u32,
+    },
+    /// `ibv_query_srq`.
+    SrqState {
+        /// WQEs.
+        max_wr: u32,
+        /// SGEs.
+        max_sge: u32,
+        /// Armed limit; 0 when not armed.
+        limit: u32,
+    },
+    /// A queue pair. Descriptors: its arenas that are new, send queue's first.
+    Qp {
+        /// Handle.
+        qp: u32,
+        /// QP number.
+        qpn: u32,
+        /// Granted, at least what was wanted.
+        caps: QpCaps,
+        /// Send queue.
+        sq: Option<QueuePlace>,
+        /// Receive queue.
+        rq: Option<QueuePlace>,
+    },
+    /// Attributes of a QP after the request.
+    QpState {
+        /// Attributes.
+        attr: QpAttr,
+        /// Capabilities.
+        caps: QpCaps,
+        /// Every send WQE is signaled.
+        sq_sig_all: bool,
+    },
+    /// Destroyed; its CQEs may still be in the CQs and should be skipped.
+    QpGone {
+        /// Async events sent in its life.
+        async_events: u64,
+    },
+    /// JSON text of one page and whether more follow.
+    Inspected {
+        /// An array, or an object for `Status` and `Counters`.
+        json: String,
+        /// Ask again with `skip` raised by the array's length.
+        more: bool,
+    },
+}
+
+/// A refusal.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What the verb returns.
+    pub errno: i32,
+    /// What is wrong and what to do, for people.
+    pub message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// What the daemon sends back.
+pub type Answer = Result<Reply, Refusal>;
+
+/// One datagram on a completion channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompletionEvent {
+    /// Handle of the CQ.
+    pub cq: u32,
+}
+
+impl CompletionEvent {
+    /// Bytes on the socket.
+    pub const LEN: usize = 8;
+
+    /// Encodes.
+    pub fn encode(self) -> [u8; Self::LEN] {
+        u64::from(self.cq).to_le_bytes()
+    }
+
+    /// Decodes.
+    pub fn decode(bytes: [u8; Self::LEN]) -> Self {
+        let [a, b, c, d, ..] = bytes;
+        Self { cq: u32::from_le_bytes([a, b, c, d]) }
+    }
+}
+
+/// One datagram on the async event socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub event: AsyncEventType,
+    /// Handle of the QP, CQ or SRQ, or the port number.
+    pub element: u32,
+}
+
+impl AsyncEvent {
+    /// Bytes on the socket.
+    pub const LEN: usize = 8;
+
+    /// Encodes.
+    pub fn encode(self) -> [u8; Self::LEN] {
+        (u64::from(self.event.number()) << 32 | u64::from(self.element)).to_le_bytes()
+    }
+
+    /// Decodes; `None` for an unknown event.
+    pub fn decode(bytes: [u8; Self::LEN]) -> Option<Self> {
+        let [a, b, c, d, event, ..] = bytes;
+        Some(Self {
+            event: AsyncEventType::from_number(event)?,
+            element: u32::from_le_bytes([a, b, c, d]),
+        })
+    }
+}
+
+/// The bytes are not a message of this version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Malformed;
+
+/// Encodes a message.
+///
+/// # Errors
+/// [`Malformed`] when it would be longer than [`MAX_MESSAGE`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, Malformed> {
+    let bytes = postcard::to_stdvec(message).map_err(|_| Malformed)?;
+    if bytes.len() > MAX_MESSAGE { Err(Malformed) } else { Ok(bytes) }
+}
+
+/// Decodes a message that must fill `bytes` exactly.
+///
+/// # Errors
+/// [`Malformed`] for anything else.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(Malformed),
+    }
+}

@@ -1,0 +1,1 @@
+//! Memory files and descriptor passing.

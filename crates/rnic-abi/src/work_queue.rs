@@ -1,0 +1,212 @@
+//! Send, receive and shared receive queues: rings of fixed-size slots.
+//!
+//! A ring is a header of two cache lines and `capacity` slots (a power of two) of `stride` words
+//! (a multiple of a 64-byte basic block). The producer index lives in the queue's doorbell record;
+//! the header's first word is the engine's **consumer** index: slots below it are free again.
+
+use crate::words::{LINE, Ordering, Words};
+
+const AT_CONSUMER: usize = 0;
+const HEADER_WORDS: usize = 2 * LINE;
+
+/// Shape of a work queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct QueueShape {
+    /// Slots; a power of two.
+    pub capacity: u32,
+    /// Words per slot; a multiple of [`LINE`].
+    pub stride: u32,
+}
+
+impl QueueShape {
+    /// Largest number of slots of one queue.
+    pub const MAX_CAPACITY: u32 = 1 << 16;
+
+    /// Words of memory the ring takes, or `None` when the shape is not a valid one.
+    pub fn words(self) -> Option<usize> {
+        let sane = self.capacity.is_power_of_two()
+            && self.capacity <= Self::MAX_CAPACITY
+            && self.stride > 0
+            && (self.stride as usize).is_multiple_of(LINE)
+            && self.stride as usize <= crate::wqe::MAX_SLOT_WORDS;
+        sane.then(|| HEADER_WORDS + self.capacity as usize * self.stride as usize)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Slots {
+    words: Words,
+    shape: QueueShape,
+}
+
+impl Slots {
+    fn new(words: Words, shape: QueueShape) -> Option<Self> {
+        (words.len() >= shape.words()?).then_some(Self { words, shape })
+    }
+
+    #[inline]
+    fn start(&self, index: u32) -> usize {
+        let slot = index & (self.shape.capacity - 1);
+        HEADER_WORDS + slot as usize * self.shape.stride as usize
+    }
+}
+
+/// The application's side: it writes WQEs.
+///
+/// One producer at a time: the library holds the queue's lock.
+#[derive(Debug)]
+pub struct WorkProducer {
+    slots: Slots,
+    producer: u32,
+    consumer: u32,
+}
+
+impl WorkProducer {
+    /// Starts at index 0 of an empty ring; `None` when the memory is too small for the shape.
+    pub fn new(words: Words, shape: QueueShape) -> Option<Self> {
+        Some(Self { slots: Slots::new(words, shape)?, producer: 0, consumer: 0 })
+    }
+
+    /// Slots that can be written now.
+    pub fn free(&mut self) -> u32 {
+        let used = self.producer.wrapping_sub(self.consumer);
+        if used < self.slots.shape.capacity {
+            return self.slots.shape.capacity - used;
+        }
+        self.refresh();
+        self.slots.shape.capacity.saturating_sub(self.producer.wrapping_sub(self.consumer))
+    }
+
+    /// WQEs posted that the engine has not released yet.
+    pub fn in_use(&mut self) -> u32 {
+        self.refresh();
+        self.producer.wrapping_sub(self.consumer)
+    }
+
+    fn refresh(&mut self) {
+        #[expect(clippy::cast_possible_truncation, reason = "the word is a 32-bit index")]
+        let consumer = self.slots.words.at(AT_CONSUMER).load(Ordering::Acquire) as u32;
+        self.consumer = consumer;
+    }
+
+    /// Words of one slot.
+    pub fn stride(&self) -> usize {
+        self.slots.shape.stride as usize
+    }
+
+    /// Writes one WQE at the producer index, which is not yet visible to the engine.
+    ///
+    /// The caller has checked [`free`](Self::free) and that `wqe` fits [`stride`](Self::stride).
+    ///
+    /// # Panics
+    /// When `wqe` is longer than a slot.
+    #[inline]
+    pub fn push(&mut self, wqe: &[u64]) -> u32 {
+        assert!(wqe.len() <= self.slots.shape.stride as usize, "WQE longer than its slot");
+        let index = self.producer;
+        self.slots.words.copy_in(self.slots.start(index), wqe);
+        self.producer = index.wrapping_add(1);
+        index
+    }
+
+    /// Reads back a slot that this side wrote (receive WQEs whose data came inside the CQE).
+    pub fn read_back(&self, index: u32, out: &mut [u64]) {
+        let len = out.len().min(self.slots.shape.stride as usize);
+        self.slots.words.copy_out(self.slots.start(index), &mut out[..len]);
+    }
+
+    /// The index to publish in the doorbell record.
+    pub fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Forgets everything: the QP went to RESET.
+    pub fn reset(&mut self) {
+        self.producer = 0;
+        self.consumer = 0;
+    }
+}
+
+/// The engine's side: it copies WQEs out.
+#[derive(Debug)]
+pub struct WorkConsumer {
+    slots: Slots,
+    /// Next slot to fetch.
+    fetched: u32,
+    /// Slots below are free.
+    released: u32,
+}
+
+/// The application published a producer index that is further ahead than the ring is long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProducerOverrun;
+
+impl WorkConsumer {
+    /// Takes the engine's side of a fresh ring; `None` when memory and shape do not fit.
+    pub fn new(words: Words, shape: QueueShape) -> Option<Self> {
+        let slots = Slots::new(words, shape)?;
+        slots.words.at(AT_CONSUMER).store(0, Ordering::Release);
+        Some(Self { slots, fetched: 0, released: 0 })
+    }
+
+    /// WQEs ready to be fetched, given the published producer index.
+    ///
+    /// # Errors
+    /// [`ProducerOverrun`] when the index cannot be honest: a full lap ahead of what was released.
+    #[inline]
+    pub fn available(&self, producer: u32) -> Result<u32, ProducerOverrun> {
+        let outstanding = producer.wrapping_sub(self.released);
+        let fetched = self.fetched.wrapping_sub(self.released);
+        if outstanding > self.slots.shape.capacity || outstanding < fetched {
+            return Err(ProducerOverrun);
+        }
+        Ok(outstanding - fetched)
+    }
+
+    /// Copies the next slot's first `out.len()` words (at most a slot) and returns its index.
+    #[inline]
+    pub fn fetch(&mut self, out: &mut [u64]) -> u32 {
+        let index = self.fetched;
+        self.copy(index, 0, out);
+        self.fetched = index.wrapping_add(1);
+        index
+    }
+
+    /// Copies words of a slot, from `start` within the slot on.
+    #[inline]
+    pub fn copy(&self, index: u32, start: usize, out: &mut [u64]) {
+        let stride = self.slots.shape.stride as usize;
+        let start = start.min(stride);
+        let len = out.len().min(stride - start);
+        self.slots.words.copy_out(self.slots.start(index) + start, &mut out[..len]);
+        out[len..].fill(0);
+    }
+
+    /// Words of one slot.
+    pub fn stride(&self) -> usize {
+        self.slots.shape.stride as usize
+    }
+
+    /// Slots of the ring.
+    pub fn capacity(&self) -> u32 {
+        self.slots.shape.capacity
+    }
+
+    /// Index of the next slot to fetch.
+    pub fn next_index(&self) -> u32 {
+        self.fetched
+    }
+
+    /// Frees every slot below `index` for the application.
+    #[inline]
+    pub fn release(&mut self, index: u32) {
+        self.released = index;
+        self.slots.words.at(AT_CONSUMER).store(u64::from(index), Ordering::Release);
+    }
+
+    /// Starts over at index 0: the QP went to RESET.
+    pub fn reset(&mut self) {
+        self.fetched = 0;
+        self.release(0);
+    }
+}
