@@ -1,0 +1,43 @@
+//! What stands behind a name that is exported but not supported: it fails the way its kind of call fails.
+//!
+//! The functions take no arguments, whatever the caller passes: both calling conventions allow ignoring them.
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+};
+
+/// For calls that return -1 and set errno.
+pub(crate) extern "C" fn err_minus1() -> isize {
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}
+
+/// For calls that return a pointer to something a device has.
+pub(crate) extern "C" fn no_device() -> *mut c_void {
+    set_errno(libc::ENODEV);
+    ptr::null_mut()
+}
+
+/// For calls without a result, and for those where 0 is the truth: nothing to do, nothing there.
+pub(crate) extern "C" fn nop() -> usize {
+    0
+}
+
+fn set_errno(value: c_int) {
+    // SAFETY: __errno_location returns the valid address of the calling thread's errno.
+    unsafe { *libc::__errno_location() = value };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_fails_in_its_own_way() {
+        let errno = || std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((err_minus1(), errno()), (-1, Some(libc::EOPNOTSUPP)));
+        assert_eq!((no_device(), errno()), (ptr::null_mut(), Some(libc::ENODEV)));
+        assert_eq!(nop(), 0);
+    }
+}

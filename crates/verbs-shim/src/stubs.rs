@@ -1,0 +1,60 @@
+//! What stands behind a name that is exported but not supported: it fails the way its kind of call fails.
+//!
+//! The functions take no arguments, whatever the caller passes: both calling conventions allow ignoring them.
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+};
+
+use libc::EOPNOTSUPP;
+
+/// For calls that return 0 or an errno value.
+pub(crate) extern "C" fn err_int() -> c_int {
+    EOPNOTSUPP
+}
+
+/// For calls that return a count or a negative errno value.
+pub(crate) extern "C" fn err_neg() -> isize {
+    -(EOPNOTSUPP as isize)
+}
+
+/// For calls that return -1 and set errno.
+pub(crate) extern "C" fn err_minus1() -> isize {
+    set_errno(EOPNOTSUPP);
+    -1
+}
+
+/// For calls that return a pointer, NULL and errno on failure.
+pub(crate) extern "C" fn err_ptr() -> *mut c_void {
+    set_errno(EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+/// For calls without a result, and for those where 0 is the truth: nothing to do, nothing there.
+pub(crate) extern "C" fn nop() -> usize {
+    0
+}
+
+/// Sets the calling thread's errno.
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: __errno_location returns the valid address of the calling thread's errno.
+    unsafe { *libc::__errno_location() = value };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_fails_in_its_own_way() {
+        assert_eq!(err_int(), EOPNOTSUPP);
+        assert_eq!(err_neg(), -(EOPNOTSUPP as isize));
+        for call in [|| err_minus1() == -1, || err_ptr().is_null()] {
+            set_errno(0);
+            assert!(call());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(EOPNOTSUPP));
+        }
+        assert_eq!(nop(), 0);
+    }
+}
