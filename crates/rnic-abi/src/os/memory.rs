@@ -1,0 +1,177 @@
+//! Memory files shared by daemon and application.
+//!
+//! The daemon [`create`]s and [`populate`]s; the application [`map`]s what it was sent. The file
+//! is sealed: nobody can shrink it, so that touching a mapped page never raises SIGBUS, and nobody
+//! can add a seal that takes the right to write away.
+//!
+//! What a seal cannot prevent is an application that punches holes into the file. The daemon then
+//! reads zeroes, and its next store allocates the page again, within the size of the file.
+
+use super::{check, invalid, retry};
+use crate::words::{WORD, Words};
+use std::ffi::CString;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Makes a zeroed, sealed memory file of `words` words and maps it.
+///
+/// No page exists yet: [`populate`] the ranges that will be used. `name` is for people: it shows
+/// in `/proc/PID/maps`.
+///
+/// # Errors
+/// `InvalidInput` when `words` is 0 or too large, or `name` contains a zero byte; else what the
+/// kernel says.
+pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
+    let len = bytes(words)?;
+    let name = CString::new(name)?;
+    let fd = match memfd(&name, libc::MFD_NOEXEC_SEAL) {
+        // Before Linux 6.3.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => memfd(&name, 0)?,
+        result => result?,
+    };
+    // SAFETY: plain system calls on a descriptor that we own.
+    unsafe {
+        check(libc::ftruncate(fd.as_raw_fd(), len))?;
+        check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
+    }
+    let words = Mapping::new(fd.as_fd(), words)?.into_words();
+    Ok((fd, words))
+}
+
+/// Allocates the pages of a range of words.
+///
+/// # Errors
+/// `StorageFull` or `OutOfMemory` when there is no memory: at creation, not as a SIGBUS later.
+/// `PermissionDenied` when the range reaches beyond the end of the sealed file.
+pub fn populate(fd: impl AsFd, range: Range<usize>) -> io::Result<()> {
+    let Some(words) = range.end.checked_sub(range.start).filter(|words| *words > 0) else {
+        return Ok(());
+    };
+    let len = bytes(words)?;
+    let start = if range.start == 0 { 0 } else { bytes(range.start)? };
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: a plain system call on a borrowed descriptor.
+    retry(|| check(unsafe { libc::fallocate(fd, 0, start, len) })).map(drop)
+}
+
+/// Maps a memory file that the daemon sent.
+///
+/// A child made by fork does not inherit the mapping. The descriptor is not needed afterwards.
+///
+/// # Errors
+/// `InvalidData` when the file is shorter than `words` or not sealed against shrinking; else what
+/// the kernel says.
+pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
+    let fd = fd.as_fd();
+    check_sealed(fd, bytes(words)?.unsigned_abs())?;
+    let mut mapping = Mapping::new(fd, words)?;
+    mapping.exclude_from_fork()?;
+    Ok(mapping.into_words())
+}
+
+/// Checks that a file holds at least `len` bytes and can never hold fewer: only then may memory
+/// that somebody else controls be mapped.
+///
+/// # Errors
+/// `InvalidData` when it does not.
+pub fn check_sealed(fd: impl AsFd, len: u64) -> io::Result<()> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: a plain system call on a borrowed descriptor.
+    let seals = check(unsafe { libc::fcntl(fd, libc::F_GET_SEALS) })
+        .map_err(|error| invalid(format!("not a memory file that can be sealed: {error}")))?;
+    if seals & libc::F_SEAL_SHRINK == 0 {
+        return Err(invalid("the memory file is not sealed against shrinking (F_SEAL_SHRINK)"));
+    }
+    // The size is read after the seal was seen: it can only have grown since.
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: fstat writes one `stat`, for which all-zero bytes are valid too.
+    let stat = unsafe {
+        check(libc::fstat(fd, stat.as_mut_ptr()))?;
+        stat.assume_init()
+    };
+    if u64::try_from(stat.st_size).is_ok_and(|size| size >= len) {
+        Ok(())
+    } else {
+        Err(invalid(format!("the memory file has {} bytes, {len} are needed", stat.st_size)))
+    }
+}
+
+fn memfd(name: &CString, extra: libc::c_uint) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | extra;
+    // SAFETY: `name` is a C string, and a descriptor that the kernel returns is ours alone.
+    unsafe { Ok(OwnedFd::from_raw_fd(check(libc::memfd_create(name.as_ptr(), flags))?)) }
+}
+
+fn bytes(words: usize) -> io::Result<libc::off_t> {
+    words
+        .checked_mul(WORD)
+        .filter(|len| *len > 0 && isize::try_from(*len).is_ok())
+        .and_then(|len| libc::off_t::try_from(len).ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "impossible memory size"))
+}
+
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<libc::c_void>,
+    len: usize,
+    words: usize,
+    /// The process that has the mapping, when a forked child does not.
+    only_in: Option<u32>,
+}
+
+// SAFETY: an address range that is only ever given back to the kernel.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method reads or writes the memory.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
+        let len = words * WORD;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nobody's memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base).ok_or_else(|| invalid("memory mapped at address 0"))?;
+        Ok(Self { base, len, words, only_in: None })
+    }
+
+    fn exclude_from_fork(&mut self) -> io::Result<()> {
+        // SAFETY: the range is our own mapping, and the advice changes nothing in this process.
+        check(unsafe { libc::madvise(self.base.as_ptr(), self.len, libc::MADV_DONTFORK) })?;
+        self.only_in = Some(std::process::id());
+        Ok(())
+    }
+
+    fn into_words(self) -> Words {
+        let (base, words) = (self.base.cast(), self.words);
+        // SAFETY: the mapping is page-aligned, holds `words` words of a file that cannot shrink,
+        // and lives as long as its owner, which is handed over here. Nothing else has its address.
+        unsafe { Words::from_raw(base, words, Arc::new(self)) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // In a forked child the range may by now be somebody else's.
+        if self.only_in.is_some_and(|pid| pid != std::process::id()) {
+            return;
+        }
+        // SAFETY: this process has the mapping, and the last user of it is gone.
+        unsafe { libc::munmap(self.base.as_ptr(), self.len) };
+    }
+}
