@@ -26,11 +26,14 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod datagram;
 pub mod flow;
 pub mod frame;
+pub mod grh;
 pub mod headers;
 pub mod icrc;
+pub mod mad;
 pub mod net;
 pub mod opcode;
 pub mod types;
