@@ -1,0 +1,252 @@
+//! Commands: the only way that the control plane changes the engine.
+//!
+//! Every object belongs to the client (device context) that made it; handles are checked for
+//! ownership on every use. Errors carry the errno that the verb returns.
+
+use crate::ports::{HopId, SpaceId};
+use rnic_abi::cq::CqProducer;
+use rnic_abi::doorbell::{Doorbells, RecordIndex};
+use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
+use rnic_abi::work_queue::WorkConsumer;
+use roce_wire::Flow;
+
+/// A device context: one session of the daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+pub struct ClientId(pub u32);
+
+/// A completion channel of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ChannelId(pub u32);
+
+/// Work queue handed to the engine: ring and doorbell record.
+#[derive(Debug)]
+pub struct EngineQueue {
+    /// Ring.
+    pub ring: WorkConsumer,
+    /// Record.
+    pub record: RecordIndex,
+}
+
+/// A resolved address vector: what the control plane made of an [`AhAttr`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    /// As the application gave it.
+    pub attr: AhAttr,
+    /// Source and destination addresses, TOS, hop limit, flow label. `sport` 0: derive from QPNs.
+    pub flow: Flow,
+    /// Next hop.
+    pub hop: HopId,
+}
+
+/// What to do.
+#[derive(Debug)]
+pub enum Command {
+    /// A new context: address space and doorbell area. Outcome: [`Outcome::Done`].
+    AddClient {
+        /// Chosen by the caller.
+        client: ClientId,
+        /// Its memory.
+        space: SpaceId,
+        /// Its doorbells.
+        doorbells: Doorbells,
+    },
+    /// Removes a context and everything it made: keys first, then QPs, then the rest.
+    RemoveClient {
+        /// Who.
+        client: ClientId,
+    },
+    /// Something on behalf of a client.
+    Client(ClientId, ClientCommand),
+    /// The port changed: [`Outcome::Done`]; affected clients get async events.
+    SetPort(PortState),
+}
+
+/// The state of the one port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortState {
+    /// Link up and address present.
+    pub active: bool,
+    /// Largest path MTU code that the link allows.
+    pub active_mtu: u8,
+    /// Also announce that the GID table changed.
+    pub gids_changed: bool,
+}
+
+/// What a client may ask.
+#[derive(Debug)]
+pub enum ClientCommand {
+    /// Outcome: [`Outcome::Handle`].
+    AllocPd,
+    /// Outcome: [`Outcome::Done`]; EBUSY while in use.
+    DeallocPd {
+        /// Handle.
+        pd: u32,
+    },
+    /// Outcome: [`Outcome::Mr`].
+    RegMr {
+        /// Handle.
+        pd: u32,
+        /// Where the memory is: the client's own space, or a shared one the daemon mapped.
+        space: SpaceId,
+        /// Address of the first byte in that space.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+        /// Address that WQEs and peers use for the first byte.
+        iova: u64,
+        /// Rights.
+        access: AccessFlags,
+    },
+    /// Outcome: [`Outcome::Done`]; no DMA touches the memory afterwards.
+    DeregMr {
+        /// Handle.
+        mr: u32,
+    },
+    /// Outcome: [`Outcome::Handle`].
+    CreateCq {
+        /// Ring.
+        ring: CqProducer,
+        /// CQEs, a power of two.
+        capacity: u32,
+        /// Where completion events go.
+        channel: Option<ChannelId>,
+    },
+    /// Outcome: [`Outcome::CqGone`]; EBUSY while QPs use it.
+    DestroyCq {
+        /// Handle.
+        cq: u32,
+    },
+    /// Outcome: [`Outcome::Qp`].
+    CreateQp(Box<NewQp>),
+    /// Outcome: [`Outcome::QpState`].
+    ModifyQp {
+        /// Handle.
+        qp: u32,
+        /// Which attributes count.
+        mask: AttrMask,
+        /// Attributes.
+        attr: QpAttr,
+        /// `attr.ah` resolved, when `mask` has `AV`.
+        path: Option<Path>,
+    },
+    /// Outcome: [`Outcome::QpState`].
+    QueryQp {
+        /// Handle.
+        qp: u32,
+    },
+    /// Outcome: [`Outcome::QpGone`].
+    DestroyQp {
+        /// Handle.
+        qp: u32,
+    },
+}
+
+/// A queue pair to make.
+#[derive(Debug)]
+pub struct NewQp {
+    /// Protection domain.
+    pub pd: u32,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Completion queue of the send queue.
+    pub send_cq: u32,
+    /// Completion queue of the receive queue.
+    pub recv_cq: u32,
+    /// Granted capabilities (the rings were made for them).
+    pub caps: QpCaps,
+    /// Every send WQE is signaled.
+    pub sq_sig_all: bool,
+    /// Send queue.
+    pub sq: EngineQueue,
+    /// Receive queue.
+    pub rq: EngineQueue,
+}
+
+/// What came of a command.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// New object.
+    Handle(u32),
+    /// New memory region.
+    Mr {
+        /// Handle.
+        mr: u32,
+        /// Local key.
+        lkey: u32,
+        /// Remote key.
+        rkey: u32,
+    },
+    /// New queue pair.
+    Qp {
+        /// Handle.
+        qp: u32,
+        /// Number.
+        qpn: u32,
+    },
+    /// Attributes.
+    QpState {
+        /// Attributes.
+        attr: QpAttr,
+        /// Capabilities.
+        caps: QpCaps,
+        /// Every send WQE is signaled.
+        sq_sig_all: bool,
+    },
+    /// Destroyed.
+    CqGone {
+        /// Completion events sent.
+        completion_events: u64,
+        /// Async events sent.
+        async_events: u64,
+    },
+    /// Destroyed.
+    QpGone {
+        /// Async events sent.
+        async_events: u64,
+    },
+}
+
+/// A refusal: the verb's errno and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CommandError {
+    /// Which.
+    pub errno: Errno,
+    /// Why, for people.
+    pub reason: &'static str,
+}
+
+/// The errnos that verbs return, without an operating system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Errno {
+    /// EPERM 1.
+    Perm,
+    /// ENOMEM 12.
+    NoMem,
+    /// EFAULT 14.
+    Fault,
+    /// EBUSY 16.
+    Busy,
+    /// EINVAL 22.
+    Invalid,
+    /// EOPNOTSUPP 95.
+    NotSupported,
+    /// EHOSTUNREACH 113.
+    HostUnreachable,
+}
+
+impl Errno {
+    /// The Linux number.
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Perm => 1,
+            Self::NoMem => 12,
+            Self::Fault => 14,
+            Self::Busy => 16,
+            Self::Invalid => 22,
+            Self::NotSupported => 95,
+            Self::HostUnreachable => 113,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Counters, under the names that users know from `rdma statistic` and hw_counters.
+
+use crate::event::{DropReason, NakReason};
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        /// Counters of one port (and shard). Plain numbers: one thread writes.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+        pub struct Counters { $($(#[$meta])* pub $name: u64,)* }
+
+        impl Counters {
+            /// Every counter with its name, in a fixed order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
+            /// Adds another shard's counters.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name = self.$name.wrapping_add(other.$name);)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Datagrams sent.
+    tx_packets,
+    /// Bytes of datagrams sent (BTH to ICRC).
+    tx_bytes,
+    /// Datagrams received, good or bad.
+    rx_packets,
+    /// Bytes of datagrams received.
+    rx_bytes,
+    /// Doorbells found.
+    doorbells,
+    /// Send WQEs fetched.
+    send_wqes,
+    /// Completions written.
+    completions,
+    /// Datagrams sent again.
+    retransmitted_packets,
+    /// Duplicate requests received.
+    duplicate_request,
+    /// Requests ahead of the expected PSN.
+    out_of_sequence,
+    /// NAK sequence errors received.
+    packet_seq_err,
+    /// NAK sequence errors sent.
+    sent_seq_err,
+    /// Implied NAKs noticed.
+    implied_nak_seq_err,
+    /// Local ACK timeouts.
+    local_ack_timeout_err,
+    /// RNR NAKs sent.
+    out_of_buffer,
+    /// RNR NAKs received.
+    rcvd_rnr_err,
+    /// RNR retries exhausted.
+    rnr_nak_retry_err,
+    /// Transport retries exhausted.
+    req_retry_exceeded,
+    /// Datagrams with a bad ICRC.
+    rx_icrc_encapsulated,
+    /// Datagrams whose headers do not add up.
+    rx_malformed,
+    /// Datagrams for a QP number nobody has.
+    rx_no_qp,
+    /// Datagrams with the wrong transport for their QP.
+    rx_bad_transport,
+    /// Datagrams that the QP's state does not accept.
+    rx_bad_state,
+    /// Datagrams that do not come from the QP's peer.
+    rx_bad_address,
+    /// P_Key mismatches.
+    bad_pkey_violations,
+    /// Q_Key mismatches.
+    qkey_violations,
+    /// Datagrams dropped behind a fault of the same burst.
+    rx_after_fault,
+    /// Responses outside the window, or with a reserved syndrome.
+    rx_ghost_response,
+    /// Datagrams without a receive WQE or too long for it (UC, UD).
+    rx_discarded,
+    /// Datagrams lost between shards.
+    shard_queue_full,
+    /// Requests refused: key, right or range.
+    resp_remote_access_errors,
+    /// Requests refused: malformed, out of order opcode, not allowed.
+    resp_remote_invalid_request,
+    /// Requests refused: local receive WQE or memory.
+    resp_local_errors,
+    /// Requests refused: message longer than the receive buffers.
+    resp_local_length_error,
+    /// Our requests that the peer refused for access.
+    req_remote_access_errors,
+    /// Our requests that the peer refused as invalid.
+    req_remote_invalid_request,
+    /// Our requests that failed inside the peer.
+    req_remote_op_errors,
+    /// Send WQEs that could not be executed.
+    req_local_errors,
+    /// Completions with status flushed.
+    flushed_wqes,
+    /// Completions that found their CQ full.
+    cq_overflows,
+    /// CNPs received.
+    rp_cnp_handled,
+    /// Datagrams received with congestion marked.
+    np_ecn_marked_roce_packets,
+    /// Completion events sent.
+    completion_events,
+    /// Async events sent.
+    async_events,
+}
+
+impl Counters {
+    /// Counts a drop.
+    pub fn dropped(&mut self, reason: DropReason) {
+        let counter = match reason {
+            DropReason::Malformed => &mut self.rx_malformed,
+            DropReason::Icrc => &mut self.rx_icrc_encapsulated,
+            DropReason::NoQp => &mut self.rx_no_qp,
+            DropReason::Transport => &mut self.rx_bad_transport,
+            DropReason::QpState => &mut self.rx_bad_state,
+            DropReason::PKey => &mut self.bad_pkey_violations,
+            DropReason::Address => &mut self.rx_bad_address,
+            DropReason::QKey => &mut self.qkey_violations,
+            DropReason::OutOfSequence => &mut self.out_of_sequence,
+            DropReason::Duplicate => &mut self.duplicate_request,
+            DropReason::GhostResponse | DropReason::ReservedSyndrome => &mut self.rx_ghost_response,
+            DropReason::AfterFault => &mut self.rx_after_fault,
+            DropReason::NoReceive | DropReason::TooLong => &mut self.rx_discarded,
+            DropReason::HandOver => &mut self.shard_queue_full,
+        };
+        *counter += 1;
+    }
+
+    /// Counts a NAK sent.
+    pub fn nak_sent(&mut self, reason: NakReason) {
+        let counter = match reason {
+            NakReason::Sequence => &mut self.sent_seq_err,
+            NakReason::OpcodeSequence
+            | NakReason::NotAllowed
+            | NakReason::Resources
+            | NakReason::Length
+            | NakReason::Alignment => &mut self.resp_remote_invalid_request,
+            NakReason::ReceiveTooShort => &mut self.resp_local_length_error,
+            NakReason::Key(_) | NakReason::RemoteMemory => &mut self.resp_remote_access_errors,
+            NakReason::Local => &mut self.resp_local_errors,
+        };
+        *counter += 1;
+    }
+}

@@ -1,0 +1,130 @@
+//! QP numbers that look random and still name shard, slot and generation.
+//!
+//! A QPN is a keyed permutation of `(shard 3 bits, slot 16 bits, generation 5 bits)`: a peer or a
+//! neighbour tenant cannot guess the numbers of others, a reused slot gets a new number, and no
+//! table is needed to find the QP of a packet.
+
+use roce_wire::Qpn;
+
+/// Slots that a QPN can name: the most QPs of one shard.
+pub const MAX_QPS: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 16;
+const GENERATION_BITS: u32 = 5;
+/// Most shards of one device.
+pub const MAX_SHARDS: u8 = 8;
+
+const HALF_BITS: u32 = 12;
+const HALF_MASK: u32 = (1 << HALF_BITS) - 1;
+const ROUNDS: usize = 6;
+
+/// What a QPN names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpnParts {
+    /// Shard that owns the QP.
+    pub shard: u8,
+    /// Slot in that shard's table.
+    pub slot: u32,
+    /// How often the slot was reused, modulo 32.
+    pub generation: u32,
+}
+
+/// The permutation, fixed by a secret at start.
+#[derive(Clone, Copy, Debug)]
+pub struct QpnCodec {
+    keys: [u32; ROUNDS],
+}
+
+impl QpnCodec {
+    /// Derives the permutation from a random secret. All shards of a device share it.
+    pub fn new(secret: [u64; 2]) -> Self {
+        let mut state = secret[0] ^ secret[1].rotate_left(29);
+        let mut keys = [0; ROUNDS];
+        for (i, key) in keys.iter_mut().enumerate() {
+            state = mix64(state.wrapping_add(secret[i & 1]).wrapping_add(0x9e37_79b9_7f4a_7c15));
+            *key = low32(state);
+        }
+        Self { keys }
+    }
+
+    /// The QPN of these parts, or `None` when it would be one of the reserved numbers
+    /// (0, 1 and 0xFFFFFF); the caller then uses another generation.
+    pub fn encode(&self, parts: QpnParts) -> Option<Qpn> {
+        let plain = u32::from(parts.shard & (MAX_SHARDS - 1)) << (SLOT_BITS + GENERATION_BITS)
+            | (parts.generation & ((1 << GENERATION_BITS) - 1)) << SLOT_BITS
+            | (parts.slot & ((1 << SLOT_BITS) - 1));
+        let (mut left, mut right) = (plain >> HALF_BITS, plain & HALF_MASK);
+        for key in self.keys {
+            (left, right) = (right, left ^ round(right, key));
+        }
+        let number = left << HALF_BITS | right;
+        (number > 1 && number != 0x00ff_ffff).then(|| Qpn::new(number))
+    }
+
+    /// What a QPN from the wire would name. The caller compares the whole QPN with that of the QP
+    /// it finds.
+    #[inline]
+    pub fn decode(&self, qpn: Qpn) -> QpnParts {
+        let number = qpn.value();
+        let (mut left, mut right) = (number >> HALF_BITS, number & HALF_MASK);
+        for key in self.keys.iter().rev() {
+            (left, right) = (right ^ round(left, *key), left);
+        }
+        let plain = left << HALF_BITS | right;
+        #[expect(clippy::cast_possible_truncation, reason = "three bits are left")]
+        QpnParts {
+            shard: (plain >> (SLOT_BITS + GENERATION_BITS)) as u8,
+            slot: plain & ((1 << SLOT_BITS) - 1),
+            generation: plain >> SLOT_BITS & ((1 << GENERATION_BITS) - 1),
+        }
+    }
+}
+
+#[inline]
+fn round(half: u32, key: u32) -> u32 {
+    let x = (half ^ key).wrapping_mul(0x9e37_79b1);
+    ((x >> 15) ^ x.wrapping_mul(0x85eb_ca6b) >> 20 ^ key >> 20) & HALF_MASK
+}
+
+/// A well-known 64-bit finaliser (splitmix64): every input bit reaches every output bit.
+pub(crate) fn mix64(mut x: u64) -> u64 {
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+pub(crate) fn low32(x: u64) -> u32 {
+    x as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{QpnCodec, QpnParts};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn decode_undoes_encode(
+            a: u64, b: u64, shard in 0u8..8, slot in 0u32..1 << 16, generation in 0u32..32,
+        ) {
+            let codec = QpnCodec::new([a, b]);
+            let parts = QpnParts { shard, slot, generation };
+            if let Some(qpn) = codec.encode(parts) {
+                prop_assert_eq!(codec.decode(qpn), parts);
+            }
+        }
+    }
+
+    #[test]
+    fn neighbouring_slots_get_unrelated_numbers() {
+        let codec = QpnCodec::new([3, 4]);
+        let number = |slot| {
+            codec.encode(QpnParts { shard: 0, slot, generation: 0 }).map_or(0, |qpn| qpn.value())
+        };
+        let mut steps: Vec<u32> =
+            (0..64).map(|slot| number(slot + 1).wrapping_sub(number(slot)) & 0x00ff_ffff).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        assert!(steps.len() > 60, "the differences repeat: {steps:?}");
+    }
+}
