@@ -1,7 +1,7 @@
 //! Drop-in librdmacm.so.1 for soft-rnic.
 //!
-//! `exports.txt` says which C names exist, under which version, and which function of `api` or `stubs` is behind
-//! each; the build script turns it into the trampolines included below.
+//! `exports.txt` says which C names exist, under which version, and which function of `api` or
+//! `stubs` is behind each; the build script turns it into the trampolines included below.
 
 mod api;
 mod strings;

@@ -1,9 +1,10 @@
 //! Build-script helper: turns an exports table into a cdylib with a soname and symbol versions.
 //!
-//! rustc gives every cdylib its own anonymous version script, so `#[no_mangle]` functions can never carry a version.
-//! Each exported name is therefore a one-instruction trampoline written in assembly whose `.symver` names the version;
-//! a second version script, made from the same table, defines the nodes. This needs LLD, which refuses neither script;
-//! GNU ld refuses to combine the two.
+//! rustc gives every cdylib its own anonymous version script, so `#[no_mangle]` functions can never
+//! carry a version. Each exported name is therefore a one-instruction trampoline written in
+//! assembly whose `.symver` names the version; a second version script, made from the same table,
+//! defines the nodes. This needs LLD, which refuses neither script; GNU ld refuses to combine the
+//! two.
 
 mod imports;
 mod table;
@@ -18,13 +19,16 @@ use std::{
 pub use imports::import_library;
 pub use table::{Export, Node, Table};
 
-/// Emits everything cargo needs to link the package's cdylib as `soname` with the versions of the table at `table_path`.
+/// Emits everything cargo needs to link the package's cdylib as `soname` with the versions of the
+/// table at `table_path`.
 ///
-/// Writes `exports.map` and `exports.rs` into `OUT_DIR`; the library's root module includes the latter with
-/// `include!(concat!(env!("OUT_DIR"), "/exports.rs"));`. The table's path is relative to the package.
+/// Writes `exports.map` and `exports.rs` into `OUT_DIR`; the library's root module includes the
+/// latter with `include!(concat!(env!("OUT_DIR"), "/exports.rs"));`. The table's path is relative
+/// to the package.
 ///
 /// # Panics
-/// With a message for the person building when the table has a mistake or the environment is not a build script's.
+/// With a message for the person building when the table has a mistake or the environment
+/// is not a build script's.
 pub fn cdylib(table_path: &str, soname: &str) {
     let table = Table::load(table_path);
     let out_dir = out_dir();
@@ -37,7 +41,8 @@ pub fn cdylib(table_path: &str, soname: &str) {
 
     cdylib_link_arg(&format!("-Wl,--version-script={}", map.display()));
     cdylib_link_arg(&format!("-Wl,-soname,{soname}"));
-    // Applications dlclose modules that load us, and our threads and thread-local destructors must survive that.
+    // Applications dlclose modules that load us, and our threads and thread-local destructors must
+    // survive that.
     cdylib_link_arg("-Wl,-z,nodelete");
     cdylib_link_arg("-fuse-ld=lld");
     if let Some(directory) = bundled_lld() {
@@ -55,7 +60,8 @@ fn bundled_lld() -> Option<PathBuf> {
     directory.join("ld.lld").exists().then_some(directory)
 }
 
-/// Makes `libX.so.1 -> libX.so` where cargo puts the library, so that `LD_LIBRARY_PATH` needs no install step.
+/// Makes `libX.so.1 -> libX.so` where cargo puts the library, so that `LD_LIBRARY_PATH` needs no
+/// install step.
 ///
 /// `cargo build` copies it to the profile directory; for a test's dependency it stays in `deps`.
 fn soname_symlinks(out_dir: &Path, soname: &str) {
@@ -69,14 +75,16 @@ fn soname_symlinks(out_dir: &Path, soname: &str) {
         if fs::read_link(&link).is_ok_and(|target| target == Path::new(file_name)) {
             continue;
         }
-        // Absent on a first build; anything else that is in the way shows as an error of the next line.
+        // Absent on a first build; anything else that is in the way shows as an error of the next
+        // line.
         let _ = fs::remove_file(&link);
         symlink(file_name, &link)
             .unwrap_or_else(|error| panic!("cannot make the link {}: {error}", link.display()));
     }
 }
 
-/// `libibverbs.so.1` gives `__ibverbs_v`: labels of two libraries must differ when one test links both.
+/// `libibverbs.so.1` gives `__ibverbs_v`: labels of two libraries must differ when one test links
+/// both.
 fn label_prefix(soname: &str) -> String {
     let stem = soname
         .strip_prefix("lib")

@@ -1,16 +1,16 @@
-//! fork(): pages of a registration need no protection, since the NIC reads them through the process, not pinned.
+//! fork(): pages of a registration need no protection, since the NIC reads them through the
+//! process, not pinned.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 
-/// `IBV_FORK_UNNEEDED`: registered memory survives fork without being asked to.
-const FORK_UNNEEDED: c_uint = 2;
+use verbs_abi::{IBV_FORK_UNNEEDED, ibv_fork_status};
 
 /// Accepts the wish to fork.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-/// Says that `ibv_fork_init` need not be called.
-pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_uint {
-    FORK_UNNEEDED
+/// Says that registered memory survives fork without `ibv_fork_init`.
+pub(crate) extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
+    IBV_FORK_UNNEEDED
 }

@@ -1,6 +1,9 @@
-//! Names of statuses, events, states and opcodes. The status and event names are those users search the web for.
+//! Names of statuses, events, states and opcodes. The status and event names are those users search
+//! the web for.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char};
+
+use verbs_abi::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode};
 
 /// Names by value; `None` where the numbering has a gap.
 type Names = [Option<&'static CStr>];
@@ -14,7 +17,7 @@ fn name_of(names: &Names, value: i64) -> *const c_char {
 }
 
 /// Name of a completion status (`IBV_WC_*`).
-pub(crate) extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_char {
+pub(crate) extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     const NAMES: &Names = &[
         Some(c"success"),
         Some(c"local length error"),
@@ -45,7 +48,7 @@ pub(crate) extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_char {
 }
 
 /// Name of an asynchronous event (`IBV_EVENT_*`).
-pub(crate) extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
+pub(crate) extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     const NAMES: &Names = &[
         Some(c"CQ error"),
         Some(c"local work queue catastrophic error"),
@@ -73,7 +76,7 @@ pub(crate) extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
 }
 
 /// Name of a node type (`IBV_NODE_*`, -1 is unknown).
-pub(crate) extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
+pub(crate) extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
     const NAMES: &Names = &[
         None,
         Some(c"channel adapter"),
@@ -88,7 +91,7 @@ pub(crate) extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
 }
 
 /// Name of a port state (`IBV_PORT_*`).
-pub(crate) extern "C" fn ibv_port_state_str(state: c_uint) -> *const c_char {
+pub(crate) extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
     const NAMES: &Names = &[
         Some(c"unchanged"),
         Some(c"down"),
@@ -101,7 +104,7 @@ pub(crate) extern "C" fn ibv_port_state_str(state: c_uint) -> *const c_char {
 }
 
 /// Name of a send work request's opcode (`IBV_WR_*`).
-pub(crate) extern "C" fn ibv_wr_opcode_str(opcode: c_uint) -> *const c_char {
+pub(crate) extern "C" fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
     const NAMES: &Names = &[
         Some(c"RDMA WRITE"),
         Some(c"RDMA WRITE with immediate"),

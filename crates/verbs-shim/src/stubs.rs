@@ -1,6 +1,8 @@
-//! What stands behind a name that is exported but not supported: it fails the way its kind of call fails.
+//! What stands behind a name that is exported but not supported: it fails the way its kind of call
+//! fails.
 //!
-//! The functions take no arguments, whatever the caller passes: both calling conventions allow ignoring them.
+//! The functions take no arguments, whatever the caller passes: both calling conventions allow
+//! ignoring them.
 
 use std::{
     ffi::{c_int, c_void},

@@ -30,7 +30,8 @@ fn sysfs_root(configured: Option<&OsStr>) -> CString {
 
 /// Reads an attribute file into `buf`, terminated by a zero byte in place of its final newline.
 ///
-/// Returns the text's length, or -1 with errno; EOVERFLOW when the text does not fit (it is never cut short).
+/// Returns the text's length, or -1 with errno; EOVERFLOW when the text does not fit (it is never
+/// cut short).
 ///
 /// # Safety
 /// `dir` and `file` are C strings; `buf` has room for `size` bytes.
@@ -46,7 +47,8 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     }
     // SAFETY: both are C strings by contract and not null.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
-    // SAFETY: the caller gives `size` writable bytes, and zeroing them first makes them initialised.
+    // SAFETY: the caller gives `size` writable bytes, and zeroing them first makes them
+    // initialised.
     let buf = unsafe {
         buf.write_bytes(0, size);
         slice::from_raw_parts_mut(buf.cast::<u8>(), size)

@@ -4,10 +4,12 @@ use std::{fmt::Write as _, process::Command};
 
 use super::{Table, cdylib_link_arg, out_dir, write};
 
-/// Compiles an empty-bodied library with the soname and versions of the table at `table_path` and links against it.
+/// Compiles an empty-bodied library with the soname and versions of the table at `table_path` and
+/// links against it.
 ///
-/// The result has `DT_NEEDED soname` and versioned references, with no build order between the two cdylibs and
-/// without the system's development packages. The table's path is relative to the package.
+/// The result has `DT_NEEDED soname` and versioned references, with no build order between the two
+/// cdylibs and without the system's development packages. The table's path is relative to the
+/// package.
 ///
 /// # Panics
 /// With a message for the person building when the table has a mistake or there is no C compiler.
@@ -34,7 +36,8 @@ pub fn import_library(table_path: &str, soname: &str) {
     assert!(status.success(), "`{compiler}` could not build the import library for {soname}");
 
     println!("cargo::rustc-link-arg=-L{}", directory.display());
-    // The library is part of the interface even while nothing of it is called: programs rely on it being loaded.
+    // The library is part of the interface even while nothing of it is called: programs rely on it
+    // being loaded.
     cdylib_link_arg(&format!("-Wl,--push-state,--no-as-needed,-l:{library},--pop-state"));
     println!("cargo::rustc-link-arg=-l:{library}");
 }
@@ -49,7 +52,8 @@ fn empty_bodies(table: &Table) -> String {
     )
 }
 
-/// A version script with each name in its default node only: there is one definition of each name to version.
+/// A version script with each name in its default node only: there is one definition of each name
+/// to version.
 fn default_versions(table: &Table) -> String {
     Table {
         nodes: table.nodes.clone(),

@@ -1,4 +1,5 @@
-//! The exports table: which names a library exports, in which version node, and what stands behind each.
+//! The exports table: which names a library exports, in which version node, and what stands behind
+//! each.
 
 use std::{collections::HashMap, fmt::Write as _, fs};
 
@@ -162,7 +163,8 @@ impl Table {
         text
     }
 
-    /// Rust source with one assembly trampoline per export. `label_prefix` keeps the labels of two libraries apart.
+    /// Rust source with one assembly trampoline per export. `label_prefix` keeps the labels of two
+    /// libraries apart.
     ///
     /// # Panics
     /// When `arch` has no known jump instruction.
@@ -178,23 +180,28 @@ impl Table {
     }
 }
 
+/// A `global_asm!` that defines `label` and gives it the export's name and version in its place.
 fn trampoline(export: &Export, jump: &str, label: &str) -> String {
     let Export { symbol, node, .. } = export;
     let at = if export.default { "@@" } else { "@" };
-    let versioned =
-        format!("    \".symver {label},{symbol}{at}{node},remove\",\n    \".popsection\",\n");
-    if export.is_data() {
-        return format!(
-            "::core::arch::global_asm!(\n    \".pushsection .bss.{label},\\\"aw\\\",@nobits\",\n    \".globl {label}\",\n    \
-             \".type {label},@object\",\n    \"{label}: .zero 1\",\n    \".size {label},1\",\n{versioned});\n"
-        );
-    }
-    format!(
-        "::core::arch::global_asm!(\n    \".pushsection .text.{label},\\\"ax\\\",@progbits\",\n    \".p2align 4\",\n    \
-         \".globl {label}\",\n    \".type {label},@function\",\n    \"{label}: {jump} {{f}}\",\n    \
-         \".size {label},.-{label}\",\n{versioned}    f = sym {target},\n);\n",
-        target = export.target(),
-    )
+    let (section, flags, kind, body, operand) = if export.is_data() {
+        (".bss", "\"aw\",%nobits", "object", ".zero 1".to_owned(), String::new())
+    } else {
+        let operand = format!("    f = sym {},\n", export.target());
+        (".text", "\"ax\",%progbits", "function", format!("{jump} {{f}}"), operand)
+    };
+    let lines = [
+        format!(".pushsection {section}.{label},{flags}"),
+        ".p2align 4".to_owned(),
+        format!(".globl {label}"),
+        format!(".type {label},%{kind}"),
+        format!("{label}: {body}"),
+        format!(".size {label}, . - {label}"),
+        format!(".symver {label},{symbol}{at}{node},remove"),
+        ".popsection".to_owned(),
+    ];
+    let quoted: String = lines.iter().map(|line| format!("    {line:?},\n")).collect();
+    format!("::core::arch::global_asm!(\n{quoted}{operand});\n")
 }
 
 #[cfg(test)]
