@@ -1,1 +1,7 @@
-//! The soft-rnic daemon and its command-line tool
+//! The soft-rnic daemon: everything around the engine that needs an operating system.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | command line and configuration file |
+
+pub mod config;

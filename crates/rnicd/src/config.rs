@@ -1,0 +1,251 @@
+//! What the daemon is told: command line and configuration file.
+//!
+//! Every option of the command line is a key of the TOML file under the same name; the command
+//! line wins. Nothing is looked up here: whether an interface exists is the business of
+//! [`crate::net`].
+
+mod quota;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use serde::Deserialize;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use quota::Quota;
+
+/// Packet I/O.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Io {
+    /// The best that the interface and the privileges allow
+    Auto,
+    /// AF_XDP sockets: needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN
+    AfXdp,
+    /// AF_PACKET sockets: needs CAP_NET_RAW
+    AfPacket,
+    /// Kernel UDP sockets: needs no privilege
+    Udp,
+    /// Only queue pairs of this device reach each other
+    Loopback,
+}
+
+/// How the XDP program is attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum XdpMode {
+    /// Zero-copy, else native, else generic
+    Auto,
+    /// In the driver, frames shared with the NIC
+    ZeroCopy,
+    /// In the driver, frames copied
+    Native,
+    /// In the network stack, works on every interface
+    Generic,
+}
+
+/// What an engine without work does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Idle {
+    /// Spin for a moment after the last work, then sleep
+    Adaptive,
+    /// Never sleep: lowest latency, one core always busy
+    Busy,
+    /// Sleep at once
+    Event,
+}
+
+/// A RoCEv2 NIC as a process.
+#[derive(Parser, Debug, Default)]
+#[command(name = "rnicd", version, about)]
+pub struct Args {
+    /// Read options from this TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Name of the RDMA device [default: rnic0]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// Network interface to sit on
+    #[arg(long, value_name = "IFACE")]
+    pub netdev: Option<String>,
+    /// Packet I/O [default: auto]
+    #[arg(long, value_enum)]
+    pub io: Option<Io>,
+    /// How AF_XDP attaches to the interface [default: auto]
+    #[arg(long, value_enum)]
+    pub xdp_mode: Option<XdpMode>,
+    /// Serve this address only; may be repeated [default: the interface's, or 127.0.0.1 and ::1]
+    #[arg(long = "address", value_name = "IP")]
+    pub addresses: Vec<IpAddr>,
+    /// Control socket [default: $RNIC_SOCKET, /run/rnicd/rnicd.sock for root, else
+    /// $XDG_RUNTIME_DIR/rnicd.sock or /tmp/rnicd-UID/rnicd.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Group that may use the control socket [default: the daemon's own]
+    #[arg(long, value_name = "NAME")]
+    pub group: Option<String>,
+    /// Permission bits of the control socket, octal [default: 0666 for root, else 0600]
+    #[arg(long, value_name = "OCTAL")]
+    pub mode: Option<String>,
+    /// What an engine without work does [default: adaptive]
+    #[arg(long, value_enum)]
+    pub idle: Option<Idle>,
+    /// Same as --idle busy
+    #[arg(long, conflicts_with = "idle")]
+    pub busy_poll: bool,
+    /// How long --idle adaptive spins after the last work, microseconds [default: 50]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub spin: Option<u64>,
+    /// End when the last client has gone (and there was one)
+    #[arg(long)]
+    pub exit_with_last_client: bool,
+    /// Log filter, e.g. `info` or `rnicd=debug` [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// The configuration file.
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct File {
+    device: Option<String>,
+    netdev: Option<String>,
+    io: Option<Io>,
+    xdp_mode: Option<XdpMode>,
+    address: Vec<IpAddr>,
+    socket: Option<PathBuf>,
+    group: Option<String>,
+    mode: Option<String>,
+    idle: Option<Idle>,
+    spin: Option<u64>,
+    log: Option<String>,
+    quota: Quota,
+}
+
+/// Everything decided.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Device name.
+    pub device: String,
+    /// Interface.
+    pub netdev: Option<String>,
+    /// Packet I/O.
+    pub io: Io,
+    /// XDP attach mode.
+    pub xdp_mode: XdpMode,
+    /// Addresses to serve; empty: those of the interface.
+    pub addresses: Vec<IpAddr>,
+    /// Control socket.
+    pub socket: PathBuf,
+    /// Group of the control socket.
+    pub group: Option<String>,
+    /// Permission bits of the control socket.
+    pub mode: u32,
+    /// Idle behaviour.
+    pub idle: Idle,
+    /// Spin budget of [`Idle::Adaptive`].
+    pub spin: Duration,
+    /// End with the last client.
+    pub exit_with_last_client: bool,
+    /// Log filter.
+    pub log: String,
+    /// Limits of one client.
+    pub quota: Quota,
+}
+
+impl Config {
+    /// Joins command line and file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or understood, or the options contradict each other; the text
+    /// says what to do.
+    pub fn resolve(args: Args) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => read_file(path)?,
+            None => File::default(),
+        };
+        let addresses = if args.addresses.is_empty() { file.address } else { args.addresses };
+        let mode = match args.mode.or(file.mode) {
+            Some(text) => parse_mode(&text)?,
+            None if rustix::process::geteuid().is_root() => 0o666,
+            None => 0o600,
+        };
+        let socket = match args.socket.or(file.socket) {
+            Some(path) => path,
+            None => rnic_abi::os::default_socket_path()
+                .context("no place for the control socket; name one with --socket")?,
+        };
+        let idle = if args.busy_poll { Some(Idle::Busy) } else { args.idle.or(file.idle) };
+        let config = Self {
+            device: args.device.or(file.device).unwrap_or_else(|| "rnic0".into()),
+            netdev: args.netdev.or(file.netdev),
+            io: args.io.or(file.io).unwrap_or(Io::Auto),
+            xdp_mode: args.xdp_mode.or(file.xdp_mode).unwrap_or(XdpMode::Auto),
+            addresses,
+            socket,
+            group: args.group.or(file.group),
+            mode,
+            idle: idle.unwrap_or(Idle::Adaptive),
+            spin: Duration::from_micros(args.spin.or(file.spin).unwrap_or(DEFAULT_SPIN)),
+            exit_with_last_client: args.exit_with_last_client,
+            log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
+            quota: file.quota,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_device_name(&self.device)?;
+        let needs_interface = match self.io {
+            Io::AfXdp => Some("af-xdp"),
+            Io::AfPacket => Some("af-packet"),
+            _ => None,
+        };
+        if let (Some(io), None) = (needs_interface, &self.netdev) {
+            bail!("--io {io} needs an interface: add --netdev IFACE (`ip -br link` lists them)");
+        }
+        if let Some(address) = self.addresses.iter().find(|a| !can_be_served(**a)) {
+            bail!("{address} cannot be served: give a unicast address of this host");
+        }
+        Ok(())
+    }
+}
+
+fn can_be_served(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast()
+}
+
+fn check_device_name(name: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() || name.len() > MAX_DEVICE_NAME || !name.chars().all(good) {
+        bail!(
+            "device name {name:?} is not possible: use 1 to {MAX_DEVICE_NAME} letters, digits, \
+             `_` or `-`, e.g. rnic0"
+        );
+    }
+    Ok(())
+}
+
+fn parse_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => bail!("socket mode {text:?} is not octal permission bits, e.g. 0660"),
+    }
+}
+
+fn read_file(path: &Path) -> Result<File> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))
+}
+
+/// Long enough to bridge the gaps of a busy connection, too short to be seen in `top`.
+const DEFAULT_SPIN: u64 = 50;
+/// `IBV_SYSFS_NAME_MAX` less the terminator.
+const MAX_DEVICE_NAME: usize = 63;
+
+#[cfg(test)]
+mod tests;

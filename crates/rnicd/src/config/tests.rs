@@ -1,0 +1,68 @@
+use super::*;
+
+fn args(words: &[&str]) -> Args {
+    Args::try_parse_from(std::iter::once("rnicd").chain(words.iter().copied())).unwrap()
+}
+
+fn error(words: &[&str]) -> String {
+    let words: Vec<_> = words.iter().copied().chain(["--socket", "/tmp/x.sock"]).collect();
+    format!("{:#}", Config::resolve(args(&words)).unwrap_err())
+}
+
+#[test]
+fn the_command_line_of_the_documentation_is_understood() {
+    let config = Config::resolve(args(&[
+        "--device",
+        "nic7",
+        "--io",
+        "udp",
+        "--xdp-mode",
+        "zero-copy",
+        "--address",
+        "127.0.0.1",
+        "--address",
+        "::1",
+        "--socket",
+        "/tmp/x.sock",
+        "--mode",
+        "0660",
+        "--busy-poll",
+    ]))
+    .unwrap();
+    assert_eq!(config.device, "nic7");
+    assert_eq!((config.io, config.xdp_mode), (Io::Udp, XdpMode::ZeroCopy));
+    assert_eq!(config.addresses.len(), 2);
+    assert_eq!((config.mode, config.idle), (0o660, Idle::Busy));
+}
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    let path = std::env::temp_dir().join(format!("rnicd-config-{}.toml", std::process::id()));
+    let text = "device = 'a'\nio = 'udp'\nspin = 7\nsocket = '/s'\n[quota]\nqps = 3\n";
+    std::fs::write(&path, text).unwrap();
+    let name = path.to_str().unwrap().to_owned();
+    let config = Config::resolve(args(&["--config", &name, "--device", "b"])).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(config.device, "b");
+    assert_eq!((config.io, config.spin), (Io::Udp, Duration::from_micros(7)));
+    assert_eq!((config.quota.qps, config.quota.cqs), (3, Quota::default().cqs));
+    assert_eq!(config.socket, PathBuf::from("/s"));
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    assert!(error(&["--io", "af-xdp"]).contains("--netdev"));
+    assert!(error(&["--device", "a b"]).contains("letters, digits"));
+    assert!(error(&["--mode", "999"]).contains("0660"));
+    assert!(error(&["--address", "0.0.0.0"]).contains("unicast"));
+    assert!(error(&["--config", "/nonexistent.toml"]).contains("/nonexistent.toml"));
+}
+
+#[test]
+fn a_key_that_does_not_exist_is_an_error() {
+    let path = std::env::temp_dir().join(format!("rnicd-badkey-{}.toml", std::process::id()));
+    std::fs::write(&path, "devcie = 'a'\n").unwrap();
+    let text = error(&["--config", path.to_str().unwrap()]);
+    std::fs::remove_file(&path).unwrap();
+    assert!(text.contains("devcie"), "{text}");
+}
