@@ -1,0 +1,329 @@
+//! Batches of datagrams with `recvmmsg` and `sendmmsg`: message headers that point into one arena,
+//! built once and only touched up per call.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use crate::address::{SOCKADDR_MAX, SockAddr};
+use crate::control::{Control, Messages};
+use crate::umem::Mapping;
+use crate::{TxRefusal, TxSlot};
+
+/// Most messages of one system call.
+const BATCH: usize = 64;
+
+/// One message's vector entry, address and control buffer. Kept in `Vec`s that are never resized,
+/// so that the pointers in the headers stay valid.
+struct Vectors {
+    headers: Vec<libc::mmsghdr>,
+    iovecs: Vec<libc::iovec>,
+    names: Vec<SockAddr>,
+    controls: Vec<Control>,
+}
+
+// SAFETY: the raw pointers lead into the value's own vectors and into the arena it is stored with;
+// nothing is bound to a thread.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    fn new(count: usize) -> Vectors {
+        // SAFETY: mmsghdr consists of integers and pointers, for which zero is valid.
+        let header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        let iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let mut vectors = Vectors {
+            headers: vec![header; count],
+            iovecs: vec![iovec; count],
+            names: vec![SockAddr::EMPTY; count],
+            controls: vec![Control::EMPTY; count],
+        };
+        let (iovecs, names) = (vectors.iovecs.as_mut_ptr(), vectors.names.as_mut_ptr());
+        let controls = vectors.controls.as_mut_ptr();
+        for (index, entry) in vectors.headers.iter_mut().enumerate() {
+            let header = &mut entry.msg_hdr;
+            // SAFETY: `index` is below the length of all four vectors.
+            unsafe {
+                header.msg_iov = iovecs.add(index);
+                header.msg_name = names.add(index).cast();
+                header.msg_control = controls.add(index).cast();
+            }
+            header.msg_iovlen = 1;
+        }
+        vectors
+    }
+}
+
+/// A received message.
+pub(crate) struct Message<'a> {
+    /// Bytes received.
+    pub(crate) len: usize,
+    /// MSG_TRUNC and the like.
+    pub(crate) flags: i32,
+    /// The sender, encoded.
+    pub(crate) name: &'a [u8],
+    /// Control messages.
+    pub(crate) control: Messages<'a>,
+}
+
+/// Fixed slots of a receive arena, used from the lowest up so that few of them stay in the cache.
+pub(crate) struct RxBatch {
+    vectors: Vectors,
+    arena: Mapping,
+    slot_bytes: usize,
+    used: usize,
+}
+
+impl RxBatch {
+    /// `slots` slots of `slot_bytes`; a message is written from `skip` bytes into its slot.
+    pub(crate) fn new(slots: usize, slot_bytes: usize, skip: usize) -> io::Result<RxBatch> {
+        let arena = Mapping::anonymous(slots * slot_bytes)?;
+        let mut vectors = Vectors::new(slots);
+        for (index, iovec) in vectors.iovecs.iter_mut().enumerate() {
+            // SAFETY: inside the arena, which has `slots * slot_bytes` bytes.
+            iovec.iov_base =
+                unsafe { arena.start().add(index * slot_bytes + skip) }.as_ptr().cast();
+            iovec.iov_len = slot_bytes - skip;
+        }
+        let mut batch = RxBatch { vectors, arena, slot_bytes, used: slots };
+        batch.release();
+        Ok(batch)
+    }
+
+    /// Receives up to `max` messages into free slots and returns the slots' indices.
+    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>, max: usize) -> io::Result<Range<usize>> {
+        let start = self.used;
+        let free = &mut self.vectors.headers[start..];
+        let count = free.len().min(max).min(BATCH);
+        if count == 0 {
+            return Ok(start..start);
+        }
+        // SAFETY: every header points to its own vector entry, address and control buffer, which
+        // live in `self.vectors`, and the entry to its slot of `self.arena`; `&mut self` excludes
+        // other users, and `count` headers exist.
+        let received = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                free.as_mut_ptr(),
+                count as u32,
+                libc::MSG_DONTWAIT as _,
+                ptr::null_mut(),
+            )
+        };
+        let received = super::check(received)? as usize;
+        self.used += received.min(count);
+        Ok(start..self.used)
+    }
+
+    /// The message in a slot that [`RxBatch::receive`] returned.
+    pub(crate) fn message(&self, index: usize) -> Message<'_> {
+        let entry = &self.vectors.headers[index];
+        let header = &entry.msg_hdr;
+        let name_len = (header.msg_namelen as usize).min(SOCKADDR_MAX);
+        Message {
+            len: (entry.msg_len as usize).min(self.vectors.iovecs[index].iov_len),
+            flags: header.msg_flags,
+            name: self.vectors.names[index].received(name_len),
+            control: self.vectors.controls[index].received(header.msg_controllen),
+        }
+    }
+
+    /// Arena offset of a slot.
+    pub(crate) fn offset(&self, index: usize) -> usize {
+        index * self.slot_bytes
+    }
+
+    /// The bytes of a slot.
+    pub(crate) fn slot_mut(&mut self, index: usize) -> &mut [u8] {
+        let start = self.offset(index);
+        self.arena.bytes_mut(start..start + self.slot_bytes)
+    }
+
+    /// The whole arena.
+    pub(crate) fn arena(&self) -> &[u8] {
+        self.arena.bytes(0..self.arena.len())
+    }
+
+    /// Makes all slots free again.
+    pub(crate) fn release(&mut self) {
+        for entry in &mut self.vectors.headers[..self.used] {
+            let header = &mut entry.msg_hdr;
+            header.msg_namelen = SOCKADDR_MAX as u32;
+            header.msg_controllen = Control::capacity();
+            header.msg_flags = 0;
+        }
+        self.used = 0;
+    }
+}
+
+/// What became of one attempt to send.
+pub(crate) enum SendOutcome {
+    /// This many messages went out.
+    Sent(usize),
+    /// The kernel has no room now: keep everything and try again later.
+    Full,
+    /// The first message cannot be sent, by this error number.
+    Failed(i32),
+}
+
+/// A queue of messages in a transmit arena. The kernel copies them during `sendmmsg`, so the arena
+/// is filled from the start again as soon as the queue is empty.
+pub(crate) struct TxBatch {
+    vectors: Vectors,
+    arena: Mapping,
+    /// For each entry: which socket of the port sends it.
+    sockets: Vec<u32>,
+    /// Bytes the kernel reads before an entry's arena offset (a vnet header).
+    prefix: usize,
+    /// Queued entries are `head..tail`; an entry of length 0 was cancelled.
+    head: usize,
+    tail: usize,
+    /// First free byte of the arena.
+    free_from: usize,
+}
+
+/// Entries start at multiples of a cache line.
+const TX_ALIGN: usize = 64;
+
+impl TxBatch {
+    /// Room for `messages` messages and `arena_bytes` bytes; `prefix` bytes (at most one cache
+    /// line) belong to the kernel in front of each message.
+    pub(crate) fn new(messages: usize, arena_bytes: usize, prefix: usize) -> io::Result<TxBatch> {
+        assert!(prefix <= TX_ALIGN);
+        let arena = Mapping::anonymous(arena_bytes)?;
+        let vectors = Vectors::new(messages);
+        let sockets = vec![0; messages];
+        Ok(TxBatch { vectors, arena, sockets, prefix, head: 0, tail: 0, free_from: 0 })
+    }
+
+    /// Takes the next entry and `len` bytes of the arena.
+    pub(crate) fn reserve(&mut self, len: usize, socket: u32) -> Result<TxSlot, TxRefusal> {
+        let offset = self.free_from + self.prefix.next_multiple_of(TX_ALIGN);
+        let end = offset.checked_add(len).ok_or(TxRefusal::Length)?;
+        if self.tail == self.vectors.headers.len() || end > self.arena.len() {
+            return Err(TxRefusal::Full);
+        }
+        let index = self.tail;
+        // SAFETY: `offset - prefix` is inside the arena because `end` is.
+        let base = unsafe { self.arena.start().add(offset - self.prefix) };
+        self.vectors.iovecs[index] =
+            libc::iovec { iov_base: base.as_ptr().cast(), iov_len: self.prefix + len };
+        self.vectors.headers[index].msg_hdr.msg_namelen = 0;
+        self.vectors.headers[index].msg_hdr.msg_controllen = 0;
+        self.sockets[index] = socket;
+        self.tail += 1;
+        self.free_from = end.next_multiple_of(TX_ALIGN);
+        Ok(TxSlot { offset, len, index: index as u32 })
+    }
+
+    /// Sets destination and control messages of an entry.
+    pub(crate) fn address(&mut self, slot: &TxSlot, name: SockAddr, control: Control) {
+        let index = slot.index as usize;
+        let header = &mut self.vectors.headers[index].msg_hdr;
+        header.msg_namelen = name.as_bytes().len() as u32;
+        header.msg_controllen = control.len();
+        self.vectors.names[index] = name;
+        self.vectors.controls[index] = control;
+    }
+
+    /// Shortens an entry; 0 cancels it. Ignored for a slot that was already submitted.
+    pub(crate) fn truncate(&mut self, slot: &TxSlot, len: usize) {
+        let index = slot.index as usize;
+        if !(self.head..self.tail).contains(&index) || len > slot.len {
+            return;
+        }
+        let bytes = if len == 0 { 0 } else { self.prefix + len };
+        self.vectors.iovecs[index].iov_len = bytes;
+        if index + 1 == self.tail {
+            self.free_from = (slot.offset + len).next_multiple_of(TX_ALIGN);
+        }
+    }
+
+    /// Entries that wait to be sent.
+    pub(crate) fn queued(&self) -> Range<usize> {
+        self.head..self.tail
+    }
+
+    /// The socket of an entry.
+    pub(crate) fn socket(&self, index: usize) -> u32 {
+        self.sockets[index]
+    }
+
+    /// Changes the socket of an entry.
+    pub(crate) fn set_socket(&mut self, index: usize, socket: u32) {
+        self.sockets[index] = socket;
+    }
+
+    /// Gives an entry up.
+    pub(crate) fn cancel(&mut self, index: usize) {
+        self.vectors.iovecs[index].iov_len = 0;
+    }
+
+    /// Moves the queued entries of one socket to another.
+    pub(crate) fn retag(&mut self, from: u32, to: u32) {
+        for socket in &mut self.sockets[self.head..self.tail] {
+            if *socket == from {
+                *socket = to;
+            }
+        }
+    }
+
+    /// The bytes of an entry, prefix included; empty for a cancelled one.
+    pub(crate) fn entry_mut(&mut self, index: usize) -> &mut [u8] {
+        let iovec = self.vectors.iovecs[index];
+        let start = iovec.iov_base as usize - self.arena.start().as_ptr() as usize;
+        self.arena.bytes_mut(start..start + iovec.iov_len)
+    }
+
+    /// The whole arena.
+    pub(crate) fn arena_mut(&mut self) -> &mut [u8] {
+        let len = self.arena.len();
+        self.arena.bytes_mut(0..len)
+    }
+
+    /// The first entry to send: skips cancelled ones, and starts from scratch when none is left.
+    pub(crate) fn first(&mut self) -> Option<usize> {
+        while self.head < self.tail && self.vectors.iovecs[self.head].iov_len == 0 {
+            self.head += 1;
+        }
+        if self.head == self.tail {
+            (self.head, self.tail, self.free_from) = (0, 0, 0);
+            return None;
+        }
+        Some(self.head)
+    }
+
+    /// Removes the first entry without sending it.
+    pub(crate) fn drop_first(&mut self) {
+        self.cancel(self.head);
+    }
+
+    /// Sends the first entries, as many as belong to the same socket, over `fd`.
+    pub(crate) fn send_run(&mut self, fd: BorrowedFd<'_>) -> SendOutcome {
+        let first = self.head;
+        let socket = self.sockets[first];
+        let end = self.tail.min(first + BATCH);
+        let run = (first..end)
+            .take_while(|i| self.sockets[*i] == socket && self.vectors.iovecs[*i].iov_len > 0)
+            .count();
+        let headers = &mut self.vectors.headers[first..first + run];
+        // SAFETY: every header points to its own vector entry, address and control buffer in
+        // `self.vectors` and the entry into `self.arena`; the kernel reads them during the call.
+        let sent = unsafe {
+            libc::sendmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                run as u32,
+                libc::MSG_DONTWAIT as _,
+            )
+        };
+        if sent > 0 {
+            self.head += (sent as usize).min(run);
+            return SendOutcome::Sent(sent as usize);
+        }
+        match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+            libc::EAGAIN | libc::ENOBUFS | libc::EINTR | libc::ENOMEM => SendOutcome::Full,
+            errno => SendOutcome::Failed(errno),
+        }
+    }
+}

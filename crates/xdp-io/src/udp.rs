@@ -1,0 +1,452 @@
+//! UDP datagrams and trains of them through kernel sockets; no privilege needed.
+//!
+//! One unconnected socket per local address. What the caller can rely on for the IP headers that
+//! the kernel writes (Linux; unconnected, IP_MTU_DISCOVER = DO):
+//!
+//! * IPv4: DF set, identification 0; the k-th datagram of a train (from 0) has identification k.
+//! * TOS / traffic class and TTL / hop limit are the ones given to [`UdpPort::reserve`].
+//! * The UDP checksum is present, computed by the kernel or the device: zero checksums cannot be
+//!   combined with segmentation. Received IPv6 datagrams may carry a zero checksum.
+
+mod socket;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::address::{self, SockAddr};
+use crate::control::{self, Control};
+use crate::sys::Poller;
+use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
+use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
+use socket::Socket;
+
+/// Most payload bytes of one datagram or train (65,535 less the IPv4 and UDP headers).
+const MAX_BYTES: usize = 65_507;
+/// Datagrams of one train that every kernel with segmentation accepts.
+const MAX_SEGMENTS: usize = 64;
+/// One receive slot holds the longest train.
+const RX_SLOT: usize = 65_536;
+/// Messages that can wait in the transmit queue.
+const TX_MESSAGES: usize = 1024;
+
+/// Settings of a [`UdpPort`].
+#[derive(Clone, Debug)]
+pub struct UdpConfig {
+    /// Local addresses, one socket each. An unspecified address (`0.0.0.0`, `::`) receives for all
+    /// addresses of its family.
+    pub addresses: Vec<IpAddr>,
+    /// Local port, and destination port of received datagrams. 0 lets the kernel choose (tests).
+    pub port: u16,
+    /// Interface index for link-local IPv6 addresses; 0 if there are none.
+    pub scope_id: u32,
+    /// Receive slots of 64 KiB, 1..=1024: the most trains between two `release_rx`.
+    pub rx_slots: usize,
+    /// Size of the transmit arena, at least 128 KiB.
+    pub tx_arena_bytes: usize,
+    /// Wanted size of each socket's buffers; the system's limit applies without CAP_NET_ADMIN.
+    pub socket_buffer_bytes: usize,
+}
+
+impl UdpConfig {
+    /// The defaults for `addresses` and `port`.
+    #[must_use]
+    pub fn new(addresses: Vec<IpAddr>, port: u16) -> UdpConfig {
+        UdpConfig {
+            addresses,
+            port,
+            scope_id: 0,
+            rx_slots: 64,
+            tx_arena_bytes: 8 << 20,
+            socket_buffer_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A received datagram, or several of one flow in one piece.
+#[derive(Clone, Copy, Debug)]
+pub struct RxTrain {
+    /// First payload byte in the receive arena.
+    pub offset: usize,
+    /// Payload bytes of all datagrams together.
+    pub len: usize,
+    /// Payload bytes of each datagram but the last, which may be shorter. Equal to `len` for a
+    /// single datagram; at least 1 unless `len` is 0.
+    pub segment_len: usize,
+    /// Sender.
+    pub src: SocketAddr,
+    /// The local address it was sent to.
+    pub dst: IpAddr,
+    /// IPv4 TOS or IPv6 traffic class, ECN bits included.
+    pub tos: u8,
+    /// IPv4 TTL or IPv6 hop limit as received.
+    pub hop_limit: u8,
+}
+
+impl Default for RxTrain {
+    fn default() -> Self {
+        let none = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+        RxTrain {
+            offset: 0,
+            len: 0,
+            segment_len: 0,
+            src: SocketAddr::new(none, 0),
+            dst: none,
+            tos: 0,
+            hop_limit: 0,
+        }
+    }
+}
+
+/// Where a datagram or train goes.
+#[derive(Clone, Copy, Debug)]
+pub struct TxTrain {
+    /// Local address to send from: one of the port's, or any of the host's when the port has an
+    /// unspecified one.
+    pub src: IpAddr,
+    /// Destination.
+    pub dst: SocketAddr,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub tos: u8,
+    /// IPv4 TTL or IPv6 hop limit, 1..=255.
+    pub hop_limit: u8,
+    /// Payload bytes of each datagram but the last. Longer payloads are split by the kernel; 0
+    /// means a single datagram of any length.
+    pub segment_len: u16,
+}
+
+/// Counters of a [`UdpPort`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UdpStats {
+    /// Trains received (a single datagram is one).
+    pub rx_trains: u64,
+    /// Payload bytes received.
+    pub rx_bytes: u64,
+    /// Datagrams dropped because they were longer than a slot.
+    pub rx_truncated: u64,
+    /// Datagrams dropped because the kernel did not say where they came from or went to.
+    pub rx_without_address: u64,
+    /// Receive calls that failed with an error other than "nothing there".
+    pub rx_errors: u64,
+    /// Datagrams the kernel dropped because a socket's receive buffer was full.
+    pub rx_kernel_drops: u64,
+    /// Trains sent.
+    pub tx_trains: u64,
+    /// `submit` calls that ended with backpressure.
+    pub tx_backpressure: u64,
+    /// Trains the kernel refused.
+    pub tx_errors: TxErrors,
+}
+
+/// UDP sockets on one port. See the [module](self).
+pub struct UdpPort {
+    /// By stable index; `None` after [`UdpPort::remove_address`].
+    sockets: Vec<Option<Socket>>,
+    poller: Poller,
+    rx: RxBatch,
+    tx: TxBatch,
+    port: u16,
+    scope_id: u32,
+    buffer_bytes: usize,
+    max_segments: usize,
+    /// The socket that is asked first, so that a busy one does not starve the others.
+    turn: usize,
+    stats: UdpStats,
+}
+
+impl UdpPort {
+    /// Binds the sockets.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`], [`Error::AddressNotLocal`], [`Error::Privilege`] for ports below
+    /// 1024, [`Error::InvalidConfig`].
+    pub fn bind(config: &UdpConfig) -> Result<UdpPort> {
+        if !(1..=1024).contains(&config.rx_slots) {
+            return Err(Error::InvalidConfig("rx_slots must be 1..=1024"));
+        }
+        if config.tx_arena_bytes < 128 << 10 {
+            return Err(Error::InvalidConfig("tx_arena_bytes must be at least 131072"));
+        }
+        let mut port = UdpPort {
+            sockets: Vec::new(),
+            poller: Poller::new().map_err(Error::os("epoll_create1"))?,
+            rx: RxBatch::new(config.rx_slots, RX_SLOT, 0).map_err(Error::os("receive arena"))?,
+            tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, 0)
+                .map_err(Error::os("transmit arena"))?,
+            port: config.port,
+            scope_id: config.scope_id,
+            buffer_bytes: config.socket_buffer_bytes,
+            max_segments: MAX_SEGMENTS,
+            turn: 0,
+            stats: UdpStats::default(),
+        };
+        for address in &config.addresses {
+            port.add_address(*address)?;
+        }
+        Ok(port)
+    }
+
+    /// Binds one more address. An address already bound is left as it is.
+    ///
+    /// # Errors
+    /// As [`UdpPort::bind`].
+    pub fn add_address(&mut self, address: IpAddr) -> Result<()> {
+        if self.local_addresses().any(|bound| bound == address) {
+            return Ok(());
+        }
+        let wanted = address::scoped(address, self.port, self.scope_id);
+        let socket = Socket::bind(wanted, self.buffer_bytes)?;
+        if self.port == 0 {
+            self.port = socket.local_port()?;
+        }
+        if !socket.segments {
+            self.max_segments = 1;
+        }
+        let free = self.sockets.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.sockets.len());
+        self.poller.add(socket.fd(), index as u32).map_err(Error::os("epoll_ctl"))?;
+        match free {
+            Some(index) => self.sockets[index] = Some(socket),
+            None => self.sockets.push(Some(socket)),
+        }
+        Ok(())
+    }
+
+    /// Closes the socket of an address. What still waits to be sent from it is dropped and counted.
+    pub fn remove_address(&mut self, address: IpAddr) {
+        let Some(index) = self.socket_of(address).filter(|i| self.bound(*i) == Some(address))
+        else {
+            return;
+        };
+        self.tx.retag(index as u32, u32::MAX);
+        self.sockets[index] = None;
+    }
+
+    /// The addresses bound.
+    pub fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.sockets.iter().flatten().map(|socket| socket.address)
+    }
+
+    /// The local port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Limits of one train.
+    #[must_use]
+    pub fn caps(&self) -> TrainCaps {
+        TrainCaps { max_segments: self.max_segments, max_bytes: MAX_BYTES }
+    }
+
+    /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
+    /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received.
+    pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
+        if self.sockets.len() == 1 {
+            return self.receive_from(0, out);
+        }
+        let mut ready = [0; Poller::BATCH];
+        let count = self.poller.ready(&mut ready);
+        self.turn = self.turn.wrapping_add(1);
+        let mut filled = 0;
+        for step in 0..count {
+            let socket = ready[(self.turn + step) % count] as usize;
+            filled += self.receive_from(socket, &mut out[filled..]);
+        }
+        filled
+    }
+
+    fn receive_from(&mut self, index: usize, out: &mut [RxTrain]) -> usize {
+        let Some(Some(socket)) = self.sockets.get(index) else { return 0 };
+        let slots = match self.rx.receive(socket.fd(), out.len()) {
+            Ok(slots) => slots,
+            Err(error) => {
+                self.stats.rx_errors += u64::from(error.kind() != io::ErrorKind::WouldBlock);
+                return 0;
+            }
+        };
+        let mut filled = 0;
+        for slot in slots {
+            let message = self.rx.message(slot);
+            if message.flags & libc::MSG_TRUNC != 0 {
+                self.stats.rx_truncated += 1;
+                continue;
+            }
+            let Some(mut train) = describe(message, socket.address) else {
+                self.stats.rx_without_address += 1;
+                continue;
+            };
+            train.offset = self.rx.offset(slot);
+            self.stats.rx_trains += 1;
+            self.stats.rx_bytes += train.len as u64;
+            out[filled] = train;
+            filled += 1;
+        }
+        filled
+    }
+
+    /// The receive arena.
+    #[must_use]
+    pub fn rx_arena(&self) -> &[u8] {
+        self.rx.arena()
+    }
+
+    /// Ends the validity of everything received so far.
+    pub fn release_rx(&mut self) {
+        self.rx.release();
+    }
+
+    /// Reserves `len` bytes of the transmit arena for one datagram or train.
+    ///
+    /// # Errors
+    /// [`TxRefusal::Length`] for `len` of 0 or above the limits of [`UdpPort::caps`],
+    /// [`TxRefusal::NoSource`], [`TxRefusal::Full`].
+    pub fn reserve(
+        &mut self,
+        train: &TxTrain,
+        len: usize,
+    ) -> std::result::Result<TxSlot, TxRefusal> {
+        let segment = if train.segment_len == 0 { len } else { usize::from(train.segment_len) };
+        if !(1..=MAX_BYTES).contains(&len) || len.div_ceil(segment) > self.max_segments {
+            return Err(TxRefusal::Length);
+        }
+        let index = self.socket_of(train.src).ok_or(TxRefusal::NoSource)?;
+        let wildcard = self.bound(index).is_some_and(|bound| bound.is_unspecified());
+        let slot = self.tx.reserve(len, index as u32)?;
+        let control = describe_to_kernel(train, segment < len, wildcard);
+        self.tx.address(&slot, SockAddr::new(&train.dst), control);
+        Ok(slot)
+    }
+
+    /// Shortens a reserved range; 0 gives it up. Without effect after `submit`.
+    pub fn truncate(&mut self, slot: &TxSlot, len: usize) {
+        self.tx.truncate(slot, len);
+    }
+
+    /// The transmit arena. Write only to reserved ranges.
+    pub fn tx_arena_mut(&mut self) -> &mut [u8] {
+        self.tx.arena_mut()
+    }
+
+    /// Sends everything reserved, in order. On backpressure the rest stays queued, in order.
+    pub fn submit(&mut self) -> TxReport {
+        let mut sent = 0;
+        while let Some(first) = self.tx.first() {
+            let Some(Some(socket)) = self.sockets.get(self.tx.socket(first) as usize) else {
+                self.stats.tx_errors.no_source += 1;
+                self.tx.drop_first();
+                continue;
+            };
+            match self.tx.send_run(socket.fd()) {
+                SendOutcome::Sent(count) => sent += count,
+                SendOutcome::Full => {
+                    self.stats.tx_backpressure += 1;
+                    break;
+                }
+                SendOutcome::Failed(errno) => {
+                    self.stats.tx_errors.count(errno);
+                    if errno == libc::EIO {
+                        self.max_segments = 1;
+                    }
+                    self.tx.drop_first();
+                }
+            }
+        }
+        self.stats.tx_trains += sent as u64;
+        TxReport { sent, queued: self.tx.queued().len() }
+    }
+
+    /// Counters so far; asks the kernel for its drops.
+    #[must_use]
+    pub fn stats(&self) -> UdpStats {
+        let kernel_drops = self.sockets.iter().flatten().map(Socket::dropped).sum();
+        UdpStats { rx_kernel_drops: kernel_drops, ..self.stats }
+    }
+
+    fn bound(&self, index: usize) -> Option<IpAddr> {
+        self.sockets.get(index)?.as_ref().map(|socket| socket.address)
+    }
+
+    /// The socket that sends from `source`: its own, else one bound to all addresses.
+    fn socket_of(&self, source: IpAddr) -> Option<usize> {
+        let bound_to = |wanted: fn(IpAddr, IpAddr) -> bool| {
+            self.sockets.iter().position(|s| s.as_ref().is_some_and(|s| wanted(s.address, source)))
+        };
+        bound_to(|bound, source| bound == source).or_else(|| {
+            bound_to(|bound, source| bound.is_unspecified() && bound.is_ipv4() == source.is_ipv4())
+        })
+    }
+}
+
+impl AsFd for UdpPort {
+    /// A descriptor that is readable while any socket is; for epoll.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.poller.fd()
+    }
+}
+
+/// What the kernel said about a received message.
+fn describe(message: Message<'_>, bound: IpAddr) -> Option<RxTrain> {
+    let mut train = RxTrain {
+        len: message.len,
+        segment_len: message.len,
+        src: address::decode(message.name)?,
+        dst: bound,
+        ..RxTrain::default()
+    };
+    for (level, kind, data) in message.control {
+        match (level, kind) {
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                let segment = usize::try_from(control::as_int(data)?).ok()?;
+                train.segment_len = segment.clamp(1, message.len.max(1));
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                train.tos = control::as_int(data)? as u8;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                train.hop_limit = control::as_int(data)? as u8;
+            }
+            // struct in_pktinfo: interface, local address, header destination address.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                train.dst = IpAddr::from(*data.get(8..12)?.first_chunk::<4>()?);
+            }
+            // struct in6_pktinfo: destination address, interface.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                train.dst = IpAddr::from(*data.first_chunk::<16>()?);
+            }
+            _ => {}
+        }
+    }
+    (!train.dst.is_unspecified()).then_some(train)
+}
+
+/// The control messages that carry `train`'s header fields.
+fn describe_to_kernel(train: &TxTrain, segmented: bool, name_source: bool) -> Control {
+    let mut control = Control::EMPTY;
+    let (tos, hops) =
+        (i32::from(train.tos).to_ne_bytes(), i32::from(train.hop_limit).to_ne_bytes());
+    match train.src {
+        IpAddr::V4(source) => {
+            control.push(libc::IPPROTO_IP, libc::IP_TOS, &tos);
+            control.push(libc::IPPROTO_IP, libc::IP_TTL, &hops);
+            if name_source && !source.is_unspecified() {
+                let mut info = [0; 12];
+                info[4..8].copy_from_slice(&source.octets());
+                control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+        }
+        IpAddr::V6(source) => {
+            control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos);
+            control.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
+            if name_source && !source.is_unspecified() {
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&source.octets());
+                control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+    }
+    if segmented {
+        control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &train.segment_len.to_ne_bytes());
+    }
+    control
+}

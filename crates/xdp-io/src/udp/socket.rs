@@ -1,0 +1,93 @@
+//! One UDP socket, set up so that its IP headers are predictable.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::address::SockAddr;
+use crate::{Error, Result, sys};
+
+/// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
+const MEMINFO_DROPS: usize = 8;
+
+/// A bound socket.
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    /// The address it is bound to.
+    pub(crate) address: IpAddr,
+    /// The kernel knows UDP_SEGMENT.
+    pub(crate) segments: bool,
+}
+
+impl Socket {
+    /// Binds `wanted` and sets all options before the first datagram can arrive.
+    pub(crate) fn bind(wanted: SocketAddr, buffer_bytes: usize) -> Result<Socket> {
+        let domain = if wanted.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let fd = sys::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)
+            .map_err(Error::os("socket(UDP)"))?;
+        let set = |level, name, value: i32| sys::set_option(fd.as_fd(), level, name, &value);
+        let options = if wanted.is_ipv4() { v4_options(set) } else { v6_options(set) };
+        options.map_err(Error::os("setsockopt on the UDP socket"))?;
+        sys::set_buffers(fd.as_fd(), buffer_bytes);
+        // Without UDP_GRO (before Linux 5.0) datagrams arrive one by one.
+        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        // Setting "no segmentation by default" tells whether the kernel knows the option.
+        let segments = set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
+            .map_err(|error| bind_error(wanted, error))?;
+        Ok(Socket { fd, address: wanted.ip(), segments })
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The port the kernel chose.
+    pub(crate) fn local_port(&self) -> Result<u16> {
+        let duplicate = self.fd.try_clone().map_err(Error::os("dup"))?;
+        let address = std::net::UdpSocket::from(duplicate).local_addr();
+        address.map(|a| a.port()).map_err(Error::os("getsockname"))
+    }
+
+    /// Datagrams dropped for lack of buffer space.
+    pub(crate) fn dropped(&self) -> u64 {
+        sys::option(self.fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, [0u32; 9])
+            .map_or(0, |info| u64::from(info[MEMINFO_DROPS]))
+    }
+}
+
+/// DF on every datagram makes the identification of an unconnected socket 0; without it the kernel
+/// writes a number that cannot be known.
+fn v4_options(set: impl Fn(i32, i32, i32) -> io::Result<()>) -> io::Result<()> {
+    set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+    set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)
+}
+
+fn v6_options(set: impl Fn(i32, i32, i32) -> io::Result<()>) -> io::Result<()> {
+    set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+    // RoCEv2 senders write a zero UDP checksum on IPv6 too.
+    set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
+}
+
+/// `linux/udp.h`.
+const UDP_NO_CHECK6_RX: i32 = 102;
+
+fn bind_error(wanted: SocketAddr, error: io::Error) -> Error {
+    let address = wanted.ip();
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => Error::AddressInUse { address, port: wanted.port() },
+        Some(libc::EADDRNOTAVAIL | libc::EINVAL) => Error::AddressNotLocal { address },
+        Some(libc::EACCES) => Error::Privilege {
+            operation: "binding a UDP port below 1024",
+            needs: "CAP_NET_BIND_SERVICE",
+        },
+        _ => Error::Os { operation: "bind(UDP)", source: error },
+    }
+}

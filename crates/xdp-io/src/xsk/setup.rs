@@ -1,0 +1,278 @@
+//! Opening an AF_XDP port: memory, rings, bind, program.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::config::{XdpMode, XskCaps, XskConfig, XskStats};
+use super::receive::Receiver;
+use super::transmit::Transmitter;
+use super::{Rings, XskPort};
+use crate::program::{AttachMode, MAX_QUEUES, XdpProgram};
+use crate::ring::{Consumer, Descriptor, Producer};
+use crate::umem::{CHUNK, TX_FRAME, Umem};
+use crate::{Error, Result, netdev, sys};
+
+/// Socket options of `linux/if_xdp.h` and `asm-generic/socket.h` that libc lacks on some targets.
+const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
+const SO_BUSY_POLL: i32 = 46;
+const SO_PREFER_BUSY_POLL: i32 = 69;
+const SO_BUSY_POLL_BUDGET: i32 = 70;
+
+/// Closing a socket frees its queue asynchronously: how long a busy queue is tried again.
+const BUSY_TRIES: u32 = 40;
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+/// Receive room of a chunk: the kernel keeps 256 bytes in front (XDP_PACKET_HEADROOM).
+const RX_ROOM: u32 = CHUNK as u32 - 256;
+/// Ethernet header and one VLAN tag.
+const LINK_HEADER: u32 = 18;
+
+/// One way to bind the socket and attach the program.
+#[derive(Clone, Copy)]
+struct Attempt {
+    bind_flags: u16,
+    mode: AttachMode,
+    multi_buffer: bool,
+    name: &'static str,
+}
+
+pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Result<XskPort> {
+    validate(config)?;
+    let ifindex = netdev::index(&config.interface)?;
+    let single_fits = netdev::mtu(&config.interface)? + LINK_HEADER <= RX_ROOM;
+    let attached = program.as_ref().map(|program| program.mode());
+    let mut last = Error::ModeUnsupported { interface: config.interface.clone(), mode: "any" };
+    for attempt in attempts(config.mode, attached, single_fits) {
+        match try_open(config, ifindex, attempt, program.clone()) {
+            Err(error @ (Error::ModeUnsupported { .. } | Error::MtuTooLarge { .. })) => {
+                last = error;
+            }
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+fn validate(config: &XskConfig) -> Result<()> {
+    if !(64..=65_536).contains(&config.rx_frames) {
+        return Err(Error::InvalidConfig("rx_frames must be 64..=65536"));
+    }
+    if !(16..=32_768).contains(&config.tx_frames) {
+        return Err(Error::InvalidConfig("tx_frames must be 16..=32768"));
+    }
+    if !(128 << 10..=1 << 30).contains(&config.bounce_bytes) {
+        return Err(Error::InvalidConfig("bounce_bytes must be 128 KiB..=1 GiB"));
+    }
+    if config.queue >= MAX_QUEUES {
+        return Err(Error::InvalidConfig("queue must be below 256"));
+    }
+    Ok(())
+}
+
+/// The ways to try, best first.
+fn attempts(wanted: XdpMode, attached: Option<AttachMode>, single_fits: bool) -> Vec<Attempt> {
+    let zero_copy = |multi_buffer| Attempt {
+        bind_flags: libc::XDP_ZEROCOPY,
+        mode: AttachMode::Native,
+        multi_buffer,
+        name: "zero-copy",
+    };
+    let copy = |mode: AttachMode| Attempt {
+        bind_flags: libc::XDP_COPY,
+        mode,
+        multi_buffer: true,
+        name: mode.name(),
+    };
+    let mut all = Vec::new();
+    if matches!(wanted, XdpMode::Auto | XdpMode::ZeroCopy) {
+        all.push(zero_copy(true));
+        if single_fits {
+            all.push(zero_copy(false));
+        }
+    }
+    if matches!(wanted, XdpMode::Auto | XdpMode::Native) {
+        all.push(copy(AttachMode::Native));
+    }
+    if matches!(wanted, XdpMode::Auto | XdpMode::Generic) {
+        all.push(copy(AttachMode::Generic));
+    }
+    all.retain(|attempt| attached.is_none_or(|mode| mode == attempt.mode));
+    all
+}
+
+fn try_open(
+    config: &XskConfig,
+    ifindex: u32,
+    attempt: Attempt,
+    program: Option<Arc<XdpProgram>>,
+) -> Result<XskPort> {
+    let socket = open_socket()?;
+    let umem = Umem::new(config.bounce_bytes, config.rx_frames, config.tx_frames)
+        .map_err(Error::os("packet memory"))?;
+    register(socket.as_fd(), &umem)?;
+    let rings = map_rings(socket, config, &umem)?;
+    let socket = rings.socket.as_fd();
+    sys::set_buffers(socket, config.tx_frames * TX_FRAME * 2);
+    bind(socket, config, ifindex, attempt)?;
+    let options =
+        sys::option(socket, libc::SOL_XDP, libc::XDP_OPTIONS, libc::xdp_options { flags: 0 })
+            .map_err(Error::os("XDP_OPTIONS"))?;
+    let tx_budget = sys::set_option(
+        socket,
+        libc::SOL_XDP,
+        XDP_MAX_TX_SKB_BUDGET,
+        &i32::try_from(config.tx_budget).unwrap_or(i32::MAX),
+    );
+    set_busy_poll(socket, config)?;
+    let program = match program {
+        Some(program) => program,
+        None => Arc::new(XdpProgram::attach(&config.interface, config.port, attempt.mode)?),
+    };
+    program.set_socket(config.queue, socket)?;
+    for address in &config.addresses {
+        program.add_address(*address)?;
+    }
+    let caps = XskCaps {
+        mode: attempt.mode,
+        zero_copy: options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0,
+        multi_buffer: attempt.multi_buffer,
+        max_frame: if attempt.multi_buffer { TX_FRAME } else { CHUNK },
+        tx_budget: tx_budget.is_ok().then_some(config.tx_budget),
+    };
+    Ok(XskPort {
+        rings,
+        umem,
+        receiver: Receiver::new(config.rx_frames),
+        transmitter: Transmitter::new(config.tx_frames),
+        program,
+        caps,
+        busy_poll: config.busy_poll.is_some(),
+    })
+}
+
+fn open_socket() -> Result<OwnedFd> {
+    sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            Error::Privilege { operation: "opening an AF_XDP socket", needs: "CAP_NET_RAW" }
+        }
+        _ => Error::Os { operation: "socket(AF_XDP)", source: error },
+    })
+}
+
+fn register(socket: BorrowedFd<'_>, umem: &Umem) -> Result<()> {
+    let registration = libc::xdp_umem_reg {
+        addr: umem.registered_start(),
+        len: umem.registered_len() as u64,
+        chunk_size: CHUNK as u32,
+        headroom: 0,
+        flags: 0,
+        tx_metadata_len: 0,
+    };
+    sys::set_option(socket, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration).map_err(|error| {
+        match error.raw_os_error() {
+            Some(libc::ENOBUFS | libc::ENOMEM) => {
+                Error::MemoryLimit { bytes: umem.registered_len() }
+            }
+            _ => Error::Os { operation: "XDP_UMEM_REG", source: error },
+        }
+    })
+}
+
+/// Creates and maps the rings, and gives all receive chunks to the kernel. RX and fill ring have
+/// room for every chunk, TX and completion ring for two descriptors of every frame.
+fn map_rings(socket: OwnedFd, config: &XskConfig, umem: &Umem) -> Result<Rings> {
+    let fd = socket.as_fd();
+    let rx_size = config.rx_frames.next_power_of_two() as u32;
+    let tx_size = (2 * config.tx_frames).next_power_of_two() as u32;
+    for (option, size) in [
+        (libc::XDP_UMEM_FILL_RING, rx_size),
+        (libc::XDP_UMEM_COMPLETION_RING, tx_size),
+        (libc::XDP_RX_RING, rx_size),
+        (libc::XDP_TX_RING, tx_size),
+    ] {
+        sys::set_option(fd, libc::SOL_XDP, option, &(size as i32))
+            .map_err(Error::os("setting up an AF_XDP ring"))?;
+    }
+    let none = libc::xdp_ring_offset { producer: 0, consumer: 0, desc: 0, flags: 0 };
+    let none = libc::xdp_mmap_offsets { rx: none, tx: none, fr: none, cr: none };
+    let offsets = sys::option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, none)
+        .map_err(Error::os("XDP_MMAP_OFFSETS"))?;
+    let mut fill = Producer::map(fd, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &offsets.fr, rx_size)
+        .map_err(Error::os("mapping the fill ring"))?;
+    let completion =
+        Consumer::map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &offsets.cr, tx_size)
+            .map_err(Error::os("mapping the completion ring"))?;
+    let rx = Consumer::<Descriptor>::map(fd, libc::XDP_PGOFF_RX_RING, &offsets.rx, rx_size)
+        .map_err(Error::os("mapping the RX ring"))?;
+    let tx = Producer::<Descriptor>::map(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, tx_size)
+        .map_err(Error::os("mapping the TX ring"))?;
+    for chunk in umem.rx_chunk_addresses() {
+        let pushed = fill.push(chunk);
+        debug_assert!(pushed);
+    }
+    fill.publish();
+    Ok(Rings { fill, completion, rx, tx, socket })
+}
+
+fn bind(fd: BorrowedFd<'_>, config: &XskConfig, ifindex: u32, attempt: Attempt) -> Result<()> {
+    let multi_buffer = if attempt.multi_buffer { libc::XDP_USE_SG } else { 0 };
+    let flags = attempt.bind_flags | libc::XDP_USE_NEED_WAKEUP | multi_buffer;
+    let mut tries = 0;
+    loop {
+        match sys::bind_xdp(fd, ifindex, config.queue, flags) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BUSY_TRIES => {
+                tries += 1;
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            Err(error) => return Err(bind_error(config, attempt, error)),
+        }
+    }
+}
+
+fn bind_error(config: &XskConfig, attempt: Attempt, error: io::Error) -> Error {
+    let interface = config.interface.clone();
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => Error::QueueBusy { interface, queue: config.queue },
+        Some(libc::EOPNOTSUPP) => Error::ModeUnsupported { interface, mode: attempt.name },
+        Some(libc::EINVAL) => Error::QueueMissing { interface, queue: config.queue },
+        Some(libc::ENODEV) => Error::InterfaceMissing { interface },
+        Some(libc::EPERM) => {
+            Error::Privilege { operation: "binding an AF_XDP socket", needs: "CAP_NET_RAW" }
+        }
+        _ => Error::Os { operation: "bind(AF_XDP)", source: error },
+    }
+}
+
+fn set_busy_poll(fd: BorrowedFd<'_>, config: &XskConfig) -> Result<()> {
+    let Some(busy) = config.busy_poll else { return Ok(()) };
+    let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    for (option, value) in [
+        (SO_PREFER_BUSY_POLL, 1),
+        (SO_BUSY_POLL, int(busy.microseconds)),
+        (SO_BUSY_POLL_BUDGET, int(busy.budget)),
+    ] {
+        sys::set_option(fd, libc::SOL_SOCKET, option, &value).map_err(Error::os("busy polling"))?;
+    }
+    Ok(())
+}
+
+/// Adds what the kernel counted (XDP_STATISTICS).
+pub(super) fn add_kernel_stats(fd: BorrowedFd<'_>, stats: &mut XskStats) {
+    let none = libc::xdp_statistics {
+        rx_dropped: 0,
+        rx_invalid_descs: 0,
+        tx_invalid_descs: 0,
+        rx_ring_full: 0,
+        rx_fill_ring_empty_descs: 0,
+        tx_ring_empty_descs: 0,
+    };
+    let Ok(kernel) = sys::option(fd, libc::SOL_XDP, libc::XDP_STATISTICS, none) else { return };
+    stats.rx_dropped = kernel.rx_dropped;
+    stats.rx_invalid = kernel.rx_invalid_descs;
+    stats.rx_ring_full = kernel.rx_ring_full;
+    stats.fill_empty = kernel.rx_fill_ring_empty_descs;
+    stats.tx_invalid = kernel.tx_invalid_descs;
+    stats.tx_ring_empty = kernel.tx_ring_empty_descs;
+}
