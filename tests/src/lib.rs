@@ -1,1 +1,33 @@
-//! Helpers of the whole-system tests.
+//! The environment of the whole-system tests and of `cargo xtask`.
+//!
+//! What is here makes a machine into a small RDMA laboratory and leaves nothing behind:
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`paths`] | the folders of a checkout: target, cache, dist |
+//! | [`packages`] | Debian packages that are missing, installed (root) or unpacked (everybody else) |
+//! | [`process`] | one command: where it runs, as whom, for how long, what it said |
+//! | [`netns`] | network namespaces and the veth pair between two of them |
+//! | [`dist`] | release binaries and the drop-in libraries as a user would install them |
+//! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
+//! | [`place`] | where an RDMA program runs: beside our daemon, or in a Linux guest with rxe |
+//! | [`programs`] | dialogues of two programs, and readers of what they print |
+//! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
+//! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
+//!
+//! Everything that changes the machine is a value whose `Drop` changes it back, also when a test
+//! panics. Interrupts are polled ([`interrupt`]), so that Ctrl-C unwinds through the same drops.
+
+#![forbid(unsafe_code)]
+
+pub mod daemon;
+pub mod dist;
+pub mod interrupt;
+pub mod lab;
+pub mod netns;
+pub mod packages;
+pub mod paths;
+pub mod place;
+pub mod process;
+pub mod programs;
+pub mod rxe;

@@ -1,0 +1,145 @@
+//! Release binaries and drop-in libraries, laid out as a user would install them:
+//! `bin/rnicd`, `bin/rnic`, `lib/libibverbs.so.1`, `lib/librdmacm.so.1`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::paths;
+use crate::process::Cmd;
+
+/// Names a finished dist folder for child processes, so that they do not build again.
+pub const DIST_ENV: &str = "RNIC_DIST";
+
+/// Where each artifact of the release build goes.
+const LAYOUT: [(&str, &str); 4] = [
+    ("rnicd", "bin/rnicd"),
+    ("rnic", "bin/rnic"),
+    ("libibverbs.so", "lib/libibverbs.so.1"),
+    ("librdmacm.so", "lib/librdmacm.so.1"),
+];
+
+/// A finished dist folder.
+#[derive(Clone, Debug)]
+pub struct Dist {
+    root: PathBuf,
+}
+
+impl Dist {
+    /// The dist folder of this process: `RNIC_DIST`, else built once into `target/dist`.
+    ///
+    /// # Errors
+    /// When the build fails or the folder is incomplete.
+    pub fn get() -> Result<&'static Self> {
+        static DIST: OnceLock<Result<Dist, String>> = OnceLock::new();
+        let dist = DIST.get_or_init(|| {
+            match std::env::var_os(DIST_ENV) {
+                Some(root) => Self::open(Path::new(&root)),
+                None => Self::build(&paths::target().join("dist")),
+            }
+            .map_err(|error| format!("{error:#}"))
+        });
+        dist.as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    /// Builds everything in release mode and copies it to `root`.
+    ///
+    /// # Errors
+    /// When cargo fails, or a package does not produce what [`LAYOUT`] expects of it.
+    pub fn build(root: &Path) -> Result<Self> {
+        let messages = cargo()
+            .args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"])
+            .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim"])
+            .limit(Duration::from_secs(1800))
+            .check()?;
+        let artifacts = artifacts(&messages);
+        for (name, place) in LAYOUT {
+            let built = artifacts
+                .iter()
+                .find(|path| path.file_name().is_some_and(|file| file == name))
+                .with_context(|| format!("the release build made no {name}"))?;
+            install(built, &root.join(place))?;
+        }
+        Self::open(root)
+    }
+
+    /// A dist folder that was built before.
+    ///
+    /// # Errors
+    /// When a file of it is missing.
+    pub fn open(root: &Path) -> Result<Self> {
+        for (_, place) in LAYOUT {
+            if !root.join(place).is_file() {
+                bail!("{} is incomplete: no {place}", root.display());
+            }
+        }
+        Ok(Self { root: root.to_owned() })
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `bin/NAME`.
+    #[must_use]
+    pub fn bin(&self, name: &str) -> PathBuf {
+        self.root.join("bin").join(name)
+    }
+
+    /// The folder of the drop-in libraries.
+    #[must_use]
+    pub fn lib(&self) -> PathBuf {
+        self.root.join("lib")
+    }
+}
+
+/// The cargo that runs us, in the repository.
+#[must_use]
+pub fn cargo() -> Cmd {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    Cmd::new(program).dir(paths::repository())
+}
+
+/// The files that cargo's JSON messages name.
+fn artifacts(messages: &str) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+        if message["reason"] == "compiler-artifact" {
+            let files = message["filenames"].as_array().into_iter().flatten();
+            paths.extend(files.filter_map(Value::as_str).map(PathBuf::from));
+        }
+    }
+    paths
+}
+
+/// Replaces a file in one step: a library that a running program has mapped must not change.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    let dir = to.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let staged = to.with_extension("new");
+    fs::copy(from, &staged).with_context(|| format!("cannot write {}", staged.display()))?;
+    fs::rename(&staged, to).with_context(|| format!("cannot write {}", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn artifacts_are_read_from_cargo_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","filenames":["/t/release/libibverbs.so"]}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+            "\nnot json\n"
+        );
+        assert_eq!(artifacts(messages), [PathBuf::from("/t/release/libibverbs.so")]);
+    }
+}

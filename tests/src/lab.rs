@@ -1,0 +1,159 @@
+//! What a system test starts from.
+//!
+//! [`Lab::open`] checks that the machine can run the test and reports a skip where it cannot;
+//! [`Pair`] is the usual stage: two namespaces, a veth between them, one daemon in each.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+
+use crate::daemon::{Daemon, Io, Spec};
+use crate::dist::Dist;
+use crate::netns::{self, End, NetPair};
+use crate::packages::Toolbox;
+use crate::place::Node;
+use crate::process::is_root;
+use crate::{interrupt, rxe};
+
+/// A file that collects the skips of all test programs of a run, one line each.
+pub const SKIPS_ENV: &str = "RNIC_TEST_SKIPS";
+
+/// Tests share cores, ports and the machine's namespaces: one at a time.
+static SERIAL: Mutex<()> = Mutex::new(());
+
+/// What a test needs of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing that an ordinary user has not.
+    Nothing,
+    /// Root, for namespaces and raw sockets.
+    Root,
+    /// Root and `/dev/net/tun`, for a guest.
+    Guest,
+}
+
+/// A prepared machine. Hold it for the whole test.
+pub struct Lab {
+    /// The programs that were asked for.
+    pub tools: Toolbox,
+    _serial: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    /// Prepares the machine for the test called `test`, which uses `programs`.
+    ///
+    /// Returns nothing after reporting a skip when this machine or user cannot run it.
+    ///
+    /// # Errors
+    /// When a program cannot be had.
+    ///
+    /// # Panics
+    /// When a skip is not allowed because `CI` is `true`.
+    pub fn open(test: &str, need: Need, programs: &[&str]) -> Result<Option<Self>> {
+        let serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+        interrupt::install()?;
+        if let Some(reason) = need.obstacle() {
+            skip(test, reason);
+            return Ok(None);
+        }
+        let mut all = programs.to_vec();
+        if need != Need::Nothing {
+            all.push("ip");
+        }
+        if need == Need::Guest {
+            all.extend(rxe::HOST_PROGRAMS);
+        }
+        let tools = Toolbox::provide(&all)?;
+        if need != Need::Nothing {
+            netns::sweep()?;
+        }
+        Ok(Some(Self { tools, _serial: serial }))
+    }
+
+    /// Two daemons on a fresh veth pair.
+    ///
+    /// # Errors
+    /// When the pair cannot be made or a daemon is not ready.
+    pub fn pair(&self, io: Io, mtu: u32) -> Result<Pair> {
+        Pair::start(Dist::get()?, &self.tools, io, mtu)
+    }
+}
+
+impl Need {
+    /// Why this machine or user does not meet the need.
+    fn obstacle(self) -> Option<&'static str> {
+        if self == Self::Nothing {
+            return None;
+        }
+        if !is_root() {
+            return Some("needs root for network namespaces");
+        }
+        let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+        (self == Self::Guest && tun.is_err()).then_some("needs /dev/net/tun")
+    }
+}
+
+/// Reports that a test was not run.
+///
+/// # Panics
+/// When `CI` is `true`: there, what is skipped is not tested.
+pub fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED {test}: {reason}");
+    eprintln!("{line}");
+    if let Some(path) = std::env::var_os(SKIPS_ENV) {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut file| writeln!(file, "{line}"));
+    }
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{line} (CI=true allows no skip)");
+}
+
+/// Two namespaces, a veth between them, a daemon in each.
+pub struct Pair {
+    /// 10.77.0.1
+    pub left: Node,
+    /// 10.77.0.2
+    pub right: Node,
+    /// The wire; it goes after the daemons.
+    pub net: NetPair,
+}
+
+impl Pair {
+    /// Makes the namespaces and starts the daemons.
+    ///
+    /// # Errors
+    /// When the pair cannot be made or a daemon is not ready.
+    pub fn start(dist: &'static Dist, tools: &Toolbox, io: Io, mtu: u32) -> Result<Self> {
+        let net = NetPair::new(mtu)?;
+        let node = |end: &End, cpu| -> Result<Node> {
+            let daemon = Daemon::start(dist, &at_end(end, io))
+                .with_context(|| format!("a daemon with --io {}", io.as_str()))?;
+            let cpu = (std::thread::available_parallelism()?.get() > 1).then_some(cpu);
+            Ok(Node { cpu, ..Node::at_end(daemon, end, tools, dist) })
+        };
+        // Programs that poll measure the scheduler when they share a CPU.
+        let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
+        Ok(Self { left, right, net })
+    }
+
+    /// Ends both daemons in order.
+    ///
+    /// # Errors
+    /// When one does not end as it should.
+    pub fn stop(self) -> Result<()> {
+        self.left.stop().context("the left daemon")?;
+        self.right.stop().context("the right daemon")?;
+        Ok(())
+    }
+}
+
+/// The daemon of one end of a veth pair.
+#[must_use]
+pub fn at_end(end: &End, io: Io) -> Spec {
+    Spec {
+        netdev: Some(End::INTERFACE.into()),
+        netns: Some(end.netns.name().to_owned()),
+        ..Spec::new(io)
+    }
+}

@@ -1,0 +1,210 @@
+//! Dialogues: a program as server in one place and as client in another.
+//!
+//! A [`Dialogue`] is data. How the device, the GID index, the port and the server's address are
+//! told to a program depends on its [`Family`]; readers of what programs print are in
+//! [`perftest`], [`iperf3`] and [`qperf`].
+
+pub mod iperf3;
+pub mod perftest;
+pub mod qperf;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::place::{Job, Place};
+use crate::process::{Output, wait_until};
+
+/// How a program is told where it is and whom to call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `ib_*` of perftest: `-d DEVICE -x GID -p PORT [ADDRESS]`.
+    Perftest,
+    /// `ibv_*_pingpong`: `-d DEVICE -g GID -p PORT [ADDRESS]`.
+    Pingpong,
+    /// `rping`: `-s|-c -a ADDRESS -p PORT`. It says when it listens only through the CM.
+    Rping,
+    /// `qperf`: `-lp PORT [ADDRESS TESTS]`; arguments of the client are its tests.
+    Qperf,
+    /// `iperf3`: `-s -1|-c ADDRESS -p PORT`.
+    Iperf3,
+}
+
+/// A program's server and client and what they are told beyond the place.
+#[derive(Clone, Debug)]
+pub struct Dialogue {
+    /// How it is told where it is.
+    pub family: Family,
+    /// The program, the same at both ends.
+    pub program: String,
+    /// Arguments of both ends.
+    pub args: Vec<String>,
+    /// Arguments of the client alone.
+    pub client_args: Vec<String>,
+    /// How long either end may run.
+    pub limit: Duration,
+}
+
+/// What both ends of a dialogue printed.
+#[derive(Clone, Debug)]
+pub struct Transcript {
+    /// The server's end; nothing where the server does not end by itself.
+    pub server: Option<Output>,
+    /// The client's end.
+    pub client: Output,
+}
+
+/// How long a client may go on after its server failed.
+const ORPHANED: Duration = Duration::from_secs(3);
+
+impl Dialogue {
+    /// A dialogue from a command line, like `ib_write_bw -s 65536 -m 4096`.
+    ///
+    /// # Panics
+    /// When the line is empty or its program belongs to no known family.
+    #[must_use]
+    pub fn new(line: &str) -> Self {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let program = words.next().expect("a dialogue names a program");
+        let family = match program.as_str() {
+            "rping" => Family::Rping,
+            "qperf" => Family::Qperf,
+            "iperf3" => Family::Iperf3,
+            name if name.starts_with("ibv_") => Family::Pingpong,
+            name if name.starts_with("ib_") => Family::Perftest,
+            name => panic!("{name} belongs to no known family of programs"),
+        };
+        let limit = Duration::from_secs(30);
+        Self { family, program, args: words.collect(), client_args: Vec::new(), limit }
+    }
+
+    /// Adds arguments of the client alone.
+    #[must_use]
+    pub fn client(mut self, line: &str) -> Self {
+        self.client_args.extend(line.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Limits how long either end may run.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs server and client to their ends.
+    ///
+    /// # Errors
+    /// When either fails; the error shows what both printed.
+    pub fn run(&self, server: &dyn Place, client: &dyn Place) -> Result<Transcript> {
+        let port = next_port();
+        let mut serving = self.serve(server, port)?;
+        let args = self.client_line(client, server, port);
+        let calling = client.start(&self.program, &args, self.limit)?;
+        let asked = match self.attend(calling, &mut *serving) {
+            Ok(asked) if asked.success() => asked,
+            Ok(asked) => bail!("{self}\nclient: {asked}\nserver: {}", serving.said()),
+            Err(error) => {
+                return Err(error.context(format!("{self}\nserver: {}", serving.said())));
+            }
+        };
+        if !self.server_ends() {
+            return Ok(Transcript { server: None, client: asked });
+        }
+        let served = serving.wait().with_context(|| format!("{self}: server\nclient: {asked}"))?;
+        ensure!(served.success(), "{self}\nserver: {served}\nclient: {asked}");
+        Ok(Transcript { server: Some(served), client: asked })
+    }
+
+    /// Waits for the client, but not for ever after its server failed.
+    fn attend(&self, mut calling: Box<dyn Job>, serving: &mut dyn Job) -> Result<Output> {
+        let mut failed: Option<Instant> = None;
+        let limit = self.limit + ORPHANED;
+        wait_until("end of the client", limit, || {
+            if serving.exit_code()?.is_some_and(|code| code != 0) {
+                let since = *failed.get_or_insert_with(Instant::now);
+                ensure!(
+                    since.elapsed() < ORPHANED,
+                    "the server failed, client: {}",
+                    calling.said()
+                );
+            }
+            Ok(calling.exit_code()?.is_some())
+        })?;
+        calling.wait()
+    }
+
+    /// Starts the server and waits until a client can call it.
+    fn serve(&self, place: &dyn Place, port: u16) -> Result<Box<dyn Job>> {
+        let mut job = place.start(&self.program, &self.server_line(place, port), self.limit)?;
+        if self.family == Family::Rping {
+            // It listens in the RDMA CM, which no table shows; its client retries by itself.
+            std::thread::sleep(Duration::from_millis(300));
+            return Ok(job);
+        }
+        let mut ended = false;
+        let listening = wait_until("listening server", Duration::from_secs(10), || {
+            ended = job.exit_code()?.is_some();
+            Ok(ended || place.listens(port)?)
+        });
+        if ended {
+            bail!("the server of {self} ended too early: {}", job.wait()?);
+        }
+        listening.with_context(|| format!("server of {self}"))?;
+        Ok(job)
+    }
+
+    /// Whether the server ends with its client.
+    fn server_ends(&self) -> bool {
+        self.family != Family::Qperf
+    }
+
+    fn server_line(&self, at: &dyn Place, port: u16) -> Vec<String> {
+        let mut line = self.common(at, port);
+        match self.family {
+            Family::Rping => line.extend(["-s".into(), "-a".into(), at.address().to_string()]),
+            Family::Iperf3 => line.extend(["-s".into(), "-1".into()]),
+            Family::Perftest | Family::Pingpong | Family::Qperf => {}
+        }
+        line
+    }
+
+    fn client_line(&self, at: &dyn Place, server: &dyn Place, port: u16) -> Vec<String> {
+        let mut line = self.common(at, port);
+        let address = server.address().to_string();
+        match self.family {
+            Family::Rping => line.extend(["-c".into(), "-a".into(), address]),
+            Family::Iperf3 => line.extend(["-c".into(), address]),
+            Family::Perftest | Family::Pingpong | Family::Qperf => line.push(address),
+        }
+        line.extend(self.client_args.iter().cloned());
+        line
+    }
+
+    fn common(&self, at: &dyn Place, port: u16) -> Vec<String> {
+        let (device, gid) = (at.device(), at.gid_index());
+        let place = match self.family {
+            // -F: do not complain about a CPU whose frequency changes.
+            Family::Perftest => format!("-F -d {device} -x {gid} -p {port}"),
+            Family::Pingpong => format!("-d {device} -g {gid} -p {port}"),
+            Family::Qperf => format!("-lp {port}"),
+            Family::Rping | Family::Iperf3 => format!("-p {port}"),
+        };
+        place.split(' ').map(str::to_owned).chain(self.args.iter().cloned()).collect()
+    }
+}
+
+impl fmt::Display for Dialogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.program)?;
+        self.args.iter().chain(&self.client_args).try_for_each(|arg| write!(f, " {arg}"))
+    }
+}
+
+/// A TCP port that no earlier dialogue of this process used, so that none waits for old sockets.
+fn next_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    18_600 + NEXT.fetch_add(1, Ordering::Relaxed) % 1000
+}
