@@ -7,16 +7,20 @@
 //! # Why no event is missed
 //!
 //! The engine: (E1) writes CQEs, (E2) SeqCst fence, (E3) reads the arm word and, when it is armed
-//! for what it wrote, disarms it by compare-and-swap and sends one event. The application: (A1)
-//! arms by compare-and-swap, (A2) SeqCst fence, (A3) polls once more. If E2 comes first, A3 sees
-//! the CQE; if A2 comes first, E3 sees the arming.
+//! for what it wrote, disarms it by a swap and sends one event. The application: (A1) arms by
+//! compare-and-swap, (A2) SeqCst fence, (A3) polls once more. If E2 comes first, A3 sees the CQE;
+//! if A2 comes first, E3 sees the arming.
+//!
+//! The engine swaps and never retries, so that an application which rewrites the word all the
+//! time cannot hold it up. Between its load and its swap an honest application can only have
+//! turned an arming for solicited completions into one for any, which is due as well.
 
 use crate::cqe::{CQE_WORDS, Cqe};
 use crate::words::{LINE, Ordering, Words, fence};
 
 /// Application to engine: completions polled.
 const AT_CONSUMER: usize = 0;
-/// Both: arm sequence and kind.
+/// Both: what the application waits for.
 const AT_ARM: usize = LINE;
 const HEADER_WORDS: usize = 4 * LINE;
 const AT_SEQUENCE: usize = 7;
@@ -39,7 +43,7 @@ pub enum ArmKind {
     Solicited,
 }
 
-const KIND_MASK: u64 = 3;
+const NOT_ARMED: u64 = 0;
 const KIND_ANY: u64 = 1;
 const KIND_SOLICITED: u64 = 2;
 
@@ -59,14 +63,38 @@ pub struct CqProducer {
 pub struct CqOverflow;
 
 impl CqProducer {
-    /// Takes the engine's side of a zeroed ring; `None` when memory and capacity do not fit.
+    /// Empties the ring and takes the engine's side of it; `None` when memory and capacity do not
+    /// fit.
+    ///
+    /// The memory may have been another ring: no sequence number of it is left behind.
     pub fn new(words: Words, capacity: u32) -> Option<Self> {
-        (words.len() >= cq_words(capacity)?).then(|| Self {
-            words,
-            mask: u64::from(capacity) - 1,
-            written: 0,
-            polled: 0,
-        })
+        if words.len() < cq_words(capacity)? {
+            return None;
+        }
+        words.set(AT_CONSUMER, 0);
+        words.set(AT_ARM, NOT_ARMED);
+        for slot in 0..capacity as usize {
+            words.set(HEADER_WORDS + slot * CQE_WORDS + AT_SEQUENCE, 0);
+        }
+        Some(Self { words, mask: u64::from(capacity) - 1, written: 0, polled: 0 })
+    }
+
+    /// Makes a ring of another size that starts with the completions not polled yet, and takes its
+    /// engine's side. `None` when memory and capacity do not fit, or the completions do not.
+    ///
+    /// The application must have published what it polled, and must not poll meanwhile.
+    pub fn resized(&self, words: Words, capacity: u32) -> Option<Self> {
+        let unpolled = self.written.wrapping_sub(self.polled());
+        if unpolled > u64::from(capacity).min(self.mask + 1) {
+            return None;
+        }
+        let mut larger = Self::new(words, capacity)?;
+        for index in self.written.wrapping_sub(unpolled)..self.written {
+            let mut encoded = [0; CQE_WORDS];
+            self.words.copy_out(slot(index, self.mask), &mut encoded);
+            larger.push(&Cqe::decode(&encoded)).ok()?;
+        }
+        Some(larger)
     }
 
     /// Writes one completion.
@@ -78,21 +106,20 @@ impl CqProducer {
     pub fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
         if self.written.wrapping_sub(self.polled) > self.mask {
             self.polled = self.words.at(AT_CONSUMER).load(Ordering::Acquire);
-            // Also refuses a consumer index ahead of what was ever written.
-            if self.written.wrapping_sub(self.polled) > self.mask {
-                self.polled = self.written.wrapping_sub(self.mask + 1);
+            // Also refuses a consumer index ahead of what was ever written. Either way the next
+            // push looks again.
+            let full = self.written.wrapping_sub(self.polled) > self.mask;
+            if full && !cfg!(mutant = "cq_never_full") {
                 return Err(CqOverflow);
             }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "masked by the capacity")]
-        let at = HEADER_WORDS + (self.written & self.mask) as usize * CQE_WORDS;
-        let encoded = cqe.encode();
+        let at = slot(self.written, self.mask);
         if cqe.carried_len() > 0 {
-            self.words.copy_in(at + LINE, &encoded[LINE..]);
+            self.words.copy_in(at + LINE, cqe.carried_words());
         }
-        self.words.copy_in(at, &encoded[..AT_SEQUENCE]);
+        self.words.copy_in(at, &cqe.encode_head());
         self.written = self.written.wrapping_add(1);
-        self.words.at(at + AT_SEQUENCE).store(self.written, Ordering::Release);
+        self.words.at(at + AT_SEQUENCE).store(self.written, SEQUENCE_STORE);
         Ok(())
     }
 
@@ -109,6 +136,7 @@ impl CqProducer {
     /// (E2): one fence covers every CQ written before it.
     #[inline]
     pub fn fence_before_arm_check() {
+        #[cfg(not(mutant = "no_fence_arm_check"))]
         fence(Ordering::SeqCst);
     }
 
@@ -117,26 +145,8 @@ impl CqProducer {
     #[must_use = "the application waits for the event"]
     pub fn take_arm(&self, solicited: bool) -> bool {
         let arm = self.words.at(AT_ARM);
-        let mut current = arm.load(Ordering::Relaxed);
-        loop {
-            let due = match current & KIND_MASK {
-                KIND_ANY => true,
-                KIND_SOLICITED => solicited,
-                _ => false,
-            };
-            if !due {
-                return false;
-            }
-            match arm.compare_exchange(
-                current,
-                current & !KIND_MASK,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(now) => current = now,
-            }
-        }
+        let due = |kind| kind == KIND_ANY || (kind == KIND_SOLICITED && solicited);
+        due(arm.load(Ordering::Relaxed)) && due(arm.swap(NOT_ARMED, Ordering::AcqRel))
     }
 }
 
@@ -161,10 +171,9 @@ impl CqConsumer {
     /// The next completion, if there is one.
     #[inline]
     pub fn poll(&mut self) -> Option<Cqe> {
-        #[expect(clippy::cast_possible_truncation, reason = "masked by the capacity")]
-        let at = HEADER_WORDS + (self.polled & self.mask) as usize * CQE_WORDS;
+        let at = slot(self.polled, self.mask);
         let expected = self.polled.wrapping_add(1);
-        if self.words.at(at + AT_SEQUENCE).load(Ordering::Acquire) != expected {
+        if self.words.at(at + AT_SEQUENCE).load(SEQUENCE_LOAD) != expected {
             return None;
         }
         let mut encoded = [0; CQE_WORDS];
@@ -189,16 +198,29 @@ impl CqConsumer {
         let arm = self.words.at(AT_ARM);
         let mut current = arm.load(Ordering::Relaxed);
         loop {
-            let kind = match kind {
-                ArmKind::Solicited if current & KIND_MASK != KIND_ANY => KIND_SOLICITED,
+            let next = match kind {
+                ArmKind::Solicited if current != KIND_ANY => KIND_SOLICITED,
                 _ => KIND_ANY,
             };
-            let next = ((current >> 2).wrapping_add(1) << 2) | kind;
             match arm.compare_exchange(current, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => current = now,
             }
         }
+        #[cfg(not(mutant = "no_fence_arm"))]
         fence(Ordering::SeqCst);
     }
 }
+
+/// First word of the slot of completion number `index`.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "masked by the capacity")]
+fn slot(index: u64, mask: u64) -> usize {
+    HEADER_WORDS + (index & mask) as usize * CQE_WORDS
+}
+
+/// Pairs with [`SEQUENCE_LOAD`]: a CQE is visible with its number.
+const SEQUENCE_STORE: Ordering =
+    if cfg!(mutant = "cq_relaxed_store") { Ordering::Relaxed } else { Ordering::Release };
+const SEQUENCE_LOAD: Ordering =
+    if cfg!(mutant = "cq_relaxed_load") { Ordering::Relaxed } else { Ordering::Acquire };

@@ -138,19 +138,33 @@ impl Cqe {
     #[inline]
     pub fn encode(&self) -> [u64; CQE_WORDS] {
         let mut words = [0; CQE_WORDS];
-        words[0] = self.wr_id;
-        words[1] = u64::from(self.qpn)
-            | u64::from(self.status.number()) << 32
-            | u64::from(self.opcode.number()) << 40
-            | u64::from(self.flags.bits()) << 48
-            | u64::from(self.sl) << 56;
-        words[2] = u64::from(self.byte_len) | u64::from(self.imm_or_key) << 32;
-        words[3] = u64::from(self.src_qp) | u64::from(self.vendor_err) << 32;
-        words[4] = self.timestamp;
-        words[5] = u64::from(self.record) | u64::from(self.wqe_index) << 32;
-        words[6] = u64::from(self.pkey_index) | u64::from(self.carried_len) << 16;
+        words[..7].copy_from_slice(&self.encode_head());
         words[8..].copy_from_slice(&self.carried);
         words
+    }
+
+    /// The words before the sequence number.
+    #[inline]
+    pub(crate) fn encode_head(&self) -> [u64; 7] {
+        [
+            self.wr_id,
+            u64::from(self.qpn)
+                | u64::from(self.status.number()) << 32
+                | u64::from(self.opcode.number()) << 40
+                | u64::from(self.flags.bits()) << 48
+                | u64::from(self.sl) << 56,
+            u64::from(self.byte_len) | u64::from(self.imm_or_key) << 32,
+            u64::from(self.src_qp) | u64::from(self.vendor_err) << 32,
+            self.timestamp,
+            u64::from(self.record) | u64::from(self.wqe_index) << 32,
+            u64::from(self.pkey_index) | u64::from(self.carried_len) << 16,
+        ]
+    }
+
+    /// The words of the second line.
+    #[inline]
+    pub(crate) fn carried_words(&self) -> &[u64; 8] {
+        &self.carried
     }
 
     #[inline]

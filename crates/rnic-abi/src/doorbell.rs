@@ -12,20 +12,34 @@
 //! ```
 //!
 //! Ringing = write the WQEs, release-store the record, set the three bits bottom up; then, if the
-//! engine asked for it, write the context's eventfd.
+//! engine asked for it, write the context's eventfd. The engine takes the bits top down, one
+//! atomic swap per word, and reads a record after it took the record's bit.
+//!
+//! # Why no doorbell is lost
+//!
+//! A bit is set before the bits above it and taken after them. If the engine's swap of level 2
+//! misses a bit, the bits above it are set later still, so that the engine comes again. If the
+//! swap gets the bit, it synchronises with the ring, and the record read afterwards is at least
+//! as new as that ring's.
+//!
+//! A ring that finds the record's own bit set may leave the upper levels alone. The earlier ring
+//! that set it is complete (rings of one record are serialised by the queue's lock), so its upper
+//! bits were set after it: they are pending still, or the engine took them and is on its way down.
+//! Its swap of level 2 comes after this ring and sees this ring's record.
 //!
 //! # Why no wake-up is missed
 //!
 //! The engine, before it sleeps: (E1) stores `need_wakeup = 1`, (E2) SeqCst fence, (E3) reads
-//! level 0 and sleeps only when it is zero. The application, when it rings: (A1) sets the bits,
-//! (A2) SeqCst fence, (A3) reads `need_wakeup` and writes the eventfd when it is 1. The two fences
-//! are totally ordered. If E2 comes first, A3 sees the 1 and wakes the engine; if A2 comes first,
-//! E3 sees the bit and does not sleep.
+//! level 0 and sleeps only when it is zero and nothing taken is left to visit. The application,
+//! when it rings: (A1) sets the bits, (A2) SeqCst fence, (A3) reads `need_wakeup` and writes the
+//! eventfd when it is 1. The two fences are totally ordered. If E2 comes first, A3 sees the 1 and
+//! wakes the engine; if A2 comes first, E3 sees the bit and does not sleep.
 
 use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
+use std::ops::Range;
 
 /// Queues (send, receive and shared receive queues together) that one context can have.
-pub const MAX_RECORDS: usize = 1 << 17;
+pub const MAX_RECORDS: usize = if cfg!(loom) { 2 } else { 1 << 17 };
 
 const MAGIC: u64 = 0x524e_4943_4442_0001;
 const AT_MAGIC: usize = 0;
@@ -35,20 +49,26 @@ const AT_NEED_WAKEUP: usize = LINE;
 const AT_CPU: usize = 2 * LINE;
 const AT_LEVEL0: usize = 8 * LINE;
 const AT_LEVEL1: usize = 16 * LINE;
-const LEVEL1_WORDS: usize = MAX_RECORDS / 64 / 64;
-const AT_LEVEL2: usize = 512;
-const LEVEL2_WORDS: usize = MAX_RECORDS / 64;
+const LEVEL1_WORDS: usize = LEVEL2_WORDS.div_ceil(64);
+/// The next page; loom, which keeps a history of every word, gets a smaller area.
+const AT_LEVEL2: usize = if cfg!(loom) { 17 * LINE } else { PAGE_WORDS };
+const LEVEL2_WORDS: usize = MAX_RECORDS.div_ceil(64);
 const AT_RECORDS: usize = AT_LEVEL2 + LEVEL2_WORDS;
+const PAGE_WORDS: usize = 512;
 
 /// Words in a doorbell area. The file is sparse: pages of unused records cost nothing.
 pub const AREA_WORDS: usize = AT_RECORDS + MAX_RECORDS;
 
+/// Words of everything that is not a record; to be populated when the area is made.
+pub const SUMMARY: Range<usize> = 0..AT_RECORDS;
+
 const _: () = assert!(AT_LEVEL1 + LEVEL1_WORDS <= AT_LEVEL2);
 const _: () = assert!(LEVEL1_WORDS <= 64);
-const _: () = assert!(AT_RECORDS.is_multiple_of(512));
+const _: () = assert!(cfg!(loom) || AT_RECORDS.is_multiple_of(PAGE_WORDS));
 
 /// The index of a queue's record in its context's doorbell area.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct RecordIndex(u32);
 
 impl RecordIndex {
@@ -62,8 +82,28 @@ impl RecordIndex {
         self.0
     }
 
+    /// Words of the page that holds the record; to be populated before the record is used.
+    pub fn page(self) -> Range<usize> {
+        let start = self.word() / PAGE_WORDS * PAGE_WORDS;
+        start..start + PAGE_WORDS
+    }
+
     fn word(self) -> usize {
         AT_RECORDS + self.0 as usize
+    }
+}
+
+impl From<RecordIndex> for u32 {
+    fn from(index: RecordIndex) -> Self {
+        index.0
+    }
+}
+
+impl TryFrom<u32> for RecordIndex {
+    type Error = &'static str;
+
+    fn try_from(index: u32) -> Result<Self, Self::Error> {
+        Self::new(index).ok_or("no such doorbell record")
     }
 }
 
@@ -82,23 +122,36 @@ impl Bell {
     /// Publishes a producer index without asking for attention (receive queues).
     #[inline]
     pub fn publish(&self, record: RecordIndex, producer: u32) {
-        self.area.at(record.word()).store(u64::from(producer), Ordering::Release);
+        self.area.at(record.word()).store(u64::from(producer), RECORD_STORE);
     }
 
     /// Publishes a producer index and marks the queue pending.
     ///
-    /// Returns true when the engine sleeps and the caller must write the context's eventfd.
+    /// Returns true when the engine sleeps and the caller must write the context's eventfd. Calls
+    /// for one record must not overlap: the caller holds the queue's lock.
     #[inline]
     #[must_use = "a sleeping engine must be woken"]
     pub fn ring(&self, record: RecordIndex, producer: u32) -> bool {
         self.publish(record, producer);
         let index = record.0 as usize;
-        self.area.at(AT_LEVEL2 + index / 64).fetch_or(1 << (index % 64), Ordering::AcqRel);
-        self.area.at(AT_LEVEL1 + index / 4096).fetch_or(1 << (index / 64 % 64), Ordering::AcqRel);
-        self.area.at(AT_LEVEL0).fetch_or(1 << (index / 4096), Ordering::AcqRel);
+        let bit = 1 << (index % 64);
+        if cfg!(mutant = "bits_top_down") {
+            self.set_summary_bits(index);
+        }
+        let before = self.area.at(AT_LEVEL2 + index / 64).fetch_or(bit, SET_BIT);
+        if before & bit == 0 && !cfg!(mutant = "bits_top_down") {
+            self.set_summary_bits(index);
+        }
         // (A2) in the module's argument.
+        #[cfg(not(mutant = "no_fence_ring"))]
         fence(Ordering::SeqCst);
         self.area.at(AT_NEED_WAKEUP).load(Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    fn set_summary_bits(&self, index: usize) {
+        self.area.at(AT_LEVEL1 + index / 4096).fetch_or(1 << (index / 64 % 64), SET_BIT);
+        self.area.at(AT_LEVEL0).fetch_or(1 << (index / 4096), SET_BIT);
     }
 
     /// Tells the engine on which CPU this application runs.
@@ -115,10 +168,11 @@ impl Bell {
 #[derive(Debug)]
 pub struct Doorbells {
     area: Words,
-    /// Summary bits already taken from shared memory but not yet followed, when a visit ended
-    /// early because its budget was used up.
+    /// Level 0 bits of the pass under way: words of level 1 still to be taken, and the lowest one
+    /// taken but not yet visited to its end.
     pending0: u64,
-    pending1: [u64; LEVEL1_WORDS],
+    /// What is left of that lowest one; zero when it has not been taken yet.
+    pending1: u64,
 }
 
 impl Doorbells {
@@ -128,7 +182,7 @@ impl Doorbells {
             return None;
         }
         area.at(AT_MAGIC).store(MAGIC, Ordering::Release);
-        Some(Self { area, pending0: 0, pending1: [0; LEVEL1_WORDS] })
+        Some(Self { area, pending0: 0, pending1: 0 })
     }
 
     /// The producer index that the application last published for `record`.
@@ -140,52 +194,72 @@ impl Doorbells {
         index
     }
 
+    /// Sets a record to 0: its queue is new, or went to RESET and starts over. Without this a new
+    /// queue would begin at the index where the record's last owner stopped.
+    ///
+    /// A bit that the last owner left behind is harmless: one visit finds nothing to do.
+    pub fn reset(&self, record: RecordIndex) {
+        self.area.at(record.word()).store(0, Ordering::Release);
+    }
+
     /// True when something was rung: one load, no write.
     #[inline]
     pub fn is_rung(&self) -> bool {
-        self.pending0 != 0 || self.area.at(AT_LEVEL0).load(Ordering::Relaxed) != 0
+        self.pending0 != 0 || self.area.at(AT_LEVEL0).load(Ordering::Relaxed) & LEVEL0_VALID != 0
     }
 
     /// Takes the records rung since the last call, visiting at most `budget` level-2 words
-    /// (64 records each). Returns true when more are left.
+    /// (64 records each). Returns true when the pass is not over and must be continued.
+    ///
+    /// A pass visits each level-2 word at most once and the next begins only when it is over, so
+    /// that queues which ring all the time, honest or not, do not starve those behind them.
     pub fn take(&mut self, mut budget: usize, mut visit: impl FnMut(RecordIndex)) -> bool {
-        self.pending0 |= take_word(self.area.at(AT_LEVEL0));
+        if self.pending0 == 0 {
+            // A hostile application may set bits above the geometry: they name nothing.
+            self.pending0 = take_word(self.area.at(AT_LEVEL0)) & LEVEL0_VALID;
+        }
         while self.pending0 != 0 {
             let i = self.pending0.trailing_zeros() as usize;
-            // A hostile application may set bits above the geometry: they name nothing.
-            if i >= LEVEL1_WORDS {
-                self.pending0 = 0;
-                break;
+            if self.pending1 == 0 {
+                self.pending1 = take_word(self.area.at(AT_LEVEL1 + i)) & LEVEL1_VALID;
             }
-            self.pending1[i] |= take_word(self.area.at(AT_LEVEL1 + i));
-            while self.pending1[i] != 0 {
+            while self.pending1 != 0 {
                 if budget == 0 {
                     return true;
                 }
                 budget -= 1;
-                let j = self.pending1[i].trailing_zeros() as usize;
-                self.pending1[i] &= self.pending1[i] - 1;
-                let word = i * 64 + j;
-                let mut bits = take_word(self.area.at(AT_LEVEL2 + word));
-                while bits != 0 {
-                    let bit = bits.trailing_zeros();
-                    bits &= bits - 1;
-                    #[expect(clippy::cast_possible_truncation, reason = "word < 2048")]
-                    visit(RecordIndex(word as u32 * 64 + bit));
-                }
+                let word = i * 64 + self.pending1.trailing_zeros() as usize;
+                self.pending1 &= self.pending1 - 1;
+                self.take_records(word, &mut visit);
             }
             self.pending0 &= self.pending0 - 1;
         }
         false
     }
 
-    /// (E1) to (E3): asks to be woken. Returns false when a doorbell rang meanwhile; the engine
-    /// must then not sleep.
+    #[inline]
+    fn take_records(&self, word: usize, visit: &mut impl FnMut(RecordIndex)) {
+        let mut bits = take_word(self.area.at(AT_LEVEL2 + word)) & LEVEL2_VALID;
+        while bits != 0 {
+            let bit = bits.trailing_zeros();
+            bits &= bits - 1;
+            #[expect(clippy::cast_possible_truncation, reason = "word < 2048")]
+            visit(RecordIndex(word as u32 * 64 + bit));
+        }
+    }
+
+    /// (E1) to (E3): asks to be woken. Returns false, and takes the request back, when a doorbell
+    /// rang meanwhile; the engine must then not sleep.
     #[must_use = "when this is false a doorbell is pending"]
     pub fn prepare_sleep(&self) -> bool {
         self.area.at(AT_NEED_WAKEUP).store(1, Ordering::Relaxed);
+        #[cfg(not(mutant = "no_fence_sleep"))]
         fence(Ordering::SeqCst);
-        !self.is_rung()
+        let may_sleep = !self.is_rung();
+        if !may_sleep {
+            self.awake();
+        }
+        may_sleep
     }
 
     /// The engine polls this area again: doorbells need no eventfd write.
@@ -193,15 +267,38 @@ impl Doorbells {
         self.area.at(AT_NEED_WAKEUP).store(0, Ordering::Relaxed);
     }
 
-    /// CPU of the application's last thread to post or poll, when it told.
+    /// CPU of the application's last thread to post or poll, when it told. Any number: whoever
+    /// uses it checks it.
     pub fn client_cpu(&self) -> Option<u32> {
         self.area.get(AT_CPU).checked_sub(1).and_then(|cpu| u32::try_from(cpu).ok())
     }
 }
 
+/// Takes all bits of a word; the swap synchronises with every ring whose bit it gets.
+#[inline]
 fn take_word(word: &AtomicU64) -> u64 {
     if word.load(Ordering::Relaxed) == 0 {
         return 0;
     }
-    word.swap(0, Ordering::AcqRel)
+    word.swap(0, TAKE_BITS)
 }
+
+/// Bits of a summary word that name one of `words` words below it.
+const fn valid_bits(words: usize) -> u64 {
+    if words >= 64 { u64::MAX } else { (1 << words) - 1 }
+}
+
+const LEVEL0_VALID: u64 = valid_bits(LEVEL1_WORDS);
+const LEVEL1_VALID: u64 = valid_bits(LEVEL2_WORDS);
+const LEVEL2_VALID: u64 = valid_bits(MAX_RECORDS);
+
+// Every word but a last one is full, and only loom's small geometry has a last one that is not.
+const _: () = assert!(cfg!(loom) || MAX_RECORDS.is_multiple_of(64 * 64));
+
+/// Pairs with the load in [`Doorbells::producer`]: a WQE is visible with its index.
+const RECORD_STORE: Ordering =
+    if cfg!(mutant = "relaxed_record") { Ordering::Relaxed } else { Ordering::Release };
+/// Releases what was written below a bit, and orders the bits of two rings of one word.
+const SET_BIT: Ordering =
+    if cfg!(mutant = "relaxed_bits") { Ordering::Relaxed } else { Ordering::AcqRel };
+const TAKE_BITS: Ordering = SET_BIT;

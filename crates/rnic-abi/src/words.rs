@@ -29,10 +29,11 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// `len` zeroed words on the heap: simulation, tests, and same-process use.
+    /// `len` zeroed words on the heap: simulation, tests, and same-process use. Large runs cost
+    /// memory only where they are written.
     pub fn heap(len: usize) -> Self {
-        let owner: Arc<Vec<AtomicU64>> = Arc::new((0..len).map(|_| AtomicU64::new(0)).collect());
-        let base = NonNull::from(owner.as_slice()).cast();
+        let owner = Arc::new(heap::zeroed(len));
+        let base = heap::base(&owner);
         Self { base, len, owner }
     }
 
@@ -47,6 +48,7 @@ impl Words {
         len: usize,
         owner: Arc<dyn std::any::Any + Send + Sync>,
     ) -> Self {
+        debug_assert!(base.cast::<AtomicU64>().is_aligned());
         Self { base: base.cast(), len, owner }
     }
 
@@ -82,6 +84,15 @@ impl Words {
         unsafe { self.base.add(index).as_ref() }
     }
 
+    /// The words from `start` on, with one bounds check for all of them.
+    #[inline]
+    fn run(&self, start: usize, len: usize) -> &[AtomicU64] {
+        assert!(start <= self.len && len <= self.len - start, "words out of range");
+        // SAFETY: the range is inside, the owner keeps the memory alive for the borrow of self,
+        // and atomics may be shared.
+        unsafe { std::slice::from_raw_parts(self.base.add(start).as_ptr(), len) }
+    }
+
     /// Loads one word without ordering.
     #[inline]
     pub fn get(&self, index: usize) -> u64 {
@@ -95,18 +106,25 @@ impl Words {
     }
 
     /// Copies words out, one atomic load each.
+    ///
+    /// # Panics
+    /// As [`at`](Self::at).
     #[inline]
     pub fn copy_out(&self, start: usize, out: &mut [u64]) {
-        for (i, word) in out.iter_mut().enumerate() {
-            *word = self.get(start + i);
+        let from = self.run(start, out.len());
+        for (to, from) in out.iter_mut().zip(from) {
+            *to = from.load(Ordering::Relaxed);
         }
     }
 
     /// Copies words in, one atomic store each.
+    ///
+    /// # Panics
+    /// As [`at`](Self::at).
     #[inline]
     pub fn copy_in(&self, start: usize, words: &[u64]) {
-        for (i, word) in words.iter().enumerate() {
-            self.set(start + i, *word);
+        for (to, from) in self.run(start, words.len()).iter().zip(words) {
+            to.store(*from, Ordering::Relaxed);
         }
     }
 }
@@ -114,5 +132,58 @@ impl Words {
 impl std::fmt::Debug for Words {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Words").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// The allocator's own zeroed pages: a doorbell area is a megabyte of which little is used.
+#[cfg(not(loom))]
+mod heap {
+    use super::AtomicU64;
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::ptr::NonNull;
+
+    pub(super) struct Allocation {
+        base: NonNull<AtomicU64>,
+        layout: Layout,
+    }
+
+    // SAFETY: it owns atomics, which are Send.
+    unsafe impl Send for Allocation {}
+    // SAFETY: it gives out nothing but their address.
+    unsafe impl Sync for Allocation {}
+
+    impl Drop for Allocation {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout, and the last user is gone.
+            unsafe { dealloc(self.base.as_ptr().cast(), self.layout) };
+        }
+    }
+
+    pub(super) fn zeroed(len: usize) -> Allocation {
+        // An empty run has an address too.
+        let layout = Layout::array::<AtomicU64>(len.max(1)).expect("a possible size");
+        // SAFETY: the layout is not empty. Zero bytes are a valid AtomicU64.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base.cast()) else { handle_alloc_error(layout) };
+        Allocation { base, layout }
+    }
+
+    pub(super) fn base(allocation: &Allocation) -> NonNull<AtomicU64> {
+        allocation.base
+    }
+}
+
+/// Loom's atomics are objects that have to be made one by one.
+#[cfg(loom)]
+mod heap {
+    use super::AtomicU64;
+    use std::ptr::NonNull;
+
+    pub(super) fn zeroed(len: usize) -> Vec<AtomicU64> {
+        (0..len).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    pub(super) fn base(words: &[AtomicU64]) -> NonNull<AtomicU64> {
+        NonNull::from(words).cast()
     }
 }

@@ -67,7 +67,8 @@ impl WorkProducer {
         Some(Self { slots: Slots::new(words, shape)?, producer: 0, consumer: 0 })
     }
 
-    /// Slots that can be written now.
+    /// Slots that can be written now: at least this many, and 0 only when the queue is full.
+    #[inline]
     pub fn free(&mut self) -> u32 {
         let used = self.producer.wrapping_sub(self.consumer);
         if used < self.slots.shape.capacity {

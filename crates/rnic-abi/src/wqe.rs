@@ -165,7 +165,7 @@ impl SendControl {
             ah: low(words[7]),
             srqn: high(words[7]),
         };
-        if usize::from(control.num_sge) > MAX_SGE {
+        if usize::from(control.num_sge) > MAX_SGE || control.data_at() > stride {
             return Err(BadWqe::SgeCount(control.num_sge));
         }
         if usize::from(control.data_len) > MAX_INLINE || control.words() > stride {
@@ -175,7 +175,8 @@ impl SendControl {
         if inline && (control.num_sge != 0 || control.carried) {
             return Err(BadWqe::InlineWithSges);
         }
-        if !inline && !control.carried && control.data_len != 0 {
+        let may_have_data = (inline || control.carried) && has_payload(control.opcode);
+        if control.data_len != 0 && !may_have_data {
             return Err(BadWqe::DataLength(control.data_len));
         }
         Ok(control)
@@ -237,7 +238,8 @@ pub enum BadWqe {
     Flags(u8),
     /// More SGEs than the slot or the limit allows.
     SgeCount(u8),
-    /// More data than the slot or the limit allows, or data without a flag that says so.
+    /// More data than the slot or the limit allows, data without a flag that says so, or data of an
+    /// operation that sends none.
     DataLength(u16),
     /// Inline data together with SGEs.
     InlineWithSges,
@@ -254,6 +256,13 @@ pub fn send_stride(max_sge: u32, max_inline: u32) -> usize {
 /// Words of a receive slot for `max_sge`, rounded up to whole basic blocks.
 pub fn recv_stride(max_sge: u32) -> usize {
     (RECV_CONTROL_WORDS + (max_sge as usize).min(MAX_SGE) * SGE_WORDS).next_multiple_of(LINE)
+}
+
+/// The request carries bytes of the requester's memory.
+#[inline]
+fn has_payload(opcode: WrOpcode) -> bool {
+    use WrOpcode::{AtomicWrite, Send, SendImm, SendInv, Write, WriteImm};
+    matches!(opcode, Send | SendImm | SendInv | Write | WriteImm | AtomicWrite)
 }
 
 #[inline]
