@@ -21,10 +21,12 @@
 //! # Reading order
 //!
 //! [`types`], [`opcode`], [`headers`], [`datagram`]; then [`flow`], [`icrc`], [`net`], [`frame`];
-//! then [`mad`] and [`cm`] for connection management.
+//! then [`mad`] and [`cm`] for connection management, [`grh`] for what datagram receivers see, and
+//! [`pretty`] to print all of it.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 pub mod cm;
 pub mod datagram;
@@ -36,6 +38,7 @@ pub mod icrc;
 pub mod mad;
 pub mod net;
 pub mod opcode;
+pub mod pretty;
 pub mod types;
 
 pub use datagram::{Datagram, HeaderRepr, ParseError};
@@ -47,8 +50,15 @@ pub use headers::{
 };
 pub use icrc::{IcrcCheck, IpIdHint};
 pub use net::{Ecn, MacAddr, VlanTag};
-pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Trailer, Transport};
+pub use opcode::{
+    HeaderSet, Opcode, OpcodeInfo, Operation, PayloadRule, Position, Trailer, Transport,
+};
 pub use types::{Gid, Msn, PKey, PathMtu, Psn, QKey, Qpn, RKey};
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// UDP destination port of every RoCEv2 packet, requests and responses alike.
 pub const ROCE_PORT: u16 = 4791;
