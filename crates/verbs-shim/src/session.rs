@@ -1,0 +1,223 @@
+//! The control connection of one device context, and the memory that came over it.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::BorrowedFd,
+    path::Path,
+    process,
+    sync::atomic::{AtomicBool, Ordering},
+    sync::{Mutex, PoisonError},
+};
+
+use rnic_abi::{
+    ABI_VERSION,
+    control::{Reply, Request, RingPlace},
+    os::{Connection, Descriptors, memory},
+    words::{WORD, Words},
+};
+
+use crate::{
+    error::{Errno, Result},
+    report,
+};
+
+/// A session with a daemon.
+pub(crate) struct Session {
+    link: Mutex<Link>,
+    gone: AtomicBool,
+    /// A child made by fork shares the socket but is not the daemon's client.
+    pid: u32,
+}
+
+struct Link {
+    connection: Connection,
+    arenas: HashMap<u32, Words>,
+}
+
+/// What came beside a reply.
+pub(crate) struct Arrived<'a> {
+    fds: Descriptors,
+    arenas: &'a mut HashMap<u32, Words>,
+}
+
+impl Arrived<'_> {
+    /// Takes all descriptors; `None` when there are not exactly `N`.
+    pub(crate) fn descriptors<const N: usize>(self) -> Option<[std::os::fd::OwnedFd; N]> {
+        self.fds.exactly().ok()
+    }
+
+    /// The memory of a ring, mapping its arena when it is new.
+    pub(crate) fn ring(&mut self, place: &RingPlace) -> Option<Words> {
+        if place.arena_is_new {
+            let words = usize::try_from(place.arena_len).ok()? / WORD;
+            let arena = memory::map(self.fds.next()?, words).map_err(report::debug).ok()?;
+            self.arenas.insert(place.arena, arena);
+        }
+        let (start, words) = (place.start.try_into().ok()?, place.words.try_into().ok()?);
+        self.arenas.get(&place.arena)?.slice(start, words)
+    }
+}
+
+impl Session {
+    /// Connects and agrees on the version.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub(crate) fn connect(path: &Path) -> io::Result<Self> {
+        let connection = Connection::connect(path)?;
+        match connection.call(&Request::Hello { abi: ABI_VERSION }, &[])? {
+            (Ok(Reply::Hello { abi: ABI_VERSION, .. }), _) => {}
+            (Ok(Reply::Hello { abi, server }), _) => {
+                let text = format!(
+                    "{server} speaks version {abi} and this library version {ABI_VERSION}: \
+                     install library and daemon from the same release"
+                );
+                return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            }
+            (Ok(_), _) => return Err(io::ErrorKind::InvalidData.into()),
+            (Err(refusal), _) => {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, refusal.message));
+            }
+        }
+        Ok(Self {
+            link: Mutex::new(Link { connection, arenas: HashMap::new() }),
+            gone: AtomicBool::new(false),
+            pid: process::id(),
+        })
+    }
+
+    /// The daemon died, or this process is a forked child of the one that connected.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire) || self.pid != process::id()
+    }
+
+    /// Only the death of the daemon: cheap, for the data path.
+    #[inline]
+    pub(crate) fn daemon_is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    /// The daemon's process, where it can be seen.
+    pub(crate) fn daemon_pid(&self) -> Option<u32> {
+        self.link().connection.peer_credentials().ok().map(|peer| peer.pid)
+    }
+
+    /// The connection's descriptor number, for `ibv_context.cmd_fd`.
+    pub(crate) fn raw_fd(&self) -> std::os::fd::RawFd {
+        use std::os::fd::{AsFd, AsRawFd};
+        self.link().connection.as_fd().as_raw_fd()
+    }
+
+    /// One request and its answer. `take` says what the reply means; `None` is a reply that makes no sense.
+    ///
+    /// # Errors
+    /// The daemon's refusal; EIO when it is gone.
+    pub(crate) fn call<T>(
+        &self,
+        request: &Request,
+        take: impl FnOnce(Reply, Arrived<'_>) -> Option<T>,
+    ) -> Result<T> {
+        self.call_with(request, &[], take)
+    }
+
+    /// As [`call`](Self::call), with descriptors beside the request.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn call_with<T>(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        take: impl FnOnce(Reply, Arrived<'_>) -> Option<T>,
+    ) -> Result<T> {
+        if self.is_gone() {
+            return Err(Errno(libc::EIO));
+        }
+        let mut link = self.link();
+        let Link { connection, arenas } = &mut *link;
+        match connection.call(request, fds) {
+            Ok((Ok(reply), fds)) => {
+                take(reply, Arrived { fds, arenas }).ok_or(Errno(libc::EPROTO))
+            }
+            Ok((Err(refusal), _)) => {
+                report::debug(&refusal);
+                if refusal.errno == libc::EPERM && matches!(request, Request::RegMr { .. }) {
+                    hint_about_memory_rights(&refusal.message);
+                }
+                Err(Errno(if refusal.errno > 0 { refusal.errno } else { libc::EIO }))
+            }
+            Err(error) => {
+                report::debug(format_args!("the daemon is gone: {error}"));
+                self.set_gone();
+                Err(Errno(libc::EIO))
+            }
+        }
+    }
+
+    /// A request that destroys something: `None` when the daemon is gone, and the object with it.
+    ///
+    /// # Errors
+    /// The daemon's refusal.
+    pub(crate) fn destroy<T>(
+        &self,
+        request: &Request,
+        take: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.call(request, |reply, _| take(reply)) {
+            Err(_) if self.is_gone() => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// As [`destroy`](Self::destroy) for a request that is answered by [`Reply::Done`].
+    ///
+    /// # Errors
+    /// The daemon's refusal.
+    pub(crate) fn dispose(&self, request: &Request) -> Result<()> {
+        self.destroy(request, done).map(drop)
+    }
+
+    /// A request that is answered by [`Reply::Handle`].
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn handle(&self, request: &Request) -> Result<u32> {
+        self.call(request, |reply, _| match reply {
+            Reply::Handle(handle) => Some(handle),
+            _ => None,
+        })
+    }
+
+    /// A request that is answered by [`Reply::Done`].
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn done(&self, request: &Request) -> Result<()> {
+        self.call(request, |reply, _| done(reply))
+    }
+
+    fn link(&self) -> std::sync::MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn done(reply: Reply) -> Option<()> {
+    matches!(reply, Reply::Done).then_some(())
+}
+
+fn hint_about_memory_rights(message: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    report::say_once(
+        &ONCE,
+        format_args!(
+            "the daemon may not reach this program's memory: {message}. Run rnicd as root or as \
+             the same user, outside any user namespace that the program is not in, and do not \
+             make the program non-dumpable"
+        ),
+    );
+}
