@@ -1,4 +1,7 @@
 //! The functions behind the rows of `exports.txt` whose kind is `impl`, in one namespace, each
 //! under its C name.
 
-pub(crate) use crate::strings::rdma_event_str;
+pub(crate) use crate::{
+    address::{rdma_get_dst_port, rdma_get_src_port},
+    strings::rdma_event_str,
+};

@@ -3,6 +3,7 @@
 //! `exports.txt` says which C names exist, under which version, and which function of `api` or
 //! `stubs` is behind each; the build script turns it into the trampolines included below.
 
+mod address;
 mod api;
 mod strings;
 mod stubs;

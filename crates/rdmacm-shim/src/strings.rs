@@ -1,6 +1,8 @@
 //! Names of connection manager events.
 
-use std::ffi::{CStr, c_char, c_uint};
+use std::ffi::{CStr, c_char};
+
+use verbs_abi::rdma_cm_event_type;
 
 /// Names by value, those of rdma_cma.h: users know them, and scripts look for them.
 const EVENTS: [&CStr; 20] = [
@@ -27,7 +29,7 @@ const EVENTS: [&CStr; 20] = [
 ];
 
 /// Name of an event (`RDMA_CM_EVENT_*`).
-pub(crate) extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
+pub(crate) extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
     usize::try_from(event)
         .ok()
         .and_then(|index| EVENTS.get(index).copied())
