@@ -3,5 +3,10 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`] | command line and configuration file |
+//! | `server` | control socket: sessions, quotas, ring memory |
+//! | `dma` | the memory of applications |
+#![deny(unsafe_code)]
 
 pub mod config;
+mod dma;
+mod server;

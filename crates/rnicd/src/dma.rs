@@ -1,0 +1,133 @@
+//! Application memory: what the engine's [`Dma`] calls become.
+//!
+//! Two kinds of address space:
+//!
+//! * a **process**: `process_vm_readv` and `process_vm_writev`, which work for whatever the
+//!   application registered. A wrong address is a partial count, never a signal. The kernel checks
+//!   the rights of the calling thread against the process at every call, so the thread must carry
+//!   the rights of the client and no more.
+//! * **mapped** memory: a memfd that can no longer shrink, mapped by both; no system call.
+//!
+//! One `process_vm_writev` copies in no useful order inside an iovec, so the last 8 bytes of every
+//! message get an iovec of their own: programs poll the last byte of a message.
+
+#[allow(unsafe_code)]
+mod mapped;
+#[allow(unsafe_code)]
+mod process;
+
+use rnic_core::ports::{Dma, DmaFault, MemRange, Range, SpaceId};
+
+pub(crate) use mapped::Mapping;
+pub(crate) use process::{Process, probe};
+
+/// An address space.
+#[derive(Debug)]
+pub(crate) enum Space {
+    /// Of a client process.
+    Process(Process),
+    /// Of a shared memory file; address 0 is where the registration starts.
+    Mapped(Mapping),
+}
+
+/// The address spaces of one engine's clients.
+#[derive(Debug)]
+pub(crate) struct SystemDma {
+    spaces: Vec<Option<Space>>,
+    scratch: process::Scratch,
+}
+
+impl SystemDma {
+    /// No space yet.
+    pub(crate) fn new() -> Self {
+        Self { spaces: Vec::new(), scratch: process::Scratch::new() }
+    }
+
+    /// Adds or replaces a space.
+    pub(crate) fn insert(&mut self, id: SpaceId, space: Space) {
+        let at = id.0 as usize;
+        if at >= self.spaces.len() {
+            self.spaces.resize_with(at + 1, || None);
+        }
+        self.spaces[at] = Some(space);
+    }
+
+    /// Forgets a space; accesses to it are faults from now on.
+    pub(crate) fn remove(&mut self, id: SpaceId) {
+        if let Some(space) = self.spaces.get_mut(id.0 as usize) {
+            *space = None;
+        }
+    }
+}
+
+/// Nothing was transferred.
+const NOTHING: DmaFault = DmaFault { done: 0 };
+
+impl Dma for SystemDma {
+    fn read(
+        &mut self,
+        space: SpaceId,
+        from: &[MemRange],
+        arena: &mut [u8],
+        to: &[Range],
+    ) -> Result<(), DmaFault> {
+        match self.spaces.get_mut(space.0 as usize) {
+            Some(Some(Space::Process(process))) => process.read(from, arena, to, &mut self.scratch),
+            Some(Some(Space::Mapped(mapping))) => mapping.read(from, arena, to),
+            _ => Err(NOTHING),
+        }
+    }
+
+    fn write(
+        &mut self,
+        space: SpaceId,
+        arena: &[u8],
+        from: &[Range],
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        match self.spaces.get_mut(space.0 as usize) {
+            Some(Some(Space::Process(process))) => {
+                process.write(arena, from, to, tails, &mut self.scratch)
+            }
+            Some(Some(Space::Mapped(mapping))) => mapping.write(arena, from, to, tails),
+            _ => Err(NOTHING),
+        }
+    }
+
+    fn atomic(
+        &mut self,
+        space: SpaceId,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        match self.spaces.get_mut(space.0 as usize) {
+            Some(Some(Space::Process(process))) => process.atomic(addr, update),
+            Some(Some(Space::Mapped(mapping))) => mapping.atomic(addr, update),
+            _ => Err(NOTHING),
+        }
+    }
+}
+
+/// Bytes at the end of a message that become visible last.
+const TAIL: u64 = 8;
+
+/// The pieces of a transfer of `total` bytes that must be stored one after the other: bodies and
+/// tails of messages, as (start, end) byte counts. `ends` are the ends of messages before the last.
+fn pieces(ends: &[u64], total: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut start = 0;
+    ends.iter()
+        .copied()
+        .chain([total])
+        .flat_map(move |end| {
+            let end = end.clamp(start, total);
+            let cut = end.saturating_sub(TAIL).max(start);
+            let body = (start, cut);
+            start = end;
+            [body, (cut, end)]
+        })
+        .filter(|(start, end)| start < end)
+}
+
+#[cfg(test)]
+mod tests;

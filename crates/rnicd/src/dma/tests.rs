@@ -1,0 +1,202 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+const SPACE: SpaceId = SpaceId(3);
+const PAGE: usize = 4096;
+
+fn own_process() -> SystemDma {
+    let mut dma = SystemDma::new();
+    dma.insert(SPACE, Space::Process(Process::new(std::process::id()).unwrap()));
+    dma
+}
+
+fn mem(addr: usize, len: usize) -> MemRange {
+    MemRange { addr: addr as u64, len: len as u32 }
+}
+
+fn range(offset: usize, len: usize) -> Range {
+    Range { offset: offset as u32, len: len as u32 }
+}
+
+/// Three pages, the middle one without any access.
+#[allow(unsafe_code)]
+fn with_hole() -> usize {
+    // SAFETY: a fresh anonymous mapping; its middle page is then protected. It is never unmapped.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(std::ptr::null_mut(), 3 * PAGE, access, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(at.add(PAGE), PAGE, libc::PROT_NONE), 0);
+        at as usize
+    }
+}
+
+fn shared(len: usize) -> (SystemDma, rnic_abi::words::Words) {
+    let (file, words) = rnic_abi::os::memory::create("test", len / 8).unwrap();
+    let mut dma = SystemDma::new();
+    dma.insert(SPACE, Space::Mapped(Mapping::new(&file, 0, len as u64, true).unwrap()));
+    (dma, words)
+}
+
+#[test]
+fn ranges_need_not_be_cut_alike() {
+    let mut dma = own_process();
+    let target = vec![0u8; 100];
+    let at = target.as_ptr() as usize;
+    let arena: Vec<u8> = (0..=255).collect();
+    let to = [mem(at + 50, 3), mem(at, 30), mem(at + 90, 7)];
+    dma.write(SPACE, &arena, &[range(10, 20), range(100, 20)], &to, &[5, 20]).unwrap();
+    let written: Vec<u8> = (10..30).chain(100..120).collect();
+    assert_eq!(target[50..53], written[..3]);
+    assert_eq!(target[..30], written[3..33]);
+    assert_eq!(target[90..97], written[33..]);
+
+    let mut back = vec![0u8; 64];
+    dma.read(SPACE, &to, &mut back, &[range(1, 33), range(40, 7)]).unwrap();
+    assert_eq!(back[1..34], written[..33]);
+    assert_eq!(back[40..47], written[33..]);
+}
+
+#[test]
+fn a_fault_counts_the_bytes_before_it() {
+    let mut dma = own_process();
+    let at = with_hole();
+    let mut arena = vec![7u8; 2 * PAGE];
+    let all = [range(0, 2 * PAGE)];
+    let over_the_edge = [mem(at + 100, 2 * PAGE)];
+    let fault = Err(DmaFault { done: PAGE as u64 - 100 });
+    assert_eq!(dma.write(SPACE, &arena, &all, &over_the_edge, &[50, 1000]), fault);
+    assert_eq!(dma.read(SPACE, &over_the_edge, &mut arena, &all), fault);
+    let second = [mem(at, 10), mem(at + PAGE, 10), mem(at + 2 * PAGE, 10)];
+    assert_eq!(dma.write(SPACE, &arena, &[range(0, 30)], &second, &[]), Err(DmaFault { done: 10 }));
+    assert_eq!(dma.write(SPACE, &arena, &[range(0, 8)], &[mem(at + PAGE, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.atomic(SPACE, (at + PAGE) as u64, &mut |old| old + 1), Err(NOTHING));
+    assert_eq!(dma.write(SPACE, &arena, &[range(0, 8)], &[mem(usize::MAX, 8)], &[]), Err(NOTHING));
+}
+
+#[test]
+fn a_space_that_is_gone_is_a_fault() {
+    let mut dma = own_process();
+    let target = [0u8; 8];
+    let to = [mem(target.as_ptr() as usize, 8)];
+    dma.remove(SPACE);
+    assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
+    assert_eq!(dma.write(SpaceId(99), &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    child.wait().unwrap();
+    dma.insert(SPACE, Space::Process(Process::new(pid).unwrap()));
+    assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
+}
+
+#[test]
+fn ranges_outside_the_arena_are_refused() {
+    let mut dma = own_process();
+    let target = [0u8; 64];
+    let to = [mem(target.as_ptr() as usize, 16)];
+    assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 16)], &to, &[]), Err(NOTHING));
+    let mut arena = [0; 8];
+    assert_eq!(dma.read(SPACE, &to, &mut arena, &[range(u32::MAX as usize, 16)]), Err(NOTHING));
+}
+
+#[test]
+fn atomics_return_the_old_value() {
+    let mut word = 40u64;
+    let at = &raw mut word as u64;
+    assert_eq!(own_process().atomic(SPACE, at, &mut |old| old + 2), Ok(40));
+    assert_eq!(word, 42);
+    let (mut dma, words) = shared(PAGE);
+    words.set(2, 40);
+    assert_eq!(dma.atomic(SPACE, 16, &mut |old| old * 2), Ok(40));
+    assert_eq!(words.get(2), 80);
+    assert_eq!(dma.atomic(SPACE, 17, &mut |old| old), Err(NOTHING));
+    assert_eq!(dma.atomic(SPACE, PAGE as u64, &mut |old| old), Err(NOTHING));
+}
+
+#[test]
+fn mapped_memory_reads_what_was_written_and_faults_at_its_end() {
+    let (mut dma, _words) = shared(PAGE);
+    let arena: Vec<u8> = (0..200).collect();
+    let to = [MemRange { addr: 5, len: 60 }, MemRange { addr: 1000, len: 40 }];
+    dma.write(SPACE, &arena, &[range(0, 100)], &to, &[3, 20, 90]).unwrap();
+    let mut back = vec![0; 100];
+    dma.read(SPACE, &to, &mut back, &[range(0, 30), range(30, 70)]).unwrap();
+    assert_eq!(back, arena[..100]);
+    let end = [MemRange { addr: PAGE as u64 - 10, len: 20 }];
+    let fault = Err(DmaFault { done: 10 });
+    assert_eq!(dma.write(SPACE, &arena, &[range(0, 20)], &end, &[]), fault);
+    assert_eq!(dma.read(SPACE, &end, &mut back, &[range(0, 20)]), fault);
+}
+
+#[test]
+fn a_file_that_can_shrink_is_not_mapped() {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let file = rustix::fs::memfd_create("test", flags).unwrap();
+    rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
+    assert!(Mapping::new(&file, 0, PAGE as u64, true).is_err());
+    let (file, _words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
+    assert!(Mapping::new(&file, 0, PAGE as u64 + 1, true).is_err());
+    assert!(Mapping::new(&file, u64::MAX, 2, true).is_err());
+}
+
+#[test]
+fn pieces_cut_the_tail_of_every_message() {
+    let all = |ends: &[u64], total| pieces(ends, total).collect::<Vec<_>>();
+    assert_eq!(all(&[], 100), [(0, 92), (92, 100)]);
+    assert_eq!(all(&[], 8), [(0, 8)]);
+    assert_eq!(all(&[], 3), [(0, 3)]);
+    assert_eq!(all(&[20, 24], 100), [(0, 12), (12, 20), (20, 24), (24, 92), (92, 100)]);
+    assert_eq!(all(&[100], 100), [(0, 92), (92, 100)]);
+    assert!(all(&[], 0).is_empty());
+    // Nonsense stays inside the transfer.
+    assert_eq!(all(&[500, 3], 10), [(0, 2), (2, 10)]);
+}
+
+/// Another thread polls the last byte and then looks at the others.
+fn last_byte_is_last(mut dma: SystemDma, addr: u64, bytes: &[AtomicU8]) {
+    let stop = AtomicBool::new(false);
+    let seen = AtomicU8::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let last = bytes[bytes.len() - 1].load(Ordering::Acquire);
+                if last == seen.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let wrong = bytes.iter().filter(|b| b.load(Ordering::Relaxed) != last).count();
+                assert_eq!(wrong, 0, "earlier bytes were not there yet");
+                seen.store(last, Ordering::Release);
+            }
+        });
+        let mut arena = vec![0u8; bytes.len()];
+        for round in 0..2000u32 {
+            let value = (round % 255 + 1) as u8;
+            arena.fill(value);
+            let to = [MemRange { addr, len: bytes.len() as u32 }];
+            dma.write(SPACE, &arena, &[range(0, bytes.len())], &to, &[]).unwrap();
+            let patience = std::time::Instant::now();
+            while seen.load(Ordering::Acquire) != value {
+                assert!(patience.elapsed().as_secs() < 20, "the checker failed");
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn the_last_byte_of_a_message_is_stored_last_in_a_process() {
+    let bytes: Vec<AtomicU8> = (0..1027).map(|_| AtomicU8::new(0)).collect();
+    last_byte_is_last(own_process(), bytes.as_ptr() as u64, &bytes);
+}
+
+#[test]
+fn the_last_byte_of_a_message_is_stored_last_in_mapped_memory() {
+    let (dma, words) = shared(PAGE);
+    let at = words.at(0).as_ptr().cast::<AtomicU8>();
+    // SAFETY: a page of shared memory that is only accessed as atomics, mapped until the end.
+    #[allow(unsafe_code)]
+    let bytes = unsafe { std::slice::from_raw_parts(at, 1027) };
+    last_byte_is_last(dma, 0, bytes);
+}

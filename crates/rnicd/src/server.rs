@@ -1,0 +1,4 @@
+//! The control socket.
+
+mod arena;
+mod records;
