@@ -65,6 +65,9 @@ struct peer_info {
 	uint64_t slots_addr, source_addr, atomic_addr, credit_addr;
 };
 
+struct wqe_note;
+struct arrival;
+
 struct side {
 	const struct options *opt;
 	struct ibv_context *ctx;
@@ -86,17 +89,33 @@ struct side {
 	int oob;
 	uint64_t my_seed, peer_seed;
 
-	/* requester */
-	uint64_t posted, completed, signaled_pending, final_count;
-	bool stop;
-	unsigned sq_used;
+	/* requester: messages by index, active ones (those the peer notices) also by ordinal */
+	uint64_t posted, completed, active_posted;
+	uint64_t wqes, wqes_done, final_messages;
+	struct wqe_note *notes; /* by WQE ordinal modulo sq_depth */
+	uint64_t *expected;     /* atomics: old value, by message index modulo depth */
+	unsigned sq_depth;
+	bool stop, told_final;
 	uint64_t cas_value, fadd_value;
-	uint64_t read_next_check;
-	/* responder */
-	uint64_t consumed, recv_posted, recv_seen, peer_final;
-	uint64_t recv_lens_head;
-	bool peer_final_known;
+	/* responder, all by ordinal of the peer's active messages */
+	struct arrival *arrivals; /* modulo depth */
+	uint64_t prepare_index, prepared, consumed, credited;
+	uint64_t final_active;
+	bool final_known;
 	uint64_t bytes_out, bytes_in;
+};
+
+/* A posted WQE. */
+struct wqe_note {
+	bool signaled, credit;
+	uint64_t message;
+};
+
+/* A message of the peer that will be noticed here. */
+struct arrival {
+	struct message m;
+	uint64_t index;
+	bool received; /* its receive completion came */
 };
 
 #define die(...) do { fprintf(stderr, "checker: " __VA_ARGS__); fputc('\n', stderr); exit(1); } while (0)
@@ -105,6 +124,8 @@ struct side {
 uint64_t mix(uint64_t x);
 struct message schedule(const struct options *opt, uint64_t seed, uint64_t index);
 bool takes_receive(enum op op);
+/* The responder notices it: by a receive completion or by its last byte. */
+bool is_active(const struct message *m);
 uint64_t fadd_operand(uint64_t seed, uint64_t index);
 void fill_pattern(unsigned char *to, size_t len, uint64_t key, uint64_t start);
 /* Offset of the first wrong byte, or -1. */
@@ -121,6 +142,16 @@ bool oob_try_recv(int fd, void *data, size_t len);
 void side_open(struct side *s, const struct options *opt);
 void side_connect(struct side *s);
 void side_close(struct side *s);
+
+/* requester.c */
+bool post_next(struct side *s);
+bool post_credit(struct side *s);
+void sent(struct side *s, const struct ibv_wc *wc);
+
+/* responder.c */
+void prepare(struct side *s);
+bool consume(struct side *s);
+void received(struct side *s, const struct ibv_wc *wc);
 
 /* run.c */
 void run(struct side *s);

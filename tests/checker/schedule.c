@@ -16,6 +16,11 @@ bool takes_receive(enum op op)
 	return op == OP_SEND || op == OP_SEND_IMM || op == OP_WRITE_IMM;
 }
 
+bool is_active(const struct message *m)
+{
+	return takes_receive(m->op) || (m->op == OP_WRITE && m->size);
+}
+
 struct message schedule(const struct options *opt, uint64_t seed, uint64_t index)
 {
 	uint64_t r = mix(seed ^ mix(index));

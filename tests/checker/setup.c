@@ -75,7 +75,7 @@ static void make_queues(struct side *s)
 
 	if (opt->events && !(s->channel = ibv_create_comp_channel(s->ctx)))
 		die("ibv_create_comp_channel: %s", strerror(errno));
-	s->send_cq = ibv_create_cq(s->ctx, 4 * opt->depth + 16, s, s->channel, 0);
+	s->send_cq = ibv_create_cq(s->ctx, 4 * opt->depth + 64, s, s->channel, 0);
 	s->recv_cq = ibv_create_cq(s->ctx, opt->depth + 16, s, s->channel, 0);
 	if (!s->send_cq || !s->recv_cq)
 		die("ibv_create_cq: %s", strerror(errno));
@@ -85,6 +85,10 @@ static void make_queues(struct side *s)
 	if (!s->qp)
 		die("ibv_create_qp: %s", strerror(errno));
 	s->max_inline = attr.cap.max_inline_data;
+	s->sq_depth = attr.cap.max_send_wr;
+	s->notes = calloc(s->sq_depth, sizeof *s->notes);
+	s->arrivals = calloc(opt->depth, sizeof *s->arrivals);
+	s->expected = calloc(opt->depth, sizeof *s->expected);
 }
 
 static void describe(struct side *s)
@@ -154,7 +158,6 @@ void side_connect(struct side *s)
 	const struct options *opt = s->opt;
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
-	char ready = 'r';
 
 	oob_exchange(s->oob, &s->mine, &s->peer, sizeof s->mine);
 	modify(s, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
@@ -163,7 +166,6 @@ void side_connect(struct side *s)
 		.rnr_retry = 7, .sq_psn = s->mine.psn, .max_rd_atomic = opt->rd_atomic };
 	modify(s, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 	       IBV_QP_MAX_QP_RD_ATOMIC, "RTS");
-	oob_exchange(s->oob, &ready, &ready, 1);
 }
 
 void side_close(struct side *s)

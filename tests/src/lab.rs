@@ -13,7 +13,7 @@ use crate::daemon::{Daemon, Io, Spec};
 use crate::dist::Dist;
 use crate::netns::{self, End, NetPair};
 use crate::packages::Toolbox;
-use crate::place::Node;
+use crate::place::{Host, Node};
 use crate::process::is_root;
 use crate::{interrupt, rxe};
 
@@ -129,8 +129,7 @@ impl Pair {
         let node = |end: &End, cpu| -> Result<Node> {
             let daemon = Daemon::start(dist, &at_end(end, io))
                 .with_context(|| format!("a daemon with --io {}", io.as_str()))?;
-            let cpu = (std::thread::available_parallelism()?.get() > 1).then_some(cpu);
-            Ok(Node { cpu, ..Node::at_end(daemon, end, tools, dist) })
+            Ok(Node::new(daemon, Host { cpu: cpu_of(cpu), ..Host::at_end(end, tools) }, dist))
         };
         // Programs that poll measure the scheduler when they share a CPU.
         let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
@@ -146,6 +145,13 @@ impl Pair {
         self.right.stop().context("the right daemon")?;
         Ok(())
     }
+}
+
+/// The CPU of the left (0) or right (1) program, when there are two.
+#[must_use]
+pub fn cpu_of(side: usize) -> Option<usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (cpus > 1).then_some(side)
 }
 
 /// The daemon of one end of a veth pair.

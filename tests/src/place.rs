@@ -3,14 +3,13 @@
 //! A dialogue of two programs ([`crate::programs`]) takes two places and does not know which.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::daemon::Daemon;
 use crate::dist::Dist;
-use crate::netns::End;
+use crate::netns::{self, End};
 use crate::packages::Toolbox;
 use crate::process::{Cmd, Output, Running, User, shell_code};
 
@@ -56,14 +55,11 @@ pub trait Job {
     fn wait(self: Box<Self>) -> Result<Output>;
 }
 
-/// One of our daemons and the programs that use it through the drop-in libraries.
-pub struct Node {
-    /// The daemon.
-    pub daemon: Daemon,
+/// A place without RDMA: where TCP programs run that ours are compared with.
+#[derive(Clone)]
+pub struct Host {
     /// Its address.
     pub address: IpAddr,
-    /// The GID index of that address.
-    pub gid_index: u32,
     /// The namespace that programs run in.
     pub netns: Option<String>,
     /// Whom programs run as.
@@ -72,41 +68,103 @@ pub struct Node {
     pub cpu: Option<usize>,
     /// Where the programs are.
     pub tools: Toolbox,
-    /// Where the libraries are.
-    pub dist: &'static Dist,
 }
 
-impl Node {
-    /// A command beside this daemon: in its namespace, with the drop-in libraries first.
+impl Host {
+    /// Our own namespace and user, on this address.
+    #[must_use]
+    pub fn here(address: IpAddr, tools: &Toolbox) -> Self {
+        Self { address, netns: None, user: None, cpu: None, tools: tools.clone() }
+    }
+
+    /// One end of a veth pair.
+    #[must_use]
+    pub fn at_end(end: &End, tools: &Toolbox) -> Self {
+        let netns = Some(end.netns.name().to_owned());
+        Self { netns, ..Self::here(end.ipv4.into(), tools) }
+    }
+
+    /// A program of this machine, in the place's namespace.
     ///
     /// # Errors
     /// When the program is not on this machine.
     pub fn cmd(&self, program: &str) -> Result<Cmd> {
-        let mut cmd = Cmd::new(self.tools.program(program)?)
-            .env("LD_LIBRARY_PATH", library_path(self.dist, &self.tools)?)
-            .env("RNIC_SOCKET", self.daemon.socket())
-            .in_netns(self.netns.as_deref())
-            .as_user(self.user)
-            .on_cpu(self.cpu);
-        if self.netns.is_none() {
-            cmd = cmd.without_env("XDG_RUNTIME_DIR");
+        let cmd = self.placed(Cmd::new(self.tools.program(program)?));
+        match self.tools.library_dirs() {
+            dirs if dirs.is_empty() => Ok(cmd),
+            dirs => Ok(cmd.env("LD_LIBRARY_PATH", std::env::join_paths(dirs)?)),
         }
-        Ok(cmd)
     }
 
-    /// The node of one end of a veth pair: programs run as root in its namespace.
+    fn placed(&self, cmd: Cmd) -> Cmd {
+        cmd.in_netns(self.netns.as_deref()).as_user(self.user).on_cpu(self.cpu)
+    }
+}
+
+impl Place for Host {
+    fn device(&self) -> &str {
+        ""
+    }
+
+    fn gid_index(&self) -> u32 {
+        0
+    }
+
+    fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
+        Ok(Box::new(self.cmd(program)?.args(args).limit(limit).start()?))
+    }
+
+    fn listens(&self, port: u16) -> Result<bool> {
+        let tables = ["tcp", "tcp6"].map(|table| format!("/proc/thread-self/net/{table}"));
+        let read = || tables.map(|table| std::fs::read_to_string(table).unwrap_or_default());
+        let tables = match &self.netns {
+            Some(name) => netns::enter(name, read)?,
+            None => read(),
+        };
+        Ok(tables.iter().any(|table| has_listener(table, port)))
+    }
+}
+
+/// One of our daemons and the programs that use it through the drop-in libraries.
+pub struct Node {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// The GID index of the host's address.
+    pub gid_index: u32,
+    /// Where programs run.
+    pub host: Host,
+    /// Where the libraries are.
+    pub dist: &'static Dist,
+    /// Start programs by `rnic run`, as users do, and not by environment variables.
+    pub by_rnic_run: bool,
+}
+
+impl Node {
+    /// A daemon and programs that find it by `LD_LIBRARY_PATH` and `RNIC_SOCKET`.
     #[must_use]
-    pub fn at_end(daemon: Daemon, end: &End, tools: &Toolbox, dist: &'static Dist) -> Self {
-        Self {
-            daemon,
-            address: end.ipv4.into(),
-            gid_index: 0,
-            netns: Some(end.netns.name().to_owned()),
-            user: None,
-            cpu: None,
-            tools: tools.clone(),
-            dist,
+    pub fn new(daemon: Daemon, host: Host, dist: &'static Dist) -> Self {
+        Self { daemon, gid_index: 0, host, dist, by_rnic_run: false }
+    }
+
+    /// A command beside this daemon that uses the drop-in libraries.
+    ///
+    /// # Errors
+    /// When the program is not on this machine.
+    pub fn cmd(&self, program: &str) -> Result<Cmd> {
+        if self.by_rnic_run {
+            let rnic = Cmd::new(self.dist.bin("rnic")).args(["run", "--socket"]);
+            let cmd =
+                rnic.arg(self.daemon.socket()).arg("--").arg(self.host.tools.program(program)?);
+            let dirs = self.host.tools.library_dirs();
+            return Ok(self.host.placed(cmd).env("LD_LIBRARY_PATH", std::env::join_paths(dirs)?));
         }
+        let dirs = std::iter::once(self.dist.lib()).chain(self.host.tools.library_dirs());
+        let cmd = self.host.cmd(program)?.env("RNIC_SOCKET", self.daemon.socket());
+        Ok(cmd.env("LD_LIBRARY_PATH", std::env::join_paths(dirs)?))
     }
 
     /// Ends the daemon in order and returns its log.
@@ -116,15 +174,6 @@ impl Node {
     pub fn stop(self) -> Result<String> {
         self.daemon.stop()
     }
-}
-
-/// The value of `LD_LIBRARY_PATH` that puts the drop-in libraries before everything else.
-///
-/// # Errors
-/// When a folder has a colon in its name.
-pub fn library_path(dist: &Dist, tools: &Toolbox) -> Result<std::ffi::OsString> {
-    let dirs: Vec<PathBuf> = std::iter::once(dist.lib()).chain(tools.library_dirs()).collect();
-    std::env::join_paths(dirs).context("a library folder has a colon in its name")
 }
 
 impl Place for Node {
@@ -137,7 +186,7 @@ impl Place for Node {
     }
 
     fn address(&self) -> IpAddr {
-        self.address
+        self.host.address
     }
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
@@ -145,15 +194,7 @@ impl Place for Node {
     }
 
     fn listens(&self, port: u16) -> Result<bool> {
-        // The daemon's view of its namespace is the programs' view too.
-        let net = PathBuf::from(format!("/proc/{}/net", self.daemon.pid()));
-        for table in ["tcp", "tcp6"] {
-            let text = std::fs::read_to_string(net.join(table)).context("the daemon is gone")?;
-            if has_listener(&text, port) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        self.host.listens(port)
     }
 }
 

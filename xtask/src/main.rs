@@ -1,2 +1,67 @@
-//! `cargo xtask`: build, try, test.
-fn main() {}
+//! `cargo xtask`: the commands a person types to build, try and test soft-rnic.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod layers;
+mod lint;
+mod stages;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use system_tests::dist::Dist;
+use system_tests::{interrupt, paths};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build everything and show unmodified RDMA programs at work, with numbers
+    Demo,
+    /// Install what is missing and run every check and test
+    Test,
+    /// Build bin/rnicd, bin/rnic, lib/libibverbs.so.1 and lib/librdmacm.so.1
+    Dist {
+        /// Where to put them [default: target/dist]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Check formatting, clippy, layering and documentation
+    Lint,
+    /// Check which crate may depend on which
+    Layers,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    interrupt::install()?;
+    match command {
+        Command::Demo => demo::run(),
+        Command::Test => test::run(),
+        Command::Dist { out } => {
+            let dist = Dist::build(&out.clone().unwrap_or_else(|| paths::target().join("dist")))?;
+            println!("{}", dist.root().display());
+            Ok(())
+        }
+        Command::Lint => stages::all("lint", lint::STAGES),
+        Command::Layers => layers::check(),
+    }
+}

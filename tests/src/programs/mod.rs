@@ -2,10 +2,11 @@
 //!
 //! A [`Dialogue`] is data. How the device, the GID index, the port and the server's address are
 //! told to a program depends on its [`Family`]; readers of what programs print are in
-//! [`perftest`], [`iperf3`] and [`qperf`].
+//! [`perftest`], [`pingpong`], [`iperf3`] and [`qperf`].
 
 pub mod iperf3;
 pub mod perftest;
+pub mod pingpong;
 pub mod qperf;
 
 use std::fmt;

@@ -1,0 +1,346 @@
+//! A link of the tests' own, in a namespace between two hosts.
+//!
+//! The kernel of a test machine may have no netem, queueing disciplines do not touch AF_XDP
+//! frames, and tcpdump sees none of them. So a bridge in user space stands in the middle: it
+//! receives every frame of one veth with a packet socket, decides its fate from a seed, and sends
+//! it out of the other, capturing what came in and what went out.
+//!
+//! The hosts' interfaces have segmentation and checksum offload switched off: the unit of fate is
+//! one packet, and what the capture shows is what a real link would carry.
+
+mod faults;
+mod queue;
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use pcap_file::pcap::{PcapPacket, PcapWriter};
+use pnet::datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender};
+
+pub use faults::{Dice, Fate, Faults, REORDER_SPAN};
+use queue::Queue;
+
+use crate::netns::{End, Netns};
+
+/// UDP destination port of RoCEv2.
+const ROCE_PORT: u16 = 4791;
+
+/// What one direction did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// RoCE frames that came in.
+    pub roce_in: u64,
+    /// RoCE frames that went out.
+    pub roce_out: u64,
+    /// Other frames, all passed on unharmed.
+    pub other: u64,
+    /// Frames lost on purpose.
+    pub lost: u64,
+    /// Frames doubled on purpose.
+    pub duplicated: u64,
+    /// Frames overtaken on purpose.
+    pub reordered: u64,
+    /// Frames with a flipped bit.
+    pub corrupted: u64,
+    /// Frames with congestion marked.
+    pub marked: u64,
+    /// Frames that the kernel could not send.
+    pub failed: u64,
+}
+
+/// Two hosts and the emulated link between them.
+pub struct EmulatedPair {
+    /// 10.77.0.1
+    pub left: End,
+    /// 10.77.0.2
+    pub right: End,
+    middle: Netns,
+    running: Vec<Direction>,
+    stop: Arc<AtomicBool>,
+}
+
+struct Direction {
+    thread: JoinHandle<Result<Tally>>,
+    capture: PathBuf,
+    forwarded: Arc<AtomicU64>,
+}
+
+/// What the link did in all, and where its captures are.
+#[derive(Debug)]
+pub struct LinkReport {
+    /// From the left host to the right one.
+    pub to_right: Tally,
+    /// From the right host to the left one.
+    pub to_left: Tally,
+    /// Captures of what the left and the right host sent, before any fault.
+    pub captures: [PathBuf; 2],
+}
+
+const LEFT: &str = "left";
+const RIGHT: &str = "right";
+
+impl EmulatedPair {
+    /// Makes the hosts and starts the link; captures go to `folder`.
+    ///
+    /// # Errors
+    /// When `ip`, `ethtool` or a packet socket refuses.
+    pub fn new(mtu: u32, faults: Faults, seed: u64, folder: &Path) -> Result<Self> {
+        let middle = Netns::new("link")?;
+        middle.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
+        let left = host(&middle, LEFT, "l", 1, mtu)?;
+        let right = host(&middle, RIGHT, "r", 2, mtu)?;
+        let mut pair =
+            Self { left, right, middle, running: Vec::new(), stop: Arc::new(AtomicBool::new(false)) };
+        std::fs::create_dir_all(folder)?;
+        let plan = Plan { faults, seed, mtu };
+        pair.start(plan, LEFT, RIGHT, folder)?;
+        pair.start(Plan { seed: seed ^ 0x5555_aaaa, ..plan }, RIGHT, LEFT, folder)?;
+        Ok(pair)
+    }
+
+    fn start(&mut self, plan: Plan, from: &'static str, to: &'static str, folder: &Path) -> Result<()> {
+        let capture = folder.join(format!("from-{from}.pcap"));
+        let (path, stop) = (capture.clone(), Arc::clone(&self.stop));
+        let forwarded = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&forwarded);
+        let forwarder = self.middle.enter(|| Forwarder::open(plan, from, to, &path, count))??;
+        let thread = std::thread::Builder::new()
+            .name(format!("link-{from}"))
+            .spawn(move || forwarder.run(&stop))?;
+        self.running.push(Direction { thread, capture, forwarded });
+        Ok(())
+    }
+
+    /// Frames that went through so far, both directions.
+    #[must_use]
+    pub fn forwarded(&self) -> u64 {
+        self.running.iter().map(|d| d.forwarded.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Waits until nothing was forwarded for `quiet`, then stops the link and tells what it did.
+    ///
+    /// # Errors
+    /// When a direction failed.
+    pub fn finish(mut self, quiet: Duration) -> Result<LinkReport> {
+        let mut last = (self.forwarded(), Instant::now());
+        while last.1.elapsed() < quiet {
+            std::thread::sleep(Duration::from_millis(20));
+            if self.forwarded() != last.0 {
+                last = (self.forwarded(), Instant::now());
+            }
+        }
+        self.stop.store(true, Ordering::Relaxed);
+        let mut tallies = Vec::new();
+        for direction in self.running.drain(..) {
+            let tally = direction.thread.join().map_err(|_| anyhow!("the link panicked"))??;
+            tallies.push((tally, direction.capture));
+        }
+        let [(to_right, from_left), (to_left, from_right)] =
+            <[_; 2]>::try_from(tallies).map_err(|_| anyhow!("a direction is missing"))?;
+        Ok(LinkReport { to_right, to_left, captures: [from_left, from_right] })
+    }
+}
+
+impl Drop for EmulatedPair {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for direction in self.running.drain(..) {
+            let _ = direction.thread.join();
+        }
+    }
+}
+
+/// One host, joined to the middle by a veth whose middle end is named `port`.
+fn host(middle: &Netns, port: &str, tag: &str, number: u8, mtu: u32) -> Result<End> {
+    let netns = Netns::new(tag)?;
+    let dev = End::INTERFACE;
+    let mtu_text = mtu.to_string();
+    let peer = ["type", "veth", "peer", "name", dev, "netns", netns.name()];
+    middle.ip(&[&["link", "add", port, "mtu", &mtu_text][..], &peer].concat())?;
+    middle.ip(&["link", "set", port, "up"])?;
+    let off = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
+    netns.cmd("ethtool").args(["-K", dev]).args(off).check()?;
+    middle.cmd("ethtool").args(["-K", port]).args(off).check()?;
+    End::configure(netns, number, mtu)
+}
+
+#[derive(Clone, Copy)]
+struct Plan {
+    faults: Faults,
+    seed: u64,
+    mtu: u32,
+}
+
+/// One direction of the link.
+struct Forwarder {
+    plan: Plan,
+    dice: Dice,
+    rx: Box<dyn DataLinkReceiver>,
+    tx: Box<dyn DataLinkSender>,
+    capture: PcapWriter<BufWriter<File>>,
+    queue: Queue,
+    tally: Tally,
+    started: Instant,
+    forwarded: Arc<AtomicU64>,
+}
+
+impl Forwarder {
+    fn open(
+        plan: Plan,
+        from: &str,
+        to: &str,
+        path: &Path,
+        forwarded: Arc<AtomicU64>,
+    ) -> Result<Self> {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let (_, rx) = packet_socket(from, plan.mtu)?;
+        let (tx, _) = packet_socket(to, plan.mtu)?;
+        Ok(Self {
+            plan,
+            dice: Dice::new(plan.seed, plan.faults),
+            rx,
+            tx,
+            capture: PcapWriter::new(BufWriter::new(file))?,
+            queue: Queue::new(plan.faults),
+            tally: Tally::default(),
+            started: Instant::now(),
+            forwarded,
+        })
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> Result<Tally> {
+        while !stop.load(Ordering::Relaxed) {
+            match self.rx.next() {
+                Ok(frame) => {
+                    let frame = frame.to_vec();
+                    self.take(frame)?;
+                }
+                Err(e) if matches!(e.kind(), std::io::ErrorKind::TimedOut) => {}
+                Err(e) if matches!(e.kind(), std::io::ErrorKind::Interrupted) => {}
+                Err(e) => return Err(e).context("the link's packet socket failed"),
+            }
+            self.send_due();
+        }
+        Ok(self.tally)
+    }
+
+    fn take(&mut self, mut frame: Vec<u8>) -> Result<()> {
+        let Some(roce) = Roce::find(&frame) else {
+            self.tally.other += 1;
+            self.queue.push(frame, 0, Instant::now());
+            return Ok(());
+        };
+        self.tally.roce_in += 1;
+        let length = u32::try_from(frame.len())?;
+        self.capture.write_packet(&PcapPacket::new(self.started.elapsed(), length, &frame))?;
+        let fate = self.dice.roll();
+        if fate.lost {
+            self.tally.lost += 1;
+            self.queue.passed();
+            return Ok(());
+        }
+        if let Some(bit) = fate.flipped_bit {
+            roce.flip(&mut frame, bit);
+            self.tally.corrupted += 1;
+        }
+        if fate.marked {
+            roce.mark(&mut frame);
+            self.tally.marked += 1;
+        }
+        self.tally.reordered += u64::from(fate.overtaken_by > 0);
+        if fate.duplicated {
+            self.tally.duplicated += 1;
+            self.tally.roce_out += 1;
+            self.queue.push(frame.clone(), 0, Instant::now());
+        }
+        self.tally.roce_out += 1;
+        self.queue.push(frame, fate.overtaken_by, Instant::now());
+        Ok(())
+    }
+
+    fn send_due(&mut self) {
+        while let Some(frame) = self.queue.pop_due(Instant::now()) {
+            match self.tx.send_to(&frame, None) {
+                Some(Ok(())) => {}
+                _ => self.tally.failed += 1,
+            }
+            self.forwarded.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn packet_socket(
+    interface: &str,
+    mtu: u32,
+) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+    let interface = datalink::interfaces()
+        .into_iter()
+        .find(|i| i.name == interface)
+        .with_context(|| format!("no interface {interface}"))?;
+    let config = Config {
+        read_buffer_size: mtu as usize + 64,
+        write_buffer_size: mtu as usize + 64,
+        read_timeout: Some(Duration::from_micros(500)),
+        socket_fd: None,
+        ..Config::default()
+    };
+    match datalink::channel(&interface, config)? {
+        Channel::Ethernet(tx, rx) => Ok((tx, rx)),
+        _ => bail!("not an Ethernet interface"),
+    }
+}
+
+/// Where the RoCE packet is in a frame.
+struct Roce {
+    ip: usize,
+    udp: usize,
+    v6: bool,
+}
+
+impl Roce {
+    fn find(frame: &[u8]) -> Option<Self> {
+        let be16 = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
+        let ip = if be16(12)? == 0x8100 { 18 } else { 14 };
+        let (udp, v6, protocol) = match be16(ip - 2)? {
+            0x0800 => (ip + 20, false, *frame.get(ip + 9)?),
+            0x86dd => (ip + 40, true, *frame.get(ip + 6)?),
+            _ => return None,
+        };
+        (protocol == 17 && be16(udp + 2)? == ROCE_PORT && frame.len() > udp + 8)
+            .then_some(Self { ip, udp, v6 })
+    }
+
+    /// Flips a bit behind the UDP header. The UDP checksum, which the ICRC does not cover, is
+    /// removed, so that the damage reaches the ICRC check.
+    fn flip(&self, frame: &mut [u8], bit: u64) {
+        let start = self.udp + 8;
+        let bits = (frame.len() - start) as u64 * 8;
+        let bit = usize::try_from(bit % bits).unwrap_or_default();
+        frame[start + bit / 8] ^= 1 << (bit % 8);
+        frame[self.udp + 6..self.udp + 8].fill(0);
+    }
+
+    /// Sets CE. The IPv4 header checksum is mended incrementally (RFC 1624).
+    fn mark(&self, frame: &mut [u8]) {
+        if self.v6 {
+            frame[self.ip + 1] |= 0x30;
+            return;
+        }
+        let old = u16::from_be_bytes([frame[self.ip], frame[self.ip + 1]]);
+        let new = old | 3;
+        frame[self.ip + 1] |= 3;
+        let at = self.ip + 10;
+        let sum = u32::from(!u16::from_be_bytes([frame[at], frame[at + 1]]));
+        let sum = sum + u32::from(!old) + u32::from(new);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits")]
+        frame[at..at + 2].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    }
+}

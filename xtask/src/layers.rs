@@ -1,0 +1,126 @@
+//! Which crate may depend on which: the architecture, checked.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use system_tests::dist::cargo;
+use system_tests::paths;
+
+/// Each crate of the workspace and the crates of ours that it may depend on.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("roce-wire", &[]),
+    ("rnic-abi", &[]),
+    ("verbs-abi", &[]),
+    ("xdp-io", &[]),
+    ("rnic-core", &["roce-wire", "rnic-abi"]),
+    ("rnic-sim", &["rnic-core", "roce-wire", "rnic-abi"]),
+    ("verbs-shim", &["rnic-abi", "verbs-abi"]),
+    ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
+    ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-sim", "xdp-io"]),
+    ("system-tests", &[]),
+    ("xtask", &["system-tests"]),
+];
+
+/// Crates that must work without an operating system, with their default features.
+const SANS_IO: [&str; 3] = ["roce-wire", "rnic-abi", "rnic-core"];
+
+/// Crates that speak to an operating system; none of [`SANS_IO`] may reach one of them.
+const OPERATING_SYSTEM: [&str; 5] = ["libc", "rustix", "nix", "memmap2", "mio"];
+
+/// Crates without a line of unsafe code.
+const SAFE: [&str; 3] = ["roce-wire", "rnic-core", "rnic-sim"];
+
+pub(crate) fn check() -> Result<()> {
+    let mut faults = arrow_faults(&metadata()?)?;
+    for name in SANS_IO {
+        faults.extend(system_faults(name)?);
+    }
+    for name in SAFE {
+        let file = paths::repository().join("crates").join(name).join("src/lib.rs");
+        let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+        if !text.contains("#![forbid(unsafe_code)]") {
+            faults.push(format!("{name} must forbid unsafe code in its lib.rs"));
+        }
+    }
+    if !faults.is_empty() {
+        bail!("the layering is broken:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+fn metadata() -> Result<Value> {
+    let text = cargo().args(["metadata", "--format-version", "1", "--no-deps"]).check()?;
+    serde_json::from_str(&text).context("cargo metadata printed no JSON")
+}
+
+/// Dependencies between our crates that [`ARROWS`] does not have. Dev-dependencies are free: they
+/// are no part of what is shipped.
+fn arrow_faults(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let name_of = |package: &Value| package["name"].as_str().unwrap_or_default().to_owned();
+    let ours: Vec<_> = packages.iter().map(name_of).collect();
+    let mut faults = Vec::new();
+    for package in packages {
+        let name = name_of(package);
+        let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
+            faults.push(format!("{name} has no place in xtask/src/layers.rs"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let target = name_of(dependency);
+            let shipped = dependency["kind"] != "dev";
+            if shipped && ours.contains(&target) && !allowed.contains(&target.as_str()) {
+                faults.push(format!("{name} must not depend on {target}"));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// Crates of the operating system among everything that a crate is built from.
+fn system_faults(name: &str) -> Result<Vec<String>> {
+    let tree = cargo().args(["tree", "-p", name, "-e", "normal", "--prefix", "none"]).check()?;
+    let reached = tree.lines().filter_map(|line| line.split_whitespace().next());
+    let mut found: Vec<_> = reached.filter(|dep| OPERATING_SYSTEM.contains(dep)).collect();
+    found.sort_unstable();
+    found.dedup();
+    Ok(found.into_iter().map(|dep| format!("{name} must not reach {dep}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Value {
+        let dependencies: Vec<_> =
+            dependencies.iter().map(|(name, kind)| json!({"name": name, "kind": kind})).collect();
+        json!({"name": name, "dependencies": dependencies})
+    }
+
+    #[test]
+    fn an_arrow_against_the_architecture_is_a_fault() {
+        let metadata = json!({"packages": [
+            package("roce-wire", &[("rnic-core", None)]),
+            package("rnic-core", &[("roce-wire", None), ("proptest", Some("dev"))]),
+        ]});
+        let faults = arrow_faults(&metadata).unwrap();
+        assert_eq!(faults, ["roce-wire must not depend on rnic-core"]);
+    }
+
+    #[test]
+    fn dev_dependencies_are_free() {
+        let metadata = json!({"packages": [
+            package("roce-wire", &[("rnic-core", Some("dev"))]),
+            package("rnic-core", &[]),
+        ]});
+        assert!(arrow_faults(&metadata).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_new_crate_needs_a_place() {
+        let metadata = json!({"packages": [package("novelty", &[])]});
+        assert_eq!(arrow_faults(&metadata).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,34 @@
+//! What is checked without running the code.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use system_tests::dist::cargo;
+
+use crate::layers;
+use crate::stages::Stage;
+
+pub(crate) const STAGES: &[Stage] =
+    &[("format", format), ("clippy", clippy), ("layers", layers::check), ("rustdoc", rustdoc)];
+
+const LIMIT: Duration = Duration::from_secs(1200);
+
+fn format() -> Result<()> {
+    cargo().args(["fmt", "--all", "--check"]).check()?;
+    Ok(())
+}
+
+fn clippy() -> Result<()> {
+    let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    cargo().args(args).limit(LIMIT).check()?;
+    Ok(())
+}
+
+fn rustdoc() -> Result<()> {
+    cargo()
+        .args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"])
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .limit(LIMIT)
+        .check()?;
+    Ok(())
+}

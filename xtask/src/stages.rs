@@ -1,0 +1,58 @@
+//! A list of stages that are all run, timed and summed up.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use system_tests::interrupt;
+
+/// A named piece of work.
+pub(crate) type Stage = (&'static str, fn() -> Result<()>);
+
+/// How a stage went.
+pub(crate) struct Outcome {
+    name: &'static str,
+    took: Duration,
+    error: Option<anyhow::Error>,
+}
+
+/// Runs every stage, also behind a failed one, and fails when any did.
+pub(crate) fn all(title: &str, stages: &[Stage]) -> Result<()> {
+    let outcomes = run(stages)?;
+    summary(&outcomes);
+    conclude(title, &outcomes)
+}
+
+/// Runs every stage; only an interrupt ends the list early.
+pub(crate) fn run(stages: &[Stage]) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    for (name, work) in stages {
+        eprintln!("== {name}");
+        let began = Instant::now();
+        let error = work().err();
+        interrupt::check()?;
+        if let Some(error) = &error {
+            eprintln!("{error:#}\n== {name} FAILED");
+        }
+        outcomes.push(Outcome { name, took: began.elapsed(), error });
+    }
+    Ok(outcomes)
+}
+
+/// Prints each stage's time and result.
+pub(crate) fn summary(outcomes: &[Outcome]) {
+    println!();
+    for Outcome { name, took, error } in outcomes {
+        let result = if error.is_some() { "FAILED" } else { "ok" };
+        println!("{name:<24} {:>7.1} s  {result}", took.as_secs_f64());
+    }
+}
+
+/// Fails when a stage did.
+pub(crate) fn conclude(title: &str, outcomes: &[Outcome]) -> Result<()> {
+    let failed = |outcome: &&Outcome| outcome.error.is_some();
+    let failed: Vec<_> = outcomes.iter().filter(failed).map(|outcome| outcome.name).collect();
+    if !failed.is_empty() {
+        bail!("{title} failed: {}", failed.join(", "));
+    }
+    Ok(())
+}

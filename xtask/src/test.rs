@@ -1,0 +1,98 @@
+//! `cargo xtask test`: everything that must hold before a change lands.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use system_tests::dist::{DIST_ENV, Dist, cargo};
+use system_tests::lab::SKIPS_ENV;
+use system_tests::packages::Toolbox;
+use system_tests::process::is_root;
+use system_tests::{paths, rxe};
+
+use crate::lint;
+use crate::stages::{self, Stage};
+
+/// Programs of the system tests. Those of a guest are only of use to root.
+const PROGRAMS: [&str; 6] =
+    ["ib_write_bw", "ibv_rc_pingpong", "rping", "qperf", "iperf3", "dpkg-deb"];
+
+const TESTS: &[Stage] = &[
+    ("unit tests", unit),
+    ("memory model (loom)", loom),
+    ("release build", dist),
+    ("system tests", system),
+];
+
+const LIMIT: Duration = Duration::from_secs(1800);
+
+pub(crate) fn run() -> Result<()> {
+    let began = Instant::now();
+    let _ = fs::remove_file(skips());
+    let packages: Stage = ("packages", packages);
+    let list: Vec<_> = [packages].iter().chain(lint::STAGES).chain(TESTS).copied().collect();
+    let outcomes = stages::run(&list)?;
+    stages::summary(&outcomes);
+    println!("{:<24} {:>7.1} s", "all", began.elapsed().as_secs_f64());
+    let skipped = fs::read_to_string(skips()).unwrap_or_default();
+    print!("{skipped}");
+    stages::conclude("test", &outcomes)
+}
+
+fn packages() -> Result<()> {
+    let mut programs = PROGRAMS.to_vec();
+    if is_root() {
+        programs.extend(rxe::HOST_PROGRAMS);
+    }
+    Toolbox::provide(&programs)?;
+    Ok(())
+}
+
+fn unit() -> Result<()> {
+    let args = ["test", "--quiet", "--workspace", "--exclude", "system-tests", "--no-fail-fast"];
+    cargo().args(args).limit(LIMIT).inherit_output().check()?;
+    Ok(())
+}
+
+/// Loom replaces atomics and threads at compile time, so it gets a target folder of its own.
+fn loom() -> Result<()> {
+    let tests = paths::repository().join("crates/rnic-abi/tests");
+    let is_loom = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("loom");
+    let Ok(mut entries) = fs::read_dir(&tests) else { return Ok(()) };
+    if !entries.any(|entry| entry.is_ok_and(is_loom)) {
+        return Ok(());
+    }
+    cargo()
+        .args(["test", "--quiet", "--release", "-p", "rnic-abi", "--test", "loom*"])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", paths::target().join("loom"))
+        .limit(LIMIT)
+        .inherit_output()
+        .check()?;
+    Ok(())
+}
+
+fn dist() -> Result<()> {
+    Dist::get()?;
+    Ok(())
+}
+
+fn system() -> Result<()> {
+    let args = ["test", "-p", "system-tests", "--no-fail-fast", "--", "--nocapture"];
+    cargo()
+        .args(args)
+        .arg("--test-threads=1")
+        .env(DIST_ENV, Dist::get()?.root())
+        .env(SKIPS_ENV, skips())
+        // An error of a test is its message; where it was made says nothing to the reader.
+        .env("RUST_LIB_BACKTRACE", "0")
+        .limit(LIMIT)
+        .inherit_output()
+        .check()?;
+    Ok(())
+}
+
+fn skips() -> PathBuf {
+    paths::target().join("skipped-tests.txt")
+}
