@@ -103,6 +103,11 @@ mod tests {
         assert_eq!((ip.total_len, ip.id), (308, 99));
         assert_eq!((parsed.src(), parsed.dst()), (Gid::from_ip(src), Gid::from_ip(dst)));
         assert_eq!((parsed.traffic_class(), parsed.hop_limit()), (0xa2, 7));
+
+        // The 20 bytes in front are undefined on some NICs and may look like IPv6.
+        let mut noisy = area;
+        noisy[..20].fill(0x66);
+        assert_eq!(GrhArea::parse(&noisy), parsed);
     }
 
     #[test]

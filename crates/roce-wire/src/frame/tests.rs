@@ -50,6 +50,7 @@ fn refusals_name_their_reason() {
     assert_eq!(refusal(|b| b[23] = 6), FrameError::Protocol(6));
     assert_eq!(refusal(|b| b[17] = 19), FrameError::LengthMismatch);
     assert_eq!(refusal(|b| b[39] += 1), FrameError::LengthMismatch);
+    assert_eq!(refusal(|b| b[39] -= 1), FrameError::LengthMismatch);
     assert_eq!(refusal(|b| b[17] -= 1), FrameError::LengthMismatch);
     assert_eq!(refusal(|b| b[17] = 27), FrameError::Truncated);
     assert_eq!(refusal(|b| b[37] += 1), FrameError::UdpPort(4792));

@@ -109,13 +109,31 @@ fn a_hidden_identification_rarely_explains_damage() {
 }
 
 #[test]
+fn a_recovered_identification_really_explains_the_crc() {
+    let flow = v4_flow([10, 0, 0, 1], [10, 0, 0, 2], 0xc000);
+    let mut datagram = [9u8; 64];
+    let mut accepted = 0;
+    for round in 0..200_000u32 {
+        datagram[60..].copy_from_slice(&round.wrapping_mul(0x9e37_79b9).to_le_bytes());
+        if let IcrcCheck::GoodWithId(id) = verify(&flow, IpIdHint::Predicted(0), &datagram) {
+            assert_eq!(verify(&flow, IpIdHint::Known(id), &datagram), IcrcCheck::Good);
+            accepted += 1;
+        }
+    }
+    // One in 65536 is expected to fit by chance.
+    assert!((1..12).contains(&accepted), "{accepted} of 200000 accepted");
+}
+
+#[test]
 fn too_short_or_too_long_is_bad() {
     let flow = v4_flow([10, 0, 0, 1], [10, 0, 0, 2], 0xc000);
     for len in [0, 3, 4, 11] {
         let check = verify(&flow, IpIdHint::Known(0), &vec![0; len]);
         assert_eq!(check, IcrcCheck::Bad, "length {len}");
     }
-    assert_eq!(verify(&flow, IpIdHint::Predicted(0), &vec![0; 70_000]), IcrcCheck::Bad);
+    let mut too_long = vec![0; 70_000];
+    seal(&flow, 0, &mut too_long);
+    assert_eq!(verify(&flow, IpIdHint::Known(0), &too_long), IcrcCheck::Bad);
     assert_eq!(verify_frame(&[]), IcrcCheck::Bad);
     assert_eq!(verify_frame(&[0x45; 40]), IcrcCheck::Bad);
     assert_eq!(verify_frame(&[0x60; 40]), IcrcCheck::Bad);
