@@ -16,6 +16,7 @@
 //! turned an arming for solicited completions into one for any, which is due as well.
 
 use crate::cqe::{CQE_WORDS, Cqe};
+use crate::mutant::Mutant;
 use crate::words::{LINE, Ordering, Words, fence};
 
 /// Application to engine: completions polled.
@@ -109,7 +110,7 @@ impl CqProducer {
             // Also refuses a consumer index ahead of what was ever written. Either way the next
             // push looks again.
             let full = self.written.wrapping_sub(self.polled) > self.mask;
-            if full && !cfg!(mutant = "cq_never_full") {
+            if full && !Mutant::CqNeverFull.is_on() {
                 return Err(CqOverflow);
             }
         }
@@ -119,7 +120,7 @@ impl CqProducer {
         }
         self.words.copy_in(at, &cqe.encode_head());
         self.written = self.written.wrapping_add(1);
-        self.words.at(at + AT_SEQUENCE).store(self.written, SEQUENCE_STORE);
+        self.words.at(at + AT_SEQUENCE).store(self.written, sequence_store());
         Ok(())
     }
 
@@ -136,8 +137,9 @@ impl CqProducer {
     /// (E2): one fence covers every CQ written before it.
     #[inline]
     pub fn fence_before_arm_check() {
-        #[cfg(not(mutant = "no_fence_arm_check"))]
-        fence(Ordering::SeqCst);
+        if !Mutant::NoFenceArmCheck.is_on() {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// (E3): disarms when armed for what was written. True when an event must be sent.
@@ -173,7 +175,7 @@ impl CqConsumer {
     pub fn poll(&mut self) -> Option<Cqe> {
         let at = slot(self.polled, self.mask);
         let expected = self.polled.wrapping_add(1);
-        if self.words.at(at + AT_SEQUENCE).load(SEQUENCE_LOAD) != expected {
+        if self.words.at(at + AT_SEQUENCE).load(sequence_load()) != expected {
             return None;
         }
         let mut encoded = [0; CQE_WORDS];
@@ -207,8 +209,9 @@ impl CqConsumer {
                 Err(now) => current = now,
             }
         }
-        #[cfg(not(mutant = "no_fence_arm"))]
-        fence(Ordering::SeqCst);
+        if !Mutant::NoFenceArm.is_on() {
+            fence(Ordering::SeqCst);
+        }
     }
 }
 
@@ -219,8 +222,13 @@ fn slot(index: u64, mask: u64) -> usize {
     HEADER_WORDS + (index & mask) as usize * CQE_WORDS
 }
 
-/// Pairs with [`SEQUENCE_LOAD`]: a CQE is visible with its number.
-const SEQUENCE_STORE: Ordering =
-    if cfg!(mutant = "cq_relaxed_store") { Ordering::Relaxed } else { Ordering::Release };
-const SEQUENCE_LOAD: Ordering =
-    if cfg!(mutant = "cq_relaxed_load") { Ordering::Relaxed } else { Ordering::Acquire };
+/// Pairs with [`sequence_load`]: a CQE is visible with its number.
+#[inline]
+fn sequence_store() -> Ordering {
+    if Mutant::RelaxedSequenceStore.is_on() { Ordering::Relaxed } else { Ordering::Release }
+}
+
+#[inline]
+fn sequence_load() -> Ordering {
+    if Mutant::RelaxedSequenceLoad.is_on() { Ordering::Relaxed } else { Ordering::Acquire }
+}

@@ -77,7 +77,7 @@ pub struct Cqe {
 }
 
 impl Cqe {
-    /// A successful completion; fill in the rest by struct update.
+    /// A successful completion; assign the rest.
     pub fn new(wr_id: u64, qpn: u32, opcode: WcOpcode) -> Self {
         Self {
             wr_id,

@@ -35,6 +35,7 @@
 //! eventfd when it is 1. The two fences are totally ordered. If E2 comes first, A3 sees the 1 and
 //! wakes the engine; if A2 comes first, E3 sees the bit and does not sleep.
 
+use crate::mutant::Mutant;
 use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
 use std::ops::Range;
 
@@ -122,7 +123,7 @@ impl Bell {
     /// Publishes a producer index without asking for attention (receive queues).
     #[inline]
     pub fn publish(&self, record: RecordIndex, producer: u32) {
-        self.area.at(record.word()).store(u64::from(producer), RECORD_STORE);
+        self.area.at(record.word()).store(u64::from(producer), record_store());
     }
 
     /// Publishes a producer index and marks the queue pending.
@@ -135,23 +136,26 @@ impl Bell {
         self.publish(record, producer);
         let index = record.0 as usize;
         let bit = 1 << (index % 64);
-        if cfg!(mutant = "bits_top_down") {
+        if Mutant::BitsTopDown.is_on() {
             self.set_summary_bits(index);
         }
-        let before = self.area.at(AT_LEVEL2 + index / 64).fetch_or(bit, SET_BIT);
-        if before & bit == 0 && !cfg!(mutant = "bits_top_down") {
+        let before = self.area.at(AT_LEVEL2 + index / 64).fetch_or(bit, bit_ordering());
+        let others_too = Mutant::SkipOnOthersBit.is_on() && before != 0;
+        if before & bit == 0 && !others_too && !Mutant::BitsTopDown.is_on() {
             self.set_summary_bits(index);
         }
         // (A2) in the module's argument.
-        #[cfg(not(mutant = "no_fence_ring"))]
-        fence(Ordering::SeqCst);
+        if !Mutant::NoFenceRing.is_on() {
+            fence(Ordering::SeqCst);
+        }
         self.area.at(AT_NEED_WAKEUP).load(Ordering::Relaxed) != 0
     }
 
     #[inline]
     fn set_summary_bits(&self, index: usize) {
-        self.area.at(AT_LEVEL1 + index / 4096).fetch_or(1 << (index / 64 % 64), SET_BIT);
-        self.area.at(AT_LEVEL0).fetch_or(1 << (index / 4096), SET_BIT);
+        let (bit1, bit0) = (1 << (index / 64 % 64), 1 << (index / 4096));
+        self.area.at(AT_LEVEL1 + index / 4096).fetch_or(bit1, bit_ordering());
+        self.area.at(AT_LEVEL0).fetch_or(bit0, bit_ordering());
     }
 
     /// Tells the engine on which CPU this application runs.
@@ -253,8 +257,9 @@ impl Doorbells {
     #[must_use = "when this is false a doorbell is pending"]
     pub fn prepare_sleep(&self) -> bool {
         self.area.at(AT_NEED_WAKEUP).store(1, Ordering::Relaxed);
-        #[cfg(not(mutant = "no_fence_sleep"))]
-        fence(Ordering::SeqCst);
+        if !Mutant::NoFenceSleep.is_on() {
+            fence(Ordering::SeqCst);
+        }
         let may_sleep = !self.is_rung();
         if !may_sleep {
             self.awake();
@@ -280,7 +285,7 @@ fn take_word(word: &AtomicU64) -> u64 {
     if word.load(Ordering::Relaxed) == 0 {
         return 0;
     }
-    word.swap(0, TAKE_BITS)
+    word.swap(0, bit_ordering())
 }
 
 /// Bits of a summary word that name one of `words` words below it.
@@ -296,9 +301,13 @@ const LEVEL2_VALID: u64 = valid_bits(MAX_RECORDS);
 const _: () = assert!(cfg!(loom) || MAX_RECORDS.is_multiple_of(64 * 64));
 
 /// Pairs with the load in [`Doorbells::producer`]: a WQE is visible with its index.
-const RECORD_STORE: Ordering =
-    if cfg!(mutant = "relaxed_record") { Ordering::Relaxed } else { Ordering::Release };
-/// Releases what was written below a bit, and orders the bits of two rings of one word.
-const SET_BIT: Ordering =
-    if cfg!(mutant = "relaxed_bits") { Ordering::Relaxed } else { Ordering::AcqRel };
-const TAKE_BITS: Ordering = SET_BIT;
+#[inline]
+fn record_store() -> Ordering {
+    if Mutant::RelaxedRecord.is_on() { Ordering::Relaxed } else { Ordering::Release }
+}
+
+/// A bit releases what was written below it, and whoever takes it acquires that.
+#[inline]
+fn bit_ordering() -> Ordering {
+    if Mutant::RelaxedBits.is_on() { Ordering::Relaxed } else { Ordering::AcqRel }
+}

@@ -19,6 +19,10 @@ pub mod control;
 pub mod cq;
 pub mod cqe;
 pub mod doorbell;
+#[cfg(loom)]
+pub mod mutant;
+#[cfg(not(loom))]
+mod mutant;
 #[cfg(all(feature = "os", not(loom)))]
 pub mod os;
 pub mod verbs;

@@ -1,0 +1,68 @@
+//! Each ordering that the arguments rest on is taken away once, and a model must notice.
+
+use crate::{cq, doorbell, work_queue};
+use rnic_abi::mutant::Mutant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn must_be_caught(mutant: Mutant, model: fn()) {
+    let outcome = mutant.during(|| catch_unwind(AssertUnwindSafe(model)));
+    assert!(outcome.is_err(), "{mutant:?} goes unnoticed");
+}
+
+#[test]
+fn bits_set_top_down() {
+    must_be_caught(Mutant::BitsTopDown, doorbell::two_ringing_threads_lose_no_doorbell);
+}
+
+#[test]
+fn bits_that_release_nothing() {
+    must_be_caught(Mutant::RelaxedBits, doorbell::a_visit_sees_the_ring_that_caused_it);
+}
+
+#[test]
+fn a_skip_whenever_the_word_is_not_zero() {
+    must_be_caught(Mutant::SkipOnOthersBit, doorbell::a_complete_ring_is_seen_at_once);
+}
+
+#[test]
+fn a_ring_without_fence() {
+    must_be_caught(Mutant::NoFenceRing, doorbell::an_engine_that_sleeps_is_woken);
+}
+
+#[test]
+fn a_sleep_without_fence() {
+    must_be_caught(Mutant::NoFenceSleep, doorbell::an_engine_that_sleeps_is_woken);
+}
+
+#[test]
+fn a_record_that_releases_nothing() {
+    let model = work_queue::wqes_arrive_whole_and_in_order_across_the_wrap;
+    must_be_caught(Mutant::RelaxedRecord, model);
+}
+
+#[test]
+fn a_sequence_number_that_releases_nothing() {
+    let model = cq::completions_arrive_whole_and_in_order_across_the_wrap;
+    must_be_caught(Mutant::RelaxedSequenceStore, model);
+}
+
+#[test]
+fn a_sequence_number_that_acquires_nothing() {
+    let model = cq::completions_arrive_whole_and_in_order_across_the_wrap;
+    must_be_caught(Mutant::RelaxedSequenceLoad, model);
+}
+
+#[test]
+fn a_completion_queue_that_is_never_full() {
+    must_be_caught(Mutant::CqNeverFull, cq::an_overflow_is_told_and_destroys_nothing);
+}
+
+#[test]
+fn an_arming_without_fence() {
+    must_be_caught(Mutant::NoFenceArm, cq::no_event_is_missed_when_armed_for_any);
+}
+
+#[test]
+fn an_arm_check_without_fence() {
+    must_be_caught(Mutant::NoFenceArmCheck, cq::no_event_is_missed_when_armed_for_solicited);
+}
