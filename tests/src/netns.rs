@@ -132,7 +132,8 @@ impl End {
         [self.ipv4.into(), self.ipv6.into()]
     }
 
-    fn configure(netns: Netns, host: u8, mtu: u32) -> Result<Self> {
+    /// Gives the interface of a host its MTU and addresses.
+    pub(crate) fn configure(netns: Netns, host: u8, mtu: u32) -> Result<Self> {
         let ipv4 = Ipv4Addr::new(10, 77, 0, host);
         let ipv6 = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, host.into());
         let dev = Self::INTERFACE;

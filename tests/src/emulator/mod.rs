@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
-use pnet::datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender};
+use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
 
 pub use faults::{Dice, Fate, Faults, REORDER_SPAN};
 use queue::Queue;
@@ -95,8 +95,13 @@ impl EmulatedPair {
         middle.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         let left = host(&middle, LEFT, "l", 1, mtu)?;
         let right = host(&middle, RIGHT, "r", 2, mtu)?;
-        let mut pair =
-            Self { left, right, middle, running: Vec::new(), stop: Arc::new(AtomicBool::new(false)) };
+        let mut pair = Self {
+            left,
+            right,
+            middle,
+            running: Vec::new(),
+            stop: Arc::new(AtomicBool::new(false)),
+        };
         std::fs::create_dir_all(folder)?;
         let plan = Plan { faults, seed, mtu };
         pair.start(plan, LEFT, RIGHT, folder)?;
@@ -104,7 +109,13 @@ impl EmulatedPair {
         Ok(pair)
     }
 
-    fn start(&mut self, plan: Plan, from: &'static str, to: &'static str, folder: &Path) -> Result<()> {
+    fn start(
+        &mut self,
+        plan: Plan,
+        from: &'static str,
+        to: &'static str,
+        folder: &Path,
+    ) -> Result<()> {
         let capture = folder.join(format!("from-{from}.pcap"));
         let (path, stop) = (capture.clone(), Arc::clone(&self.stop));
         let forwarded = Arc::new(AtomicU64::new(0));
@@ -179,7 +190,6 @@ struct Plan {
 
 /// One direction of the link.
 struct Forwarder {
-    plan: Plan,
     dice: Dice,
     rx: Box<dyn DataLinkReceiver>,
     tx: Box<dyn DataLinkSender>,
@@ -198,11 +208,11 @@ impl Forwarder {
         path: &Path,
         forwarded: Arc<AtomicU64>,
     ) -> Result<Self> {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file =
+            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let (_, rx) = packet_socket(from, plan.mtu)?;
         let (tx, _) = packet_socket(to, plan.mtu)?;
         Ok(Self {
-            plan,
             dice: Dice::new(plan.seed, plan.faults),
             rx,
             tx,
@@ -312,8 +322,11 @@ impl Roce {
             0x86dd => (ip + 40, true, *frame.get(ip + 6)?),
             _ => return None,
         };
-        (protocol == 17 && be16(udp + 2)? == ROCE_PORT && frame.len() > udp + 8)
-            .then_some(Self { ip, udp, v6 })
+        (protocol == 17 && be16(udp + 2)? == ROCE_PORT && frame.len() > udp + 8).then_some(Self {
+            ip,
+            udp,
+            v6,
+        })
     }
 
     /// Flips a bit behind the UDP header. The UDP checksum, which the ICRC does not cover, is
