@@ -77,9 +77,8 @@ impl Queue {
             return None;
         }
         let (due, frame) = self.ready.pop_front()?;
-        if self.rate > 0 {
-            let bits = frame.len() as u64 * 8;
-            let took = Duration::from_nanos(bits.saturating_mul(1_000_000_000) / self.rate);
+        let bit_nanos = (frame.len() as u64 * 8).saturating_mul(1_000_000_000);
+        if let Some(took) = bit_nanos.checked_div(self.rate).map(Duration::from_nanos) {
             self.free_at = Some(self.free_at.map_or(due, |free| free.max(due)) + took);
         }
         Some(frame)
