@@ -1,0 +1,116 @@
+//! What somebody sees who does something wrong: what is wrong and what to do.
+
+use anyhow::{Result, ensure};
+use system_tests::dist::Dist;
+use system_tests::lab::{Lab, Need};
+use system_tests::netns::Netns;
+use system_tests::paths::Scratch;
+use system_tests::place::Host;
+use system_tests::process::{Cmd, Output, User};
+
+/// An error must fail, name the culprit, fit on a screen, and be no crash.
+fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
+    let said = format!("{}{}", output.stdout, output.stderr);
+    ensure!(!output.success(), "it must fail: {output}");
+    ensure!(output.code() < 128, "it must not crash: {output}");
+    ensure!(!said.contains("panicked at"), "it must not panic: {output}");
+    ensure!(said.lines().count() <= 12, "too much to read: {output}");
+    for word in words {
+        ensure!(said.contains(word), "it must mention {word:?}: {output}");
+    }
+    Ok(())
+}
+
+fn rnicd(args: &[&str]) -> Result<Cmd> {
+    Ok(Cmd::new(Dist::get()?.bin("rnicd")).args(args))
+}
+
+#[test]
+fn an_interface_that_does_not_exist_is_named() -> Result<()> {
+    let name = "an_interface_that_does_not_exist_is_named";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("newcomer")?;
+    let socket = scratch.join("socket");
+    let run = rnicd(&["--netdev", "nosuch0", "--io", "udp", "--socket"])?.arg(&socket);
+    ensure_helpful(&run.run()?, &["nosuch0"])
+}
+
+#[test]
+fn an_unknown_option_and_an_unknown_command_are_explained() -> Result<()> {
+    let name = "an_unknown_option_and_an_unknown_command_are_explained";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    ensure_helpful(&rnicd(&["--nosuch"])?.run()?, &["--nosuch", "--help"])?;
+    ensure_helpful(&rnicd(&["--io", "carrier-pigeon"])?.run()?, &["carrier-pigeon", "udp"])?;
+    let rnic = Cmd::new(Dist::get()?.bin("rnic")).arg("nosuch");
+    ensure_helpful(&rnic.run()?, &["nosuch"])
+}
+
+#[test]
+fn a_command_without_a_daemon_says_how_to_start_one() -> Result<()> {
+    let name = "a_command_without_a_daemon_says_how_to_start_one";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("newcomer")?;
+    let rnic = Cmd::new(Dist::get()?.bin("rnic")).arg("status");
+    let rnic = rnic.env("RNIC_SOCKET", scratch.join("nothing"));
+    ensure_helpful(&rnic.run()?, &["rnicd", "nothing"])
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() -> Result<()> {
+    let name = "a_program_that_is_not_there_is_named";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("newcomer")?;
+    let rnic = Cmd::new(Dist::get()?.bin("rnic")).args(["run", "--", "no-such-program"]);
+    let rnic = rnic.env("XDG_RUNTIME_DIR", scratch.path());
+    ensure_helpful(&rnic.run()?, &["no-such-program"])
+}
+
+#[test]
+fn a_busy_socket_is_explained() -> Result<()> {
+    let name = "a_busy_socket_is_explained";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let spec = system_tests::daemon::Spec::new(system_tests::daemon::Io::Loopback);
+    let first = system_tests::daemon::Daemon::start(Dist::get()?, &spec)?;
+    let second = rnicd(&["--io", "loopback", "--socket"])?.arg(first.socket());
+    ensure_helpful(&second.run()?, &["socket"])?;
+    first.stop()?;
+    Ok(())
+}
+
+#[test]
+fn af_xdp_without_rights_says_which_rights() -> Result<()> {
+    let name = "af_xdp_without_rights_says_which_rights";
+    let Some(lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    let netns = Netns::new("newcomer")?;
+    netns
+        .ip(&["link", "add", "eth0", "type", "dummy"])
+        .or_else(|_| netns.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth1"]))?;
+    netns.ip(&["address", "add", "10.77.0.1/24", "dev", "eth0"])?;
+    netns.ip(&["link", "set", "eth0", "up"])?;
+    let scratch = Scratch::new("newcomer")?;
+    let host = Host {
+        netns: Some(netns.name().to_owned()),
+        user: Some(User::NOBODY),
+        ..Host::here([10, 77, 0, 1].into(), &lab.tools)
+    };
+    let run = rnicd(&["--netdev", "eth0", "--io", "af-xdp", "--socket"])?;
+    let run = run.arg(scratch.join("socket")).in_netns(host.netns.as_deref()).as_user(host.user);
+    ensure_helpful(&run.run()?, &["CAP_NET_RAW"])
+}
+
+#[test]
+fn a_program_whose_daemon_is_gone_finds_no_device() -> Result<()> {
+    let name = "a_program_whose_daemon_is_gone_finds_no_device";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ibv_devinfo"])? else { return Ok(()) };
+    let scratch = Scratch::new("newcomer")?;
+    let host = Host::here([127, 0, 0, 1].into(), &lab.tools);
+    let dirs = std::iter::once(Dist::get()?.lib()).chain(lab.tools.library_dirs());
+    let devinfo = host
+        .cmd("ibv_devinfo")?
+        .env("LD_LIBRARY_PATH", std::env::join_paths(dirs)?)
+        .env("RNIC_SOCKET", scratch.join("nothing"));
+    let output = devinfo.run()?;
+    ensure!(output.code() < 128, "{output}");
+    ensure!(format!("{}{}", output.stdout, output.stderr).contains("No IB devices"), "{output}");
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! The first thing a user tries: unmodified pingpong programs between two daemons on a veth.
+
+use anyhow::{Result, ensure};
+use system_tests::daemon::Io;
+use system_tests::lab::{Lab, Need, Pair};
+use system_tests::programs::{Dialogue, pingpong};
+
+const PROGRAMS: [&str; 2] = ["ibv_rc_pingpong", "ibv_devinfo"];
+
+/// The path MTU, and the interface MTU that carries it with headers.
+const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
+
+/// Runs a pingpong with checked data and compares what it says it moved.
+fn exchange(pair: &Pair, program: &str, mtu: u32, size: u64) -> Result<()> {
+    let line = format!("{program} -c -m {mtu} -s {size} -n 500");
+    let transcript = Dialogue::new(&line).run(&pair.left, &pair.right)?;
+    for output in [Some(&transcript.client), transcript.server.as_ref()].into_iter().flatten() {
+        let result = pingpong::result(&output.stdout)?;
+        ensure!(result.bytes == 2 * 500 * size && result.iterations == 500, "{output}");
+        ensure!(!output.stdout.contains("invalid data"), "{output}");
+    }
+    Ok(())
+}
+
+fn rc_over(test: &str, io: Io) -> Result<()> {
+    let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    for (path_mtu, interface_mtu) in MTUS {
+        let pair = lab.pair(io, interface_mtu)?;
+        for size in [1, 4096, 4097, 65_536] {
+            exchange(&pair, "ibv_rc_pingpong", path_mtu, size)?;
+        }
+        pair.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn rc_pingpong_over_udp() -> Result<()> {
+    rc_over("rc_pingpong_over_udp", Io::Udp)
+}
+
+#[test]
+fn rc_pingpong_over_af_xdp() -> Result<()> {
+    rc_over("rc_pingpong_over_af_xdp", Io::AfXdp)
+}
+
+#[test]
+fn rc_pingpong_over_af_packet() -> Result<()> {
+    rc_over("rc_pingpong_over_af_packet", Io::AfPacket)
+}
+
+#[test]
+fn the_other_pingpongs() -> Result<()> {
+    let Some(lab) = Lab::open("the_other_pingpongs", Need::Root, &PROGRAMS)? else {
+        return Ok(());
+    };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    exchange(&pair, "ibv_uc_pingpong", 1024, 4096)?;
+    // These two know no -c, and UD carries one packet.
+    for line in ["ibv_ud_pingpong -s 1024 -n 500", "ibv_srq_pingpong -m 1024 -s 4096 -n 500 -q 4"] {
+        let transcript = Dialogue::new(line).run(&pair.left, &pair.right)?;
+        pingpong::result(&transcript.client.stdout)?;
+    }
+    pair.stop()
+}
+
+#[test]
+fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
+    let name = "a_pingpong_that_sleeps_for_completions";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    Dialogue::new("ibv_rc_pingpong -e -n 500 -m 4096").run(&pair.left, &pair.right)?;
+    pair.stop()
+}
+
+#[test]
+fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
+    let name = "devinfo_shows_an_active_ethernet_port";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let text = pair.left.cmd("ibv_devinfo")?.arg("-v").check()?;
+    for expected in ["rnic0", "PORT_ACTIVE", "4096 (5)", "Ethernet", "::ffff:10.77.0.1"] {
+        ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");
+    }
+    pair.stop()
+}
