@@ -48,6 +48,9 @@ const AT_MAGIC: usize = 0;
 const AT_NEED_WAKEUP: usize = LINE;
 /// Application to engine: CPU (plus one) of the last thread that posted or polled; 0 unknown.
 const AT_CPU: usize = 2 * LINE;
+/// Engine to application: CPU (plus one) on which the engine wants to be run by a program that
+/// gives way after posting; 0 when nobody needs to give way.
+const AT_ENGINE_CPU: usize = 3 * LINE;
 const AT_LEVEL0: usize = 8 * LINE;
 const AT_LEVEL1: usize = 16 * LINE;
 const LEVEL1_WORDS: usize = LEVEL2_WORDS.div_ceil(64);
@@ -166,6 +169,13 @@ impl Bell {
             self.area.set(AT_CPU, cpu);
         }
     }
+
+    /// True when the engine waits for this CPU: a program that has nothing else to do should
+    /// give way to it (`sched_yield`).
+    #[inline]
+    pub fn engine_waits_for(&self, cpu: u32) -> bool {
+        self.area.get(AT_ENGINE_CPU) == u64::from(cpu) + 1
+    }
 }
 
 /// The engine's side: it looks.
@@ -270,6 +280,11 @@ impl Doorbells {
     /// The engine polls this area again: doorbells need no eventfd write.
     pub fn awake(&self) {
         self.area.at(AT_NEED_WAKEUP).store(0, Ordering::Relaxed);
+    }
+
+    /// Says on which CPU programs should give way to the engine; `None` when on none.
+    pub fn publish_engine_cpu(&self, cpu: Option<u32>) {
+        self.area.set(AT_ENGINE_CPU, cpu.map_or(0, |cpu| u64::from(cpu) + 1));
     }
 
     /// CPU of the application's last thread to post or poll, when it told. Any number: whoever
