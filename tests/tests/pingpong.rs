@@ -56,8 +56,10 @@ fn the_other_pingpongs() -> Result<()> {
     };
     let pair = lab.pair(Io::Udp, 4200)?;
     exchange(&pair, "ibv_uc_pingpong", 1024, 4096)?;
-    // These two know no -c, and UD carries one packet.
-    for line in ["ibv_ud_pingpong -s 1024 -n 500", "ibv_srq_pingpong -m 1024 -s 4096 -n 500 -q 4"] {
+    // UD knows no path MTU: a message is one packet.
+    for line in
+        ["ibv_ud_pingpong -c -s 1024 -n 500", "ibv_srq_pingpong -c -m 1024 -s 4096 -n 500 -q 4"]
+    {
         let transcript = Dialogue::new(line).run(&pair.left, &pair.right)?;
         pingpong::result(&transcript.client.stdout)?;
     }
