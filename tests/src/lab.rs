@@ -15,7 +15,7 @@ use crate::netns::{self, End, NetPair};
 use crate::packages::Toolbox;
 use crate::place::{Host, Node};
 use crate::process::is_root;
-use crate::{interrupt, rxe};
+use crate::{interrupt, paths, rxe};
 
 /// A file that collects the skips of all test programs of a run, one line each.
 pub const SKIPS_ENV: &str = "RNIC_TEST_SKIPS";
@@ -66,6 +66,7 @@ impl Lab {
             all.extend(rxe::HOST_PROGRAMS);
         }
         let tools = Toolbox::provide(&all)?;
+        paths::sweep()?;
         if need != Need::Nothing {
             netns::sweep()?;
         }

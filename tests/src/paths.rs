@@ -31,6 +31,26 @@ pub fn cache(name: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// How a scratch folder's name begins; the process id of its maker follows.
+const SCRATCH: &str = "rnic-test-";
+
+/// Removes scratch folders whose maker is no more.
+///
+/// # Errors
+/// When the temporary folder cannot be listed.
+pub fn sweep() -> Result<()> {
+    for entry in fs::read_dir(std::env::temp_dir())? {
+        let entry = entry?;
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let maker = name.strip_prefix(SCRATCH).and_then(|rest| rest.split('-').next());
+        if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // One of another user stays; it is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
 /// A folder for sockets and logs of this process that is removed on drop.
 ///
 /// It lies in the system's temporary folder because a unix socket's path is limited to 107 bytes.
@@ -48,7 +68,7 @@ impl Scratch {
     pub fn new(tag: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("rnic-test-{}-{serial}-{tag}", std::process::id());
+        let name = format!("{SCRATCH}{}-{serial}-{tag}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
         let scratch = Self { path };

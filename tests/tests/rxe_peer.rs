@@ -20,7 +20,9 @@ fn machine(host: u8) -> Machine {
 
 /// Boots two guests at once.
 fn two_guests(netns: &Netns) -> Result<(Guest, Guest)> {
+    let began = Instant::now();
     let image = Image::get()?;
+    eprintln!("image ready in {:.2?}", began.elapsed());
     let began = Instant::now();
     let boot = |host| Guest::boot(&image, netns, &machine(host));
     let (a, b) = std::thread::scope(|scope| {
