@@ -24,6 +24,7 @@
 mod address;
 mod control;
 mod error;
+pub mod multicast;
 pub mod netdev;
 pub mod packet;
 pub mod program;
@@ -140,3 +141,16 @@ impl TxErrors {
             + self.other
     }
 }
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// Ports move to the engine's thread.
+const _: () = {
+    const fn movable<T: Send>() {}
+    movable::<xsk::XskPort>();
+    movable::<packet::PacketPort>();
+    movable::<udp::UdpPort>();
+};

@@ -68,10 +68,24 @@ pub enum AttachMode {
 
 impl fmt::Display for AttachMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.write_str(self.name())
+    }
+}
+
+impl AttachMode {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             AttachMode::Native => "native",
             AttachMode::Generic => "generic",
-        })
+        }
+    }
+
+    /// XDP_FLAGS_* of `linux/if_link.h`.
+    fn flags(self) -> u32 {
+        match self {
+            AttachMode::Generic => 1 << 1,
+            AttachMode::Native => 1 << 2,
+        }
     }
 }
 
@@ -167,21 +181,8 @@ impl XdpProgram {
     }
 }
 
-impl AttachMode {
-    /// XDP_FLAGS_* of `linux/if_link.h`.
-    fn flags(self) -> u32 {
-        match self {
-            AttachMode::Generic => 1 << 1,
-            AttachMode::Native => 1 << 2,
-        }
-    }
-}
-
 fn privilege() -> Error {
-    Error::Privilege {
-        operation: "loading the XDP program",
-        needs: "CAP_BPF and CAP_NET_ADMIN (kernel.unprivileged_bpf_disabled does not help)",
-    }
+    Error::Privilege { operation: "loading the XDP program", needs: "CAP_BPF and CAP_NET_ADMIN" }
 }
 
 fn map_error(error: io::Error) -> Error {
@@ -206,14 +207,5 @@ fn attach_error(interface: &str, mode: AttachMode, error: io::Error) -> Error {
         }
         Some(libc::ENODEV) => Error::InterfaceMissing { interface },
         _ => Error::Os { operation: "attaching the XDP program", source: error },
-    }
-}
-
-impl AttachMode {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            AttachMode::Native => "native",
-            AttachMode::Generic => "generic",
-        }
     }
 }

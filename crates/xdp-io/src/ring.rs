@@ -135,11 +135,14 @@ impl<T: Element> Producer<T> {
     /// Free elements. Looks at the kernel's counter only when the cached one leaves fewer than
     /// `wanted`.
     pub(crate) fn free(&mut self, wanted: u32) -> u32 {
-        let free = |consumer| self.shared.size - self.next.wrapping_sub(consumer);
-        if free(self.cached_consumer) < wanted {
+        if self.free_by_cache() < wanted {
             // Pairs with the kernel's release store after it has read the elements.
             self.cached_consumer = self.shared.consumer().load(Ordering::Acquire);
         }
+        self.free_by_cache()
+    }
+
+    fn free_by_cache(&self) -> u32 {
         self.shared.size.saturating_sub(self.next.wrapping_sub(self.cached_consumer))
     }
 

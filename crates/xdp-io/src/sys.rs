@@ -33,8 +33,6 @@ unsafe impl Plain for libc::xdp_options {}
 // SAFETY: two integers.
 unsafe impl Plain for [u32; 2] {}
 // SAFETY: integers without padding.
-unsafe impl Plain for libc::packet_mreq {}
-// SAFETY: integers without padding.
 unsafe impl Plain for libc::ip_mreqn {}
 // SAFETY: integers without padding.
 unsafe impl Plain for libc::ipv6_mreq {}

@@ -34,11 +34,12 @@ const TX_MESSAGES: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
     /// Local addresses, one socket each. An unspecified address (`0.0.0.0`, `::`) receives for all
-    /// addresses of its family.
+    /// addresses of its family. A multicast address is joined, and nothing is sent from it.
     pub addresses: Vec<IpAddr>,
     /// Local port, and destination port of received datagrams. 0 lets the kernel choose (tests).
     pub port: u16,
-    /// Interface index for link-local IPv6 addresses; 0 if there are none.
+    /// Interface index, for link-local IPv6 addresses and for multicast; 0 if there are none, or
+    /// for the interface that the routes say.
     pub scope_id: u32,
     /// Receive slots of 64 KiB, 1..=1024: the most trains between two `release_rx`.
     pub rx_slots: usize,
@@ -195,7 +196,7 @@ impl UdpPort {
             return Ok(());
         }
         let wanted = address::scoped(address, self.port, self.scope_id);
-        let socket = Socket::bind(wanted, self.buffer_bytes)?;
+        let socket = Socket::bind(wanted, self.scope_id, self.buffer_bytes)?;
         if self.port == 0 {
             self.port = socket.local_port()?;
         }
@@ -214,10 +215,8 @@ impl UdpPort {
 
     /// Closes the socket of an address. What still waits to be sent from it is dropped and counted.
     pub fn remove_address(&mut self, address: IpAddr) {
-        let Some(index) = self.socket_of(address).filter(|i| self.bound(*i) == Some(address))
-        else {
-            return;
-        };
+        let bound_here = |s: &Option<Socket>| s.as_ref().is_some_and(|s| s.address == address);
+        let Some(index) = self.sockets.iter().position(bound_here) else { return };
         self.tx.retag(index as u32, u32::MAX);
         self.sockets[index] = None;
     }
@@ -369,6 +368,9 @@ impl UdpPort {
 
     /// The socket that sends from `source`: its own, else one bound to all addresses.
     fn socket_of(&self, source: IpAddr) -> Option<usize> {
+        if source.is_multicast() {
+            return None;
+        }
         let bound_to = |wanted: fn(IpAddr, IpAddr) -> bool| {
             self.sockets.iter().position(|s| s.as_ref().is_some_and(|s| wanted(s.address, source)))
         };

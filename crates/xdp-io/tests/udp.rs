@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use common::frame::{fill, pattern};
-use common::netns::{IF_B, Pair, V4_A, V4_B, V6_A, V6_B};
+use common::netns::{IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B};
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
 use xdp_io::program::{AttachMode, XdpProgram};
@@ -212,6 +212,43 @@ fn a_wildcard_port_knows_and_chooses_addresses() {
         queue(&mut a, &train(own, trains[0].src, 0), b"pong");
         a.submit();
         assert_eq!(collect(&mut b, 4).1[0].src.ip(), own);
+    }
+}
+
+#[test]
+fn multicast_groups_are_joined_and_left() {
+    if skipped_without_root("multicast_groups_are_joined_and_left") {
+        return;
+    }
+    let pair = Pair::new(1500);
+    let bind = |interface, addresses: [IpAddr; 2]| {
+        let scope_id = xdp_io::netdev::index(interface).unwrap();
+        UdpPort::bind(&UdpConfig { scope_id, ..UdpConfig::new(addresses.to_vec(), PORT) }).unwrap()
+    };
+    let mut a = pair.a.run(|| bind(IF_A, [V4_A, V6_A]));
+    let mut b = pair.b.run(|| bind(IF_B, [V4_B, V6_B]));
+    for (group, source) in [("239.1.2.3", V4_A), ("ff0e::4791", V6_A)] {
+        let group: IpAddr = group.parse().unwrap();
+        let to_group = train(source, (group, PORT).into(), 0);
+        pair.b.run(|| b.add_address(group).unwrap());
+        let (bytes, trains) = {
+            queue(&mut a, &to_group, b"hello");
+            assert_eq!(a.submit().sent, 1);
+            collect(&mut b, 5)
+        };
+        assert_eq!((bytes.as_slice(), trains[0].dst), (&b"hello"[..], group));
+        assert_eq!(trains[0].src.ip(), source);
+        assert_eq!(b.reserve(&train(group, (source, PORT).into(), 0), 1), Err(TxRefusal::NoSource));
+        b.remove_address(group);
+        queue(&mut a, &to_group, b"gone");
+        a.submit();
+        queue(
+            &mut a,
+            &train(source, (if source == V4_A { V4_B } else { V6_B }, PORT).into(), 0),
+            b"end",
+        );
+        a.submit();
+        assert_eq!(collect(&mut b, 3).0, b"end");
     }
 }
 

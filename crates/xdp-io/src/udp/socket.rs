@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::address::SockAddr;
-use crate::{Error, Result, sys};
+use crate::{Error, Result, multicast, sys};
 
 /// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
 const MEMINFO_DROPS: usize = 8;
@@ -21,7 +21,8 @@ pub(crate) struct Socket {
 
 impl Socket {
     /// Binds `wanted` and sets all options before the first datagram can arrive.
-    pub(crate) fn bind(wanted: SocketAddr, buffer_bytes: usize) -> Result<Socket> {
+    /// A multicast address is joined on interface `interface` and may be shared with others.
+    pub(crate) fn bind(wanted: SocketAddr, interface: u32, buffer_bytes: usize) -> Result<Socket> {
         let domain = if wanted.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let fd = sys::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)
             .map_err(Error::os("socket(UDP)"))?;
@@ -33,8 +34,16 @@ impl Socket {
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
         // Setting "no segmentation by default" tells whether the kernel knows the option.
         let segments = set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        if wanted.ip().is_multicast() {
+            set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(Error::os("SO_REUSEADDR"))?;
+        }
         sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
             .map_err(|error| bind_error(wanted, error))?;
+        if wanted.ip().is_multicast() {
+            multicast::join(fd.as_fd(), interface, wanted.ip())?;
+        } else {
+            multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
+        }
         Ok(Socket { fd, address: wanted.ip(), segments })
     }
 

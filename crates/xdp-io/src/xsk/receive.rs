@@ -47,6 +47,7 @@ impl Receiver {
         out: &mut [RxFrame],
     ) -> usize {
         let mut filled = 0;
+        let mut stepped = false;
         while filled < out.len() && ring.available() > 0 {
             let descriptors = match self.next(ring, umem) {
                 Next::Frame(frame, descriptors) => {
@@ -58,8 +59,11 @@ impl Receiver {
                 Next::Wait => break,
             };
             self.hold(ring, descriptors);
+            stepped = true;
         }
-        ring.release();
+        if stepped {
+            ring.release();
+        }
         self.frames += filled as u64;
         filled
     }

@@ -45,9 +45,11 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
     let mut last = Error::ModeUnsupported { interface: config.interface.clone(), mode: "any" };
     for attempt in attempts(config.mode, attached, single_fits) {
         match try_open(config, ifindex, attempt, program.clone()) {
-            Err(error @ (Error::ModeUnsupported { .. } | Error::MtuTooLarge { .. })) => {
-                last = error;
-            }
+            Err(
+                error @ (Error::ModeUnsupported { .. }
+                | Error::MtuTooLarge { .. }
+                | Error::QueueMissing { .. }),
+            ) => last = error,
             other => return other,
         }
     }
@@ -78,25 +80,29 @@ fn attempts(wanted: XdpMode, attached: Option<AttachMode>, single_fits: bool) ->
         multi_buffer,
         name: "zero-copy",
     };
-    let copy = |mode: AttachMode| Attempt {
+    let copy = |mode: AttachMode, multi_buffer| Attempt {
         bind_flags: libc::XDP_COPY,
         mode,
-        multi_buffer: true,
+        multi_buffer,
         name: mode.name(),
     };
     let mut all = Vec::new();
-    if matches!(wanted, XdpMode::Auto | XdpMode::ZeroCopy) {
-        all.push(zero_copy(true));
-        if single_fits {
-            all.push(zero_copy(false));
+    // Without multi-buffer support (drivers; Linux before 6.6) frames must fit one chunk.
+    for multi_buffer in [true, false] {
+        if matches!(wanted, XdpMode::Auto | XdpMode::ZeroCopy) {
+            all.push(zero_copy(multi_buffer));
         }
     }
-    if matches!(wanted, XdpMode::Auto | XdpMode::Native) {
-        all.push(copy(AttachMode::Native));
+    for mode in [AttachMode::Native, AttachMode::Generic] {
+        let asked = match mode {
+            AttachMode::Native => XdpMode::Native,
+            AttachMode::Generic => XdpMode::Generic,
+        };
+        if wanted == XdpMode::Auto || wanted == asked {
+            all.extend([copy(mode, true), copy(mode, false)]);
+        }
     }
-    if matches!(wanted, XdpMode::Auto | XdpMode::Generic) {
-        all.push(copy(AttachMode::Generic));
-    }
+    all.retain(|attempt| attempt.multi_buffer || single_fits);
     all.retain(|attempt| attached.is_none_or(|mode| mode == attempt.mode));
     all
 }
