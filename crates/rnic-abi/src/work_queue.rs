@@ -211,3 +211,38 @@ impl WorkConsumer {
         self.release(0);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Slot numbers stay in step when a 32-bit index wraps.
+    #[test]
+    fn indices_wrap_at_32_bits() {
+        let shape = QueueShape { capacity: 4, stride: 8 };
+        let words = Words::heap(shape.words().unwrap());
+        let mut consumer = WorkConsumer::new(words.clone(), shape).unwrap();
+        let mut producer = WorkProducer::new(words, shape).unwrap();
+        let start = u32::MAX - 1;
+        (producer.producer, producer.consumer) = (start, start);
+        consumer.fetched = start;
+        consumer.release(start);
+        for number in 0..4 {
+            assert!(producer.free() > 0);
+            producer.push(&[number]);
+        }
+        assert_eq!((producer.free(), producer.producer()), (0, 2));
+        assert_eq!(consumer.available(start), Ok(0));
+        assert_eq!(consumer.available(2), Ok(4));
+        assert_eq!(consumer.available(3), Err(ProducerOverrun));
+        assert_eq!(consumer.available(start - 1), Err(ProducerOverrun));
+        for number in 0..4 {
+            let mut wqe = [0];
+            let index = consumer.fetch(&mut wqe);
+            assert_eq!(wqe, [number]);
+            consumer.release(index.wrapping_add(1));
+        }
+        assert_eq!(consumer.available(1), Err(ProducerOverrun), "an index that went back");
+        assert_eq!((producer.in_use(), producer.free()), (0, 4));
+    }
+}
