@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::paths;
-use crate::process::Cmd;
+use crate::process::{Cmd, tail};
 
 /// Names a finished dist folder for child processes, so that they do not build again.
 pub const DIST_ENV: &str = "RNIC_DIST";
@@ -51,12 +51,14 @@ impl Dist {
     /// # Errors
     /// When cargo fails, or a package does not produce what [`LAYOUT`] expects of it.
     pub fn build(root: &Path) -> Result<Self> {
-        let messages = cargo()
+        let build = cargo()
             .args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"])
             .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim"])
             .limit(Duration::from_secs(1800))
-            .check()?;
-        let artifacts = artifacts(&messages);
+            .run()?;
+        // Standard output has the messages for us, standard error those for people.
+        ensure!(build.success(), "the release build failed:\n{}", tail(&build.stderr, 60));
+        let artifacts = artifacts(&build.stdout);
         for (name, place) in LAYOUT {
             let built = artifacts
                 .iter()

@@ -43,7 +43,8 @@ pub fn sweep() -> Result<()> {
         let entry = entry?;
         let name = entry.file_name().into_string().unwrap_or_default();
         let maker = name.strip_prefix(SCRATCH).and_then(|rest| rest.split('-').next());
-        if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        let maker = maker.and_then(|pid| pid.parse::<u32>().ok());
+        if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             // One of another user stays; it is in nobody's way.
             let _ = fs::remove_dir_all(entry.path());
         }
