@@ -82,6 +82,17 @@ impl Dist {
         Ok(Self { root: root.to_owned() })
     }
 
+    /// The same in another folder: for users who may not enter the checkout.
+    ///
+    /// # Errors
+    /// When it cannot be copied.
+    pub fn copy_to(&self, root: &Path) -> Result<Self> {
+        for (_, place) in LAYOUT {
+            install(&self.root.join(place), &root.join(place))?;
+        }
+        Self::open(root)
+    }
+
     /// The folder itself.
     #[must_use]
     pub fn root(&self) -> &Path {

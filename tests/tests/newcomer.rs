@@ -86,7 +86,8 @@ fn af_xdp_without_rights_says_which_rights() -> Result<()> {
     netns.ip(&["address", "add", "10.77.0.1/24", "dev", "eth0"])?;
     netns.ip(&["link", "set", "eth0", "up"])?;
     let scratch = Scratch::new("newcomer")?;
-    let run = rnicd(&["--netdev", "eth0", "--io", "af-xdp", "--socket"])?;
+    let dist = Dist::get()?.copy_to(&scratch.join("dist"))?;
+    let run = Cmd::new(dist.bin("rnicd")).args(["--netdev", "eth0", "--io", "af-xdp", "--socket"]);
     let run = run.arg(scratch.join("socket")).in_netns(Some(netns.name()));
     let run = run.as_user(Some(User::NOBODY));
     ensure_helpful(&run.run()?, &["CAP_NET_RAW"])

@@ -18,9 +18,10 @@ fn anybody() -> Option<User> {
     is_root().then_some(User::NOBODY)
 }
 
-/// `rnic run -- PROGRAM` of a user whose runtime folder is `home`.
+/// `rnic run -- PROGRAM` of a user whose runtime folder and installation are in `home`.
 fn rnic_run(home: &Scratch, tools: &Toolbox, program: &str) -> Result<Cmd> {
-    let cmd = Cmd::new(Dist::get()?.bin("rnic")).args(["run", "--"]).arg(tools.program(program)?);
+    let dist = Dist::get()?.copy_to(&home.join("dist"))?;
+    let cmd = Cmd::new(dist.bin("rnic")).args(["run", "--"]).arg(tools.program(program)?);
     let dirs = std::env::join_paths(tools.library_dirs())?;
     Ok(cmd
         .env("XDG_RUNTIME_DIR", home.path())
@@ -55,8 +56,8 @@ fn the_exit_status_is_the_programs() -> Result<()> {
     let name = "the_exit_status_is_the_programs";
     let Some(lab) = Lab::open(name, Need::Nothing, &PROGRAMS)? else { return Ok(()) };
     let home = Scratch::new("home")?;
-    let run = Cmd::new(Dist::get()?.bin("rnic")).args(["run", "--", "sh", "-c", "exit 7"]);
-    let output = run.env("XDG_RUNTIME_DIR", home.path()).as_user(anybody()).run()?;
+    let sh = rnic_run(&home, &lab.tools, "sh")?;
+    let output = sh.args(["-c", "exit 7"]).run()?;
     ensure!(output.code() == 7, "{output}");
     let devices = rnic_run(&home, &lab.tools, "ibv_devices")?.check()?;
     ensure!(devices.contains("rnic0"), "no device:\n{devices}");
