@@ -1,0 +1,66 @@
+//! What the links that carry whole Ethernet frames have in common.
+
+use super::OUTSIDE;
+use super::hops::{Hop, HopTable};
+use rnic_core::ports::{Range, RxIpId, RxTrain, TxTrain};
+use roce_wire::{Frame, FrameHeader, MacAddr, VlanTag};
+use xdp_io::TxRefusal;
+
+/// Frames refused on receive, by reason.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Refused {
+    /// For another Ethernet address.
+    pub(super) foreign: u64,
+    /// Not RoCEv2, or with broken headers.
+    pub(super) malformed: u64,
+}
+
+/// The Ethernet side of a link.
+pub(super) struct Ethernet {
+    pub(super) mac: MacAddr,
+    pub(super) hops: HopTable,
+    pub(super) refused: Refused,
+}
+
+impl Ethernet {
+    /// Our address and the next hops.
+    pub(super) fn new(mac: MacAddr, hops: HopTable) -> Self {
+        Self { mac, hops, refused: Refused::default() }
+    }
+
+    /// The datagrams in the frame of `len` bytes at `offset` of `arena`, as one datagram.
+    pub(super) fn strip(&mut self, arena: &[u8], offset: usize, len: usize) -> Option<RxTrain> {
+        let bytes = offset.checked_add(len).and_then(|end| arena.get(offset..end));
+        let Some(frame) = bytes.and_then(|bytes| Frame::parse(bytes).ok()) else {
+            self.refused.malformed += 1;
+            return None;
+        };
+        if frame.dst_mac != self.mac && frame.dst_mac.0[0] & MULTICAST == 0 {
+            self.refused.foreign += 1;
+            return None;
+        }
+        let payload = frame.payload_range();
+        let len = payload.len() as u32;
+        Some(RxTrain {
+            flow: frame.flow,
+            arena: OUTSIDE,
+            range: Range { offset: (offset + payload.start) as u32, len },
+            segment_len: len,
+            ip_id: RxIpId::Seen(frame.ip_id),
+        })
+    }
+
+    /// The headers of a train's frames.
+    pub(super) fn header(&self, train: &TxTrain) -> Result<FrameHeader, TxRefusal> {
+        let Hop { mac, vlan } = self.hops.get(train.hop).ok_or(TxRefusal::NoSource)?;
+        Ok(FrameHeader {
+            dst_mac: mac,
+            src_mac: self.mac,
+            vlan: vlan.map(|id| VlanTag::new(0, id)),
+            flow: train.flow,
+        })
+    }
+}
+
+/// The group bit of an Ethernet address.
+const MULTICAST: u8 = 1;

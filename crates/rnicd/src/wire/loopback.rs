@@ -1,0 +1,181 @@
+//! The internal wire: queue pairs of one device reach each other with real packets and no copy.
+//!
+//! Two buffers change roles: what was written for transmission is what is received next.
+
+use super::{LinkCounters, train_len};
+use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain};
+
+/// See the [module](self).
+pub(crate) struct Loopback {
+    arena: ArenaId,
+    tx_ip_id: TxIpId,
+    /// Being filled.
+    tx: Vec<u8>,
+    tx_used: usize,
+    sent: Vec<RxTrain>,
+    /// How many of `sent` were submitted.
+    submitted: usize,
+    /// Being read; stays as it is until everything in it was handed out and looked at.
+    rx: Vec<u8>,
+    arrived: Vec<RxTrain>,
+    /// How many of `arrived` were handed out.
+    delivered: usize,
+    trains: u64,
+}
+
+impl Loopback {
+    /// An empty one.
+    pub(crate) fn new(arena: ArenaId, tx_ip_id: TxIpId) -> Self {
+        Self {
+            arena,
+            tx_ip_id,
+            tx: vec![0; BUFFER],
+            tx_used: 0,
+            sent: Vec::with_capacity(MAX_TRAINS),
+            submitted: 0,
+            rx: vec![0; BUFFER],
+            arrived: Vec::with_capacity(MAX_TRAINS),
+            delivered: 0,
+            trains: 0,
+        }
+    }
+
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.submitted > 0 || self.delivered < self.arrived.len()
+    }
+
+    pub(crate) fn counters(&self) -> LinkCounters {
+        vec![("loopback_trains", self.trains)]
+    }
+
+    pub(crate) fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        // Between submit and receive nothing is half reserved, so whole buffers can be swapped.
+        if self.delivered == self.arrived.len() && self.submitted == self.sent.len() {
+            std::mem::swap(&mut self.tx, &mut self.rx);
+            std::mem::swap(&mut self.sent, &mut self.arrived);
+            self.sent.clear();
+            self.tx_used = 0;
+            self.submitted = 0;
+            self.delivered = 0;
+        }
+        let room = trains.capacity() - trains.len();
+        let left = &self.arrived[self.delivered..];
+        let count = left.len().min(room);
+        trains.extend_from_slice(&left[..count]);
+        self.delivered += count;
+    }
+
+    pub(crate) fn rx(&self) -> &[u8] {
+        &self.rx
+    }
+
+    pub(crate) fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let len = train_len(train)?;
+        let end = self.tx_used.checked_add(len as usize)?;
+        if end > self.tx.len() || self.sent.len() == MAX_TRAINS {
+            return None;
+        }
+        let offset = u32::try_from(self.tx_used).ok()?;
+        let ip_id = match self.tx_ip_id {
+            TxIpId::Ours => train.ip_id,
+            TxIpId::SegmentIndex => 0,
+        };
+        self.sent.push(RxTrain {
+            flow: train.flow,
+            arena: self.arena,
+            range: Range { offset, len },
+            segment_len: if train.segments == 1 { train.last_len } else { train.segment_len },
+            ip_id: RxIpId::Seen(ip_id),
+        });
+        self.tx_used = end;
+        Some(TxSlot { arena: self.arena, offset, stride: train.segment_len })
+    }
+
+    pub(crate) fn tx(&mut self) -> &mut [u8] {
+        &mut self.tx
+    }
+
+    pub(crate) fn submit(&mut self) {
+        self.trains += (self.sent.len() - self.submitted) as u64;
+        self.submitted = self.sent.len();
+    }
+}
+
+/// Bytes that can be on their way in one turn: more than an engine sends in one.
+const BUFFER: usize = 2 << 20;
+const MAX_TRAINS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_core::ports::HopId;
+    use roce_wire::Flow;
+
+    fn train(segments: u32, segment_len: u32, last_len: u32) -> TxTrain {
+        let address = "10.0.0.1".parse().unwrap();
+        let flow = Flow::new(address, address, 0xc001);
+        TxTrain { flow, hop: HopId(0), segments, segment_len, last_len, ip_id: 9 }
+    }
+
+    fn send(wire: &mut Loopback, train: &TxTrain, fill: u8) {
+        let slot = wire.reserve(train).unwrap();
+        let len = (train.segments - 1) * train.segment_len + train.last_len;
+        let at = slot.offset as usize;
+        wire.tx()[at..at + len as usize].fill(fill);
+    }
+
+    #[test]
+    fn trains_arrive_in_order_with_their_bytes() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        send(&mut wire, &train(3, 100, 50), 1);
+        send(&mut wire, &train(1, 20, 20), 2);
+        assert!(!wire.has_backlog());
+        wire.submit();
+        assert!(wire.has_backlog());
+        let mut trains = Vec::with_capacity(8);
+        wire.receive(&mut trains);
+        let shape: Vec<_> = trains.iter().map(|t| (t.range.len, t.segment_len)).collect();
+        assert_eq!(shape, [(250, 100), (20, 20)]);
+        assert_eq!(trains[0].ip_id, RxIpId::Seen(9));
+        for (train, fill) in trains.iter().zip([1, 2]) {
+            let Range { offset, len } = train.range;
+            let bytes = &wire.rx()[offset as usize..(offset + len) as usize];
+            assert!(bytes.iter().all(|b| *b == fill));
+        }
+        assert!(!wire.has_backlog());
+    }
+
+    #[test]
+    fn what_was_received_stays_while_more_is_sent() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::SegmentIndex);
+        for fill in 1..=3 {
+            send(&mut wire, &train(1, 40, 40), fill);
+        }
+        wire.submit();
+        let mut trains = Vec::with_capacity(2);
+        wire.receive(&mut trains);
+        assert_eq!(trains.len(), 2);
+        send(&mut wire, &train(1, 40, 40), 4);
+        assert_eq!(wire.rx()[trains[0].range.offset as usize], 1);
+        wire.submit();
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            trains.clear();
+            wire.receive(&mut trains);
+            seen.extend(trains.iter().map(|t| wire.rx()[t.range.offset as usize]));
+        }
+        assert_eq!(seen, [3, 4]);
+    }
+
+    #[test]
+    fn a_full_buffer_refuses() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        let mut count = 0;
+        while wire.reserve(&train(16, 4096, 4096)).is_some() {
+            count += 1;
+        }
+        assert_eq!(count, BUFFER / 65536);
+        assert!(wire.reserve(&train(0, 10, 10)).is_none());
+        assert!(wire.reserve(&train(u32::MAX, u32::MAX, 1)).is_none());
+    }
+}
