@@ -110,6 +110,12 @@ impl WorkProducer {
         index
     }
 
+    /// Takes back the WQEs pushed since the producer index was `index`, none of them published.
+    pub fn rewind(&mut self, index: u32) {
+        debug_assert!(self.producer.wrapping_sub(index) <= self.slots.shape.capacity);
+        self.producer = index;
+    }
+
     /// Reads back a slot that this side wrote (receive WQEs whose data came inside the CQE).
     pub fn read_back(&self, index: u32, out: &mut [u64]) {
         let len = out.len().min(self.slots.shape.stride as usize);
