@@ -238,6 +238,14 @@ impl UdpPort {
         TrainCaps { max_segments: self.max_segments, max_bytes: MAX_BYTES }
     }
 
+    /// Bytes the kernel queues for the smallest of the sockets, its own overhead included: what
+    /// peers may have in flight to this port without loss. The wanted size with CAP_NET_ADMIN, else
+    /// at most twice net.core.rmem_max, which is a few trains by default.
+    #[must_use]
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.sockets.iter().flatten().map(Socket::receive_buffer).min().unwrap_or(0)
+    }
+
     /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
     /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {

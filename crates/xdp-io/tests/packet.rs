@@ -151,8 +151,8 @@ fn other_traffic_is_filtered_out() {
         Frame { protocol: 6, ..v6.clone() },
         Frame { fragment: 0x2000, ..v4.clone() },
         Frame { fragment: 1, ..v4.clone() },
-        Frame { extra: vec![1; 4], ..v4.clone() },
-        Frame { extra: vec![17, 0, 1, 4, 0, 0, 0, 0], ..v6.clone() },
+        Frame { extra: vec![1, 1, 0x12, 0xb7], ..v4.clone() },
+        Frame { extra: vec![17, 0, 0x12, 0xb7, 0, 0, 0, 0], ..v6.clone() },
     ] {
         sender.send(&unwanted.build());
     }
@@ -185,7 +185,7 @@ fn the_guard_prevents_port_unreachable() {
         let error = client.recv(&mut [0; 8]).unwrap_err();
         error.kind() == std::io::ErrorKind::ConnectionRefused
     };
-    assert!(refused(), "without a guard the kernel answers");
+    wait_for("the kernel's refusal, without a guard", || refused().then_some(()));
     for addresses in [vec![], vec![V4_B]] {
         let config = PacketConfig { addresses, ..PacketConfig::new(IF_B, PORT) };
         let mut port = pair.b.run(|| PacketPort::open(&config).unwrap());

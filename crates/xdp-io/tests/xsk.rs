@@ -57,6 +57,13 @@ fn truth_table(pair: &Pair) -> Vec<(&'static str, Frame, bool)> {
     let foreign4 = "10.99.0.77".parse().unwrap();
     let foreign6 = "fd99::77".parse().unwrap();
     let one = [(0x8100, 5)];
+    // Options or an extension header with our port where the UDP port would be without them.
+    let at_port_offset = |len| {
+        let [high, low] = PORT.to_be_bytes();
+        let mut extra = vec![17, 0, high, low, 0, 0, 0, 0];
+        extra.truncate(len);
+        extra
+    };
     vec![
         ("IPv4", v4.clone(), true),
         ("IPv6", v6.clone(), true),
@@ -72,8 +79,8 @@ fn truth_table(pair: &Pair) -> Vec<(&'static str, Frame, bool)> {
         ("IPv4, first fragment", Frame { fragment: 0x2000, ..v4.clone() }, false),
         ("IPv4, later fragment", Frame { fragment: 0x0010, ..v4.clone() }, false),
         ("IPv4, DF clear", Frame { fragment: 0, ..v4.clone() }, true),
-        ("IPv4, options", Frame { extra: vec![1; 4], ..v4.clone() }, false),
-        ("IPv6, extension", Frame { extra: vec![17, 0, 1, 4, 0, 0, 0, 0], ..v6.clone() }, false),
+        ("IPv4, options", Frame { extra: at_port_offset(4), ..v4.clone() }, false),
+        ("IPv6, extension", Frame { extra: at_port_offset(8), ..v6.clone() }, false),
         ("IPv4, TCP", Frame { protocol: 6, ..v4.clone() }, false),
         ("IPv6, TCP", Frame { protocol: 6, ..v6.clone() }, false),
     ]

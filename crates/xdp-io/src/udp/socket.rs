@@ -59,6 +59,12 @@ impl Socket {
         address.map(|a| a.port()).map_err(Error::os("getsockname"))
     }
 
+    /// Size of the receive buffer, as the kernel accounts for it.
+    pub(crate) fn receive_buffer(&self) -> usize {
+        let size = sys::option(self.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, 0i32);
+        size.map_or(0, |size| usize::try_from(size).unwrap_or(0))
+    }
+
     /// Datagrams dropped for lack of buffer space.
     pub(crate) fn dropped(&self) -> u64 {
         sys::option(self.fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, [0u32; 9])

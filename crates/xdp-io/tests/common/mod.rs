@@ -18,10 +18,10 @@ pub(crate) fn skipped_without_root(test: &str) -> bool {
     !root
 }
 
-/// Calls `step` until it returns something or two seconds have passed.
+/// Calls `step` until it returns something or ten seconds have passed.
 #[track_caller]
 pub(crate) fn wait_for<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(2);
+    let end = Instant::now() + Duration::from_secs(10);
     loop {
         if let Some(value) = step() {
             return value;
