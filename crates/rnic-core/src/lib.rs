@@ -2,15 +2,49 @@
 //!
 //! No clock, no system call, no thread, no `unsafe`: time and randomness are arguments, and the
 //! whole outside is the three traits in [`ports`]. See [`engine::Engine`] for how to drive it.
+//!
+//! # Reading order
+//!
+//! 1. [`ports`] (what the engine needs), [`command`] (what it can be told), [`engine`] (the loop).
+//! 2. One message, down: `clients` (doorbells), `qp/sq` (the WQE is copied and checked),
+//!    `qp/requester` (may it go?), `qp/segment` (which packet?), `egress` (the packet leaves).
+//! 3. Up at the peer: `ingress` (whose is it?), `qp/responder` (checks and effect), `placement`
+//!    (data into memory, then completions), and back through `egress` as an acknowledgement.
+//! 4. Home again: `ingress`, `qp/completer` (what it means), `cq` (the completion).
+//! 5. When things go wrong: `qp/retry`, `qp/replies` (duplicates), [`wheel`] (timers).
+//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; and who watches: [`event`],
+//!    [`counters`].
 #![forbid(unsafe_code)]
 
 pub mod attr;
+mod clients;
 pub mod command;
+pub mod config;
 pub mod counters;
+mod cq;
+mod egress;
+pub mod engine;
 pub mod event;
+mod execute;
+mod ingress;
 pub mod mr;
+mod placement;
 pub mod ports;
+mod qp;
 pub mod qpn;
+mod shared;
 pub mod slab;
 pub mod time;
 pub mod wheel;
+
+pub use command::{
+    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, Outcome,
+    Path, PortState,
+};
+pub use config::{EngineConfig, Profile};
+pub use counters::Counters;
+pub use engine::{CqView, Engine, QpView, Turn};
+pub use event::{DropReason, Event, NakReason, Tap};
+pub use ports::{Dma, DmaFault, HopId, Host, Ports, SpaceId, Wire};
+pub use qp::QpCounters;
+pub use time::Instant;

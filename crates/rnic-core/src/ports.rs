@@ -126,6 +126,9 @@ pub trait Wire {
     /// Trains leave in the order they were reserved.
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot>;
 
+    /// Forgets the train at `slot` and everything reserved after it in this turn.
+    fn cancel_from(&mut self, slot: &TxSlot);
+
     /// The transmit arena that [`TxSlot`]s are in.
     fn tx(&mut self, arena: ArenaId) -> &mut [u8];
 

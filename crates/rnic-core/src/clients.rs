@@ -1,0 +1,183 @@
+//! Device contexts: their doorbells, and which of them are worth polling.
+//!
+//! A context that stays silent is **parked**: its `need_wakeup` word stays set, so it writes its
+//! eventfd at the next doorbell, and until then it costs a turn nothing.
+
+use crate::command::{ClientId, CommandError, Errno};
+use crate::time::Instant;
+use rnic_abi::doorbell::{Doorbells, RecordIndex};
+
+/// One device context.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: ClientId,
+    doorbells: Doorbells,
+    /// QP slot by doorbell record; [`NO_QP`] where there is none.
+    records: Vec<u32>,
+    last_rung: Instant,
+    parked: bool,
+}
+
+/// All contexts, at stable slots.
+#[derive(Debug, Default)]
+pub(crate) struct Clients {
+    slots: Vec<Option<Client>>,
+    /// Slots of the contexts that are polled.
+    live: Vec<u32>,
+    asleep: bool,
+}
+
+const NO_QP: u32 = u32::MAX;
+/// Level-2 words of one context that one turn follows: 64 queues each.
+const DOORBELL_WORDS_PER_TURN: usize = 16;
+
+impl Clients {
+    pub(crate) fn add(
+        &mut self,
+        id: ClientId,
+        doorbells: Doorbells,
+        now: Instant,
+    ) -> Result<(), CommandError> {
+        if self.slot_of(id).is_some() {
+            return Err(CommandError {
+                errno: Errno::Invalid,
+                reason: "the client exists already",
+            });
+        }
+        let client = Client { id, doorbells, records: Vec::new(), last_rung: now, parked: false };
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        self.slots[slot] = Some(client);
+        self.live.push(u32::try_from(slot).unwrap_or(NO_QP));
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, id: ClientId) -> Option<Client> {
+        let slot = self.slot_of(id)?;
+        self.live.retain(|live| *live != slot);
+        self.slots.get_mut(slot as usize)?.take()
+    }
+
+    /// Where a context is; control plane only.
+    pub(crate) fn slot_of(&self, id: ClientId) -> Option<u32> {
+        let slot = self.slots.iter().position(|c| c.as_ref().is_some_and(|c| c.id == id))?;
+        u32::try_from(slot).ok()
+    }
+
+    /// From now on a doorbell of `record` means QP `qp`; `None` forgets it.
+    pub(crate) fn bind(&mut self, slot: u32, record: RecordIndex, qp: Option<u32>) {
+        let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
+        let at = record.value() as usize;
+        if client.records.len() <= at {
+            client.records.resize(at + 1, NO_QP);
+        }
+        client.records[at] = qp.unwrap_or(NO_QP);
+    }
+
+    /// Is `record` free to be given to a queue?
+    pub(crate) fn is_unbound(&self, slot: u32, record: RecordIndex) -> bool {
+        let Some(Some(client)) = self.slots.get(slot as usize) else { return false };
+        client.records.get(record.value() as usize).is_none_or(|qp| *qp == NO_QP)
+    }
+
+    /// The producer index last published for `record`.
+    #[inline]
+    pub(crate) fn producer(&self, slot: u32, record: RecordIndex) -> u32 {
+        match self.slots.get(slot as usize) {
+            Some(Some(client)) => client.doorbells.producer(record),
+            _ => 0,
+        }
+    }
+
+    /// Visits the QP slot of every doorbell that rang. Returns true when more are waiting.
+    pub(crate) fn take_doorbells(
+        &mut self,
+        now: Instant,
+        park_after: u64,
+        mut visit: impl FnMut(u32),
+    ) -> bool {
+        let mut more = false;
+        let mut i = 0;
+        while let Some(slot) = self.live.get(i) {
+            let Some(Some(client)) = self.slots.get_mut(*slot as usize) else {
+                self.live.swap_remove(i);
+                continue;
+            };
+            if client.doorbells.is_rung() {
+                client.last_rung = now;
+                let records = &client.records;
+                more |= client.doorbells.take(DOORBELL_WORDS_PER_TURN, |record| {
+                    // A record that no queue has is a hostile or late doorbell: it means nothing.
+                    match records.get(record.value() as usize) {
+                        Some(&qp) if qp != NO_QP => visit(qp),
+                        _ => {}
+                    }
+                });
+            } else if now.since(client.last_rung).as_nanos() > u128::from(park_after) {
+                if client.doorbells.prepare_sleep() {
+                    client.parked = true;
+                    self.live.swap_remove(i);
+                    continue;
+                }
+                client.doorbells.awake();
+            }
+            i += 1;
+        }
+        more
+    }
+
+    /// Polls a context again.
+    pub(crate) fn unpark(&mut self, id: ClientId, now: Instant) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
+        client.last_rung = now;
+        if client.parked {
+            client.parked = false;
+            self.live.push(slot);
+        }
+        if !self.asleep {
+            client.doorbells.awake();
+        }
+    }
+
+    /// Asks every polled context to wake the engine. False when a doorbell is pending.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.asleep = true;
+        let mut quiet = true;
+        for slot in &self.live {
+            if let Some(Some(client)) = self.slots.get(*slot as usize) {
+                quiet &= client.doorbells.prepare_sleep();
+            }
+        }
+        if !quiet {
+            self.awake();
+        }
+        quiet
+    }
+
+    /// The polled contexts need not wake the engine any more.
+    pub(crate) fn awake(&mut self) {
+        if !std::mem::take(&mut self.asleep) {
+            return;
+        }
+        for slot in &self.live {
+            if let Some(Some(client)) = self.slots.get(*slot as usize) {
+                client.doorbells.awake();
+            }
+        }
+    }
+
+    /// CPU of the context's last thread to post or poll.
+    pub(crate) fn cpu(&self, id: ClientId) -> Option<u32> {
+        self.iter().find(|client| client.id == id)?.doorbells.client_cpu()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Client> {
+        self.slots.iter().flatten()
+    }
+}

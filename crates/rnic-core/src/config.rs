@@ -1,0 +1,88 @@
+//! What an engine is made with.
+
+use crate::command::PortState;
+use crate::qpn::MAX_QPS;
+use rnic_abi::control::DeviceLimits;
+use rnic_abi::verbs::QpType;
+use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
+
+/// Which peers' habits to follow where they differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Profile {
+    /// As the InfiniBand architecture says.
+    #[default]
+    Spec,
+    /// As ConnectX does it.
+    ConnectX,
+}
+
+/// Parameters of an engine; [`EngineConfig::new`] gives sensible ones.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// Random; makes QPNs and keys unpredictable. All shards of a device share it.
+    pub secret: [u64; 2],
+    /// Number of this shard, below [`MAX_SHARDS`](crate::qpn::MAX_SHARDS).
+    pub shard: u8,
+    /// Limits of the device.
+    pub limits: DeviceLimits,
+    /// State of the port at the start.
+    pub port: PortState,
+    /// Entries of the GID table.
+    pub gid_table_len: u32,
+    /// Habits.
+    pub profile: Profile,
+    /// Put received SENDs of up to 64 bytes into the CQE instead of writing them to memory, where
+    /// no peer can reach the receive buffers' memory region.
+    pub carry_small_receives: bool,
+    /// Most request bytes of one QP that may be unacknowledged, at least two packets.
+    pub window_bytes: u32,
+    /// Bytes one QP may send before the next QP has its turn.
+    pub visit_bytes: u32,
+    /// Bytes sent in one turn.
+    pub turn_bytes: u32,
+    /// Nanoseconds of silence after which a client's doorbells are no longer polled; the client
+    /// then wakes the engine (see [`Engine::client_rang`](crate::Engine::client_rang)).
+    pub park_after_nanos: u64,
+}
+
+impl EngineConfig {
+    /// Shard 0 of a device with default limits and an active port with path MTU 4096.
+    pub fn new(secret: [u64; 2]) -> Self {
+        Self {
+            secret,
+            shard: 0,
+            limits: default_limits(),
+            port: PortState { active: true, active_mtu: 5, gids_changed: false },
+            gid_table_len: 256,
+            profile: Profile::Spec,
+            carry_small_receives: true,
+            window_bytes: 512 * 1024,
+            visit_bytes: 64 * 1024,
+            turn_bytes: 256 * 1024,
+            park_after_nanos: 20_000_000,
+        }
+    }
+}
+
+/// Limits of a device whose owner does not set others.
+pub fn default_limits() -> DeviceLimits {
+    #[expect(clippy::cast_possible_truncation, reason = "small constants")]
+    DeviceLimits {
+        max_qp: MAX_QPS as u32,
+        max_qp_wr: 32_768,
+        max_sge: MAX_SGE as u32,
+        max_cq: 65_536,
+        max_cqe: 1 << 22,
+        max_mr: 1 << 20,
+        max_mr_size: crate::mr::MAX_MR_LENGTH,
+        max_pd: 65_536,
+        max_qp_rd_atom: 16,
+        max_qp_init_rd_atom: 16,
+        max_mw: 0,
+        max_ah: 65_536,
+        max_srq: 0,
+        max_inline: MAX_INLINE as u32,
+        qp_types: 1 << QpType::Rc.number(),
+        atomics: true,
+    }
+}

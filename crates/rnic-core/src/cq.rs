@@ -1,0 +1,74 @@
+//! Completion queues: the only place that writes CQEs and fires completion events.
+
+use crate::command::{ChannelId, ClientId};
+use rnic_abi::cq::{CqOverflow, CqProducer};
+use rnic_abi::cqe::Cqe;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) client: ClientId,
+    ring: CqProducer,
+    pub(crate) capacity: u32,
+    pub(crate) channel: Option<ChannelId>,
+    /// Queues of QPs that complete here.
+    pub(crate) users: u32,
+    /// On the engine's list of CQs whose arming must be looked at.
+    pub(crate) is_dirty: bool,
+    /// Something written since the last look was solicited or in error.
+    solicited: bool,
+    /// It overflowed: nothing is written any more.
+    pub(crate) broken: bool,
+    pub(crate) completion_events: u64,
+    pub(crate) async_events: u64,
+}
+
+impl Cq {
+    pub(crate) fn new(
+        client: ClientId,
+        ring: CqProducer,
+        capacity: u32,
+        channel: Option<ChannelId>,
+    ) -> Self {
+        Self {
+            client,
+            ring,
+            capacity,
+            channel,
+            users: 0,
+            is_dirty: false,
+            solicited: false,
+            broken: false,
+            completion_events: 0,
+            async_events: 0,
+        }
+    }
+
+    /// Writes a completion.
+    #[inline]
+    pub(crate) fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
+        self.ring.push(cqe)?;
+        self.solicited |= cqe.is_solicited();
+        Ok(())
+    }
+
+    /// After the fence: the channel that must be told, if the CQ was armed for what was written.
+    pub(crate) fn fire(&mut self) -> Option<ChannelId> {
+        self.is_dirty = false;
+        let solicited = std::mem::take(&mut self.solicited);
+        let channel = self.channel?;
+        if !self.ring.take_arm(solicited) {
+            return None;
+        }
+        self.completion_events += 1;
+        Some(channel)
+    }
+
+    pub(crate) fn written(&self) -> u64 {
+        self.ring.written()
+    }
+
+    pub(crate) fn polled(&self) -> u64 {
+        self.ring.polled()
+    }
+}

@@ -1,0 +1,586 @@
+//! Egress: the only place from which anything leaves.
+//!
+//! QPs with something to send are visited round-robin, each with a byte budget. A visit plans
+//! packets (replies first, then the ACK or NAK, then requests), reserves trains for them, writes
+//! headers, gathers the payload with as few [`Dma::read`] calls as possible, seals, and only then
+//! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
+//! state simply does not move past them.
+
+use crate::event::{Event, NakReason, PacketInfo, Tap};
+use crate::ports::{
+    ArenaId, Dma, Host, MAX_DMA_RANGES, MemRange, Ports, Range, SpaceId, TxIpId, TxSlot, TxTrain,
+    Wire, WireCaps,
+};
+use crate::qp::Qp;
+use crate::qp::replies::ReplyKind;
+use crate::qp::requester::Budget;
+use crate::qp::segment::{Segment, Source};
+use crate::shared::Ctx;
+use crate::slab::Slab;
+use rnic_abi::verbs::{AccessFlags, QpState, WcStatus, WrOpcode};
+use roce_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Flow, HeaderRepr, ImmDt, Opcode, RKey, Reth, Syndrome,
+};
+
+/// Packets of one visit.
+const MAX_SEGMENTS: usize = 128;
+
+/// A reserved train.
+#[derive(Clone, Copy, Debug)]
+struct Train {
+    slot: TxSlot,
+    /// Its segments in the plan.
+    first: usize,
+    end: usize,
+    ip_id: u16,
+}
+
+/// Scratch memory of egress.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    plan: Vec<Segment>,
+    trains: Vec<Train>,
+    gather: Gather,
+    ip_id: u16,
+}
+
+/// Copies for one [`Dma::read`] call.
+#[derive(Debug)]
+struct Gather {
+    space: SpaceId,
+    arena: ArenaId,
+    from: Vec<MemRange>,
+    to: Vec<Range>,
+    /// Segment and bytes up to its end.
+    ends: Vec<(usize, u64)>,
+    bytes: u64,
+}
+
+/// The payload of a planned segment could not be read.
+#[derive(Clone, Copy, Debug)]
+struct Unreadable {
+    segment: usize,
+    reason: NakReason,
+}
+
+/// How a visit ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Visit {
+    /// Nothing more to do for now.
+    Done,
+    /// The budget ended it.
+    More,
+    /// The wire takes no more in this turn.
+    WireFull,
+}
+
+/// Result of the transmit stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Transmitted {
+    pub(crate) worked: bool,
+    pub(crate) more: bool,
+}
+
+impl Egress {
+    pub(crate) fn new() -> Self {
+        Self {
+            plan: Vec::with_capacity(MAX_SEGMENTS),
+            trains: Vec::with_capacity(MAX_SEGMENTS),
+            gather: Gather {
+                space: SpaceId(0),
+                arena: ArenaId::default(),
+                from: Vec::with_capacity(MAX_DMA_RANGES),
+                to: Vec::with_capacity(MAX_DMA_RANGES),
+                ends: Vec::with_capacity(MAX_SEGMENTS),
+                bytes: 0,
+            },
+            ip_id: 0,
+        }
+    }
+
+    /// Visits active QPs until the turn's budget or the wire's room is used up.
+    pub(crate) fn transmit<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qps: &mut Slab<Qp>,
+        ports: &mut Ports<'_, W, D, H>,
+    ) -> Transmitted {
+        let caps = ports.wire.caps();
+        let sent_before = ctx.shared.counters.tx_bytes;
+        let limit = u64::from(ctx.shared.config.turn_bytes);
+        let mut visits = ctx.shared.active.len();
+        let mut result = Transmitted::default();
+        while visits > 0 && ctx.shared.counters.tx_bytes - sent_before < limit {
+            visits -= 1;
+            let Some(slot) = ctx.shared.active.pop_front() else { break };
+            let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
+            result.worked = true;
+            qp.is_active = false;
+            match self.visit(ctx, qp, ports, &caps) {
+                Visit::Done => {}
+                Visit::More => ctx.activate(qp),
+                Visit::WireFull => {
+                    // It keeps its turn.
+                    qp.is_active = true;
+                    ctx.shared.active.push_front(slot);
+                    break;
+                }
+            }
+        }
+        result.more = !ctx.shared.active.is_empty();
+        if ctx.shared.counters.tx_bytes != sent_before {
+            ports.wire.submit();
+        }
+        result
+    }
+
+    fn visit<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qp: &mut Qp,
+        ports: &mut Ports<'_, W, D, H>,
+        caps: &WireCaps,
+    ) -> Visit {
+        let flushing = qp.attr.state == QpState::Err && qp.flush_some(ctx);
+        let Some(path) = qp.path else { return if flushing { Visit::More } else { Visit::Done } };
+        let more = self.plan(ctx, qp) | flushing;
+        if self.plan.is_empty() {
+            return if more { Visit::More } else { Visit::Done };
+        }
+        let template = TxTrain {
+            flow: path.flow,
+            hop: path.hop,
+            segments: 0,
+            segment_len: 0,
+            last_len: 0,
+            ip_id: 0,
+        };
+        let reserved = self.reserve(ports.wire, caps, template);
+        let full = reserved < self.plan.len();
+        self.plan.truncate(reserved);
+        self.write_headers(qp, ports.wire);
+        let fault = self.read_payloads(ctx, qp, ports.wire, ports.dma).err();
+        if let Some(fault) = fault {
+            self.give_up_from(ctx, qp, ports.wire, fault);
+        }
+        self.seal(&path.flow, ports.wire, caps);
+        self.commit(ctx, qp);
+        match (full, more || fault.is_some()) {
+            (true, _) => Visit::WireFull,
+            (false, true) => Visit::More,
+            (false, false) => Visit::Done,
+        }
+    }
+
+    /// What may leave now, in the order it must leave. Returns true when the budget ended it.
+    fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) -> bool {
+        self.plan.clear();
+        let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments: MAX_SEGMENTS };
+        if qp.responder.owes() && qp.plan_replies(&mut budget, &mut self.plan) {
+            return true;
+        }
+        qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan)
+    }
+
+    /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them.
+    /// Returns how many segments found room.
+    fn reserve<W: Wire>(&mut self, wire: &mut W, caps: &WireCaps, template: TxTrain) -> usize {
+        self.trains.clear();
+        let mut first = 0;
+        while first < self.plan.len() {
+            let (end, segment_len, last_len) = train_from(&self.plan, first, caps);
+            let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
+            let ip_id = self.ip_id;
+            let train = TxTrain { segments, segment_len, last_len, ip_id, ..template };
+            let Some(slot) = wire.reserve(&train) else { break };
+            self.ip_id = self.ip_id.wrapping_add(u16::try_from(segments).unwrap_or(1));
+            self.trains.push(Train { slot, first, end, ip_id });
+            first = end;
+        }
+        first
+    }
+
+    fn write_headers<W: Wire>(&self, qp: &Qp, wire: &mut W) {
+        for train in &self.trains {
+            let arena = wire.tx(train.slot.arena);
+            for (segment, datagram) in self.datagrams(train, arena) {
+                let headers = headers_of(qp, segment);
+                let start = headers.emit(datagram);
+                if let Source::Request { index, offset } = segment.source
+                    && qp.sq.wr(index).control.data_len > 0
+                {
+                    let end = start + segment.len as usize;
+                    if let Some(payload) = datagram.get_mut(start..end) {
+                        qp.sq.copy_data(index, offset as usize, payload);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The segments of a train with the bytes of their datagrams.
+    fn datagrams<'a>(
+        &'a self,
+        train: &Train,
+        arena: &'a mut [u8],
+    ) -> impl Iterator<Item = (&'a Segment, &'a mut [u8])> {
+        let segments = self.plan.get(train.first..train.end).unwrap_or(&[]);
+        let rest = arena.get_mut(train.slot.offset as usize..).unwrap_or(&mut []);
+        let stride = (train.slot.stride as usize).max(1);
+        segments.iter().zip(rest.chunks_mut(stride)).map(|(segment, chunk)| {
+            let len = (segment.datagram_len() as usize).min(chunk.len());
+            (segment, &mut chunk[..len])
+        })
+    }
+
+    /// Reads all payloads that are in application memory.
+    fn read_payloads<W: Wire, D: Dma, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qp: &Qp,
+        wire: &mut W,
+        dma: &mut D,
+    ) -> Result<(), Unreadable> {
+        self.gather.clear();
+        for train in &self.trains {
+            let mut offset = train.slot.offset;
+            for at in train.first..train.end {
+                let segment = self.plan[at];
+                let to = Range { offset: offset + segment.header_len(), len: segment.len };
+                offset += train.slot.stride;
+                if segment.len > 0 {
+                    let arena = train.slot.arena;
+                    self.gather.add_segment(ctx, qp, wire, dma, (at, segment, arena, to))?;
+                }
+            }
+        }
+        self.gather.execute(wire, dma)
+    }
+
+    /// Cancels everything from the unreadable segment's train on.
+    fn give_up_from<W: Wire, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qp: &mut Qp,
+        wire: &mut W,
+        fault: Unreadable,
+    ) {
+        let Some(at) = self.trains.iter().position(|t| fault.segment < t.end) else { return };
+        let Some(segment) = self.plan.get(fault.segment).copied() else { return };
+        let train = self.trains[at];
+        wire.cancel_from(&train.slot);
+        self.trains.truncate(at);
+        self.plan.truncate(train.first);
+        ctx.event(|| Event::DmaFault { qpn: qp.qpn, psn: segment.psn });
+        match segment.source {
+            Source::Request { index, .. } => {
+                qp.sq.wr_mut(index).fault = Some(WcStatus::LocProtErr);
+                ctx.settle_later(qp);
+            }
+            Source::Reply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
+            Source::Ack => {}
+        }
+    }
+
+    /// Pad and ICRC.
+    fn seal<W: Wire>(&self, flow: &Flow, wire: &mut W, caps: &WireCaps) {
+        for train in &self.trains {
+            let first = match caps.tx_ip_id {
+                TxIpId::Ours => train.ip_id,
+                TxIpId::SegmentIndex => 0,
+            };
+            let arena = wire.tx(train.slot.arena);
+            for (k, (segment, datagram)) in (0u16..).zip(self.datagrams(train, arena)) {
+                let end = datagram.len().saturating_sub(roce_wire::datagram::ICRC_LEN);
+                let pad = usize::from(segment.pad());
+                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end) {
+                    pad.fill(0);
+                }
+                roce_wire::icrc::seal(flow, first.wrapping_add(k), datagram);
+            }
+        }
+    }
+
+    /// Everything planned is on its way: moves the QP's state.
+    fn commit<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) {
+        let mut requests = false;
+        for segment in &self.plan {
+            let bytes = u64::from(segment.datagram_len());
+            ctx.shared.counters.tx_packets += 1;
+            ctx.shared.counters.tx_bytes += bytes;
+            qp.counters.tx_packets += 1;
+            qp.counters.tx_bytes += bytes;
+            let retransmit = match segment.source {
+                Source::Request { .. } => {
+                    requests = true;
+                    qp.commit_request(segment)
+                }
+                Source::Reply { .. } => {
+                    qp.responder.replies.advance();
+                    false
+                }
+                Source::Ack => {
+                    qp.responder.ack = None;
+                    false
+                }
+            };
+            if retransmit {
+                ctx.shared.counters.retransmitted_packets += 1;
+                qp.counters.retransmitted_packets += 1;
+            }
+            ctx.event(|| Event::Sent { qpn: qp.qpn, packet: info_of(qp, segment), retransmit });
+        }
+        if requests {
+            qp.ensure_timer(ctx);
+        }
+    }
+}
+
+impl Gather {
+    fn clear(&mut self) {
+        self.from.clear();
+        self.to.clear();
+        self.ends.clear();
+        self.bytes = 0;
+    }
+
+    /// Adds the payload of one segment; executes first when it does not fit the running call.
+    fn add_segment<W: Wire, D: Dma, T: Tap>(
+        &mut self,
+        ctx: &Ctx<'_, T>,
+        qp: &Qp,
+        wire: &mut W,
+        dma: &mut D,
+        (at, segment, arena, mut to): (usize, Segment, ArenaId, Range),
+    ) -> Result<(), Unreadable> {
+        let unreadable = |reason| Unreadable { segment: at, reason };
+        match segment.source {
+            Source::Request { index, offset } => {
+                let control = &qp.sq.wr(index).control;
+                let is_inside = control.data_len > 0;
+                let mut skip = offset;
+                for sge in qp.sq.sges(index) {
+                    if to.len == 0 {
+                        break;
+                    }
+                    if skip >= sge.length {
+                        skip -= sge.length;
+                        continue;
+                    }
+                    let len = to.len.min(sge.length - skip);
+                    let va = sge.addr.wrapping_add(skip.into());
+                    skip = 0;
+                    let need = AccessFlags::empty();
+                    let target = ctx.shared.mrs.check(sge.lkey, qp.pd, va, len.into(), need);
+                    let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
+                    // A carried copy travels, but its key must be as good as any other.
+                    if !is_inside {
+                        let from = MemRange { addr: target.addr, len };
+                        let place = (target.space, arena, Range { len, ..to });
+                        self.add(wire, dma, at, from, place)?;
+                    }
+                    to = Range { offset: to.offset + len, len: to.len - len };
+                }
+                Ok(())
+            }
+            Source::Reply { nth, k } => {
+                let Some(reply) = qp.responder.replies.get(nth) else { return Ok(()) };
+                let ReplyKind::Read { va, rkey, .. } = reply.kind else { return Ok(()) };
+                let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
+                let need = AccessFlags::REMOTE_READ;
+                let target = ctx.shared.mrs.check(rkey, qp.pd, va, to.len.into(), need);
+                let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
+                let from = MemRange { addr: target.addr, len: to.len };
+                self.add(wire, dma, at, from, (target.space, arena, to))
+            }
+            Source::Ack => Ok(()),
+        }
+    }
+
+    fn add<W: Wire, D: Dma>(
+        &mut self,
+        wire: &mut W,
+        dma: &mut D,
+        segment: usize,
+        from: MemRange,
+        (space, arena, to): (SpaceId, ArenaId, Range),
+    ) -> Result<(), Unreadable> {
+        let full = self.from.len() == MAX_DMA_RANGES || self.to.len() == MAX_DMA_RANGES;
+        if self.bytes > 0 && (full || self.space != space || self.arena != arena) {
+            self.execute(wire, dma)?;
+        }
+        self.space = space;
+        self.arena = arena;
+        match self.from.last_mut() {
+            Some(last)
+                if last.addr.wrapping_add(last.len.into()) == from.addr
+                    && last.len <= u32::MAX - from.len =>
+            {
+                last.len += from.len;
+            }
+            _ => self.from.push(from),
+        }
+        match self.to.last_mut() {
+            Some(last) if last.offset + last.len == to.offset => last.len += to.len,
+            _ => self.to.push(to),
+        }
+        self.bytes += u64::from(from.len);
+        self.ends.push((segment, self.bytes));
+        Ok(())
+    }
+
+    fn execute<W: Wire, D: Dma>(&mut self, wire: &mut W, dma: &mut D) -> Result<(), Unreadable> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let arena = wire.tx(self.arena);
+        let read = dma.read(self.space, &self.from, arena, &self.to);
+        let result = read.map_err(|fault| {
+            let hit = self.ends.iter().find(|(_, end)| *end > fault.done);
+            let segment = hit.or(self.ends.last()).map_or(0, |(segment, _)| *segment);
+            Unreadable { segment, reason: NakReason::RemoteMemory }
+        });
+        self.clear();
+        result
+    }
+}
+
+impl Qp {
+    /// Appends queued replies and, behind the last, the acknowledgement. Returns true when the
+    /// budget ended it.
+    fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
+        let mut nth = 0;
+        while let Some(reply) = self.responder.replies.get(nth) {
+            for k in reply.sent..reply.limit {
+                let len = match reply.kind {
+                    ReplyKind::Read { len, .. } => (len - k * self.mtu).min(self.mtu),
+                    ReplyKind::Atomic { .. } => 0,
+                };
+                let psn = reply.first.wrapping_add(k);
+                let next = Segment::new(Source::Reply { nth, k }, reply.opcode(k), psn, len);
+                if !budget.take(&next) {
+                    return true;
+                }
+                plan.push(next);
+            }
+            nth += 1;
+        }
+        if let Some(ack) = self.responder.ack {
+            let next = Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0);
+            if !budget.take(&next) {
+                return true;
+            }
+            plan.push(next);
+        }
+        false
+    }
+
+    /// Memory of a reply could not be read: a NAK ends the connection there. Who asks again for
+    /// something that is gone gets no answer.
+    fn reply_failed<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        nth: usize,
+        k: u32,
+        reason: NakReason,
+    ) {
+        let Some((psn, is_duplicate)) = self.responder.replies.fail(nth, k) else { return };
+        if !is_duplicate {
+            self.end_with_nak(ctx, psn, reason, false);
+        }
+    }
+}
+
+/// The longest train from segment `first` on: its end, and the lengths of its datagrams.
+fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u32) {
+    let segment_len = plan.get(first).map_or(0, Segment::datagram_len);
+    let max_segments = (caps.max_segments as usize).max(1);
+    let mut end = first + 1;
+    let mut last_len = segment_len;
+    let mut bytes = segment_len;
+    while let Some(next) = plan.get(end) {
+        let len = next.datagram_len();
+        bytes += len;
+        if len > segment_len || end - first == max_segments || bytes > caps.max_train {
+            break;
+        }
+        last_len = len;
+        end += 1;
+        if len < segment_len {
+            break;
+        }
+    }
+    (end, segment_len, last_len)
+}
+
+/// The headers of a planned packet.
+fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
+    let mut bth = Bth::new(segment.opcode, qp.dest_qpn(), segment.psn);
+    bth.pkey = qp.pkey();
+    bth.pad = segment.pad();
+    bth.ack_req = segment.ack_req;
+    bth.solicited = segment.solicited;
+    let mut headers = HeaderRepr::new(bth);
+    match segment.source {
+        Source::Request { index, offset } => request_headers(&mut headers, qp, index, offset),
+        Source::Reply { nth, .. } => {
+            // A MIDDLE has no AETH.
+            if segment.opcode != Opcode::RcReadRespMiddle {
+                headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: qp.responder.msn });
+            }
+            if let Some(ReplyKind::Atomic { value }) =
+                qp.responder.replies.get(nth).map(|reply| reply.kind)
+            {
+                headers.atomic_ack = Some(AtomicAckEth { original: value });
+            }
+        }
+        Source::Ack => {
+            let syndrome = qp.responder.ack.map_or(Syndrome::ACK, |ack| ack.syndrome);
+            headers.aeth = Some(Aeth { syndrome, msn: qp.responder.msn });
+        }
+    }
+    headers
+}
+
+fn request_headers(headers: &mut HeaderRepr, qp: &Qp, index: u32, offset: u32) {
+    let wr = qp.sq.wr(index);
+    let control = &wr.control;
+    let info = headers.bth.opcode.info();
+    let rkey = RKey(control.rkey);
+    match control.opcode {
+        WrOpcode::CmpSwap => {
+            headers.atomic = Some(AtomicEth {
+                va: control.remote_addr,
+                rkey,
+                swap_or_add: control.swap,
+                compare: control.compare_add,
+            });
+        }
+        WrOpcode::FetchAdd => {
+            let add = control.compare_add;
+            let va = control.remote_addr;
+            headers.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
+        }
+        _ => {
+            if info.has(roce_wire::opcode::HeaderSet::RETH) {
+                // A restarted READ asks for the rest only.
+                let va = control.remote_addr.wrapping_add(offset.into());
+                headers.reth = Some(Reth { va, rkey, dma_len: wr.length - offset });
+            }
+            if info.has(roce_wire::opcode::HeaderSet::IMM_DT) {
+                headers.imm = Some(ImmDt(control.imm_or_key.to_ne_bytes()));
+            }
+        }
+    }
+}
+
+fn info_of(qp: &Qp, segment: &Segment) -> PacketInfo {
+    PacketInfo {
+        opcode: segment.opcode,
+        dest_qpn: qp.dest_qpn(),
+        psn: segment.psn,
+        ack_req: segment.ack_req,
+        payload: segment.len,
+        aeth: None,
+    }
+}

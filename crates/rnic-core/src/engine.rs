@@ -1,0 +1,357 @@
+//! The engine: one thread drives it, one call at a time.
+//!
+//! ```text
+//! loop {
+//!     for command in queue { engine.execute(now, command) }
+//!     let turn = engine.turn(now, &mut ports, &mut tap);
+//!     if !turn.more && !turn.worked && engine.prepare_sleep() {
+//!         // wait for frames, a doorbell's eventfd, or engine.next_deadline()
+//!         engine.awake();
+//!     }
+//! }
+//! ```
+
+use crate::command::ClientId;
+use crate::config::EngineConfig;
+use crate::counters::Counters;
+use crate::cq::Cq;
+use crate::egress::Egress;
+use crate::event::{Event, Tap};
+use crate::ingress::{Ingress, Target};
+use crate::mr::Region;
+use crate::ports::{Dma, Host, Ports, Wire};
+use crate::qp::{Qp, QpCounters};
+use crate::qpn::{MAX_QPS, QpnCodec};
+use crate::shared::{Ctx, Shared};
+use crate::slab::Slab;
+use crate::time::Instant;
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cq::CqProducer;
+use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpType};
+use roce_wire::Qpn;
+
+/// One shard of a NIC: it owns its QPs completely.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) shared: Shared,
+    pub(crate) qps: Slab<Qp>,
+    pub(crate) codec: QpnCodec,
+    pub(crate) ingress: Ingress,
+    egress: Egress,
+    /// Scratch of the timer stage.
+    due: Vec<u32>,
+}
+
+/// What a turn did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Turn {
+    /// Anything at all.
+    pub worked: bool,
+    /// An application has something new: completions, or data in its memory.
+    pub delivered: bool,
+    /// There is more to do right now: do not sleep.
+    pub more: bool,
+}
+
+/// A queue pair, for display.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct QpView {
+    /// Handle.
+    pub qp: u32,
+    /// Number.
+    pub qpn: u32,
+    /// Owner.
+    pub client: ClientId,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Protection domain.
+    pub pd: u32,
+    /// Completion queues of send and receive queue.
+    pub cqs: (u32, u32),
+    /// Attributes.
+    pub attr: QpAttr,
+    /// Capabilities.
+    pub caps: QpCaps,
+    /// Send WQEs fetched and not complete.
+    pub outstanding: u32,
+    /// Requests sent and not acknowledged, as PSNs: oldest, next to be sent.
+    pub in_flight: (u32, u32),
+    /// Next PSN expected from the peer.
+    pub expected_psn: u32,
+    /// Counters.
+    pub counters: QpCounters,
+}
+
+/// A completion queue, for display.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CqView {
+    /// Handle.
+    pub cq: u32,
+    /// Owner.
+    pub client: ClientId,
+    /// CQEs it holds.
+    pub capacity: u32,
+    /// Completions written.
+    pub written: u64,
+    /// Completions that the application says it polled.
+    pub polled: u64,
+    /// Work queues that complete there.
+    pub users: u32,
+    /// It overflowed and is unusable.
+    pub broken: bool,
+}
+
+impl Engine {
+    /// An engine without clients.
+    pub fn new(config: EngineConfig, now: Instant) -> Self {
+        let codec = QpnCodec::new(config.secret);
+        let max_qp = (config.limits.max_qp as usize).min(MAX_QPS);
+        Self {
+            shared: Shared::new(config, now),
+            qps: Slab::new(max_qp),
+            codec,
+            ingress: Ingress::new(codec, config.shard),
+            egress: Egress::new(),
+            due: Vec::new(),
+        }
+    }
+
+    /// Does a bounded amount of everything there is to do. `now` must not go backwards.
+    pub fn turn<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        now: Instant,
+        ports: &mut Ports<'_, W, D, H>,
+        tap: &mut T,
+    ) -> Turn {
+        let placed_before = self.shared.counters.rx_packets;
+        let completions_before = self.shared.counters.completions;
+
+        let (received, rx_more) = self.receive(now, ports, tap);
+        self.settle(now, tap);
+        let (rang, doorbells_more) = self.doorbells(now, tap);
+        let expired = self.timers(now, tap);
+        let sent = self.transmit(now, ports, tap);
+        self.settle(now, tap);
+        self.fail_broken_cqs(now, tap);
+        let told = self.notify(ports.host);
+
+        let counters = &self.shared.counters;
+        Turn {
+            worked: received || rang || expired || sent.worked || told,
+            delivered: counters.completions != completions_before
+                || counters.rx_packets != placed_before,
+            more: rx_more || doorbells_more || sent.more,
+        }
+    }
+
+    /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.shared.wheel.next_deadline()
+    }
+
+    /// Before sleeping: from now on doorbells wake the engine. False when one rang meanwhile; do
+    /// not sleep then.
+    #[must_use = "when this is false a doorbell is pending"]
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.shared.clients.prepare_sleep()
+    }
+
+    /// After sleeping: doorbells are polled again.
+    pub fn awake(&mut self) {
+        self.shared.clients.awake();
+    }
+
+    /// This client's eventfd fired: its doorbells are polled again. A client that was silent for
+    /// long is not polled until then.
+    pub fn client_rang(&mut self, now: Instant, client: ClientId) {
+        self.shared.clients.unpark(client, now);
+    }
+
+    fn receive<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        now: Instant,
+        ports: &mut Ports<'_, W, D, H>,
+        tap: &mut T,
+    ) -> (bool, bool) {
+        let ctx = Ctx { now, shared: &mut self.shared, tap };
+        let mut target = Target { ctx, qps: &mut self.qps };
+        self.ingress.receive(&mut target, ports)
+    }
+
+    /// Send completions that acknowledgements have made due.
+    fn settle<T: Tap>(&mut self, now: Instant, tap: &mut T) {
+        let mut settling = std::mem::take(&mut self.shared.settling);
+        let mut ctx = Ctx { now, shared: &mut self.shared, tap };
+        for slot in settling.drain(..) {
+            if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
+                qp.is_settling = false;
+                qp.settle(&mut ctx);
+            }
+        }
+        // Settling a QP never asks for another one, so nothing was added meanwhile.
+        self.shared.settling = settling;
+    }
+
+    /// QPs whose doorbell rang become active.
+    fn doorbells<T: Tap>(&mut self, now: Instant, tap: &mut T) -> (bool, bool) {
+        let Shared { clients, active, counters, config, .. } = &mut self.shared;
+        let mut rang = 0;
+        let more = clients.take_doorbells(now, config.park_after_nanos, |slot| {
+            rang += 1;
+            if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
+                tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.sq.waiting() });
+                if !qp.is_active {
+                    qp.is_active = true;
+                    active.push_back(slot);
+                }
+            }
+        });
+        counters.doorbells += rang;
+        (rang > 0, more)
+    }
+
+    fn timers<T: Tap>(&mut self, now: Instant, tap: &mut T) -> bool {
+        let mut due = std::mem::take(&mut self.due);
+        self.shared.wheel.expire(now, &mut due);
+        let mut ctx = Ctx { now, shared: &mut self.shared, tap };
+        let mut fired = false;
+        for slot in due.drain(..) {
+            let Some(qp) = self.qps.by_slot_mut(slot as usize) else { continue };
+            qp.wheel_at = None;
+            match qp.deadline {
+                Some(deadline) if deadline <= now => {
+                    fired = true;
+                    qp.handle_timer(&mut ctx);
+                }
+                // It moved later meanwhile.
+                Some(deadline) => ctx.set_deadline(qp, deadline),
+                None => {}
+            }
+        }
+        self.due = due;
+        fired
+    }
+
+    fn transmit<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        now: Instant,
+        ports: &mut Ports<'_, W, D, H>,
+        tap: &mut T,
+    ) -> crate::egress::Transmitted {
+        let mut ctx = Ctx { now, shared: &mut self.shared, tap };
+        self.egress.transmit(&mut ctx, &mut self.qps, ports)
+    }
+
+    /// An overflowed CQ takes its QPs with it: CQ_ERR, then QP_FATAL for each.
+    fn fail_broken_cqs<T: Tap>(&mut self, now: Instant, tap: &mut T) {
+        while let Some(cq) = self.shared.broken_cqs.pop() {
+            if let Some(object) = self.shared.cqs.get_mut(cq) {
+                object.async_events += 1;
+                let event = AsyncEvent { event: AsyncEventType::CqErr, element: cq };
+                self.shared.async_events.push((object.client, event));
+                self.shared.counters.async_events += 1;
+            }
+            let users: Vec<u32> = self
+                .qps
+                .iter()
+                .filter(|(_, qp)| qp.send_cq == cq || qp.recv_cq == cq)
+                .map(|(handle, _)| handle)
+                .collect();
+            let mut ctx = Ctx { now, shared: &mut self.shared, tap };
+            for handle in users {
+                if let Some(qp) = self.qps.get_mut(handle) {
+                    qp.cq_failed(&mut ctx);
+                }
+            }
+        }
+    }
+
+    /// Completion events for armed CQs, then async events.
+    fn notify<H: Host>(&mut self, host: &mut H) -> bool {
+        let worked = !self.shared.dirty_cqs.is_empty() || !self.shared.async_events.is_empty();
+        if !self.shared.dirty_cqs.is_empty() {
+            CqProducer::fence_before_arm_check();
+            while let Some(handle) = self.shared.dirty_cqs.pop() {
+                let Some(cq) = self.shared.cqs.get_mut(handle) else { continue };
+                if let Some(channel) = cq.fire() {
+                    self.shared.counters.completion_events += 1;
+                    host.completion_event(cq.client, channel, handle);
+                }
+            }
+        }
+        for (client, event) in self.shared.async_events.drain(..) {
+            host.async_event(client, event);
+        }
+        worked
+    }
+
+    /// Counters of the port (this shard's part).
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// What it was made with, and the port's present state.
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    /// All queue pairs.
+    pub fn qps(&self) -> impl Iterator<Item = QpView> {
+        self.qps.iter().map(|(_, qp)| view(qp))
+    }
+
+    /// One queue pair.
+    pub fn qp(&self, handle: u32) -> Option<QpView> {
+        self.qps.get(handle).map(view)
+    }
+
+    /// The queue pair with this number.
+    pub fn qp_by_number(&self, qpn: Qpn) -> Option<QpView> {
+        let slot = self.codec.decode(qpn).slot;
+        self.qps.by_slot(slot as usize).filter(|qp| qp.qpn == qpn).map(view)
+    }
+
+    /// All completion queues.
+    pub fn cqs(&self) -> impl Iterator<Item = CqView> {
+        self.shared.cqs.iter().map(|(handle, cq)| cq_view(handle, cq))
+    }
+
+    /// All memory regions with their handles.
+    pub fn mrs(&self) -> impl Iterator<Item = (u32, &Region)> {
+        self.shared.mrs.iter()
+    }
+
+    /// The CPU that a client's last thread to post or poll ran on, when it told.
+    pub fn client_cpu(&self, client: ClientId) -> Option<u32> {
+        self.shared.clients.cpu(client)
+    }
+}
+
+fn view(qp: &Qp) -> QpView {
+    QpView {
+        qp: qp.handle,
+        qpn: qp.qpn.value(),
+        client: qp.client_id,
+        qp_type: qp.qp_type,
+        pd: qp.pd,
+        cqs: (qp.send_cq, qp.recv_cq),
+        attr: qp.attr,
+        caps: qp.caps,
+        outstanding: qp.sq.fetched().wrapping_sub(qp.sq.retired),
+        in_flight: (qp.requester.una.value(), qp.requester.cursor.psn.value()),
+        expected_psn: qp.responder.epsn.value(),
+        counters: qp.counters,
+    }
+}
+
+fn cq_view(handle: u32, cq: &Cq) -> CqView {
+    CqView {
+        cq: handle,
+        client: cq.client,
+        capacity: cq.capacity,
+        written: cq.written(),
+        polled: cq.polled(),
+        users: cq.users,
+        broken: cq.broken,
+    }
+}

@@ -1,0 +1,258 @@
+//! Commands: the control plane's way into the engine, executed between turns.
+
+use crate::attr::{self, AttrLimits};
+use crate::command::{
+    ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState,
+};
+use crate::cq::Cq;
+use crate::engine::Engine;
+use crate::mr::NewMr;
+use crate::qp::{Qp, QpIdentity};
+use crate::qpn::QpnParts;
+use crate::shared::{Ctx, Pd};
+use crate::slab::{SLOT_BITS, Slab};
+use crate::time::Instant;
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cq::CqProducer;
+use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpType};
+use roce_wire::Qpn;
+
+type Answer = Result<Outcome, CommandError>;
+
+fn refuse(errno: Errno, reason: &'static str) -> CommandError {
+    CommandError { errno, reason }
+}
+
+fn invalid(reason: &'static str) -> CommandError {
+    refuse(Errno::Invalid, reason)
+}
+
+const NO_CLIENT: CommandError =
+    CommandError { errno: Errno::Invalid, reason: "the device context is gone" };
+const NO_PD: CommandError =
+    CommandError { errno: Errno::Invalid, reason: "no such protection domain" };
+const NO_CQ: CommandError =
+    CommandError { errno: Errno::Invalid, reason: "no such completion queue" };
+const NO_QP: CommandError = CommandError { errno: Errno::Invalid, reason: "no such queue pair" };
+
+impl Engine {
+    /// Executes a command. Handles are checked for ownership.
+    ///
+    /// # Errors
+    /// The errno that the verb returns, with a reason for people. Nothing has changed then.
+    pub fn execute(&mut self, now: Instant, command: Command) -> Answer {
+        match command {
+            Command::AddClient { client, space: _, doorbells } => {
+                self.shared.clients.add(client, doorbells, now)?;
+                Ok(Outcome::Done)
+            }
+            Command::RemoveClient { client } => self.remove_client(client),
+            Command::Client(client, command) => self.execute_for(now, client, command),
+            Command::SetPort(port) => Ok(self.set_port(port)),
+        }
+    }
+
+    fn execute_for(&mut self, now: Instant, client: ClientId, command: ClientCommand) -> Answer {
+        match command {
+            ClientCommand::AllocPd => self.alloc_pd(client),
+            ClientCommand::DeallocPd { pd } => self.dealloc_pd(client, pd),
+            ClientCommand::RegMr { pd, space, addr, length, iova, access } => {
+                self.owned_pd(client, pd)?;
+                let new = NewMr { client, pd, space, addr, length, iova, access };
+                let keys = self.shared.mrs.register(new)?;
+                Ok(Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey })
+            }
+            ClientCommand::DeregMr { mr } => {
+                self.shared.mrs.deregister(client, mr)?;
+                Ok(Outcome::Done)
+            }
+            ClientCommand::CreateCq { ring, capacity, channel } => {
+                self.create_cq(Cq::new(client, ring_of(ring, capacity)?, capacity, channel))
+            }
+            ClientCommand::DestroyCq { cq } => self.destroy_cq(client, cq),
+            ClientCommand::CreateQp(new) => self.create_qp(client, *new),
+            ClientCommand::ModifyQp { qp, mask, attr, path } => {
+                self.modify_qp(now, client, qp, mask, &attr, path)
+            }
+            ClientCommand::QueryQp { qp } => Ok(state_of(self.owned_qp(client, qp)?)),
+            ClientCommand::DestroyQp { qp } => self.destroy_qp(client, qp),
+        }
+    }
+
+    /// Keys first, so that nothing touches the memory any more; then QPs; then the rest.
+    fn remove_client(&mut self, client: ClientId) -> Answer {
+        self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
+        self.shared.mrs.remove_client(client);
+        for qp in handles(&self.qps, |qp: &Qp| qp.client_id == client) {
+            let _ = self.destroy_qp(client, qp);
+        }
+        for cq in handles(&self.shared.cqs, |cq: &Cq| cq.client == client) {
+            self.shared.cqs.remove(cq);
+        }
+        for pd in handles(&self.shared.pds, |pd: &Pd| pd.client == client) {
+            self.shared.pds.remove(pd);
+        }
+        self.shared.clients.remove(client);
+        Ok(Outcome::Done)
+    }
+
+    fn set_port(&mut self, port: PortState) -> Outcome {
+        let before = std::mem::replace(&mut self.shared.config.port, port);
+        let state = match (before.active, port.active) {
+            (false, true) => Some(AsyncEventType::PortActive),
+            (true, false) => Some(AsyncEventType::PortErr),
+            _ => None,
+        };
+        let gids = port.gids_changed.then_some(AsyncEventType::GidChange);
+        for event in state.into_iter().chain(gids) {
+            for client in self.shared.clients.iter() {
+                self.shared.async_events.push((client.id, AsyncEvent { event, element: 1 }));
+                self.shared.counters.async_events += 1;
+            }
+        }
+        Outcome::Done
+    }
+
+    fn alloc_pd(&mut self, client: ClientId) -> Answer {
+        self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
+        let pd = Pd { client, qps: 0 };
+        let full = |_| refuse(Errno::NoMem, "the device has no free protection domain");
+        self.shared.pds.insert(pd).map(Outcome::Handle).map_err(full)
+    }
+
+    fn owned_pd(&mut self, client: ClientId, pd: u32) -> Result<&mut Pd, CommandError> {
+        self.shared.pds.get_mut(pd).filter(|pd| pd.client == client).ok_or(NO_PD)
+    }
+
+    fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> Answer {
+        let qps = self.owned_pd(client, pd)?.qps;
+        if qps > 0 || self.shared.mrs.pd_in_use(pd) {
+            return Err(refuse(Errno::Busy, "queue pairs or memory regions use the domain"));
+        }
+        self.shared.pds.remove(pd);
+        Ok(Outcome::Done)
+    }
+
+    fn create_cq(&mut self, cq: Cq) -> Answer {
+        self.shared.clients.slot_of(cq.client).ok_or(NO_CLIENT)?;
+        let full = |_| refuse(Errno::NoMem, "the device has no free completion queue");
+        self.shared.cqs.insert(cq).map(Outcome::Handle).map_err(full)
+    }
+
+    fn owned_cq(&mut self, client: ClientId, cq: u32) -> Result<&mut Cq, CommandError> {
+        self.shared.cqs.get_mut(cq).filter(|cq| cq.client == client).ok_or(NO_CQ)
+    }
+
+    fn destroy_cq(&mut self, client: ClientId, cq: u32) -> Answer {
+        let object = self.owned_cq(client, cq)?;
+        if object.users > 0 {
+            return Err(refuse(Errno::Busy, "queue pairs use the completion queue"));
+        }
+        let (completion_events, async_events) = (object.completion_events, object.async_events);
+        self.shared.cqs.remove(cq);
+        Ok(Outcome::CqGone { completion_events, async_events })
+    }
+
+    fn create_qp(&mut self, client: ClientId, new: NewQp) -> Answer {
+        let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
+        if new.qp_type != QpType::Rc {
+            return Err(refuse(Errno::NotSupported, "only RC queue pairs are supported"));
+        }
+        self.owned_pd(client, new.pd)?;
+        self.owned_cq(client, new.send_cq)?;
+        self.owned_cq(client, new.recv_cq)?;
+        let records = [new.sq.record, new.rq.record];
+        let unbound = |record| self.shared.clients.is_unbound(client_slot, record);
+        if records[0] == records[1] || !records.into_iter().all(unbound) {
+            return Err(invalid("the doorbell record is in use"));
+        }
+        let full = refuse(Errno::NoMem, "the device has no free queue pair");
+        let handle = self.qps.next_handle().ok_or(full)?;
+        let slot = handle & ((1 << SLOT_BITS) - 1);
+        let qpn = self.free_qpn(slot, handle >> SLOT_BITS).ok_or(full)?;
+        let (pd, send_cq, recv_cq) = (new.pd, new.send_cq, new.recv_cq);
+        let who = QpIdentity { handle, slot, qpn, client_id: client, client_slot };
+        self.qps.insert(Qp::new(who, new)).map_err(|_| full)?;
+        // Room for every QP once, so that the data path never grows these lists.
+        let qps = self.qps.len();
+        self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);
+        self.shared.settling.reserve(qps.saturating_sub(self.shared.settling.len()) + 1);
+        for record in records {
+            self.shared.clients.bind(client_slot, record, Some(slot));
+        }
+        self.owned_pd(client, pd)?.qps += 1;
+        self.owned_cq(client, send_cq)?.users += 1;
+        self.owned_cq(client, recv_cq)?.users += 1;
+        Ok(Outcome::Qp { qp: handle, qpn: qpn.value() })
+    }
+
+    /// The number of the QP in `slot`; a few numbers are reserved, then the next generation's.
+    fn free_qpn(&self, slot: u32, generation: u32) -> Option<Qpn> {
+        let shard = self.shared.config.shard;
+        (0..3).find_map(|skip| {
+            self.codec.encode(QpnParts { shard, slot, generation: generation + skip })
+        })
+    }
+
+    fn owned_qp(&mut self, client: ClientId, qp: u32) -> Result<&mut Qp, CommandError> {
+        self.qps.get_mut(qp).filter(|qp| qp.client_id == client).ok_or(NO_QP)
+    }
+
+    fn modify_qp(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        handle: u32,
+        mask: AttrMask,
+        new: &QpAttr,
+        path: Option<Path>,
+    ) -> Answer {
+        let config = &self.shared.config;
+        let limits = AttrLimits {
+            active_mtu: config.port.active_mtu,
+            max_init_rd_atomic: config.limits.max_qp_init_rd_atom,
+            max_dest_rd_atomic: config.limits.max_qp_rd_atom,
+            gid_table_len: config.gid_table_len,
+            privileged: false,
+        };
+        let qp = self.owned_qp(client, handle)?;
+        if mask.contains(AttrMask::AV) && path.is_none() {
+            return Err(refuse(Errno::HostUnreachable, "the destination has no route"));
+        }
+        let attr = attr::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;
+        let Some(qp) = self.qps.get_mut(handle) else { return Err(NO_QP) };
+        let mut ctx = Ctx { now, shared: &mut self.shared, tap: &mut () };
+        qp.apply(&mut ctx, attr, path.filter(|_| mask.contains(AttrMask::AV)));
+        Ok(state_of(qp))
+    }
+
+    fn destroy_qp(&mut self, client: ClientId, handle: u32) -> Answer {
+        self.owned_qp(client, handle)?;
+        let qp = self.qps.remove(handle).ok_or(NO_QP)?;
+        self.ingress.forget();
+        for record in [qp.sq.record, qp.rq.record] {
+            self.shared.clients.bind(qp.client_slot, record, None);
+        }
+        if let Some(pd) = self.shared.pds.get_mut(qp.pd) {
+            pd.qps -= 1;
+        }
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Some(cq) = self.shared.cqs.get_mut(cq) {
+                cq.users -= 1;
+            }
+        }
+        Ok(Outcome::QpGone { async_events: qp.async_events })
+    }
+}
+
+fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> {
+    if capacity.is_power_of_two() { Ok(ring) } else { Err(invalid("cqe is out of range")) }
+}
+
+fn state_of(qp: &mut Qp) -> Outcome {
+    Outcome::QpState { attr: qp.attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
+}
+
+fn handles<T>(slab: &Slab<T>, mut wanted: impl FnMut(&T) -> bool) -> Vec<u32> {
+    slab.iter().filter(|(_, object)| wanted(object)).map(|(handle, _)| handle).collect()
+}

@@ -1,0 +1,321 @@
+//! Ingress: a burst of received trains becomes state changes, placements and completions.
+//!
+//! Per datagram: parse, ICRC, QP, state, P_Key, peer address; then the responder half takes
+//! requests and the completer responses. Neither sends anything.
+
+use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
+use crate::placement;
+use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
+use crate::qp::Qp;
+use crate::qp::completer::Answer;
+use crate::qp::responder::{AtomicRequest, Packet, Step};
+use crate::qpn::QpnCodec;
+use crate::shared::Ctx;
+use crate::slab::Slab;
+use rnic_abi::verbs::{QpType, WcStatus};
+use roce_wire::{Datagram, Ecn, IpIdHint, Opcode, Qpn, Transport, datagram, icrc};
+
+/// Trains of one burst.
+pub(crate) const MAX_TRAINS: usize = 64;
+
+/// Scratch memory of ingress.
+#[derive(Debug)]
+pub(crate) struct Ingress {
+    trains: Vec<RxTrain>,
+    codec: QpnCodec,
+    shard: u8,
+    /// The last QP found: consecutive datagrams mostly have the same one.
+    last: Option<(Qpn, u32)>,
+}
+
+/// Where a datagram is.
+struct Arrival<'a> {
+    train: &'a RxTrain,
+    bytes: &'a [u8],
+    /// Of the datagram in the arena.
+    offset: u32,
+    /// Number in its train.
+    k: u16,
+}
+
+/// What of the engine ingress works on.
+pub(crate) struct Target<'a, 'c, T> {
+    pub(crate) ctx: Ctx<'c, T>,
+    pub(crate) qps: &'a mut Slab<Qp>,
+}
+
+impl Ingress {
+    pub(crate) fn new(codec: QpnCodec, shard: u8) -> Self {
+        Self { trains: Vec::with_capacity(MAX_TRAINS), codec, shard, last: None }
+    }
+
+    /// A QP went away: its number must not be found any more.
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
+    }
+
+    /// Takes one burst off the wire. Returns whether there was one, and whether it was so long
+    /// that more is likely to wait.
+    pub(crate) fn receive<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        target: &mut Target<'_, '_, T>,
+        ports: &mut Ports<'_, W, D, H>,
+    ) -> (bool, bool) {
+        let mut trains = std::mem::take(&mut self.trains);
+        ports.wire.receive(&mut trains);
+        let got = (!trains.is_empty(), trains.len() == trains.capacity());
+        let mut arena = ArenaId::default();
+        for train in &trains {
+            if train.arena != arena {
+                target.flush(ports.dma, ports.wire.rx(arena));
+                arena = train.arena;
+            }
+            self.receive_train(target, ports, train);
+        }
+        if got.0 {
+            target.flush(ports.dma, ports.wire.rx(arena));
+            ports.wire.release();
+        }
+        trains.clear();
+        self.trains = trains;
+        got
+    }
+
+    fn receive_train<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        target: &mut Target<'_, '_, T>,
+        ports: &mut Ports<'_, W, D, H>,
+        train: &RxTrain,
+    ) {
+        let arena = ports.wire.rx(train.arena);
+        let start = train.range.offset as usize;
+        let Some(bytes) = arena.get(start..start.saturating_add(train.range.len as usize)) else {
+            return;
+        };
+        let step = (train.segment_len as usize).max(1);
+        let mut offset = train.range.offset;
+        for (k, bytes) in (0u16..).zip(bytes.chunks(step)) {
+            let arrival = Arrival { train, bytes, offset, k };
+            target.ctx.shared.counters.rx_packets += 1;
+            target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
+            let handled = match self.sort(target, &arrival, ports.host) {
+                Ok((slot, packet)) => {
+                    target.handle(slot, &packet, &arrival, ports.dma, arena).map_err(Some)
+                }
+                Err(reason) => Err(reason),
+            };
+            if let Err(Some(reason)) = handled {
+                target.ctx.dropped(reason, info_of(bytes));
+            }
+            offset = offset.saturating_add(train.segment_len);
+        }
+    }
+
+    /// Checks everything that needs no protocol state and finds the QP. `Err(None)`: it belongs to
+    /// another shard and was handed over.
+    fn sort<'p, H: Host, T: Tap>(
+        &mut self,
+        target: &mut Target<'_, '_, T>,
+        arrival: &Arrival<'p>,
+        host: &mut H,
+    ) -> Result<(u32, Datagram<'p>), Option<DropReason>> {
+        let flow = &arrival.train.flow;
+        let packet = Datagram::parse(arrival.bytes).map_err(|_| Some(DropReason::Malformed))?;
+        let id = match arrival.train.ip_id {
+            RxIpId::Seen(first) => IpIdHint::Known(first.wrapping_add(arrival.k)),
+            RxIpId::Hidden => IpIdHint::Predicted(arrival.k),
+        };
+        if !icrc::verify(flow, id, arrival.bytes).is_good() {
+            return Err(Some(DropReason::Icrc));
+        }
+        if flow.ecn() == Ecn::Ce {
+            target.ctx.shared.counters.np_ecn_marked_roce_packets += 1;
+        }
+        let qpn = packet.headers.bth.dest_qp;
+        let shard = self.codec.decode(qpn).shard;
+        if self.last.is_none_or(|(last, _)| last != qpn) && shard != self.shard {
+            host.hand_over(shard, arrival.train, arrival.bytes);
+            return Err(None);
+        }
+        let slot = self.find(target.qps, qpn)?;
+        Ok((slot, packet))
+    }
+
+    fn find(&mut self, qps: &Slab<Qp>, qpn: Qpn) -> Result<u32, DropReason> {
+        if let Some((last, slot)) = self.last
+            && last == qpn
+        {
+            return Ok(slot);
+        }
+        let slot = self.codec.decode(qpn).slot;
+        match qps.by_slot(slot as usize) {
+            Some(qp) if qp.qpn == qpn => {
+                self.last = Some((qpn, slot));
+                Ok(slot)
+            }
+            _ => Err(DropReason::NoQp),
+        }
+    }
+}
+
+impl<T: Tap> Target<'_, '_, T> {
+    /// Places what was accepted.
+    fn flush<D: Dma>(&mut self, dma: &mut D, arena: &[u8]) {
+        placement::flush(&mut self.ctx, self.qps, dma, arena);
+    }
+
+    /// Checks what needs the QP and gives the packet to the half it is for.
+    fn handle<D: Dma>(
+        &mut self,
+        slot: u32,
+        datagram: &Datagram<'_>,
+        arrival: &Arrival<'_>,
+        dma: &mut D,
+        arena: &[u8],
+    ) -> Result<(), DropReason> {
+        if self.ctx.shared.batch.is_full() {
+            self.flush(dma, arena);
+        }
+        let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
+        check_qp(qp, datagram, arrival)?;
+        qp.counters.rx_packets += 1;
+        qp.counters.rx_bytes += arrival.bytes.len() as u64;
+        let info = datagram.opcode().info();
+        if info.transport == Transport::Cnp {
+            self.ctx.shared.counters.rp_cnp_handled += 1;
+            return Ok(());
+        }
+        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: packet_info(datagram) });
+        #[expect(clippy::cast_possible_truncation, reason = "a datagram is below 64 KiB")]
+        let range = Range {
+            offset: arrival.offset + datagram.payload_offset() as u32,
+            len: datagram.payload_len() as u32,
+        };
+        let packet =
+            Packet { headers: &datagram.headers, info, payload: datagram.payload(), range };
+        if info.is_request {
+            let step = qp.handle_request(&mut self.ctx, &packet);
+            self.finish_request(slot, &packet, step, dma, arena)
+        } else {
+            let answer = qp.handle_response(&mut self.ctx, &packet);
+            self.finish_response(slot, answer, dma, arena)
+        }
+    }
+
+    /// The part of a request that needs earlier data to be in place.
+    fn finish_request<D: Dma>(
+        &mut self,
+        slot: u32,
+        packet: &Packet<'_>,
+        step: Step,
+        dma: &mut D,
+        arena: &[u8],
+    ) -> Result<(), DropReason> {
+        match step {
+            Step::Done => return Ok(()),
+            Step::Drop(reason) => return Err(reason),
+            _ => self.flush(dma, arena),
+        }
+        let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
+        if !qp.receives() {
+            return Err(DropReason::AfterFault);
+        }
+        match step {
+            Step::Done | Step::Drop(_) => {}
+            Step::Refuse(reason) => qp.refuse(&mut self.ctx, reason),
+            Step::BrokenReceive { wr_id, index } => {
+                qp.refuse_receive(&mut self.ctx, wr_id, index);
+            }
+            Step::Atomic(request) => match execute(dma, &request) {
+                Some(old) => qp.finish_atomic(&mut self.ctx, packet.psn(), old),
+                None => qp.refuse(&mut self.ctx, NakReason::RemoteMemory),
+            },
+        }
+        Ok(())
+    }
+
+    fn finish_response<D: Dma>(
+        &mut self,
+        slot: u32,
+        answer: Answer,
+        dma: &mut D,
+        arena: &[u8],
+    ) -> Result<(), DropReason> {
+        match answer {
+            Answer::Done => return Ok(()),
+            Answer::Drop(reason) => return Err(reason),
+            _ => self.flush(dma, arena),
+        }
+        let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
+        match answer {
+            Answer::Done | Answer::Drop(_) => {}
+            Answer::Fail(status) => qp.fail_request(&mut self.ctx, status),
+            Answer::StoreAtomic { space, addr, value } => {
+                if !qp.sends() {
+                    return Err(DropReason::AfterFault);
+                }
+                if store(dma, space, addr, value) {
+                    qp.finish_own_atomic(&mut self.ctx);
+                } else {
+                    qp.fail_request(&mut self.ctx, WcStatus::LocProtErr);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Transport, state, partition and addresses must be those of the connection.
+fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(), DropReason> {
+    let transport = datagram.opcode().transport();
+    let fits = match qp.qp_type {
+        QpType::Rc => matches!(transport, Transport::Rc | Transport::Cnp),
+        _ => false,
+    };
+    if !fits {
+        return Err(DropReason::Transport);
+    }
+    if !qp.receives() {
+        return Err(DropReason::QpState);
+    }
+    if !datagram.headers.bth.pkey.matches(qp.pkey()) {
+        return Err(DropReason::PKey);
+    }
+    if !qp.is_peer(&arrival.train.flow) {
+        return Err(DropReason::Address);
+    }
+    Ok(())
+}
+
+fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Option<u64> {
+    dma.atomic(request.space, request.addr, &mut |old| request.apply(old)).ok()
+}
+
+/// Stores the result of our own atomic, in the byte order of this machine.
+fn store<D: Dma>(dma: &mut D, space: SpaceId, addr: u64, value: u64) -> bool {
+    let bytes = value.to_ne_bytes();
+    let from = [Range { offset: 0, len: 8 }];
+    dma.write(space, &bytes, &from, &[MemRange { addr, len: 8 }], &[]).is_ok()
+}
+
+pub(crate) fn packet_info(datagram: &Datagram<'_>) -> PacketInfo {
+    let headers = &datagram.headers;
+    PacketInfo {
+        opcode: headers.bth.opcode,
+        dest_qpn: headers.bth.dest_qp,
+        psn: headers.bth.psn,
+        ack_req: headers.bth.ack_req,
+        payload: u32::try_from(datagram.payload_len()).unwrap_or(u32::MAX),
+        aeth: headers.aeth.map(|aeth| (aeth.syndrome.to_u8(), aeth.msn.value())),
+    }
+}
+
+/// What can be said about a dropped datagram.
+fn info_of(bytes: &[u8]) -> Option<PacketInfo> {
+    if let Ok(datagram) = Datagram::parse(bytes) {
+        return Some(packet_info(&datagram));
+    }
+    let (opcode, dest_qpn, psn) = datagram::peek(bytes)?;
+    let opcode = Opcode::from_u8(opcode)?;
+    Some(PacketInfo { opcode, dest_qpn, psn, ack_req: false, payload: 0, aeth: None })
+}

@@ -1,0 +1,308 @@
+//! Placement: accepted payload on its way from the receive arena to application memory.
+//!
+//! Accepting a packet queues *pieces* (arena range to memory range) and, at the end of a message,
+//! a *delivery* (its completion). [`flush`] writes all pieces with as few [`Dma::write`] calls as
+//! possible, and only then makes the deliveries visible, in order.
+//!
+//! When memory faults, everything before the faulting piece stands, later pieces of that QP are
+//! forgotten, and the QP fails at that packet; other QPs notice nothing.
+
+use crate::event::{Event, Tap};
+use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
+use crate::qp::Qp;
+use crate::shared::Ctx;
+use crate::slab::Slab;
+use rnic_abi::cqe::Cqe;
+use rnic_abi::verbs::WcStatus;
+use roce_wire::{Msn, Psn, Qpn};
+
+/// What a piece is part of; decides how a fault is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PieceKind {
+    /// SEND data for a receive WQE.
+    Receive,
+    /// RDMA WRITE data.
+    Write,
+    /// READ response data for a send WQE.
+    ReadResponse,
+}
+
+/// One contiguous copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) slot: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) kind: PieceKind,
+    /// PSN of the packet.
+    pub(crate) psn: Psn,
+    /// MSN before the packet.
+    pub(crate) msn: Msn,
+    pub(crate) space: SpaceId,
+    /// Same length as `to`.
+    pub(crate) from: Range,
+    pub(crate) to: MemRange,
+    /// A message ends here: programs may poll its last byte.
+    pub(crate) is_tail: bool,
+}
+
+/// A receive completion that waits for its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delivery {
+    pub(crate) slot: u32,
+    /// Pieces queued before it.
+    pub(crate) after: usize,
+    pub(crate) cqe: Cqe,
+}
+
+/// Memory that could not be accessed while placing.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    at: usize,
+    piece: Piece,
+}
+
+/// Pieces and deliveries of a burst.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pieces: Vec<Piece>,
+    deliveries: Vec<Delivery>,
+    faults: Vec<Fault>,
+    from: Vec<Range>,
+    to: Vec<MemRange>,
+    tails: Vec<u64>,
+}
+
+/// A packet adds at most one piece per SGE.
+const ROOM_FOR_ONE_PACKET: usize = rnic_abi::wqe::MAX_SGE + 1;
+const CAPACITY: usize = MAX_DMA_RANGES + ROOM_FOR_ONE_PACKET;
+
+impl Batch {
+    pub(crate) fn new() -> Self {
+        Self {
+            pieces: Vec::with_capacity(CAPACITY),
+            deliveries: Vec::with_capacity(CAPACITY),
+            faults: Vec::new(),
+            from: Vec::with_capacity(MAX_DMA_RANGES),
+            to: Vec::with_capacity(MAX_DMA_RANGES),
+            tails: Vec::with_capacity(MAX_DMA_RANGES),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.deliveries.is_empty()
+    }
+
+    /// The next packet might not fit.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.pieces.len() + ROOM_FOR_ONE_PACKET > CAPACITY || self.deliveries.len() + 1 >= CAPACITY
+    }
+
+    #[inline]
+    pub(crate) fn place(&mut self, piece: Piece) {
+        self.pieces.push(piece);
+    }
+
+    /// Marks the last piece as the end of a message, if it belongs to this packet.
+    #[inline]
+    pub(crate) fn end_message(&mut self, slot: u32, psn: Psn) {
+        if let Some(piece) = self.pieces.last_mut()
+            && piece.slot == slot
+            && piece.psn == psn
+        {
+            // Planted bug: the end of a message may become visible before the rest of it.
+            piece.is_tail = !cfg!(mutant = "tail_not_last");
+        }
+    }
+
+    #[inline]
+    pub(crate) fn deliver(&mut self, slot: u32, cqe: Cqe) {
+        self.deliveries.push(Delivery { slot, after: self.pieces.len(), cqe });
+    }
+
+    /// Number of pieces; with [`truncate`](Self::truncate) a packet that fails halfway is undone.
+    pub(crate) fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.pieces.truncate(len);
+    }
+
+    fn is_faulted(&self, slot: u32) -> bool {
+        !self.faults.is_empty() && self.faults.iter().any(|fault| fault.piece.slot == slot)
+    }
+
+    /// Collects the ranges of one call from piece `start` on; returns the piece it stops before.
+    fn collect(&mut self, start: usize) -> usize {
+        self.from.clear();
+        self.to.clear();
+        self.tails.clear();
+        let mut bytes = 0;
+        let mut space = None;
+        let mut end = start;
+        for i in start..self.pieces.len() {
+            let piece = self.pieces[i];
+            end = i;
+            if self.is_faulted(piece.slot) {
+                // The call must stop here, so that byte counts name pieces without gaps.
+                break;
+            }
+            let fits = self.from.len() < MAX_DMA_RANGES && self.to.len() < MAX_DMA_RANGES;
+            if space.is_some_and(|space| space != piece.space) || !fits {
+                break;
+            }
+            space = Some(piece.space);
+            push_range(&mut self.from, piece.from);
+            push_mem_range(&mut self.to, piece.to);
+            bytes += u64::from(piece.to.len);
+            if piece.is_tail {
+                self.tails.push(bytes);
+            }
+            end = i + 1;
+        }
+        // The end of the last range is a tail by itself.
+        self.tails.pop_if(|tail| *tail == bytes);
+        end
+    }
+
+    fn write_all<D: Dma>(&mut self, dma: &mut D, arena: &[u8]) {
+        let mut start = 0;
+        while let Some(first) = self.pieces.get(start).copied() {
+            if self.is_faulted(first.slot) {
+                start += 1;
+                continue;
+            }
+            let end = self.collect(start);
+            match dma.write(first.space, arena, &self.from, &self.to, &self.tails) {
+                Ok(()) => start = end,
+                Err(fault) => {
+                    let at = self.piece_of_byte(start, end, fault.done);
+                    if let Some(piece) = self.pieces.get(at).copied() {
+                        self.faults.push(Fault { at, piece });
+                    }
+                    start = at + 1;
+                }
+            }
+        }
+    }
+
+    fn piece_of_byte(&self, start: usize, end: usize, byte: u64) -> usize {
+        let mut ahead = byte;
+        for at in start..end {
+            let len = u64::from(self.pieces[at].to.len);
+            if ahead < len {
+                return at;
+            }
+            ahead -= len;
+        }
+        end.saturating_sub(1).max(start)
+    }
+}
+
+fn push_range(ranges: &mut Vec<Range>, range: Range) {
+    if let Some(last) = ranges.last_mut()
+        && last.offset + last.len == range.offset
+    {
+        last.len += range.len;
+        return;
+    }
+    ranges.push(range);
+}
+
+fn push_mem_range(ranges: &mut Vec<MemRange>, range: MemRange) {
+    if let Some(last) = ranges.last_mut()
+        && last.addr.wrapping_add(u64::from(last.len)) == range.addr
+    {
+        last.len += range.len;
+        return;
+    }
+    ranges.push(range);
+}
+
+/// Writes everything queued, makes the completions visible, and fails QPs whose memory faulted.
+///
+/// Returns true when there was anything.
+pub(crate) fn flush<D: Dma, T: Tap>(
+    ctx: &mut Ctx<'_, T>,
+    qps: &mut Slab<Qp>,
+    dma: &mut D,
+    arena: &[u8],
+) -> bool {
+    if ctx.shared.batch.is_empty() {
+        return false;
+    }
+    let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
+    batch.write_all(dma, arena);
+    for piece in &batch.pieces {
+        ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
+    }
+    for delivery in &batch.deliveries {
+        let fault = batch.faults.iter().find(|fault| fault.piece.slot == delivery.slot);
+        if fault.is_none_or(|fault| delivery.after <= fault.at) {
+            deliver(ctx, qps, delivery, delivery.cqe.status);
+        }
+    }
+    for fault in &batch.faults {
+        fail(ctx, qps, &batch, fault);
+    }
+    batch.pieces.clear();
+    batch.deliveries.clear();
+    batch.faults.clear();
+    ctx.shared.batch = batch;
+    true
+}
+
+impl Batch {
+    /// Stands in while a batch is being flushed; never used.
+    fn detached() -> Self {
+        Self {
+            pieces: Vec::new(),
+            deliveries: Vec::new(),
+            faults: Vec::new(),
+            from: Vec::new(),
+            to: Vec::new(),
+            tails: Vec::new(),
+        }
+    }
+}
+
+fn deliver<T: Tap>(
+    ctx: &mut Ctx<'_, T>,
+    qps: &mut Slab<Qp>,
+    delivery: &Delivery,
+    status: WcStatus,
+) {
+    let Some(qp) = qps.by_slot_mut(delivery.slot as usize) else { return };
+    let mut cqe = delivery.cqe;
+    cqe.status = status;
+    ctx.complete(qp.recv_cq, &cqe);
+    if cfg!(mutant = "double_cqe") {
+        ctx.complete(qp.recv_cq, &cqe);
+    }
+    qp.rq.release(cqe.wqe_index);
+}
+
+/// The QP fails at the packet of the fault: completions behind it become flushes, in order.
+fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
+    let Some(qp) = qps.by_slot_mut(fault.piece.slot as usize) else { return };
+    let qpn = qp.qpn;
+    ctx.event(|| Event::DmaFault { qpn, psn: fault.piece.psn });
+    if fault.piece.kind == PieceKind::ReadResponse {
+        qp.fail_request_at(ctx, fault.piece.psn, WcStatus::LocProtErr);
+        return;
+    }
+    // The receive WQE being filled is the first one behind the fault.
+    let mut status = match fault.piece.kind {
+        PieceKind::Receive => WcStatus::LocProtErr,
+        _ => WcStatus::WrFlushErr,
+    };
+    for delivery in &batch.deliveries {
+        if delivery.slot == fault.piece.slot && delivery.after > fault.at {
+            deliver(ctx, qps, delivery, status);
+            status = WcStatus::WrFlushErr;
+        }
+    }
+    let Some(qp) = qps.by_slot_mut(fault.piece.slot as usize) else { return };
+    qp.memory_failed(ctx, &fault.piece, status);
+}

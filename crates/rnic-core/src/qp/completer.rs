@@ -1,0 +1,363 @@
+//! The completer: what responses mean for the requester, and the completions that follow.
+//!
+//! Responses only move `una`. Completions are written by [`Qp::settle`], after the data of the
+//! burst is in place.
+
+use super::Qp;
+use super::responder::Packet;
+use super::sq::{Wr, wc_opcode};
+use crate::event::{DropReason, Event, Tap};
+use crate::placement::{Piece, PieceKind};
+use crate::ports::{MemRange, Range, SpaceId};
+use crate::shared::Ctx;
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
+use roce_wire::{NakCode, Operation, Position, Psn, Syndrome};
+
+/// What ingress has to do after a response was looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    /// Nothing.
+    Done,
+    /// Drop it.
+    Drop(DropReason),
+    /// Empty the batch, then [`Qp::fail_request`].
+    Fail(WcStatus),
+    /// Empty the batch, store the 8 bytes, then [`Qp::finish_own_atomic`].
+    StoreAtomic { space: SpaceId, addr: u64, value: u64 },
+}
+
+impl Qp {
+    /// Looks at one response packet.
+    pub(crate) fn handle_response<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Answer {
+        let psn = packet.psn();
+        if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
+            return Answer::Drop(DropReason::QpState);
+        }
+        if !self.is_outstanding(psn) {
+            return Answer::Drop(DropReason::GhostResponse);
+        }
+        if !packet.info.payload.allows(
+            packet.payload.len(),
+            packet.headers.bth.pad,
+            self.mtu as usize,
+        ) {
+            return self.wrong_length(ctx, psn);
+        }
+        match packet.info.operation {
+            Operation::Ack => self.handle_ack(ctx, packet),
+            Operation::ReadResponse => self.handle_read_response(ctx, packet),
+            _ => self.handle_atomic_ack(ctx, packet),
+        }
+    }
+
+    fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
+        let psn = packet.psn();
+        let Some(aeth) = packet.headers.aeth else { return Answer::Drop(DropReason::Malformed) };
+        let target = match aeth.syndrome {
+            Syndrome::Ack { .. } => psn.wrapping_add(1),
+            Syndrome::Reserved(_) => return Answer::Drop(DropReason::ReservedSyndrome),
+            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => psn,
+        };
+        if !self.acknowledge(ctx, target) && !cfg!(mutant = "no_implied_nak") {
+            return self.implied_nak(ctx);
+        }
+        match aeth.syndrome {
+            Syndrome::RnrNak { timer } => self.handle_rnr_nak(ctx, timer),
+            Syndrome::Nak(NakCode::PsnSequence) => self.handle_sequence_nak(ctx),
+            Syndrome::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
+                ctx.shared.counters.req_remote_invalid_request += 1;
+                Answer::Fail(WcStatus::RemInvReqErr)
+            }
+            Syndrome::Nak(NakCode::RemoteAccess) => {
+                ctx.shared.counters.req_remote_access_errors += 1;
+                Answer::Fail(WcStatus::RemAccessErr)
+            }
+            Syndrome::Nak(NakCode::RemoteOperational) => {
+                ctx.shared.counters.req_remote_op_errors += 1;
+                Answer::Fail(WcStatus::RemOpErr)
+            }
+            _ => Answer::Done,
+        }
+    }
+
+    /// Takes `una` up to `target`. SENDs and WRITEs on the way are acknowledged by that; a READ or
+    /// atomic without its response is not: then `una` stops there and false is returned.
+    fn acknowledge<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, target: Psn) -> bool {
+        let before = self.requester.una;
+        let mut complete = true;
+        while self.requester.una.distance_from(target) < 0 {
+            let wr = self.sq.wr(self.requester.acked_index);
+            if wr.wants_data() && !cfg!(mutant = "no_implied_nak") {
+                complete = false;
+                break;
+            }
+            let end = wr.end();
+            if end.distance_from(target) > 0 {
+                self.requester.una = target;
+            } else {
+                self.finish_wr(end);
+            }
+        }
+        if self.requester.una != before {
+            self.progress(ctx);
+        }
+        complete
+    }
+
+    /// The WQE that owns `una` is complete.
+    fn finish_wr(&mut self, end: Psn) {
+        let requester = &mut self.requester;
+        let index = requester.acked_index;
+        let was_sent = requester.cursor.index.wrapping_sub(index).cast_signed() > 0;
+        if self.sq.wr(index).wants_data() && was_sent {
+            requester.reads = requester.reads.saturating_sub(1);
+        }
+        requester.una = end;
+        requester.acked_index = index.wrapping_add(1);
+    }
+
+    /// `una` moved: retries are available again, the timer starts over, completions may be due.
+    fn progress<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let requester = &mut self.requester;
+        if requester.cursor.psn.distance_from(requester.una) < 0 {
+            // Acknowledged by an answer to an earlier transmission: no need to send it again.
+            requester.cursor.index = requester.acked_index;
+            requester.cursor.psn = requester.una;
+            requester.reads = 0;
+        }
+        requester.reload(&self.attr);
+        let psn = requester.una.wrapping_sub(1);
+        ctx.event(|| Event::Acked { qpn: self.qpn, psn });
+        if !self.requester.in_rnr_wait {
+            self.restart_timer(ctx);
+        }
+        ctx.settle_later(self);
+        ctx.activate(self);
+    }
+
+    fn handle_read_response<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Answer {
+        let psn = packet.psn();
+        // It acknowledges every SEND and WRITE before it.
+        if !self.acknowledge(ctx, psn) {
+            return self.implied_nak(ctx);
+        }
+        let index = self.requester.acked_index;
+        let wr = *self.sq.wr(index);
+        if wr.control.opcode != WrOpcode::Read {
+            return Answer::Fail(WcStatus::BadRespErr);
+        }
+        #[expect(clippy::cast_sign_loss, reason = "una is inside the WQE")]
+        let k = psn.distance_from(wr.first) as u32;
+        let is_last = k + 1 == wr.packets;
+        if !fits_position(packet.info.position, k, is_last) {
+            return Answer::Fail(WcStatus::BadRespErr);
+        }
+        let offset = k * self.mtu;
+        if packet.range.len != (wr.length - offset).min(self.mtu) {
+            return Answer::Fail(WcStatus::LocLenErr);
+        }
+        if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
+            return Answer::Fail(status);
+        }
+        if is_last {
+            self.finish_wr(wr.end());
+        } else {
+            self.requester.una = psn.wrapping_add(1);
+        }
+        self.progress(ctx);
+        Answer::Done
+    }
+
+    /// Queues the payload of a READ response for the WQE's SGEs.
+    fn gather_response<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+        index: u32,
+        offset: u32,
+        is_last: bool,
+    ) -> Result<(), WcStatus> {
+        let undo = ctx.shared.batch.len();
+        let mut from = packet.range;
+        let mut skip = offset;
+        for sge in self.sq.sges(index) {
+            if from.len == 0 {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            let len = from.len.min(sge.length - skip);
+            let va = sge.addr.wrapping_add(skip.into());
+            skip = 0;
+            let need = AccessFlags::LOCAL_WRITE;
+            let Ok(target) = ctx.shared.mrs.check(sge.lkey, self.pd, va, len.into(), need) else {
+                ctx.shared.batch.truncate(undo);
+                return Err(WcStatus::LocProtErr);
+            };
+            ctx.shared.batch.place(Piece {
+                slot: self.slot,
+                qpn: self.qpn,
+                kind: PieceKind::ReadResponse,
+                psn: packet.psn(),
+                msn: self.responder.msn,
+                space: target.space,
+                from: Range { len, ..from },
+                to: MemRange { addr: target.addr, len },
+                is_tail: false,
+            });
+            from = Range { offset: from.offset + len, len: from.len - len };
+        }
+        if is_last {
+            ctx.shared.batch.end_message(self.slot, packet.psn());
+        }
+        Ok(())
+    }
+
+    fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
+        if !self.acknowledge(ctx, packet.psn()) {
+            return self.implied_nak(ctx);
+        }
+        let index = self.requester.acked_index;
+        if !self.sq.wr(index).is_atomic() {
+            return Answer::Fail(WcStatus::BadRespErr);
+        }
+        let Some(value) = packet.headers.atomic_ack.map(|ack| ack.original) else {
+            return Answer::Drop(DropReason::Malformed);
+        };
+        let Some(sge) = self.sq.sges(index).next() else {
+            return Answer::Fail(WcStatus::LocQpOpErr);
+        };
+        match ctx.shared.mrs.check(sge.lkey, self.pd, sge.addr, 8, AccessFlags::LOCAL_WRITE) {
+            Ok(target) => Answer::StoreAtomic { space: target.space, addr: target.addr, value },
+            Err(_) => Answer::Fail(WcStatus::LocProtErr),
+        }
+    }
+
+    /// The result of the oldest outstanding atomic is in memory.
+    pub(crate) fn finish_own_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let end = self.sq.wr(self.requester.acked_index).end();
+        self.finish_wr(end);
+        self.progress(ctx);
+    }
+
+    /// A response of impossible length for its opcode.
+    fn wrong_length<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) -> Answer {
+        if psn == self.requester.una || self.acknowledge(ctx, psn) {
+            return Answer::Fail(WcStatus::LocLenErr);
+        }
+        self.implied_nak(ctx)
+    }
+
+    /// The request that owns `una` fails; everything before it is complete.
+    pub(crate) fn fail_request<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, status: WcStatus) {
+        if self.attr.state == QpState::Err || self.requester.acked_index == self.sq.fetched() {
+            return;
+        }
+        self.sq.wr_mut(self.requester.acked_index).fault = Some(status);
+        self.settle(ctx);
+    }
+
+    /// READ response data with this PSN could not be stored.
+    pub(crate) fn fail_request_at<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        psn: Psn,
+        status: WcStatus,
+    ) {
+        if self.attr.state == QpState::Err {
+            return;
+        }
+        // Later packets of the burst may have moved on: step back to the WQE that owns the PSN.
+        let mut index = self.requester.acked_index;
+        while index != self.sq.retired
+            && (index == self.sq.fetched() || self.sq.wr(index).first.distance_from(psn) > 0)
+        {
+            index = index.wrapping_sub(1);
+        }
+        self.requester.acked_index = index;
+        self.fail_request(ctx, status);
+    }
+
+    /// Writes the completions that are due, in order.
+    pub(crate) fn settle<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.attr.state == QpState::Err {
+            return;
+        }
+        let start = self.sq.retired;
+        while self.sq.retired != self.requester.acked_index {
+            let index = self.sq.retired;
+            let wr = *self.sq.wr(index);
+            self.sq.retired = index.wrapping_add(1);
+            if self.sq_sig_all || wr.control.flags.contains(SendFlags::SIGNALED) {
+                self.complete_send(ctx, &wr, index, WcStatus::Success);
+            }
+        }
+        let failed = if self.sq.retired == self.sq.fetched() {
+            None
+        } else {
+            let wr = *self.sq.wr(self.sq.retired);
+            wr.fault.map(|status| (wr, status))
+        };
+        if let Some((wr, status)) = failed {
+            let index = self.sq.retired;
+            self.sq.retired = index.wrapping_add(1);
+            self.complete_send(ctx, &wr, index, status);
+            if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
+                ctx.shared.counters.req_local_errors += 1;
+            }
+            self.enter_error(ctx);
+        }
+        if self.sq.retired != start {
+            self.sq.release();
+        }
+        self.note_drained(ctx);
+    }
+
+    fn complete_send<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        wr: &Wr,
+        index: u32,
+        status: WcStatus,
+    ) {
+        let opcode = wc_opcode(wr.control.opcode);
+        let mut cqe = self.send_cqe(ctx.now, wr.control.wr_id, index, opcode, status);
+        cqe.byte_len = wr.length;
+        ctx.complete(self.send_cq, &cqe);
+    }
+
+    /// SQD: everything that was started is complete.
+    fn note_drained<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.attr.state != QpState::Sqd
+            || !self.attr.sq_draining
+            || self.requester.una != self.requester.max_psn
+        {
+            return;
+        }
+        self.attr.sq_draining = false;
+        if self.attr.en_sqd_async_notify {
+            ctx.qp_event(self, AsyncEventType::SqDrained);
+        }
+    }
+}
+
+/// Is a READ response at this place of the READ possible? A restarted READ may begin with FIRST
+/// or ONLY anywhere, and responses to the request before it may still arrive in between.
+fn fits_position(position: Position, k: u32, is_last: bool) -> bool {
+    match position {
+        Position::First => !is_last,
+        Position::Middle => k > 0 && !is_last,
+        Position::Last => k > 0 && is_last,
+        Position::Only => is_last,
+    }
+}

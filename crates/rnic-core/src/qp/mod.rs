@@ -1,0 +1,303 @@
+//! A queue pair: send queue, receive queue, and the two halves of its transport.
+//!
+//! * `sq`, `rq`: what the application posted, copied once and validated.
+//! * `requester` (what to send next), `completer` (what the answers mean), `retry` (going back).
+//! * `responder` (incoming requests), `replies` (what it owes the peer).
+//! * this file: the object itself and its way through RESET ... ERR.
+
+pub(crate) mod completer;
+pub(crate) mod replies;
+pub(crate) mod requester;
+pub(crate) mod responder;
+pub(crate) mod retry;
+pub(crate) mod rq;
+pub(crate) mod segment;
+pub(crate) mod sq;
+
+use crate::command::{ClientId, NewQp, Path};
+use crate::event::{Event, Tap};
+use crate::shared::Ctx;
+use crate::time::Instant;
+use requester::Requester;
+use responder::Responder;
+use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
+use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
+use roce_wire::{Flow, PKey, Psn, Qpn};
+use rq::RecvQueue;
+use sq::SendQueue;
+
+/// Counters of one QP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct QpCounters {
+    /// Datagrams sent.
+    pub tx_packets: u64,
+    /// Bytes of datagrams sent (BTH to ICRC).
+    pub tx_bytes: u64,
+    /// Datagrams accepted for checking.
+    pub rx_packets: u64,
+    /// Bytes of datagrams accepted for checking.
+    pub rx_bytes: u64,
+    /// Request datagrams sent again.
+    pub retransmitted_packets: u64,
+    /// Local ACK timeouts.
+    pub timeouts: u64,
+    /// RNR NAKs received.
+    pub rnr_naks_received: u64,
+    /// RNR NAKs sent.
+    pub rnr_naks_sent: u64,
+    /// Duplicate requests received.
+    pub duplicates: u64,
+    /// Requests received ahead of the expected PSN.
+    pub out_of_sequence: u64,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) handle: u32,
+    pub(crate) slot: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) client_id: ClientId,
+    pub(crate) client_slot: u32,
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) is_active: bool,
+    pub(crate) is_settling: bool,
+    pub(crate) caps: QpCaps,
+    pub(crate) attr: QpAttr,
+    /// Peer: flow (we are `src`), next hop. Set from RTR on.
+    pub(crate) path: Option<Path>,
+    /// Path MTU, bytes.
+    pub(crate) mtu: u32,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: RecvQueue,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    /// When the QP's timer fires.
+    pub(crate) deadline: Option<Instant>,
+    /// The earliest wheel entry of this QP.
+    pub(crate) wheel_at: Option<Instant>,
+    pub(crate) counters: QpCounters,
+    pub(crate) async_events: u64,
+}
+
+/// Who and where a new QP is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpIdentity {
+    pub(crate) handle: u32,
+    pub(crate) slot: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) client_id: ClientId,
+    pub(crate) client_slot: u32,
+}
+
+/// Completions that one visit flushes.
+const FLUSH_PER_VISIT: u32 = 64;
+
+impl Qp {
+    pub(crate) fn new(who: QpIdentity, new: NewQp) -> Self {
+        Self {
+            handle: who.handle,
+            slot: who.slot,
+            qpn: who.qpn,
+            client_id: who.client_id,
+            client_slot: who.client_slot,
+            qp_type: new.qp_type,
+            pd: new.pd,
+            send_cq: new.send_cq,
+            recv_cq: new.recv_cq,
+            sq_sig_all: new.sq_sig_all,
+            is_active: false,
+            is_settling: false,
+            caps: new.caps,
+            attr: QpAttr::default(),
+            path: None,
+            mtu: 0,
+            sq: SendQueue::new(new.sq),
+            rq: RecvQueue::new(new.rq),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            deadline: None,
+            wheel_at: None,
+            counters: QpCounters::default(),
+            async_events: 0,
+        }
+    }
+
+    /// Accepts incoming packets.
+    #[inline]
+    pub(crate) fn receives(&self) -> bool {
+        matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+    }
+
+    /// The only P_Key of a RoCE port.
+    pub(crate) fn pkey(&self) -> PKey {
+        PKey::DEFAULT
+    }
+
+    /// The peer's QPN.
+    pub(crate) fn dest_qpn(&self) -> Qpn {
+        Qpn::new(self.attr.dest_qpn)
+    }
+
+    /// Does a packet that came on `flow` come from the peer?
+    #[inline]
+    pub(crate) fn is_peer(&self, flow: &Flow) -> bool {
+        self.path.as_ref().is_some_and(|p| p.flow.dst == flow.src && p.flow.src == flow.dst)
+    }
+
+    /// Takes over a resolved path. One source port per QP, so that ECMP keeps the order.
+    pub(crate) fn set_path(&mut self, mut path: Path) {
+        if path.flow.sport == 0 {
+            let label = match path.attr.flow_label {
+                0 => flow_label_from_qpns(self.qpn, self.dest_qpn()),
+                label => label,
+            };
+            path.flow.sport = udp_source_port(label);
+        }
+        self.path = Some(path);
+    }
+
+    /// Applies attributes that a modify changed, going from one state to another.
+    pub(crate) fn apply<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, attr: QpAttr, path: Option<Path>) {
+        let from = self.attr.state;
+        let to = attr.state;
+        if to == QpState::Err && from != QpState::Err {
+            self.attr = QpAttr { state: from, ..attr };
+            self.enter_error(ctx);
+            return;
+        }
+        self.attr = attr;
+        self.attr.cur_state = to;
+        if let Some(path) = path {
+            self.set_path(path);
+        }
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(),
+            (QpState::Init, QpState::Rtr) => {
+                self.mtu = 128 << self.attr.path_mtu;
+                self.responder.start(&self.attr);
+            }
+            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.attr),
+            (QpState::Rts, QpState::Sqd) => self.attr.sq_draining = true,
+            (QpState::Sqd, QpState::Rts) => self.attr.sq_draining = false,
+            (QpState::Sqd, QpState::Sqd) => self.responder.resize(&self.attr),
+            _ => {}
+        }
+        if from != to {
+            ctx.event(|| Event::State { qpn: self.qpn, from, to });
+        }
+        ctx.activate(self);
+        ctx.settle_later(self);
+    }
+
+    /// Both queues become empty without completions.
+    fn reset(&mut self) {
+        self.sq.reset();
+        self.rq.reset();
+        self.requester = Requester::default();
+        self.responder = Responder::default();
+        self.path = None;
+        self.mtu = 0;
+        self.deadline = None;
+        self.attr = QpAttr::default();
+    }
+
+    /// To ERR: stop, and flush what is posted. Data accepted earlier must be in place already.
+    pub(crate) fn enter_error<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let from = self.attr.state;
+        if from == QpState::Err {
+            return;
+        }
+        self.attr.state = QpState::Err;
+        self.attr.cur_state = QpState::Err;
+        self.attr.sq_draining = false;
+        self.deadline = None;
+        self.requester.stop();
+        self.responder.stop();
+        ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
+        self.fail_current_receive(ctx, WcStatus::WrFlushErr);
+        ctx.activate(self);
+    }
+
+    /// Completes the receive WQE that a message was using, if any.
+    pub(crate) fn fail_current_receive<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        status: WcStatus,
+    ) -> bool {
+        let Some(recv) = self.rq.current.take() else { return false };
+        let cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, status);
+        ctx.complete(self.recv_cq, &cqe);
+        self.rq.release(recv.index);
+        true
+    }
+
+    /// The common part of a receive completion.
+    pub(crate) fn recv_cqe(&self, now: Instant, wr_id: u64, index: u32, status: WcStatus) -> Cqe {
+        let mut cqe = Cqe::new(wr_id, self.qpn.value(), WcOpcode::Recv);
+        cqe.status = status;
+        cqe.flags = CqeFlags::RECV;
+        cqe.timestamp = now.as_nanos();
+        cqe.record = self.rq.record.value();
+        cqe.wqe_index = index;
+        cqe
+    }
+
+    /// Writes some of the flush completions of a QP in ERR. Returns true when more are due.
+    pub(crate) fn flush_some<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
+        let mut budget = FLUSH_PER_VISIT;
+        self.sq.look(&ctx.shared.clients, self.client_slot);
+        self.rq.look(&ctx.shared.clients, self.client_slot);
+        while budget > 0 {
+            let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };
+            let cqe = self.send_cqe(ctx.now, wr_id, index, opcode, WcStatus::WrFlushErr);
+            ctx.complete(self.send_cq, &cqe);
+            budget -= 1;
+        }
+        while budget > 0 {
+            let Some((index, wr_id)) = self.rq.flush_next() else { break };
+            let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::WrFlushErr);
+            ctx.complete(self.recv_cq, &cqe);
+            self.rq.release(index);
+            budget -= 1;
+        }
+        budget == 0
+    }
+
+    /// The common part of a send completion.
+    pub(crate) fn send_cqe(
+        &self,
+        now: Instant,
+        wr_id: u64,
+        index: u32,
+        opcode: WcOpcode,
+        status: WcStatus,
+    ) -> Cqe {
+        let mut cqe = Cqe::new(wr_id, self.qpn.value(), opcode);
+        cqe.status = status;
+        cqe.timestamp = now.as_nanos();
+        cqe.record = self.sq.record.value();
+        cqe.wqe_index = index;
+        cqe
+    }
+
+    /// Its CQ overflowed.
+    pub(crate) fn cq_failed<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.attr.state != QpState::Err {
+            self.enter_error(ctx);
+            ctx.qp_event(self, AsyncEventType::QpFatal);
+        }
+    }
+
+    /// Is `psn` in the window of requests that were sent and not yet acknowledged?
+    #[inline]
+    pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
+        let ahead = psn.distance_from(self.requester.una);
+        ahead >= 0 && ahead < self.requester.max_psn.distance_from(self.requester.una)
+    }
+}

@@ -1,0 +1,212 @@
+//! The requester half: which requests may leave next.
+//!
+//! PSNs are given when a WQE is fetched. `una` is the oldest unacknowledged PSN, the cursor the
+//! next to be transmitted, `max_psn` one past the highest ever transmitted. Going back sets the
+//! cursor to `una`; nothing else is needed.
+
+use super::Qp;
+use super::segment::{Segment, Source, segment};
+use super::sq::{FetchRules, Wr};
+use crate::config::EngineConfig;
+use crate::event::{Event, Tap};
+use crate::shared::Ctx;
+use rnic_abi::verbs::{QpAttr, QpState, SendFlags};
+use roce_wire::Psn;
+
+/// The next packet to be transmitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Cursor {
+    /// WQE that owns `psn`.
+    pub(crate) index: u32,
+    pub(crate) psn: Psn,
+}
+
+/// State of the requester half.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Requester {
+    /// First PSN of the next WQE to be fetched.
+    pub(crate) next_psn: Psn,
+    /// Oldest unacknowledged PSN.
+    pub(crate) una: Psn,
+    /// WQE that owns `una`.
+    pub(crate) acked_index: u32,
+    pub(crate) cursor: Cursor,
+    /// One past the highest PSN ever sent.
+    pub(crate) max_psn: Psn,
+    /// READs and atomics before the cursor that are not complete.
+    pub(crate) reads: u32,
+    /// Retries left until progress.
+    pub(crate) retries: u8,
+    pub(crate) rnr_retries: u8,
+    /// Waiting out an RNR NAK: nothing is sent.
+    pub(crate) in_rnr_wait: bool,
+    /// `una` when an implied NAK last made us go back: stale responses make only one.
+    pub(crate) implied_at: Option<Psn>,
+}
+
+impl Requester {
+    /// RTR -> RTS.
+    pub(crate) fn start(&mut self, attr: &QpAttr) {
+        let psn = Psn::new(attr.sq_psn);
+        let index = self.acked_index;
+        *self = Self {
+            next_psn: psn,
+            una: psn,
+            acked_index: index,
+            cursor: Cursor { index, psn },
+            max_psn: psn,
+            ..Self::default()
+        };
+        self.reload(attr);
+    }
+
+    /// Progress was made: all retries are available again.
+    #[inline]
+    pub(crate) fn reload(&mut self, attr: &QpAttr) {
+        self.retries = attr.retry_cnt;
+        self.rnr_retries = attr.rnr_retry;
+        self.implied_at = None;
+    }
+
+    /// The QP goes to ERR.
+    pub(crate) fn stop(&mut self) {
+        self.in_rnr_wait = false;
+        self.max_psn = self.una;
+    }
+
+    /// Something was sent (since the last time it went back) and is not acknowledged.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.cursor.psn != self.una
+    }
+}
+
+/// Most bytes and packets of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) bytes: u32,
+    pub(crate) segments: usize,
+}
+
+impl Budget {
+    /// Takes one packet out of the budget; false when it is used up.
+    #[inline]
+    pub(crate) fn take(&mut self, segment: &Segment) -> bool {
+        if self.bytes == 0 || self.segments == 0 {
+            return false;
+        }
+        self.bytes = self.bytes.saturating_sub(segment.datagram_len());
+        self.segments -= 1;
+        true
+    }
+}
+
+/// Packets of one QP that may be unacknowledged: a power of two.
+fn window(config: &EngineConfig, mtu: u32) -> u32 {
+    let packets = (config.window_bytes / mtu.max(1)).max(2);
+    1 << packets.ilog2()
+}
+
+impl Qp {
+    /// Appends the requests that may leave now. Returns true when the budget ended it.
+    pub(crate) fn plan_requests<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        budget: &mut Budget,
+        plan: &mut Vec<Segment>,
+    ) -> bool {
+        if self.requester.in_rnr_wait && !cfg!(mutant = "rnr_no_wait") {
+            return false;
+        }
+        let window = window(&ctx.shared.config, self.mtu);
+        let ack_every = (window / 4).max(1);
+        let mut cursor = self.requester.cursor;
+        let mut reads = self.requester.reads;
+        self.sq.look(&ctx.shared.clients, self.client_slot);
+        loop {
+            if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
+                return false;
+            }
+            let wr = self.sq.wr(cursor.index);
+            if wr.fault.is_some() {
+                // It completes in error once everything before it is complete.
+                ctx.settle_later(self);
+                return false;
+            }
+            let ahead = cursor.psn.distance_from(self.requester.una);
+            if ahead >= i32::try_from(window).unwrap_or(i32::MAX) || !self.may_go(wr, cursor, reads)
+            {
+                return false;
+            }
+            let next = segment(wr, cursor.index, cursor.psn, self.mtu, ack_every);
+            if !budget.take(&next) {
+                return true;
+            }
+            (cursor, reads) = self.after(&next, cursor, reads);
+            plan.push(next);
+        }
+    }
+
+    /// Copies the next WQE out of the ring, if one is posted and may be started.
+    fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
+        if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {
+            return false;
+        }
+        let rules = FetchRules {
+            pd: self.pd,
+            max_sge: self.caps.max_send_sge,
+            mtu: self.mtu,
+            max_rd_atomic: self.attr.max_rd_atomic,
+        };
+        let index = self.sq.fetched();
+        let first = self.requester.next_psn;
+        let wr = *self.sq.fetch(&rules, &ctx.shared.mrs, first);
+        self.requester.next_psn = wr.end();
+        ctx.shared.counters.send_wqes += 1;
+        let psns = (first, wr.end().wrapping_sub(1));
+        let (qpn, length) = (self.qpn, wr.length);
+        ctx.event(|| Event::WqeFetched { qpn, index, psns, length });
+        true
+    }
+
+    /// Rules that hold a WQE back although the window is open.
+    fn may_go(&self, wr: &Wr, cursor: Cursor, reads: u32) -> bool {
+        if wr.wants_data() && reads >= u32::from(self.attr.max_rd_atomic) {
+            return false;
+        }
+        if cursor.psn != wr.first {
+            return true;
+        }
+        // FENCE: all earlier READs and atomics are complete.
+        if wr.control.flags.contains(SendFlags::FENCE)
+            && reads > 0
+            && !cfg!(mutant = "fence_ignored")
+        {
+            return false;
+        }
+        // SQD: what was started goes on, nothing new starts.
+        let started = wr.first.distance_from(self.requester.max_psn) < 0;
+        started || self.attr.state == QpState::Rts
+    }
+
+    /// Cursor and outstanding READs once `sent` has left.
+    fn after(&self, sent: &Segment, cursor: Cursor, reads: u32) -> (Cursor, u32) {
+        let wr = self.sq.wr(cursor.index);
+        let psn = if wr.wants_data() { wr.end() } else { sent.psn.wrapping_add(1) };
+        let index = if psn == wr.end() { cursor.index.wrapping_add(1) } else { cursor.index };
+        (Cursor { index, psn }, reads + u32::from(wr.wants_data()))
+    }
+
+    /// A planned request is on its way. Returns true when it was sent before.
+    pub(crate) fn commit_request(&mut self, sent: &Segment) -> bool {
+        let Source::Request { .. } = sent.source else { return false };
+        let (cursor, reads) = self.after(sent, self.requester.cursor, self.requester.reads);
+        self.requester.cursor = cursor;
+        self.requester.reads = reads;
+        let again = sent.psn.distance_from(self.requester.max_psn) < 0;
+        if cursor.psn.distance_from(self.requester.max_psn) > 0 {
+            self.requester.max_psn = cursor.psn;
+        }
+        again
+    }
+}

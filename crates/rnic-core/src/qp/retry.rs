@@ -1,0 +1,138 @@
+//! Going back: timeouts, NAKs, RNR waits, and when to give up.
+
+use super::Qp;
+use super::completer::Answer;
+use super::requester::Cursor;
+use crate::event::{Event, RewindCause, Tap};
+use crate::shared::Ctx;
+use rnic_abi::verbs::{QpState, WcStatus};
+use roce_wire::headers::rnr_timer_ns;
+
+/// RNR retry count that means "for ever".
+const RNR_FOR_EVER: u8 = 7;
+/// Nanoseconds of timeout exponent 0.
+const TIMEOUT_UNIT: u64 = 4096;
+
+impl Qp {
+    /// Nanoseconds until the local ACK timeout fires, which may be up to four times what the
+    /// attribute says; `None` when it never does.
+    fn ack_timeout(&self) -> Option<u64> {
+        match self.attr.timeout {
+            0 => None,
+            exponent => {
+                let timeout = TIMEOUT_UNIT << exponent.min(31);
+                Some(timeout + timeout / 2)
+            }
+        }
+    }
+
+    /// Starts the ACK timer over while something is outstanding, stops it otherwise.
+    pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        match self.ack_timeout() {
+            Some(timeout) if self.requester.is_waiting() => {
+                let deadline = ctx.now.after_nanos(timeout);
+                ctx.set_deadline(self, deadline);
+            }
+            _ => self.deadline = None,
+        }
+    }
+
+    /// A request left: the timer runs unless it does already.
+    #[inline]
+    pub(crate) fn ensure_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.deadline.is_none() {
+            self.restart_timer(ctx);
+        }
+    }
+
+    /// The QP's deadline has passed.
+    pub(crate) fn handle_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        self.deadline = None;
+        if self.requester.in_rnr_wait {
+            self.requester.in_rnr_wait = false;
+            let (qpn, to) = (self.qpn, self.requester.una);
+            ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
+            ctx.activate(self);
+        } else if self.requester.is_waiting() {
+            self.counters.timeouts += 1;
+            ctx.shared.counters.local_ack_timeout_err += 1;
+            if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
+                self.fail_request(ctx, status);
+            }
+        }
+    }
+
+    /// Goes back to the oldest unacknowledged packet, if the retries allow it.
+    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
+        if self.requester.retries == 0 && !cfg!(mutant = "retry_never_ends") {
+            ctx.shared.counters.req_retry_exceeded += 1;
+            return Answer::Fail(WcStatus::RetryExcErr);
+        }
+        self.requester.retries = self.requester.retries.saturating_sub(1);
+        self.rewind(ctx, cause);
+        self.deadline = None;
+        Answer::Done
+    }
+
+    /// Sets the cursor back to `una`. READs in flight count as not sent.
+    pub(crate) fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
+        let requester = &mut self.requester;
+        requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
+        requester.reads = 0;
+        let (qpn, to) = (self.qpn, requester.una);
+        ctx.event(|| Event::Rewound { qpn, to, cause });
+        ctx.activate(self);
+    }
+
+    /// NAK: PSN sequence error. Everything before it is acknowledged already.
+    pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
+        ctx.shared.counters.packet_seq_err += 1;
+        if self.requester.in_rnr_wait {
+            // Some peers send it behind an RNR NAK for the packets they dropped.
+            return Answer::Done;
+        }
+        self.retry(ctx, RewindCause::SequenceNak)
+    }
+
+    /// A later response came although an earlier READ or atomic has none: it was lost.
+    pub(crate) fn implied_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
+        if self.requester.implied_at == Some(self.requester.una) || self.requester.in_rnr_wait {
+            return Answer::Done;
+        }
+        ctx.shared.counters.implied_nak_seq_err += 1;
+        let answer = self.retry(ctx, RewindCause::ImpliedNak);
+        self.requester.implied_at = Some(self.requester.una);
+        answer
+    }
+
+    /// RNR NAK: nothing is sent until its time has passed.
+    pub(crate) fn handle_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, timer: u8) -> Answer {
+        self.counters.rnr_naks_received += 1;
+        ctx.shared.counters.rcvd_rnr_err += 1;
+        if self.requester.in_rnr_wait {
+            return Answer::Done;
+        }
+        let left = self.requester.rnr_retries;
+        if left == 0 {
+            ctx.shared.counters.rnr_nak_retry_err += 1;
+            return Answer::Fail(WcStatus::RnrRetryExcErr);
+        }
+        if left != RNR_FOR_EVER {
+            self.requester.rnr_retries = left - 1;
+        }
+        self.requester.cursor =
+            Cursor { index: self.requester.acked_index, psn: self.requester.una };
+        self.requester.reads = 0;
+        self.requester.in_rnr_wait = true;
+        let until = ctx.now.after_nanos(rnr_timer_ns(timer));
+        // The transport timer stands still meanwhile: the QP has one deadline.
+        self.deadline = None;
+        ctx.set_deadline(self, until);
+        Answer::Done
+    }
+
+    /// Does the QP still send requests?
+    pub(crate) fn sends(&self) -> bool {
+        matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+    }
+}

@@ -1,0 +1,87 @@
+//! Segmentation: from (WQE, PSN) to one packet, a pure function.
+//!
+//! Nothing is stored per packet: sending again means computing again.
+
+use super::sq::Wr;
+use rnic_abi::verbs::{SendFlags, WrOpcode};
+use roce_wire::datagram::{ICRC_LEN, pad_for};
+use roce_wire::{Opcode, Position, Psn, Trailer};
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// A send WQE, from `offset` bytes of its message on.
+    Request { index: u32, offset: u32 },
+    /// The `k`-th packet of the `nth` queued reply.
+    Reply { nth: usize, k: u32 },
+    /// The responder's acknowledgement.
+    Ack,
+}
+
+/// One packet to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Segment {
+    pub(crate) source: Source,
+    pub(crate) opcode: Opcode,
+    pub(crate) psn: Psn,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+    /// Payload bytes.
+    pub(crate) len: u32,
+}
+
+impl Segment {
+    pub(crate) fn new(source: Source, opcode: Opcode, psn: Psn, len: u32) -> Self {
+        Self { source, opcode, psn, ack_req: false, solicited: false, len }
+    }
+
+    /// Bytes of headers before the payload.
+    #[inline]
+    pub(crate) fn header_len(&self) -> u32 {
+        u32::from(self.opcode.info().header_len)
+    }
+
+    #[inline]
+    pub(crate) fn pad(&self) -> u8 {
+        pad_for(self.len as usize)
+    }
+
+    /// Bytes of the datagram, BTH to ICRC.
+    #[inline]
+    pub(crate) fn datagram_len(&self) -> u32 {
+        self.header_len() + self.len + u32::from(self.pad()) + ICRC_LEN as u32
+    }
+}
+
+/// The packet of `wr` with this PSN. For a READ that was partly answered it asks for the rest.
+#[inline]
+pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, ack_every: u32) -> Segment {
+    #[expect(clippy::cast_sign_loss, reason = "a PSN of the WQE is not before its first")]
+    let k = psn.distance_from(wr.first) as u32;
+    let offset = k * mtu;
+    let source = Source::Request { index, offset };
+    if wr.wants_data() {
+        let opcode = match wr.control.opcode {
+            WrOpcode::CmpSwap => Opcode::RcCmpSwap,
+            WrOpcode::FetchAdd => Opcode::RcFetchAdd,
+            _ => Opcode::RcReadRequest,
+        };
+        return Segment::new(source, opcode, psn, 0);
+    }
+    let ends = k + 1 == wr.packets;
+    let position = Position::new(k == 0, ends);
+    let opcode = match wr.control.opcode {
+        WrOpcode::Write => Opcode::rc_write(position, false),
+        WrOpcode::WriteImm => Opcode::rc_write(position, true),
+        WrOpcode::SendImm => Opcode::rc_send(position, Trailer::Imm),
+        _ => Opcode::rc_send(position, Trailer::None),
+    };
+    let len = (wr.length - offset).min(mtu);
+    // Solicited: the end of a message that consumes a receive WQE.
+    let solicited = ends
+        && wr.control.flags.contains(SendFlags::SOLICITED)
+        && wr.control.opcode != WrOpcode::Write;
+    // The last packet of each message asks for an ACK, long messages ask on the way.
+    let ack_req = ends || psn.value() & (ack_every - 1) == 0;
+    Segment { source, opcode, psn, ack_req, solicited, len }
+}

@@ -1,0 +1,288 @@
+//! The send queue: WQEs copied out of shared memory once, validated, and kept until complete.
+//!
+//! ```text
+//!        retired          acknowledged        cursor           fetched       producer
+//! ... free |  to complete  |   in flight   |  to transmit  |  in ring only  |
+//! ```
+//! The copies live in a shadow ring of the queue's capacity, allocated at the first doorbell.
+
+use crate::clients::Clients;
+use crate::command::EngineQueue;
+use crate::mr::MrTable;
+use rnic_abi::doorbell::RecordIndex;
+use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use rnic_abi::words::WORD;
+use rnic_abi::work_queue::WorkConsumer;
+use rnic_abi::wqe::{CONTROL_WORDS, SGE_WORDS, SendControl, Sge};
+use roce_wire::Psn;
+
+/// Longest message, bytes.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A send WQE that has its place in the sequence of PSNs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wr {
+    pub(crate) control: SendControl,
+    /// Message bytes.
+    pub(crate) length: u32,
+    /// First PSN.
+    pub(crate) first: Psn,
+    /// PSNs it uses; 0 when `fault` was found at once.
+    pub(crate) packets: u32,
+    /// It will complete with this error once everything before it is complete.
+    pub(crate) fault: Option<WcStatus>,
+}
+
+impl Wr {
+    fn empty() -> Self {
+        Self {
+            control: SendControl::new(WrOpcode::Send, SendFlags::empty(), 0),
+            length: 0,
+            first: Psn::ZERO,
+            packets: 0,
+            fault: None,
+        }
+    }
+
+    /// One past the last PSN.
+    #[inline]
+    pub(crate) fn end(&self) -> Psn {
+        self.first.wrapping_add(self.packets)
+    }
+
+    /// Completes by a response that carries data, not by an acknowledgement.
+    #[inline]
+    pub(crate) fn wants_data(&self) -> bool {
+        matches!(self.control.opcode, WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd)
+    }
+
+    pub(crate) fn is_atomic(&self) -> bool {
+        matches!(self.control.opcode, WrOpcode::CmpSwap | WrOpcode::FetchAdd)
+    }
+}
+
+/// What a WQE is checked against when it is fetched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FetchRules {
+    pub(crate) pd: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) mtu: u32,
+    pub(crate) max_rd_atomic: u8,
+}
+
+/// The engine's side of a send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    ring: WorkConsumer,
+    pub(crate) record: RecordIndex,
+    /// Producer index as last seen.
+    producer: u32,
+    /// Oldest WQE whose completion is not written.
+    pub(crate) retired: u32,
+    wrs: Vec<Wr>,
+    /// SGEs and data of the WQEs, `body_words` each.
+    bodies: Vec<u64>,
+    body_words: usize,
+}
+
+impl SendQueue {
+    pub(crate) fn new(queue: EngineQueue) -> Self {
+        let body_words = queue.ring.stride().saturating_sub(CONTROL_WORDS);
+        Self {
+            ring: queue.ring,
+            record: queue.record,
+            producer: 0,
+            retired: 0,
+            wrs: Vec::new(),
+            bodies: Vec::new(),
+            body_words,
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.ring.reset();
+        self.producer = 0;
+        self.retired = 0;
+    }
+
+    /// Reads the doorbell record.
+    #[inline]
+    pub(crate) fn look(&mut self, clients: &Clients, client: u32) {
+        self.producer = clients.producer(client, self.record);
+    }
+
+    /// WQEs posted and not yet fetched. A producer index that cannot be honest posts nothing.
+    #[inline]
+    pub(crate) fn waiting(&self) -> u32 {
+        self.ring.available(self.producer).unwrap_or(0)
+    }
+
+    /// Index of the next WQE to be fetched.
+    #[inline]
+    pub(crate) fn fetched(&self) -> u32 {
+        self.ring.next_index()
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> usize {
+        (index & (self.ring.capacity() - 1)) as usize
+    }
+
+    /// A fetched WQE.
+    #[inline]
+    pub(crate) fn wr(&self, index: u32) -> &Wr {
+        &self.wrs[self.slot(index)]
+    }
+
+    #[inline]
+    pub(crate) fn wr_mut(&mut self, index: u32) -> &mut Wr {
+        let slot = self.slot(index);
+        &mut self.wrs[slot]
+    }
+
+    fn body(&self, index: u32) -> &[u64] {
+        let start = self.slot(index) * self.body_words;
+        &self.bodies[start..start + self.body_words]
+    }
+
+    /// The SGEs of a fetched WQE.
+    #[inline]
+    pub(crate) fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
+        let count = usize::from(self.wr(index).control.num_sge);
+        let (pairs, _) = self.body(index).as_chunks::<SGE_WORDS>();
+        pairs.iter().take(count).map(|pair| Sge::decode(*pair))
+    }
+
+    /// Copies inline or carried data of a fetched WQE.
+    pub(crate) fn copy_data(&self, index: u32, offset: usize, out: &mut [u8]) {
+        let control = &self.wr(index).control;
+        let words = self.body(index).get(control.data_at() - CONTROL_WORDS..).unwrap_or(&[]);
+        for (i, byte) in out.iter_mut().enumerate() {
+            let at = offset + i;
+            let word = words.get(at / WORD).copied().unwrap_or(0).to_le_bytes();
+            *byte = word[at % WORD];
+        }
+    }
+
+    /// Copies the next WQE, validates the copy and gives it PSNs from `first` on. The ring must
+    /// have one [`waiting`](Self::waiting).
+    pub(crate) fn fetch(&mut self, rules: &FetchRules, mrs: &MrTable, first: Psn) -> &Wr {
+        if self.wrs.is_empty() {
+            let capacity = self.ring.capacity() as usize;
+            self.wrs = vec![Wr::empty(); capacity];
+            self.bodies = vec![0; capacity * self.body_words];
+        }
+        let mut words = [0; CONTROL_WORDS];
+        let stride = self.ring.stride();
+        let index = self.ring.fetch(&mut words);
+        let slot = self.slot(index);
+        let mut wr = Wr { first, ..Wr::empty() };
+        wr.control.wr_id = words[1];
+        match SendControl::decode(&words, stride) {
+            Ok(control) => {
+                wr.control = control;
+                let start = slot * self.body_words;
+                let len = control.words() - CONTROL_WORDS;
+                self.ring.copy(index, CONTROL_WORDS, &mut self.bodies[start..start + len]);
+            }
+            Err(_) => wr.fault = Some(WcStatus::LocQpOpErr),
+        }
+        self.wrs[slot] = wr;
+        if wr.fault.is_none() {
+            self.admit(index, rules, mrs);
+        }
+        &self.wrs[slot]
+    }
+
+    fn admit(&mut self, index: u32, rules: &FetchRules, mrs: &MrTable) {
+        let checked = self.check(index, rules, mrs);
+        let wr = self.wr_mut(index);
+        match checked {
+            Ok(length) => {
+                wr.length = length;
+                wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
+            }
+            Err(status) => wr.fault = Some(status),
+        }
+    }
+
+    /// What the table of completion errors says about WQEs that cannot be executed.
+    fn check(&self, index: u32, rules: &FetchRules, mrs: &MrTable) -> Result<u32, WcStatus> {
+        let wr = self.wr(index);
+        let control = &wr.control;
+        let inline = control.flags.contains(SendFlags::INLINE);
+        let need = match control.opcode {
+            WrOpcode::Send | WrOpcode::SendImm | WrOpcode::Write | WrOpcode::WriteImm => {
+                AccessFlags::empty()
+            }
+            WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
+                // Without read resources it could never run.
+                if inline || control.carried || rules.max_rd_atomic == 0 {
+                    return Err(WcStatus::LocQpOpErr);
+                }
+                AccessFlags::LOCAL_WRITE
+            }
+            _ => return Err(WcStatus::LocQpOpErr),
+        };
+        if u32::from(control.num_sge) > rules.max_sge {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        let sges = self.sges(index);
+        let length: u64 = sges.map(|sge| u64::from(sge.length)).sum();
+        let length = if inline { u64::from(control.data_len) } else { length };
+        if length > MAX_MESSAGE {
+            return Err(WcStatus::LocLenErr);
+        }
+        if control.carried && length != u64::from(control.data_len) {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        if wr.is_atomic() && (control.num_sge != 1 || length != 8) {
+            return Err(WcStatus::LocLenErr);
+        }
+        for sge in self.sges(index).filter(|sge| sge.length > 0) {
+            mrs.check(sge.lkey, rules.pd, sge.addr, u64::from(sge.length), need)
+                .map_err(|_| WcStatus::LocProtErr)?;
+        }
+        u32::try_from(length).map_err(|_| WcStatus::LocLenErr)
+    }
+
+    /// WQEs below `retired` are complete: their slots may be used again.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        self.ring.release(self.retired);
+    }
+
+    /// Takes the next WQE of a QP in ERR: index, `wr_id`, opcode of its completion.
+    pub(crate) fn flush_next(&mut self) -> Option<(u32, u64, WcOpcode)> {
+        let index = self.retired;
+        let (wr_id, opcode) = if index == self.fetched() {
+            if self.waiting() == 0 {
+                return None;
+            }
+            let mut words = [0; CONTROL_WORDS];
+            self.ring.fetch(&mut words);
+            (words[1], WcOpcode::Send)
+        } else {
+            let control = &self.wr(index).control;
+            (control.wr_id, wc_opcode(control.opcode))
+        };
+        self.retired = index.wrapping_add(1);
+        self.release();
+        Some((index, wr_id, opcode))
+    }
+}
+
+/// The completion opcode of a work request opcode.
+pub(crate) fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
+    match opcode {
+        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
+        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
+        WrOpcode::Read => WcOpcode::Read,
+        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
+        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+        WrOpcode::LocalInv => WcOpcode::LocalInv,
+        WrOpcode::BindMw => WcOpcode::BindMw,
+        WrOpcode::Flush => WcOpcode::Flush,
+        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+    }
+}

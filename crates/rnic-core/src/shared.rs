@@ -1,0 +1,151 @@
+//! What the QPs of an engine share, and the handful of things a QP can do to it.
+
+use crate::clients::Clients;
+use crate::command::ClientId;
+use crate::config::EngineConfig;
+use crate::counters::Counters;
+use crate::cq::Cq;
+use crate::event::{DropReason, Event, PacketInfo, Tap};
+use crate::mr::MrTable;
+use crate::placement::Batch;
+use crate::qp::Qp;
+use crate::slab::Slab;
+use crate::time::Instant;
+use crate::wheel::Wheel;
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::verbs::{AsyncEventType, WcStatus};
+use roce_wire::Qpn;
+use std::collections::VecDeque;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) client: ClientId,
+    pub(crate) qps: u32,
+}
+
+/// Everything of an engine but its QPs and scratch memory.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: EngineConfig,
+    pub(crate) clients: Clients,
+    pub(crate) pds: Slab<Pd>,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: Slab<Cq>,
+    pub(crate) wheel: Wheel,
+    /// Slots of QPs that have something to send or to flush.
+    pub(crate) active: VecDeque<u32>,
+    /// Slots of QPs whose send queue may have completions to write.
+    pub(crate) settling: Vec<u32>,
+    /// Accepted data on its way to application memory.
+    pub(crate) batch: Batch,
+    pub(crate) dirty_cqs: Vec<u32>,
+    pub(crate) broken_cqs: Vec<u32>,
+    pub(crate) async_events: Vec<(ClientId, AsyncEvent)>,
+    pub(crate) counters: Counters,
+}
+
+impl Shared {
+    pub(crate) fn new(config: EngineConfig, now: Instant) -> Self {
+        Self {
+            config,
+            clients: Clients::default(),
+            pds: Slab::new(config.limits.max_pd as usize),
+            mrs: MrTable::new(config.limits.max_mr as usize, config.secret),
+            cqs: Slab::new(config.limits.max_cq as usize),
+            wheel: Wheel::new(now),
+            active: VecDeque::new(),
+            settling: Vec::new(),
+            batch: Batch::new(),
+            dirty_cqs: Vec::new(),
+            broken_cqs: Vec::new(),
+            async_events: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+}
+
+/// What every stage gets: the time, the shared state, the listener.
+pub(crate) struct Ctx<'a, T> {
+    pub(crate) now: Instant,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) tap: &'a mut T,
+}
+
+impl<T: Tap> Ctx<'_, T> {
+    #[inline(always)]
+    pub(crate) fn event(&mut self, event: impl FnOnce() -> Event) {
+        self.tap.on(self.now, event);
+    }
+
+    /// Puts the QP on the list of those that egress visits.
+    #[inline]
+    pub(crate) fn activate(&mut self, qp: &mut Qp) {
+        if !qp.is_active {
+            qp.is_active = true;
+            self.shared.active.push_back(qp.slot);
+        }
+    }
+
+    /// Remembers that the QP may have send completions to write.
+    #[inline]
+    pub(crate) fn settle_later(&mut self, qp: &mut Qp) {
+        if !qp.is_settling {
+            qp.is_settling = true;
+            self.shared.settling.push(qp.slot);
+        }
+    }
+
+    /// Moves the QP's one timer. Moving it later costs a store: the wheel entry stays where it is
+    /// and is scheduled again when it comes up.
+    #[inline]
+    pub(crate) fn set_deadline(&mut self, qp: &mut Qp, deadline: Instant) {
+        qp.deadline = Some(deadline);
+        if qp.wheel_at.is_none_or(|at| deadline < at) {
+            qp.wheel_at = Some(deadline);
+            self.shared.wheel.schedule(deadline, qp.slot);
+        }
+    }
+
+    pub(crate) fn dropped(&mut self, reason: DropReason, packet: Option<PacketInfo>) {
+        self.shared.counters.dropped(reason);
+        self.event(|| Event::Dropped { reason, packet });
+    }
+
+    /// Writes a completion. One that does not fit breaks the CQ and every QP that uses it.
+    pub(crate) fn complete(&mut self, cq_handle: u32, cqe: &Cqe) {
+        let Some(cq) = self.shared.cqs.get_mut(cq_handle) else { return };
+        if cq.broken {
+            return;
+        }
+        if cq.push(cqe).is_err() {
+            cq.broken = true;
+            self.shared.broken_cqs.push(cq_handle);
+            self.shared.counters.cq_overflows += 1;
+            self.event(|| Event::CqOverflow { cq: cq_handle });
+            return;
+        }
+        if !cq.is_dirty {
+            cq.is_dirty = true;
+            self.shared.dirty_cqs.push(cq_handle);
+        }
+        self.shared.counters.completions += 1;
+        if cqe.status == WcStatus::WrFlushErr {
+            self.shared.counters.flushed_wqes += 1;
+        }
+        self.event(|| Event::Completed {
+            qpn: Qpn::new(cqe.qpn),
+            status: cqe.status,
+            receive: cqe.flags.contains(CqeFlags::RECV),
+            wr_id: cqe.wr_id,
+        });
+    }
+
+    /// Raises an async event about a QP.
+    pub(crate) fn qp_event(&mut self, qp: &mut Qp, event: AsyncEventType) {
+        qp.async_events += 1;
+        self.shared.counters.async_events += 1;
+        self.shared.async_events.push((qp.client_id, AsyncEvent { event, element: qp.handle }));
+    }
+}
