@@ -12,6 +12,7 @@
 //! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
 //! | [`place`] | where an RDMA program runs: beside our daemon, or in a Linux guest with rxe |
 //! | [`programs`] | dialogues of two programs, and readers of what they print |
+//! | [`checker`] | a C program that verifies every byte and completion |
 //! | [`emulator`] | a faulty link in user space between two hosts |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
@@ -21,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checker;
 pub mod daemon;
 pub mod dist;
 pub mod emulator;

@@ -51,6 +51,8 @@ const PACKAGE_OF: [(&str, &str); 29] = [
 pub struct Toolbox {
     /// The root folder of unpacked packages, when there are any.
     unpacked: Option<PathBuf>,
+    /// Folders of programs that were built here.
+    built: Vec<PathBuf>,
 }
 
 impl Toolbox {
@@ -60,7 +62,8 @@ impl Toolbox {
     /// When one is missing, its package is unknown to this module or apt cannot get it.
     pub fn provide(programs: &[&str]) -> Result<Self> {
         let unpacked = paths::cache("debs")?.join("root");
-        let toolbox = Self { unpacked: unpacked.is_dir().then_some(unpacked.clone()) };
+        let toolbox =
+            Self { unpacked: unpacked.is_dir().then_some(unpacked.clone()), built: Vec::new() };
         let missing = toolbox.missing_packages(programs)?;
         if missing.is_empty() {
             return Ok(toolbox);
@@ -75,12 +78,19 @@ impl Toolbox {
             for deb in Apt::system().download(&names, &paths::cache("debs")?)? {
                 unpack(&deb, &unpacked)?;
             }
-            Self { unpacked: Some(unpacked) }
+            Self { unpacked: Some(unpacked), built: Vec::new() }
         };
         for name in programs {
             toolbox.program(name)?;
         }
         Ok(toolbox)
+    }
+
+    /// Adds a folder of programs that were built here.
+    #[must_use]
+    pub fn with_built(mut self, folder: PathBuf) -> Self {
+        self.built.push(folder);
+        self
     }
 
     /// The path of a program.
@@ -103,7 +113,8 @@ impl Toolbox {
     /// The folders of `PATH`, those of the superuser, then those of unpacked packages.
     fn search_path(&self) -> Vec<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
+        let mut dirs = self.built.clone();
+        dirs.extend(std::env::split_paths(&path));
         dirs.extend(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
         if let Some(root) = &self.unpacked {
             dirs.extend(["usr/bin", "usr/sbin", "bin", "sbin"].map(|dir| root.join(dir)));

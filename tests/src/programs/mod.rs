@@ -23,7 +23,7 @@ use crate::process::{Output, wait_until};
 pub enum Family {
     /// `ib_*` of perftest: `-d DEVICE -x GID -p PORT [ADDRESS]`.
     Perftest,
-    /// `ibv_*_pingpong`: `-d DEVICE -g GID -p PORT [ADDRESS]`.
+    /// `ibv_*_pingpong` and our checker: `-d DEVICE -g GID -p PORT [ADDRESS]`.
     Pingpong,
     /// `rping`: `-s|-c -a ADDRESS -p PORT`. It says when it listens only through the CM.
     Rping,
@@ -73,6 +73,7 @@ impl Dialogue {
             "rping" => Family::Rping,
             "qperf" => Family::Qperf,
             "iperf3" => Family::Iperf3,
+            crate::checker::PROGRAM => Family::Pingpong,
             name if name.starts_with("ibv_") => Family::Pingpong,
             name if name.starts_with("ib_") => Family::Perftest,
             name => panic!("{name} belongs to no known family of programs"),
