@@ -1,8 +1,194 @@
-//! The device list.
+//! The device list: every device of every daemon that answers.
 
-use std::{ffi::c_int, ptr};
+use std::{
+    ffi::{CStr, c_char, c_int},
+    io,
+    path::{Path, PathBuf},
+    ptr,
+    sync::{Mutex, Once, PoisonError},
+};
 
-use verbs_abi::ibv_device;
+use rnic_abi::{
+    control::{DeviceInfo, Reply, Request},
+    os::candidate_socket_paths,
+};
+use verbs_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, Zeroed, be64, ibv_device};
+
+use crate::{error::Errno, report, session::Session};
+
+/// Provider libraries that ask whether a device is theirs read behind it.
+const SLACK: usize = 512;
+
+/// A device in a list or under a context.
+#[repr(C)]
+pub(crate) struct Device {
+    ibv: ibv_device,
+    slack: [u8; SLACK],
+    socket: PathBuf,
+    info: DeviceInfo,
+    index: c_int,
+    /// Lists and contexts that hold it; guarded by [`KNOWN`].
+    references: usize,
+}
+
+struct Known(Vec<*mut Device>);
+
+// SAFETY: the pointers are only followed under the mutex, or by who holds a reference.
+unsafe impl Send for Known {}
+
+/// Devices that somebody holds: the same device has the same address in every list.
+static KNOWN: Mutex<Known> = Mutex::new(Known(Vec::new()));
+
+fn known() -> std::sync::MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    pub(crate) fn socket_path(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The name in the daemon, which may differ from the one in the list.
+    pub(crate) fn daemon_name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// Adds a reference.
+    ///
+    /// # Safety
+    /// The caller holds one.
+    pub(crate) unsafe fn retain(device: *mut Self) {
+        let _known = known();
+        // SAFETY: alive by contract, and the count is guarded.
+        unsafe { (*device).references += 1 };
+    }
+
+    /// Drops a reference.
+    ///
+    /// # Safety
+    /// The caller holds one and gives it up.
+    pub(crate) unsafe fn release(device: *mut Self) {
+        let mut known = known();
+        // SAFETY: alive by contract, and the count is guarded.
+        unsafe { (*device).references -= 1 };
+        // SAFETY: as above; nobody else holds it when the count is zero.
+        if unsafe { (*device).references } == 0 {
+            known.0.retain(|&other| other != device);
+            // SAFETY: made by Box::into_raw, and unreachable now.
+            drop(unsafe { Box::from_raw(device) });
+        }
+    }
+
+    fn new(socket: &Path, info: DeviceInfo, name: &str, index: c_int) -> Box<Self> {
+        let mut ibv = ibv_device::zeroed();
+        ibv.node_type = IBV_NODE_CA;
+        ibv.transport_type = IBV_TRANSPORT_IB;
+        set_text(&mut ibv.name, name);
+        set_text(&mut ibv.dev_name, &format!("uverbs{index}"));
+        set_text(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
+        set_text(&mut ibv.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+        let socket = socket.to_owned();
+        Box::new(Self { ibv, slack: [0; SLACK], socket, info, index, references: 0 })
+    }
+}
+
+/// Copies as much of the text as fits with a final zero byte.
+pub(crate) fn set_text<const N: usize>(to: &mut [c_char; N], text: &str) {
+    for (to, from) in to[..N - 1].iter_mut().zip(text.bytes()) {
+        *to = from.cast_signed();
+    }
+}
+
+impl Known {
+    /// The device of a daemon, an old object or a new one, with one more reference.
+    fn adopt(&mut self, socket: &Path, info: DeviceInfo) -> *mut Device {
+        // SAFETY: what is in the table is alive while it is locked.
+        let found = self
+            .0
+            .iter()
+            .copied()
+            .find(|&device| unsafe { (*device).socket == socket && (*device).info == info });
+        let device = found.unwrap_or_else(|| {
+            let name = self.free_name(&info.name);
+            let index = self.free_index();
+            let device = Box::into_raw(Device::new(socket, info, &name, index));
+            self.0.push(device);
+            device
+        });
+        // SAFETY: alive, and the count is guarded by the lock that the caller holds.
+        unsafe { (*device).references += 1 };
+        device
+    }
+
+    /// Programs choose a device by its name, so two daemons' devices may not share one.
+    fn free_name(&self, wanted: &str) -> String {
+        let mut name = wanted.to_owned();
+        let mut number = 2;
+        while self.0.iter().any(|&device| name_of(device).to_bytes() == name.as_bytes()) {
+            name = format!("{wanted}-{number}");
+            number += 1;
+        }
+        name
+    }
+
+    fn free_index(&self) -> c_int {
+        // SAFETY: what is in the table is alive while it is locked.
+        let taken = |index| self.0.iter().any(|&device| unsafe { (*device).index } == index);
+        (0..).find(|&index| !taken(index)).unwrap_or(-1)
+    }
+}
+
+fn name_of<'a>(device: *mut Device) -> &'a CStr {
+    // SAFETY: a live device, whose name ends with a zero byte.
+    unsafe { CStr::from_ptr((&raw const (*device).ibv.name).cast()) }
+}
+
+/// The devices of all daemons that answer.
+fn discover() -> Vec<(PathBuf, DeviceInfo)> {
+    let mut found = Vec::new();
+    let paths = candidate_socket_paths();
+    for path in &paths {
+        match devices_at(path) {
+            Ok(devices) => found.extend(devices.into_iter().map(|info| (path.clone(), info))),
+            Err(error) => explain(path, &error),
+        }
+    }
+    if found.is_empty() && report::debug_wanted() {
+        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        report::say(format_args!(
+            "no soft-rnic daemon at {}: start `rnicd`, use `rnic run -- PROGRAM`, or set \
+             RNIC_SOCKET",
+            paths.join(" or ")
+        ));
+    }
+    found
+}
+
+fn devices_at(path: &Path) -> io::Result<Vec<DeviceInfo>> {
+    let session = Session::connect(path)?;
+    let devices = session.call(&Request::ListDevices, |reply, _| match reply {
+        Reply::Devices(devices) => Some(devices),
+        _ => None,
+    });
+    devices.map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))
+}
+
+/// A daemon that is not there is normal. One that is there but of no use is for people to put right.
+fn explain(path: &Path, error: &io::Error) {
+    static ONCE: Once = Once::new();
+    let path = path.display();
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {}
+        io::ErrorKind::PermissionDenied => report::say_once(
+            &ONCE,
+            format_args!(
+                "you may not use the soft-rnic daemon at {path}: join the group that owns the \
+                 socket, or run your own with `rnic run -- PROGRAM`"
+            ),
+        ),
+        _ => report::say_once(&ONCE, format_args!("the daemon at {path}: {error}")),
+    }
+}
 
 /// Returns an array of devices that ends in NULL, to be given to `ibv_free_device_list`; NULL and
 /// errno on failure.
@@ -12,11 +198,17 @@ use verbs_abi::ibv_device;
 pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut ibv_device {
+    let found = discover();
+    let mut known = known();
+    let mut list: Vec<*mut ibv_device> =
+        found.into_iter().map(|(socket, info)| known.adopt(&socket, info).cast()).collect();
+    drop(known);
     if !num_devices.is_null() {
         // SAFETY: not null, and an int by contract.
-        unsafe { num_devices.write(0) };
+        unsafe { num_devices.write(c_int::try_from(list.len()).unwrap_or(c_int::MAX)) };
     }
-    Box::into_raw(Box::new(ptr::null_mut()))
+    list.push(ptr::null_mut());
+    Box::into_raw(list.into_boxed_slice()).cast()
 }
 
 /// Frees what `ibv_get_device_list` returned.
@@ -24,8 +216,44 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
 /// # Safety
 /// `list` is null or a list from `ibv_get_device_list` that was not freed yet.
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    if !list.is_null() {
-        // SAFETY: the list is the box made above, by contract.
-        drop(unsafe { Box::from_raw(list) });
+    if list.is_null() {
+        return;
     }
+    let mut devices = 0;
+    // SAFETY: the list ends in NULL.
+    while unsafe { !(*list.add(devices)).is_null() } {
+        // SAFETY: each entry carries one reference.
+        unsafe { Device::release((*list.add(devices)).cast()) };
+        devices += 1;
+    }
+    let list = ptr::slice_from_raw_parts_mut(list, devices + 1);
+    // SAFETY: a boxed slice of this length was made for the list.
+    drop(unsafe { Box::from_raw(list) });
+}
+
+/// Name of a device, owned by it.
+///
+/// # Safety
+/// `device` is from a device list that was not freed yet.
+pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: by contract.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+/// GUID of a device's node, in network byte order.
+///
+/// # Safety
+/// As [`ibv_get_device_name`].
+pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> be64 {
+    // SAFETY: by contract every device is one of ours.
+    u64::from_ne_bytes(unsafe { (*device.cast::<Device>()).info.node_guid })
+}
+
+/// A number that stays with the device while the program knows it, or -1.
+///
+/// # Safety
+/// As [`ibv_get_device_name`].
+pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: by contract every device is one of ours.
+    unsafe { (*device.cast::<Device>()).index }
 }

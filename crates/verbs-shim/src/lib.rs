@@ -3,13 +3,42 @@
 //! `exports.txt` says which C names exist, under which version, and which function of `api` or
 //! `stubs` is behind each; the build script turns it into the trampolines included below.
 
+mod ah;
 mod api;
+mod async_events;
+mod channel;
+mod context;
+mod cq;
+mod cq_ex;
 mod device;
+mod draft;
+mod error;
 mod fork;
+mod gid;
 mod kernel;
+mod lock;
+mod mr;
+mod mr_table;
+mod mw;
+mod objects;
+mod ops;
+mod pd;
+mod poll;
+mod post;
+mod qp;
+mod qp_attr;
+mod qp_ex;
+mod query;
+mod queue;
 mod rates;
+mod records;
+mod report;
+mod session;
+mod srq;
 mod strings;
 mod stubs;
 mod sysfs;
+mod wait;
+mod xrc;
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -45,6 +45,17 @@ struct Entry {
     address: AtomicU64,
 }
 
+impl Entry {
+    #[inline]
+    fn region(&self) -> Region {
+        Region {
+            iova: self.iova.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
+            address: self.address.load(Ordering::Relaxed),
+        }
+    }
+}
+
 type Slots = [Entry];
 
 /// The table of one context.
@@ -64,6 +75,7 @@ struct Writer {
     taken: usize,
     live: usize,
     /// Every generation, the current one last: a reader may still look into an old one.
+    #[expect(clippy::vec_box, reason = "readers hold the address of a generation")]
     generations: Vec<Box<Generation>>,
 }
 
@@ -86,15 +98,24 @@ impl MrTable {
         }
         // SAFETY: generations live as long as the table, and the pointer is always to one of them.
         let slots = unsafe { &(*self.slots.load(Ordering::Acquire)).slots };
-        let entry = position(slots, lkey)?;
-        let entry = &slots[entry];
-        let region = Region {
-            iova: entry.iova.load(Ordering::Relaxed),
-            length: entry.length.load(Ordering::Relaxed),
-            address: entry.address.load(Ordering::Relaxed),
-        };
+        let region = slots[position(slots, lkey)?].region();
         fence(Ordering::Acquire);
         (self.sequence.load(Ordering::Relaxed) == before).then_some(region)
+    }
+
+    /// As [`find`](Self::find), but waits for writers: absent means that there is no such key.
+    pub(crate) fn find_settled(&self, lkey: u32) -> Option<Region> {
+        loop {
+            let before = self.sequence.load(Ordering::Acquire);
+            if let Some(region) = self.find(lkey) {
+                return Some(region);
+            }
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
+                return None;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Adds or replaces the region of a key.
@@ -140,21 +161,16 @@ impl Writer {
         if (self.taken + 1) * 3 <= size * 2 {
             return;
         }
-        let larger = Box::new(Generation::new((self.live + 1).next_power_of_two() * 4));
-        self.taken = 0;
-        for entry in &self.current().slots {
-            let tag = entry.tag.load(Ordering::Relaxed);
-            if tag > REMOVED {
-                let region = Region {
-                    iova: entry.iova.load(Ordering::Relaxed),
-                    length: entry.length.load(Ordering::Relaxed),
-                    address: entry.address.load(Ordering::Relaxed),
-                };
-                self.taken += usize::from(larger.put((tag >> 32) as u32, region));
-            }
+        let entries = self.current().drain();
+        self.taken = entries.len();
+        if (self.live + 1) * 3 > size {
+            let larger = Box::new(Generation::new(size * 2));
+            slots.store((&raw const *larger).cast_mut(), Ordering::Release);
+            self.generations.push(larger);
         }
-        slots.store((&raw const *larger).cast_mut(), Ordering::Release);
-        self.generations.push(larger);
+        for (lkey, region) in entries {
+            self.current().put(lkey, region);
+        }
     }
 }
 
@@ -163,20 +179,28 @@ impl Generation {
         Self { slots: (0..size).map(|_| Entry::default()).collect() }
     }
 
+    /// Takes all entries out.
+    fn drain(&self) -> Vec<(u32, Region)> {
+        let taken = self.slots.iter().filter_map(|entry| {
+            let tag = entry.tag.swap(EMPTY, Ordering::Relaxed);
+            (tag > REMOVED).then(|| ((tag >> 32) as u32, entry.region()))
+        });
+        taken.collect()
+    }
+
     /// Writes an entry; true when that took a slot that was empty.
     fn put(&self, lkey: u32, region: Region) -> bool {
-        let found = position(&self.slots, lkey);
-        let at = found.unwrap_or_else(|| {
-            probe(&self.slots, lkey)
-                .find(|&i| self.slots[i].tag.load(Ordering::Relaxed) == EMPTY)
-                .expect("a third of the slots is empty")
-        });
+        let is_free = |&at: &usize| self.slots[at].tag.load(Ordering::Relaxed) <= REMOVED;
+        let at = position(&self.slots, lkey)
+            .or_else(|| probe(&self.slots, lkey).find(is_free))
+            .expect("a third of the slots is empty");
         let entry = &self.slots[at];
+        let was_empty = entry.tag.load(Ordering::Relaxed) == EMPTY;
         entry.iova.store(region.iova, Ordering::Relaxed);
         entry.length.store(region.length, Ordering::Relaxed);
         entry.address.store(region.address, Ordering::Relaxed);
         entry.tag.store(tag(lkey), Ordering::Relaxed);
-        found.is_none()
+        was_empty
     }
 }
 

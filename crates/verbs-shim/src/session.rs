@@ -89,7 +89,12 @@ impl Session {
 
     /// The daemon died, or this process is a forked child of the one that connected.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire) || self.pid != process::id()
+        self.gone.load(Ordering::Acquire) || self.is_forked_child()
+    }
+
+    /// This process does not have the rings: their memory is not inherited.
+    pub(crate) fn is_forked_child(&self) -> bool {
+        self.pid != process::id()
     }
 
     /// Only the death of the daemon: cheap, for the data path.
@@ -141,9 +146,7 @@ impl Session {
         let mut link = self.link();
         let Link { connection, arenas } = &mut *link;
         match connection.call(request, fds) {
-            Ok((Ok(reply), fds)) => {
-                take(reply, Arrived { fds, arenas }).ok_or(Errno(libc::EPROTO))
-            }
+            Ok((Ok(reply), fds)) => take(reply, Arrived { fds, arenas }).ok_or(Errno(libc::EPROTO)),
             Ok((Err(refusal), _)) => {
                 report::debug(&refusal);
                 if refusal.errno == libc::EPERM && matches!(request, Request::RegMr { .. }) {

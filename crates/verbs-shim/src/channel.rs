@@ -1,0 +1,214 @@
+//! Completion channels: a socket on which the daemon sends one small datagram per event.
+
+use std::{
+    cell::UnsafeCell,
+    collections::HashMap,
+    ffi::{c_int, c_uint, c_void},
+    io,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    sync::atomic::{AtomicI32, Ordering},
+    sync::{Mutex, PoisonError},
+};
+
+use rnic_abi::control::{CompletionEvent, Reply, Request};
+use verbs_abi::{ibv_comp_channel, ibv_context, ibv_cq};
+
+use crate::{
+    context::Context,
+    cq::Cq,
+    error::{Errno, Result, code, pointer, zero_or_minus_one},
+};
+
+/// A completion channel.
+#[repr(C)]
+pub(crate) struct Channel {
+    ibv: UnsafeCell<ibv_comp_channel>,
+    context: *const Context,
+    pub(crate) handle: u32,
+    socket: OwnedFd,
+    /// Events in the socket whose CQ is gone, by its handle.
+    stale: Mutex<HashMap<u32, u64>>,
+}
+
+// SAFETY: programs read the public part; the rest is locked.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    /// # Safety
+    /// `channel` was made by this library and is alive.
+    pub(crate) unsafe fn of<'a>(channel: *mut ibv_comp_channel) -> &'a Self {
+        // SAFETY: the public structure is the first member of a repr(C) structure.
+        unsafe { &*channel.cast::<Self>() }
+    }
+
+    fn context(&self) -> &Context {
+        // SAFETY: a context outlives what is made of it.
+        unsafe { &*self.context }
+    }
+
+    fn users(&self) -> &AtomicI32 {
+        // SAFETY: an aligned word of a live object that the library only accesses atomically.
+        unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).refcnt) }
+    }
+
+    /// A CQ uses it.
+    pub(crate) fn hold(&self) {
+        self.users().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A CQ that used it is gone.
+    pub(crate) fn release(&self) {
+        self.users().fetch_sub(1, Ordering::Release);
+    }
+
+    /// Notes that of the `sent` events of a CQ that is gone only `given` were read.
+    pub(crate) fn add_stale(&self, cq: u32, sent: u64, given: u32) {
+        let left = sent.saturating_sub(given.into());
+        if left > 0 {
+            *self.stale().entry(cq).or_default() += left;
+        }
+    }
+
+    fn stale(&self) -> std::sync::MutexGuard<'_, HashMap<u32, u64>> {
+        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_stale(&self, cq: u32) -> bool {
+        let mut stale = self.stale();
+        let Some(left) = stale.get_mut(&cq) else { return false };
+        *left -= 1;
+        if *left == 0 {
+            stale.remove(&cq);
+        }
+        true
+    }
+
+    /// Reads the next event, waiting as the descriptor's O_NONBLOCK says.
+    fn next_event(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
+        loop {
+            let Some(event) = receive::<{ CompletionEvent::LEN }>(self.socket.as_raw_fd())? else {
+                self.context().session.set_gone();
+                return self.next_orphan();
+            };
+            let handle = CompletionEvent::decode(event).cq;
+            let objects = self.context().objects.lock();
+            if self.take_stale(handle) {
+                continue;
+            }
+            // SAFETY: what is in the table is alive while it is locked.
+            if let Some(cq) = objects.cqs.get(&handle).map(|cq| unsafe { &**cq }) {
+                return Ok(given(cq));
+            }
+        }
+    }
+
+    /// After the daemon died: an event for each CQ that waits for one, so that its flushed completions are polled.
+    fn next_orphan(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
+        let objects = self.context().objects.lock();
+        let waiting = objects.cqs.values().find_map(|cq| {
+            // SAFETY: what is in the table is alive while it is locked.
+            let cq = unsafe { &**cq };
+            let here = cq.channel().is_some_and(|channel| std::ptr::eq(channel, self));
+            (here && cq.is_armed()).then_some(cq)
+        });
+        waiting.map(given).ok_or(Errno(libc::EIO))
+    }
+}
+
+/// Counts an event that the program is given for a CQ.
+fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
+    cq.note_event_given();
+    (cq.as_ibv(), cq.cq_context())
+}
+
+/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up.
+pub(crate) fn receive<const N: usize>(socket: RawFd) -> Result<Option<[u8; N]>> {
+    let mut bytes = [0; N];
+    loop {
+        // SAFETY: the kernel writes at most N bytes to a live buffer.
+        let length = unsafe { libc::recv(socket, bytes.as_mut_ptr().cast(), N, 0) };
+        match usize::try_from(length) {
+            Ok(0) => return Ok(None),
+            Ok(length) if length == N => return Ok(Some(bytes)),
+            // Not an event of this version.
+            Ok(_) => {}
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::ConnectionReset {
+                    return Ok(None);
+                }
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+/// Makes a completion channel. NULL and errno on failure.
+///
+/// # Safety
+/// `context` is open.
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    // SAFETY: by contract.
+    let context = unsafe { Context::of(context) };
+    let made = context.session.call(&Request::CreateChannel, |reply, arrived| match reply {
+        Reply::Handle(handle) => Some((handle, arrived.descriptors::<1>()?)),
+        _ => None,
+    });
+    pointer(made.map(|(handle, [socket])| {
+        let ibv = ibv_comp_channel { context: context.as_ibv(), fd: socket.as_raw_fd(), refcnt: 0 };
+        let stale = Mutex::new(HashMap::new());
+        let ibv = UnsafeCell::new(ibv);
+        Box::into_raw(Box::new(Channel { ibv, context, handle, socket, stale })).cast()
+    }))
+}
+
+/// Destroys a completion channel; EBUSY while a CQ uses it.
+///
+/// # Safety
+/// `channel` is a channel of this library that nobody reads any more.
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: by contract.
+    let object = unsafe { Channel::of(channel) };
+    if object.users().load(Ordering::Acquire) > 0 {
+        return libc::EBUSY;
+    }
+    let request = Request::DestroyChannel { channel: object.handle };
+    let result = object.context().session.dispose(&request);
+    if result.is_ok() {
+        // SAFETY: made by Box::into_raw, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+    }
+    code(result)
+}
+
+/// Waits for an event. -1 and errno on failure: EAGAIN when the descriptor does not block, EINTR after a signal, EIO
+/// when the daemon died and no CQ of the channel waits for an event.
+///
+/// # Safety
+/// `channel` is a channel of this library; `cq` and `cq_context` are writable.
+pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: by contract.
+    let event = unsafe { Channel::of(channel) }.next_event();
+    zero_or_minus_one(event.map(|(found, found_context)| {
+        // SAFETY: writable by contract.
+        unsafe {
+            cq.write(found);
+            cq_context.write(found_context);
+        }
+    }))
+}
+
+/// Acknowledges events; `ibv_destroy_cq` waits for it.
+///
+/// # Safety
+/// `cq` is a completion queue of this library.
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    // SAFETY: by contract.
+    unsafe { Cq::of(cq) }.comp_events_acked().fetch_add(nevents, Ordering::AcqRel);
+}

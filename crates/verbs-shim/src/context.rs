@@ -1,0 +1,211 @@
+//! Opening and closing a device.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::c_int,
+    mem::offset_of,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::atomic::{AtomicBool, AtomicI32, Ordering},
+};
+
+use rnic_abi::{
+    control::{DeviceInfo, Reply, Request},
+    doorbell::{AREA_WORDS, Bell},
+    os::{EventFd, memory},
+};
+use verbs_abi::{
+    VERBS_ABI_IS_EXTENDED, Zeroed, ibv_context, ibv_cq, ibv_device, ibv_qp, ibv_srq, verbs_context,
+};
+
+use crate::{
+    cq::Cq,
+    device::Device,
+    error::{Errno, Result, code, pointer},
+    mr_table::MrTable,
+    objects::Objects,
+    ops,
+    qp::Qp,
+    records::RecordTable,
+    report,
+    session::Session,
+    srq::Srq,
+};
+
+/// An open device. Programs hold the address of the `ibv_context` inside.
+#[repr(C)]
+pub(crate) struct Context {
+    /// Read by programs.
+    verbs: UnsafeCell<verbs_context>,
+    device: *mut Device,
+    pub(crate) session: Session,
+    pub(crate) info: DeviceInfo,
+    pub(crate) bell: Bell,
+    wake: EventFd,
+    pub(crate) async_socket: OwnedFd,
+    pub(crate) records: RecordTable,
+    pub(crate) mrs: MrTable,
+    pub(crate) objects: Objects,
+    /// `IBV_EVENT_DEVICE_FATAL` was delivered.
+    pub(crate) fatal_delivered: AtomicBool,
+}
+
+impl Context {
+    /// The context around what a program holds.
+    ///
+    /// # Safety
+    /// `context` is an open context of this library.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Self {
+        const INSIDE: usize = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
+        // SAFETY: every `ibv_context` of this library lies at this offset of a `Context`.
+        unsafe { &*context.byte_sub(INSIDE).cast::<Self>() }
+    }
+
+    /// What programs hold.
+    pub(crate) fn as_ibv(&self) -> *mut ibv_context {
+        // SAFETY: in bounds of a live object.
+        unsafe { &raw mut (*self.verbs.get()).context }
+    }
+
+    /// Wakes the engine, after a doorbell said that it sleeps.
+    #[cold]
+    pub(crate) fn wake_engine(&self) {
+        // A failure means that the daemon is gone, which polling finds out.
+        let _ = self.wake.wake();
+    }
+
+    /// Looks whether the daemon still lives. One system call.
+    #[cold]
+    pub(crate) fn look_at_daemon(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.async_socket.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one live entry.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        if ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+            self.session.set_gone();
+        }
+        !self.session.daemon_is_gone()
+    }
+
+    fn open(device: *mut Device) -> Result<Box<Self>> {
+        // SAFETY: the caller holds a device of a list.
+        let (path, name) = unsafe { ((*device).socket_path(), (*device).daemon_name()) };
+        let session = Session::connect(path).inspect_err(|error| report::debug(error))?;
+        let (info, num_comp_vectors, [area, wake, async_socket]) =
+            session.call(&Request::OpenDevice { name: name.to_owned() }, |reply, arrived| {
+                match reply {
+                    Reply::Opened { device, num_comp_vectors } => {
+                        Some((device, num_comp_vectors, arrived.descriptors::<3>()?))
+                    }
+                    _ => None,
+                }
+            })?;
+        let area = memory::map(&area, AREA_WORDS).inspect_err(|error| report::debug(error))?;
+        let bell = Bell::new(area).ok_or(Errno(libc::EPROTO))?;
+        allow_memory_access(session.daemon_pid());
+        let mut verbs = verbs_context::zeroed();
+        ops::fill(&mut verbs);
+        verbs.sz = size_of::<verbs_context>();
+        verbs.context.device = device.cast();
+        verbs.context.cmd_fd = session.raw_fd();
+        verbs.context.async_fd = async_socket.as_raw_fd();
+        verbs.context.num_comp_vectors = c_int::try_from(num_comp_vectors.max(1)).unwrap_or(1);
+        verbs.context.abi_compat = VERBS_ABI_IS_EXTENDED;
+        Ok(Box::new(Self {
+            verbs: UnsafeCell::new(verbs),
+            device,
+            session,
+            info,
+            bell,
+            wake: wake.into(),
+            async_socket,
+            records: RecordTable::new(),
+            mrs: MrTable::new(),
+            objects: Objects::default(),
+            fatal_delivered: AtomicBool::new(false),
+        }))
+    }
+}
+
+/// Lets the daemon, a process of the same user, read and write registered memory where Yama would forbid it.
+fn allow_memory_access(daemon: Option<u32>) {
+    static ALLOWED: AtomicI32 = AtomicI32::new(0);
+    let daemon = daemon.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(-1);
+    let earlier = ALLOWED.swap(daemon, Ordering::Relaxed);
+    // The kernel remembers one process: for several daemons, or one that cannot be seen, it has to be any.
+    let who = match daemon {
+        pid if pid > 0 && (earlier == 0 || earlier == pid) => u64::from(pid.unsigned_abs()),
+        _ => libc::c_ulong::MAX,
+    };
+    if who == libc::c_ulong::MAX {
+        ALLOWED.store(-1, Ordering::Relaxed);
+    }
+    // SAFETY: changes nothing but who may trace. Without Yama it fails, and is not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
+}
+
+/// Opens a device. NULL and errno on failure.
+///
+/// # Safety
+/// `device` is null or from a device list that was not freed yet.
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    if device.is_null() {
+        return pointer(Err(Errno(libc::EINVAL)));
+    }
+    let device = device.cast::<Device>();
+    pointer(Context::open(device).map(|context| {
+        // SAFETY: the list that the caller holds keeps the device alive until here.
+        unsafe { Device::retain(device) };
+        Box::leak(context).as_ibv()
+    }))
+}
+
+/// Closes a device. What was made of it and not destroyed goes away in the daemon.
+///
+/// # Safety
+/// `context` is from `ibv_open_device`, and nothing made of it is used any more.
+pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    if context.is_null() {
+        return code(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: by contract.
+    let context = unsafe { Context::of(context) };
+    let device = context.device;
+    // SAFETY: made by `Box::leak` in `ibv_open_device`, and the caller gives up all use.
+    drop(unsafe { Box::from_raw(std::ptr::from_ref(context).cast_mut()) });
+    // SAFETY: the context had its own reference.
+    unsafe { Device::release(device) };
+    0
+}
+
+/// The library's object around a public one, which is its first member.
+macro_rules! object_of {
+    ($object:ident, $public:ident) => {
+        impl $object {
+            /// The object around what a program holds.
+            ///
+            /// # Safety
+            /// `object` was made by this library and is alive.
+            #[inline]
+            pub(crate) unsafe fn of<'a>(object: *mut $public) -> &'a Self {
+                // SAFETY: the public structure is the first member of a repr(C) structure.
+                unsafe { &*object.cast::<Self>() }
+            }
+
+            /// What programs hold.
+            #[inline]
+            pub(crate) fn as_ibv(&self) -> *mut $public {
+                std::ptr::from_ref(self).cast_mut().cast()
+            }
+
+            #[inline]
+            pub(crate) fn context(&self) -> &Context {
+                // SAFETY: a context outlives what is made of it.
+                unsafe { &*self.context }
+            }
+        }
+    };
+}
+
+object_of!(Qp, ibv_qp);
+object_of!(Cq, ibv_cq);
+object_of!(Srq, ibv_srq);

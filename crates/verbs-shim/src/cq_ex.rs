@@ -1,0 +1,163 @@
+//! Extended completion queues: walked one completion at a time under the lock, read field by field.
+
+use std::ffi::c_int;
+
+use rnic_abi::cqe::Cqe;
+use verbs_abi::{
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_STANDARD_FLAGS,
+    ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
+};
+
+use crate::{
+    context::Context,
+    cq::{Cq, CqState, CqWish},
+    error::{Errno, Result, pointer},
+    poll::wc_flags,
+};
+
+/// Makes an extended completion queue. NULL and errno on failure.
+///
+/// # Safety
+/// `context` is open and `attr` is a valid description.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: by contract.
+    let (context, attr) = unsafe { (Context::of(context), &*attr) };
+    // SAFETY: by contract.
+    pointer(check(attr).and_then(|()| unsafe { create(context, attr) }))
+}
+
+fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
+    let known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    // A CQ that ignores overruns is only useful where the program never polls it.
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+    let known_flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    if attr.wc_flags & !known != 0
+        || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        || flags & !known_flags != 0
+    {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`create_cq_ex`].
+unsafe fn create(context: &Context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex> {
+    let wish = CqWish {
+        cqe: attr.cqe,
+        cq_context: attr.cq_context,
+        channel: attr.channel,
+        comp_vector: attr.comp_vector,
+    };
+    // SAFETY: by contract.
+    let cq = unsafe { Cq::create(context, &wish)? };
+    // SAFETY: made above; nobody else has it yet.
+    let ibv = unsafe { (*cq).ibv.get_mut() };
+    ibv.start_poll = Some(start_poll);
+    ibv.next_poll = Some(next_poll);
+    ibv.end_poll = Some(end_poll);
+    ibv.read_opcode = Some(read_opcode);
+    ibv.read_vendor_err = Some(read_vendor_err);
+    ibv.read_byte_len = Some(read_byte_len);
+    ibv.read_imm_data = Some(read_imm_data);
+    ibv.read_qp_num = Some(read_qp_num);
+    ibv.read_src_qp = Some(read_src_qp);
+    ibv.read_wc_flags = Some(read_wc_flags);
+    ibv.read_slid = Some(read_slid);
+    ibv.read_sl = Some(read_sl);
+    ibv.read_dlid_path_bits = Some(read_dlid_path_bits);
+    ibv.read_completion_ts = Some(read_completion_ts);
+    Ok(cq.cast())
+}
+
+/// # Safety
+/// `cq` is an extended completion queue of this library.
+unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
+    // SAFETY: an `ibv_cq_ex` starts as an `ibv_cq` does.
+    unsafe { Cq::of(cq.cast()) }
+}
+
+/// Makes a completion the current one.
+fn set_current(cq: &Cq, state: &mut CqState, cqe: &Cqe) {
+    state.current = *cqe;
+    // SAFETY: fields that only the polling thread touches, which this is.
+    unsafe {
+        (*cq.ibv.get()).status = cqe.status.number().into();
+        (*cq.ibv.get()).wr_id = cqe.wr_id;
+    }
+}
+
+/// Takes the first completion and keeps the lock; ENOENT when there is none.
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: both by the interface's contract.
+    let (cq, attr) = unsafe { (of(cq), attr.as_ref()) };
+    if attr.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    let mut state = cq.state.lock();
+    let cqe = match cq.next(&mut state) {
+        Some(cqe) => {
+            state.empty_polls = 0;
+            Some(cqe)
+        }
+        None => cq.after_empty(&mut state),
+    };
+    let Some(cqe) = cqe else { return libc::ENOENT };
+    set_current(cq, &mut state, &cqe);
+    state.keep();
+    0
+}
+
+/// Takes the next completion; ENOENT when there is none. Then too `end_poll` follows.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: by the interface's contract.
+    let cq = unsafe { of(cq) };
+    // SAFETY: between start_poll and end_poll this thread holds the lock.
+    let state = unsafe { cq.state.kept() };
+    let Some(cqe) = cq.next(state) else { return libc::ENOENT };
+    set_current(cq, state, &cqe);
+    0
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: by the interface's contract; start_poll left the lock held.
+    let state = unsafe { of(cq).state.take_back() };
+    state.ring.publish();
+}
+
+/// # Safety
+/// This thread is between `start_poll` and `end_poll` of `cq`.
+#[inline]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
+    // SAFETY: this thread holds the lock.
+    unsafe { &of(cq).state.kept().current }
+}
+
+/// Defines functions that read one field of the current completion.
+macro_rules! readers {
+    ($($name:ident: $type:ty = |$cqe:ident| $value:expr;)*) => {
+        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: programs read between start_poll and end_poll only.
+            let $cqe = unsafe { current(cq) };
+            $value
+        })*
+    };
+}
+
+readers! {
+    read_opcode: u32 = |cqe| cqe.opcode.number().into();
+    read_vendor_err: u32 = |cqe| cqe.vendor_err;
+    read_byte_len: u32 = |cqe| cqe.byte_len;
+    read_imm_data: u32 = |cqe| cqe.imm_or_key;
+    read_qp_num: u32 = |cqe| cqe.qpn;
+    read_src_qp: u32 = |cqe| cqe.src_qp;
+    read_wc_flags: u32 = |cqe| wc_flags(cqe);
+    read_slid: u32 = |_cqe| 0;
+    read_sl: u8 = |cqe| cqe.sl;
+    read_dlid_path_bits: u8 = |_cqe| 0;
+    read_completion_ts: u64 = |cqe| cqe.timestamp;
+}

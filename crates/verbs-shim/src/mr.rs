@@ -1,0 +1,202 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rnic_abi::{
+    control::{Reply, Request},
+    verbs::AccessFlags,
+};
+use verbs_abi::{
+    IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED, IBV_REREG_MR_CHANGE_ACCESS,
+    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD,
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
+};
+
+use crate::{
+    context::Context,
+    error::{Errno, Result, code, pointer},
+    mr_table::Region,
+    session::Arrived,
+    stubs::set_errno,
+};
+
+/// A memory region.
+#[repr(C)]
+struct Mr {
+    ibv: ibv_mr,
+    /// What work requests call its first byte.
+    iova: u64,
+}
+
+/// The rights that the NIC knows. Optional ones that it does not know change nothing.
+pub(crate) fn access_flags(access: c_uint) -> Result<AccessFlags> {
+    let known = access & AccessFlags::all().bits();
+    if access & !known & !IBV_ACCESS_OPTIONAL_RANGE != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    Ok(AccessFlags::from_bits_truncate(known))
+}
+
+fn keys_of(reply: Reply, _: Arrived<'_>) -> Option<(u32, u32, u32)> {
+    match reply {
+        Reply::Mr { mr, lkey, rkey } => Some((mr, lkey, rkey)),
+        _ => None,
+    }
+}
+
+/// # Safety
+/// `pd` is from `ibv_alloc_pd`.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    // SAFETY: by contract.
+    let (ibv_context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
+    // SAFETY: by contract.
+    let context = unsafe { Context::of(ibv_context) };
+    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    let request = Request::RegMr {
+        pd: pd_handle,
+        addr: addr.addr() as u64,
+        length: length as u64,
+        iova,
+        access: access_flags(access)?,
+        fd_offset: 0,
+    };
+    let (handle, lkey, rkey) = context.session.call(&request, keys_of)?;
+    let region = Region { iova, length: length as u64, address: addr.addr() as u64 };
+    context.mrs.insert(lkey, region);
+    let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
+    Ok(Box::into_raw(Box::new(Mr { ibv, iova })).cast())
+}
+
+/// Registers memory. NULL and errno on failure.
+///
+/// # Safety
+/// `pd` is from `ibv_alloc_pd`. The memory need not exist: what is not there fails when it is used.
+pub(crate) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: by contract.
+    pointer(unsafe { register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) })
+}
+
+/// Registers memory that work requests address from `iova` on. NULL and errno on failure.
+///
+/// # Safety
+/// As [`ibv_reg_mr`].
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: by contract.
+    pointer(unsafe { register(pd, addr, length, iova, access.cast_unsigned()) })
+}
+
+/// As [`ibv_reg_mr_iova`], also called by the macro `ibv_reg_mr` when optional rights are asked for.
+///
+/// # Safety
+/// As [`ibv_reg_mr`].
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: by contract.
+    pointer(unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// Ends a registration: when it returns, nothing touches the memory any more.
+///
+/// # Safety
+/// `mr` is from one of the registering calls.
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: by contract.
+    let (context, handle, lkey) = unsafe { (Context::of((*mr).context), (*mr).handle, (*mr).lkey) };
+    let known = context.mrs.find_settled(lkey);
+    // First: a post of another thread must not read memory that the daemon no longer answers for.
+    context.mrs.remove(lkey);
+    let result = context.session.dispose(&Request::DeregMr { mr: handle });
+    match (result, known) {
+        (Ok(()), _) => {
+            // SAFETY: made by Box::into_raw in `register`.
+            drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        }
+        (Err(_), Some(region)) => context.mrs.insert(lkey, region),
+        (Err(_), None) => {}
+    }
+    code(result)
+}
+
+/// Changes a registration. 0, or one of `IBV_REREG_MR_ERR_*`, with errno.
+///
+/// # Safety
+/// `mr` is from one of the registering calls; `pd` is valid when it counts.
+pub(crate) unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let moves = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+    let changes_pd = flags & IBV_REREG_MR_CHANGE_PD != 0;
+    let changes_access = flags & IBV_REREG_MR_CHANGE_ACCESS != 0;
+    if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+        || flags == 0
+        || (moves && (addr.is_null() || length == 0))
+        || (changes_pd && pd.is_null())
+    {
+        set_errno(libc::EINVAL);
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    let Ok(new_access) = access_flags(access.cast_unsigned()) else {
+        set_errno(libc::EOPNOTSUPP);
+        return IBV_REREG_MR_ERR_INPUT;
+    };
+    // SAFETY: by contract; nobody else uses the region while it is changed.
+    let object = unsafe { &mut *mr.cast::<Mr>() };
+    let start = addr.addr() as u64;
+    let request = Request::ReregMr {
+        mr: object.ibv.handle,
+        // SAFETY: not null when it counts, and valid by contract.
+        pd: changes_pd.then(|| unsafe { (*pd).handle }),
+        range: moves.then_some((start, length as u64, start)),
+        access: changes_access.then_some(new_access),
+    };
+    // SAFETY: by contract.
+    let context = unsafe { Context::of(object.ibv.context) };
+    context.mrs.remove(object.ibv.lkey);
+    let result = context.session.call(&request, keys_of);
+    if let Ok((handle, lkey, rkey)) = result {
+        (object.ibv.handle, object.ibv.lkey, object.ibv.rkey) = (handle, lkey, rkey);
+        if changes_pd {
+            object.ibv.pd = pd;
+        }
+        if moves {
+            (object.ibv.addr, object.ibv.length, object.iova) = (addr, length, start);
+        }
+    }
+    let address = object.ibv.addr.addr() as u64;
+    let length = object.ibv.length as u64;
+    context.mrs.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
+    match result {
+        Ok(_) => 0,
+        Err(Errno(errno)) => {
+            set_errno(errno);
+            IBV_REREG_MR_ERR_CMD
+        }
+    }
+}

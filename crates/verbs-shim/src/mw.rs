@@ -1,0 +1,82 @@
+//! Memory windows.
+
+use std::{ffi::c_int, ptr};
+
+use rnic_abi::control::{Reply, Request};
+use verbs_abi::{
+    IBV_MW_TYPE_1, IBV_WR_BIND_MW, Zeroed, ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_send_wr,
+    ibv_send_wr_bind_mw,
+};
+
+use crate::{
+    context::Context,
+    error::{Errno, code, pointer},
+    post::post_send,
+};
+
+/// Makes a memory window. NULL and errno on failure.
+///
+/// # Safety
+/// `pd` is from `ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: u32) -> *mut ibv_mw {
+    let kind = match u8::try_from(type_) {
+        Ok(kind @ (1 | 2)) => kind,
+        _ => return pointer(Err(Errno(libc::EINVAL))),
+    };
+    // SAFETY: by contract.
+    let (ibv_context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
+    // SAFETY: by contract.
+    let session = unsafe { &Context::of(ibv_context).session };
+    let made = session.call(&Request::AllocMw { pd: pd_handle, kind }, |reply, _| match reply {
+        Reply::Mw { mw, rkey } => Some((mw, rkey)),
+        _ => None,
+    });
+    pointer(made.map(|(handle, rkey)| {
+        Box::into_raw(Box::new(ibv_mw { context: ibv_context, pd, rkey, handle, type_ }))
+    }))
+}
+
+/// Destroys a memory window.
+///
+/// # Safety
+/// `mw` is from [`alloc_mw`].
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: by contract.
+    let (context, handle) = unsafe { (Context::of((*mw).context), (*mw).handle) };
+    let result = context.session.dispose(&Request::DeallocMw { mw: handle });
+    if result.is_ok() {
+        // SAFETY: made by Box::into_raw above.
+        drop(unsafe { Box::from_raw(mw) });
+    }
+    code(result)
+}
+
+/// Binds a type 1 window by a request on `qp`'s send queue; the window gets a new rkey.
+///
+/// # Safety
+/// All are objects of one context, and `bind` is valid.
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: by contract.
+    let (window, bind) = unsafe { (&mut *mw, &*bind) };
+    if window.type_ != IBV_MW_TYPE_1 {
+        return libc::EINVAL;
+    }
+    // The low byte is the consumer's part of the key, IBTA 10.6.7.2 and `ibv_inc_rkey`.
+    let rkey = window.rkey & !0xff | window.rkey.wrapping_add(1) & 0xff;
+    let mut wr = ibv_send_wr::zeroed();
+    wr.wr_id = bind.wr_id;
+    wr.opcode = IBV_WR_BIND_MW;
+    wr.send_flags = bind.send_flags;
+    wr.local.bind_mw = ibv_send_wr_bind_mw { mw, rkey, bind_info: bind.bind_info };
+    let mut bad_wr = ptr::null_mut();
+    // SAFETY: a valid list of one request.
+    let result = unsafe { post_send(qp, &raw mut wr, &raw mut bad_wr) };
+    if result == 0 {
+        window.rkey = rkey;
+    }
+    result
+}

@@ -1,0 +1,37 @@
+//! The tables through which inline functions of verbs.h call the library.
+
+use verbs_abi::verbs_context;
+
+use crate::{
+    cq::req_notify_cq,
+    cq_ex::create_cq_ex,
+    mw::{alloc_mw, bind_mw, dealloc_mw},
+    poll::poll_cq,
+    post::{post_recv, post_send, post_srq_recv},
+    qp::create_qp_ex,
+    query::{query_device_ex, query_port, query_rt_values},
+    srq::{create_srq_ex, get_srq_num},
+    xrc::{close_xrcd, open_xrcd},
+};
+
+/// Fills in what there is; the inline functions take a null entry for EOPNOTSUPP.
+pub(crate) fn fill(context: &mut verbs_context) {
+    let ops = &mut context.context.ops;
+    ops.alloc_mw = Some(alloc_mw);
+    ops.bind_mw = Some(bind_mw);
+    ops.dealloc_mw = Some(dealloc_mw);
+    ops.poll_cq = Some(poll_cq);
+    ops.req_notify_cq = Some(req_notify_cq);
+    ops.post_srq_recv = Some(post_srq_recv);
+    ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    context.query_port = Some(query_port);
+    context.query_rt_values = Some(query_rt_values);
+    context.create_cq_ex = Some(create_cq_ex);
+    context.query_device_ex = Some(query_device_ex);
+    context.create_qp_ex = Some(create_qp_ex);
+    context.get_srq_num = Some(get_srq_num);
+    context.create_srq_ex = Some(create_srq_ex);
+    context.open_xrcd = Some(open_xrcd);
+    context.close_xrcd = Some(close_xrcd);
+}

@@ -1,0 +1,225 @@
+//! One work queue as the library sees it: what was posted, and what was polled of it.
+//!
+//! Posting happens under the producer's lock, polling under the lock of the completion queue. What both need are
+//! atomics.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use rnic_abi::{
+    control::QueuePlace,
+    cqe::{Cqe, CqeFlags},
+    doorbell::RecordIndex,
+    verbs::{SendFlags, WcOpcode, WcStatus, WrOpcode},
+    words::Words,
+    work_queue::WorkProducer,
+    wqe::{CONTROL_WORDS, MAX_SGE, RECV_CONTROL_WORDS, RecvControl, SGE_WORDS, SendControl, Sge},
+};
+
+use crate::{context::Context, lock::SpinLock, qp::Qp};
+
+/// What a queue is for, and for queues of a QP what polling its completions must know of the QP.
+#[derive(Clone, Copy)]
+pub(crate) enum Role {
+    /// A send queue. All its WQEs are signaled, or only those that say so.
+    Send { qpn: u32, all_signaled: bool },
+    /// A receive queue.
+    Receive { qpn: u32 },
+    /// A shared receive queue.
+    Shared,
+}
+
+/// A send, receive or shared receive queue.
+pub(crate) struct WorkQueue {
+    pub(crate) producer: SpinLock<WorkProducer>,
+    pub(crate) record: RecordIndex,
+    pub(crate) role: Role,
+    /// WQEs that may be outstanding.
+    limit: u32,
+    capacity: u32,
+    /// Only ever reads slots.
+    reader: WorkProducer,
+    /// Every WQE below was polled.
+    polled: AtomicU32,
+    /// Shared queues are polled in any order: one bit per slot that was polled ahead of `polled`.
+    polled_ahead: Box<[AtomicU64]>,
+    /// The QP, for queues that belong to one; set once it has its final place.
+    owner: AtomicPtr<Qp>,
+}
+
+impl WorkQueue {
+    /// Takes the application's side of a fresh queue; `None` when the daemon's description is impossible.
+    pub(crate) fn new(words: Words, place: &QueuePlace, limit: u32, role: Role) -> Option<Self> {
+        let capacity = place.shape.capacity;
+        let slots = match role {
+            Role::Shared => (capacity as usize).div_ceil(64),
+            _ => 0,
+        };
+        Some(Self {
+            producer: SpinLock::new(WorkProducer::new(words.clone(), place.shape)?),
+            record: place.record,
+            role,
+            limit: limit.min(capacity),
+            capacity,
+            reader: WorkProducer::new(words, place.shape)?,
+            polled: AtomicU32::new(0),
+            polled_ahead: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            owner: AtomicPtr::default(),
+        })
+    }
+
+    /// Says which QP the queue belongs to.
+    pub(crate) fn set_owner(&self, qp: *mut Qp) {
+        self.owner.store(qp, Ordering::Release);
+    }
+
+    /// The QP the queue belongs to; null for shared queues.
+    pub(crate) fn owner(&self) -> *const Qp {
+        self.owner.load(Ordering::Acquire)
+    }
+
+    /// Whether one more send may be posted: slots are free once the engine released them.
+    #[inline]
+    pub(crate) fn has_send_room(&self, producer: &mut WorkProducer) -> bool {
+        let used = self.capacity.saturating_sub(producer.free());
+        used < self.limit || producer.in_use() < self.limit
+    }
+
+    /// Whether one more receive may be posted: its slot is read again when the completion is polled, so it is free
+    /// only after that.
+    #[inline]
+    pub(crate) fn has_receive_room(&self, producer: &mut WorkProducer) -> bool {
+        if matches!(self.role, Role::Shared) {
+            self.advance_polled(producer.producer());
+        }
+        let used = producer.producer().wrapping_sub(self.polled.load(Ordering::Acquire));
+        used < self.limit && producer.free() > 0
+    }
+
+    /// Notes that a completion of this queue was polled.
+    #[inline]
+    pub(crate) fn note_polled(&self, index: u32) {
+        match self.role {
+            Role::Shared => {
+                let slot = (index & (self.capacity - 1)) as usize;
+                self.polled_ahead[slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+            }
+            _ => self.polled.store(index.wrapping_add(1), Ordering::Release),
+        }
+    }
+
+    /// Moves the low end of a shared queue over the slots that were polled.
+    fn advance_polled(&self, producer: u32) {
+        let mut polled = self.polled.load(Ordering::Relaxed);
+        while polled != producer {
+            let slot = (polled & (self.capacity - 1)) as usize;
+            let bit = 1 << (slot % 64);
+            if self.polled_ahead[slot / 64].load(Ordering::Acquire) & bit == 0 {
+                break;
+            }
+            self.polled_ahead[slot / 64].fetch_and(!bit, Ordering::AcqRel);
+            polled = polled.wrapping_add(1);
+        }
+        self.polled.store(polled, Ordering::Release);
+    }
+
+    /// Whether a completion is of this queue, not of one that had its record before.
+    #[inline]
+    pub(crate) fn owns(&self, cqe: &Cqe) -> bool {
+        match self.role {
+            Role::Send { qpn, .. } => qpn == cqe.qpn && !cqe.flags.contains(CqeFlags::RECV),
+            Role::Receive { qpn } => qpn == cqe.qpn && cqe.flags.contains(CqeFlags::RECV),
+            Role::Shared => cqe.flags.contains(CqeFlags::RECV),
+        }
+    }
+
+    /// Starts over: the QP went to RESET.
+    pub(crate) fn reset(&self) {
+        let mut producer = self.producer.lock();
+        producer.reset();
+        self.polled.store(0, Ordering::Release);
+    }
+
+    /// Copies received data that came inside the completion to the buffers of its receive WQE.
+    #[cold]
+    pub(crate) fn place_carried(&self, context: &Context, cqe: &Cqe) {
+        let mut slot = [0; RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS];
+        self.reader.read_back(cqe.wqe_index, &mut slot);
+        let stride = self.reader.stride();
+        let Ok(control) = RecvControl::decode(&[slot[0], slot[1]], stride) else { return };
+        let carried = cqe.carried();
+        let mut data = &carried[..cqe.carried_len()];
+        let (sges, _) = slot[RECV_CONTROL_WORDS..].as_chunks::<SGE_WORDS>();
+        for sge in sges.iter().take(control.num_sge.into()) {
+            let sge = Sge::decode(*sge);
+            let (here, rest) = data.split_at(data.len().min(sge.length as usize));
+            let Some(region) = context.mrs.find_settled(sge.lkey) else { return };
+            let Some(to) = region.locate(sge.addr, here.len() as u64) else { return };
+            // SAFETY: the application registered this memory and posted it as a receive buffer; it must not touch
+            // it before it has polled this completion.
+            unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, here.len()) };
+            data = rest;
+        }
+    }
+
+    /// After the daemon died: the next WQE that will never complete, as a flushed completion.
+    pub(crate) fn next_orphan(&self) -> Option<Cqe> {
+        let mut producer = self.producer.lock();
+        let end = producer.producer();
+        let in_use = producer.in_use();
+        loop {
+            let index = self.polled.load(Ordering::Relaxed);
+            if index == end {
+                return None;
+            }
+            // Older slots were written again: their WQEs completed long ago.
+            let oldest = end.wrapping_sub(self.capacity);
+            let index = if end.wrapping_sub(index) > self.capacity { oldest } else { index };
+            self.note_polled(index);
+            let was_released = end.wrapping_sub(index) > in_use;
+            if let Some(cqe) = self.flushed(index, was_released) {
+                return Some(cqe);
+            }
+        }
+    }
+
+    /// The flushed completion of one WQE; `None` when it succeeded silently.
+    fn flushed(&self, index: u32, was_released: bool) -> Option<Cqe> {
+        let (qpn, opcode, wr_id) = match self.role {
+            Role::Send { qpn, all_signaled } => {
+                let mut words = [0; CONTROL_WORDS];
+                self.reader.read_back(index, &mut words);
+                let control = SendControl::decode(&words, self.reader.stride()).ok()?;
+                let signaled = all_signaled || control.flags.contains(SendFlags::SIGNALED);
+                if was_released && !signaled {
+                    return None;
+                }
+                (qpn, completion_of(control.opcode), control.wr_id)
+            }
+            Role::Receive { qpn } => {
+                let mut words = [0; RECV_CONTROL_WORDS];
+                self.reader.read_back(index, &mut words);
+                (qpn, WcOpcode::Recv, words[1])
+            }
+            Role::Shared => return None,
+        };
+        let mut cqe = Cqe::new(wr_id, qpn, opcode);
+        cqe.status = WcStatus::WrFlushErr;
+        cqe.record = self.record.value();
+        cqe.wqe_index = index;
+        Some(cqe)
+    }
+}
+
+fn completion_of(opcode: WrOpcode) -> WcOpcode {
+    match opcode {
+        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
+        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
+        WrOpcode::Read => WcOpcode::Read,
+        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
+        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+        WrOpcode::LocalInv => WcOpcode::LocalInv,
+        WrOpcode::BindMw => WcOpcode::BindMw,
+        WrOpcode::Flush => WcOpcode::Flush,
+        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+    }
+}
