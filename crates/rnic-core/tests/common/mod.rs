@@ -1,0 +1,404 @@
+//! Two engines, or one engine and a hand-written peer, over wires and memory of this process.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+
+pub mod wire;
+
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cq::{ArmKind, CqConsumer, CqProducer, cq_words};
+use rnic_abi::cqe::Cqe;
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
+use rnic_abi::verbs::{
+    AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags, WrOpcode,
+};
+use rnic_abi::words::{WORD, Words};
+use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
+use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, send_stride};
+use rnic_core::ports::SpaceId;
+use rnic_core::{
+    ChannelId, ClientCommand, ClientId, Command, Engine, EngineConfig, EngineQueue, Event, Host,
+    Instant, NewQp, Outcome, Path, Ports, Turn,
+};
+use roce_wire::Flow;
+use std::net::{IpAddr, Ipv4Addr};
+use wire::{HeapDma, HeapWire, Packet};
+
+pub const CLIENT: ClientId = ClientId(7);
+pub const SPACE: SpaceId = SpaceId(3);
+/// Where application memory begins.
+pub const BASE: u64 = 0x7000_0000;
+pub const MEMORY: usize = 8 << 20;
+pub const START: Instant = Instant::from_nanos(1_000_000_000);
+
+#[derive(Default)]
+pub struct HeapHost {
+    pub completion_events: Vec<u32>,
+    pub async_events: Vec<AsyncEvent>,
+}
+
+impl Host for HeapHost {
+    fn completion_event(&mut self, _client: ClientId, _channel: ChannelId, cq: u32) {
+        self.completion_events.push(cq);
+    }
+
+    fn async_event(&mut self, _client: ClientId, event: AsyncEvent) {
+        self.async_events.push(event);
+    }
+}
+
+/// One engine with one client, one QP, one CQ and one memory region.
+pub struct Node {
+    pub engine: Engine,
+    pub wire: HeapWire,
+    pub dma: HeapDma,
+    pub host: HeapHost,
+    pub ip: IpAddr,
+    pub bell: Bell,
+    pub cq: CqConsumer,
+    pub cq_handle: u32,
+    pub pd: u32,
+    pub qp: u32,
+    pub qpn: u32,
+    pub sq: WorkProducer,
+    pub rq: WorkProducer,
+    pub caps: QpCaps,
+    /// Key of all memory, with every right.
+    pub key: u32,
+    pub mr: u32,
+    pub events: Vec<(Instant, Event)>,
+}
+
+pub struct Options {
+    pub config: EngineConfig,
+    pub caps: QpCaps,
+    pub cqe: u32,
+    pub sq_sig_all: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            config: EngineConfig::new([11, 22]),
+            caps: QpCaps {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 256,
+            },
+            cqe: 1024,
+            sq_sig_all: false,
+        }
+    }
+}
+
+/// The attributes of an ordinary connection.
+pub fn attrs() -> QpAttr {
+    QpAttr {
+        path_mtu: 3,
+        rq_psn: 0,
+        sq_psn: 0,
+        access: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC,
+        ah: AhAttr { is_global: true, port_num: 1, dgid: [1; 16], ..AhAttr::default() },
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 12,
+        port_num: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..QpAttr::default()
+    }
+}
+
+pub fn all_access() -> AccessFlags {
+    AccessFlags::LOCAL_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_ATOMIC
+}
+
+fn queue(wr: u32, stride: usize) -> (WorkProducer, WorkConsumer) {
+    let shape =
+        QueueShape { capacity: wr.next_power_of_two(), stride: u32::try_from(stride).unwrap() };
+    let words = Words::heap(shape.words().unwrap());
+    (WorkProducer::new(words.clone(), shape).unwrap(), WorkConsumer::new(words, shape).unwrap())
+}
+
+impl Node {
+    pub fn new(last_octet: u8, options: &Options) -> Self {
+        let mut engine = Engine::new(options.config, START);
+        let area = Words::heap(AREA_WORDS);
+        let doorbells = Doorbells::new(area.clone()).unwrap();
+        let add = Command::AddClient { client: CLIENT, space: SPACE, doorbells };
+        engine.execute(START, add).unwrap();
+        let mut client = |command| {
+            engine.execute(START, Command::Client(CLIENT, command)).expect("command refused")
+        };
+        let Outcome::Handle(pd) = client(ClientCommand::AllocPd) else { panic!("no PD") };
+        let words = Words::heap(cq_words(options.cqe).unwrap());
+        let cq = CqConsumer::new(words.clone(), options.cqe).unwrap();
+        let ring = CqProducer::new(words, options.cqe).unwrap();
+        let channel = Some(ChannelId(1));
+        let create = ClientCommand::CreateCq { ring, capacity: options.cqe, channel };
+        let Outcome::Handle(cq_handle) = client(create) else { panic!("no CQ") };
+        let caps = options.caps;
+        let (sq, sq_engine) =
+            queue(caps.max_send_wr, send_stride(caps.max_send_sge, caps.max_inline_data));
+        let (rq, rq_engine) = queue(caps.max_recv_wr, recv_stride(caps.max_recv_sge));
+        let new = NewQp {
+            pd,
+            qp_type: QpType::Rc,
+            send_cq: cq_handle,
+            recv_cq: cq_handle,
+            caps,
+            sq_sig_all: options.sq_sig_all,
+            sq: EngineQueue { ring: sq_engine, record: RecordIndex::new(0).unwrap() },
+            rq: EngineQueue { ring: rq_engine, record: RecordIndex::new(1).unwrap() },
+        };
+        let Outcome::Qp { qp, qpn } = client(ClientCommand::CreateQp(Box::new(new))) else {
+            panic!("no QP")
+        };
+        let mut node = Self {
+            engine,
+            wire: HeapWire::new(),
+            dma: HeapDma::new(SPACE, BASE, MEMORY),
+            host: HeapHost::default(),
+            ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last_octet)),
+            bell: Bell::new(area).unwrap(),
+            cq,
+            cq_handle,
+            pd,
+            qp,
+            qpn,
+            sq,
+            rq,
+            caps,
+            key: 0,
+            mr: 0,
+            events: Vec::new(),
+        };
+        (node.mr, node.key) = node.register(BASE, MEMORY as u64, all_access());
+        node
+    }
+
+    pub fn command(&mut self, command: ClientCommand) -> Outcome {
+        self.engine.execute(START, Command::Client(CLIENT, command)).expect("command refused")
+    }
+
+    pub fn register(&mut self, addr: u64, length: u64, access: AccessFlags) -> (u32, u32) {
+        let (pd, space, iova) = (self.pd, SPACE, addr);
+        match self.command(ClientCommand::RegMr { pd, space, addr, length, iova, access }) {
+            Outcome::Mr { mr, lkey, .. } => (mr, lkey),
+            other => panic!("no MR: {other:?}"),
+        }
+    }
+
+    pub fn modify(&mut self, now: Instant, mask: AttrMask, attr: QpAttr, path: Option<Path>) {
+        let qp = self.qp;
+        let modify = ClientCommand::ModifyQp { qp, mask, attr, path };
+        self.engine.execute(now, Command::Client(CLIENT, modify)).expect("modify refused");
+    }
+
+    /// Takes the QP from RESET to `last`.
+    pub fn connect(&mut self, peer: IpAddr, dest_qpn: u32, attr: QpAttr, last: QpState) {
+        let attr = QpAttr { dest_qpn, ..attr };
+        let to = |state| QpAttr { state, ..attr };
+        let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        self.modify(START, init, to(QpState::Init), None);
+        let rtr = AttrMask::STATE
+            | AttrMask::AV
+            | AttrMask::PATH_MTU
+            | AttrMask::DEST_QPN
+            | AttrMask::RQ_PSN
+            | AttrMask::MAX_DEST_RD_ATOMIC
+            | AttrMask::MIN_RNR_TIMER;
+        let flow = Flow::new(self.ip, peer, 0);
+        let path = Path { attr: attr.ah, flow, hop: Default::default() };
+        self.modify(START, rtr, to(QpState::Rtr), Some(path));
+        if last == QpState::Rts {
+            let rts = AttrMask::STATE
+                | AttrMask::TIMEOUT
+                | AttrMask::RETRY_CNT
+                | AttrMask::RNR_RETRY
+                | AttrMask::SQ_PSN
+                | AttrMask::MAX_QP_RD_ATOMIC;
+            self.modify(START, rts, to(QpState::Rts), None);
+        }
+    }
+
+    pub fn change_state(&mut self, now: Instant, state: QpState) {
+        self.modify(now, AttrMask::STATE, QpAttr { state, ..QpAttr::default() }, None);
+    }
+
+    pub fn state(&self) -> QpState {
+        self.engine.qp(self.qp).unwrap().attr.state
+    }
+
+    /// Posts a send WQE with SGEs.
+    pub fn post_send(&mut self, control: SendControl, sges: &[Sge]) {
+        self.post_send_words(&SendControl { num_sge: sges.len() as u8, ..control }, sges, &[]);
+    }
+
+    pub fn post_inline(&mut self, control: SendControl, data: &[u8]) {
+        let flags = control.flags | SendFlags::INLINE;
+        let data_len = data.len() as u16;
+        self.post_send_words(&SendControl { flags, data_len, ..control }, &[], data);
+    }
+
+    pub fn post_send_words(&mut self, control: &SendControl, sges: &[Sge], data: &[u8]) {
+        let mut words = Vec::with_capacity(MAX_SLOT_WORDS);
+        words.extend(control.encode());
+        words.extend(sges.iter().flat_map(|sge| sge.encode()));
+        words.extend(data.chunks(WORD).map(|chunk| {
+            let mut word = [0; WORD];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        }));
+        assert!(self.sq.free() > 0, "the send queue is full");
+        self.sq.push(&words);
+        let _ = self.bell.ring(RecordIndex::new(0).unwrap(), self.sq.producer());
+        self.engine.client_rang(START, CLIENT);
+    }
+
+    pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        let mut words = Vec::new();
+        words.extend(RecvControl { num_sge: sges.len() as u8, wr_id }.encode());
+        words.extend(sges.iter().flat_map(|sge| sge.encode()));
+        assert!(self.rq.free() > 0, "the receive queue is full");
+        self.rq.push(&words);
+        let record = RecordIndex::new(1).unwrap();
+        if self.state() == QpState::Err {
+            let _ = self.bell.ring(record, self.rq.producer());
+        } else {
+            self.bell.publish(record, self.rq.producer());
+        }
+    }
+
+    pub fn poll(&mut self) -> Vec<Cqe> {
+        let cqes = std::iter::from_fn(|| self.cq.poll()).collect();
+        self.cq.publish();
+        cqes
+    }
+
+    pub fn arm(&self, kind: ArmKind) {
+        self.cq.arm(kind);
+    }
+
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: BASE + offset, length, lkey: self.key }
+    }
+
+    pub fn turn(&mut self, now: Instant) -> Turn {
+        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
+        self.engine.turn(now, &mut ports, &mut self.events)
+    }
+
+    /// Turns until nothing more happens by itself.
+    pub fn settle(&mut self, now: Instant) {
+        for _ in 0..10_000 {
+            let turn = self.turn(now);
+            if !turn.worked && !turn.more {
+                return;
+            }
+        }
+        panic!("the engine does not come to rest");
+    }
+
+    pub fn memory(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        &mut self.dma.bytes[offset..offset + len]
+    }
+
+    /// Everything sent since the last call.
+    pub fn sent(&mut self) -> Vec<Packet> {
+        self.wire.outbox.drain(..).collect()
+    }
+
+    /// A datagram for this node.
+    pub fn inject(&mut self, packet: Packet) {
+        self.wire.inbox.push_back(packet);
+    }
+}
+
+pub fn send_control(opcode: WrOpcode, wr_id: u64) -> SendControl {
+    SendControl::new(opcode, SendFlags::SIGNALED, wr_id)
+}
+
+/// Two connected nodes and the time.
+pub struct Pair {
+    pub a: Node,
+    pub b: Node,
+    pub now: Instant,
+    /// Packets carried so far, both directions.
+    pub carried: usize,
+}
+
+impl Pair {
+    pub fn new() -> Self {
+        Self::with(&Options::default(), attrs())
+    }
+
+    pub fn with(options: &Options, attr: QpAttr) -> Self {
+        let mut a = Node::new(1, options);
+        let mut b = Node::new(2, options);
+        let (psn_a, psn_b) = (0xff_fff0, 0x12_3456);
+        let (ip_a, ip_b, qpn_a, qpn_b) = (a.ip, b.ip, a.qpn, b.qpn);
+        a.connect(ip_b, qpn_b, QpAttr { sq_psn: psn_a, rq_psn: psn_b, ..attr }, QpState::Rts);
+        b.connect(ip_a, qpn_a, QpAttr { sq_psn: psn_b, rq_psn: psn_a, ..attr }, QpState::Rts);
+        Self { a, b, now: START, carried: 0 }
+    }
+
+    /// Runs until nothing happens any more, jumping to timers; `lose` decides by packet number.
+    pub fn run(&mut self, mut lose: impl FnMut(usize, &Packet) -> bool) {
+        for _ in 0..200_000 {
+            let a = self.a.turn(self.now);
+            let b = self.b.turn(self.now);
+            let moved = self.carry(&mut lose);
+            if a.worked || b.worked || a.more || b.more || moved {
+                self.now = self.now.after_nanos(100);
+                continue;
+            }
+            let deadlines = [self.a.engine.next_deadline(), self.b.engine.next_deadline()];
+            match deadlines.into_iter().flatten().min() {
+                Some(deadline) => self.now = self.now.max(deadline),
+                None => return,
+            }
+        }
+        panic!("the world does not come to rest");
+    }
+
+    pub fn run_lossless(&mut self) {
+        self.run(|_, _| false);
+    }
+
+    fn carry(&mut self, lose: &mut impl FnMut(usize, &Packet) -> bool) -> bool {
+        let before = self.carried;
+        for (from, to) in [(&mut self.a, &mut self.b)] {
+            for packet in from.wire.outbox.drain(..) {
+                self.carried += 1;
+                if !lose(self.carried - 1, &packet) {
+                    to.wire.inbox.push_back(packet);
+                }
+            }
+        }
+        for packet in self.b.wire.outbox.drain(..) {
+            self.carried += 1;
+            if !lose(self.carried - 1, &packet) {
+                self.a.wire.inbox.push_back(packet);
+            }
+        }
+        self.carried != before
+    }
+}
+
+/// Bytes that differ at every place and by seed.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .collect()
+}
