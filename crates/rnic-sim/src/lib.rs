@@ -1,1 +1,22 @@
-//! A deterministic world of engines and faulty links
+//! A deterministic world of engines and faulty links.
+//!
+//! * [`world`]: the clock, the hosts, the links; how a failure is reported.
+//! * [`host`] and [`app`]: an application that uses verbs over real rings; [`verbs`] are its words.
+//! * [`port`], [`link`], [`memory`]: the outside of an engine, imitated and watched.
+//! * [`oracle`]: what must be true whatever the links do.
+//!
+//! One seed is one world: no clock but the world's, no thread, no chance but [`rng`].
+#![forbid(unsafe_code)]
+
+pub mod app;
+pub mod host;
+pub mod link;
+pub mod memory;
+pub mod oracle;
+pub mod pair;
+pub mod pcap;
+pub mod port;
+pub mod rng;
+pub mod trace;
+pub mod verbs;
+pub mod world;

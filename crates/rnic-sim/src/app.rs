@@ -1,0 +1,229 @@
+//! Posting, polling and events: what the library does for an application without the daemon.
+
+use crate::host::{AppQueue, Host, SPACE};
+use crate::oracle::Posted;
+use crate::verbs::{CqId, PostError, QpId, SendWr};
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cq::ArmKind;
+use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::verbs::{AsyncEventType, QpState, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use rnic_abi::words::WORD;
+use rnic_abi::wqe::{RecvControl, SendControl, Sge};
+
+impl Host {
+    /// Posts a send and rings the doorbell.
+    ///
+    /// # Errors
+    /// As `ibv_post_send`.
+    pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), PostError> {
+        self.write_send(qp, wr)?;
+        self.ring_sends(qp);
+        Ok(())
+    }
+
+    /// Posts a list of sends with one doorbell.
+    ///
+    /// # Errors
+    /// As `ibv_post_send`: those before the refused one are posted.
+    pub fn post_sends(&mut self, qp: QpId, wrs: &[SendWr]) -> Result<(), PostError> {
+        let result = wrs.iter().try_for_each(|wr| self.write_send(qp, wr));
+        self.ring_sends(qp);
+        result
+    }
+
+    fn write_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), PostError> {
+        let data = self.payload_in_wqe(wr);
+        let app = &mut self.qps[qp.0];
+        let mut control = SendControl::new(wr.opcode, wr.flags, wr.wr_id);
+        control.num_sge = u8::try_from(wr.sges.len()).map_err(|_| PostError::Invalid)?;
+        control.data_len = u16::try_from(data.len()).map_err(|_| PostError::Invalid)?;
+        control.carried = wr.carried;
+        control.imm_or_key = wr.imm;
+        control.remote_addr = wr.remote.addr;
+        control.rkey = wr.remote.rkey;
+        control.compare_add = wr.compare_add;
+        control.swap = wr.swap;
+        if app.sq.ring.free() == 0 {
+            return Err(PostError::Full);
+        }
+        let mut words = control.encode().to_vec();
+        words.extend(wr.sges.iter().flat_map(|sge| sge.encode()));
+        words.extend(data.chunks(WORD).map(word));
+        if words.len() > app.sq.stride {
+            return Err(PostError::Invalid);
+        }
+        let index = app.sq.ring.push(&words);
+        let signaled = app.setup.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
+        let opcode = Some(completion_opcode(wr.opcode));
+        app.sq.oracle.post(Posted { index, wr_id: wr.wr_id, signaled, opcode });
+        Ok(())
+    }
+
+    /// Inline data, or the library's copy of what the SGEs name.
+    fn payload_in_wqe(&self, wr: &SendWr) -> Vec<u8> {
+        match &wr.inline {
+            Some(data) => data.clone(),
+            None if wr.carried => wr
+                .sges
+                .iter()
+                .flat_map(|sge| self.bytes(sge.addr, u64::from(sge.length)))
+                .copied()
+                .collect(),
+            None => Vec::new(),
+        }
+    }
+
+    fn ring_sends(&mut self, qp: QpId) {
+        let queue = &self.qps[qp.0].sq;
+        self.rang |= self.bell.ring(queue.record, queue.ring.producer());
+    }
+
+    /// Posts a receive. Slots count as used until their completion is polled.
+    ///
+    /// # Errors
+    /// As `ibv_post_recv`.
+    pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let app = &mut self.qps[qp.0];
+        if app.receives.len() >= app.rq.capacity as usize || app.rq.ring.free() == 0 {
+            return Err(PostError::Full);
+        }
+        let num_sge = u8::try_from(sges.len()).map_err(|_| PostError::Invalid)?;
+        let mut words = RecvControl { num_sge, wr_id }.encode().to_vec();
+        words.extend(sges.iter().flat_map(|sge| sge.encode()));
+        if words.len() > app.rq.stride {
+            return Err(PostError::Invalid);
+        }
+        let index = app.rq.ring.push(&words);
+        app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
+        app.receives.push_back(sges.to_vec());
+        if app.state == QpState::Err {
+            self.ring_receives(qp);
+        } else {
+            self.bell.publish(app.rq.record, app.rq.ring.producer());
+        }
+        Ok(())
+    }
+
+    /// A QP in ERR flushes receives only when it is told about them.
+    pub(crate) fn ring_receives(&mut self, qp: QpId) {
+        let queue = &self.qps[qp.0].rq;
+        self.rang |= self.bell.ring(queue.record, queue.ring.producer());
+    }
+
+    /// Polls one completion, and has the oracles judge it.
+    pub fn poll(&mut self, cq: CqId) -> Option<Cqe> {
+        let cqe = self.cqs[cq.0].ring.poll()?;
+        self.cqs[cq.0].ring.publish();
+        let is_receive = cqe.flags.contains(CqeFlags::RECV);
+        let owner = self.qps.iter().position(|app| {
+            let expected = if is_receive { app.setup.recv_cq } else { app.setup.send_cq };
+            app.qpn == cqe.qpn && expected == cq && !app.is_gone
+        });
+        let Some(owner) = owner else {
+            self.verdicts.push(format!("a completion of no QP of this CQ: {cqe:?}"));
+            return Some(cqe);
+        };
+        let app = &mut self.qps[owner];
+        let queue = if is_receive { &mut app.rq } else { &mut app.sq };
+        if let Err(verdict) = judge(queue, &cqe) {
+            self.verdicts.push(verdict);
+        }
+        if is_receive {
+            let sges = self.qps[owner].receives.pop_front().unwrap_or_default();
+            self.unpack_carried(&cqe, &sges);
+        }
+        if cqe.status != WcStatus::Success && self.qps[owner].state != QpState::Err {
+            // The library learns that the QP is in ERR: receives posted meanwhile must flush too.
+            self.qps[owner].state = QpState::Err;
+            self.ring_receives(QpId(owner));
+        }
+        Some(cqe)
+    }
+
+    /// Polls everything there is.
+    pub fn drain(&mut self, cq: CqId) -> Vec<Cqe> {
+        std::iter::from_fn(|| self.poll(cq)).collect()
+    }
+
+    /// Copies data that came inside the CQE to where the receive wanted it.
+    fn unpack_carried(&mut self, cqe: &Cqe, sges: &[Sge]) {
+        if cqe.status != WcStatus::Success || cqe.carried_len() == 0 {
+            return;
+        }
+        if cqe.carried_len() != cqe.byte_len as usize {
+            self.verdicts.push(format!("a completion carries part of its message: {cqe:?}"));
+        }
+        let carried = cqe.carried();
+        let mut data = &carried[..cqe.carried_len()];
+        for sge in sges {
+            let (now, later) = data.split_at(data.len().min(sge.length as usize));
+            self.memory.bytes_mut(SPACE, sge.addr, now.len() as u64).copy_from_slice(now);
+            data = later;
+        }
+        if !data.is_empty() {
+            self.verdicts.push(format!("a carried message is longer than its buffers: {cqe:?}"));
+        }
+    }
+
+    /// Asks for a completion event.
+    pub fn arm(&mut self, cq: CqId, kind: ArmKind) {
+        self.cqs[cq.0].ring.arm(kind);
+    }
+
+    /// Completion events since the last call, by CQ.
+    pub fn take_completion_events(&mut self) -> Vec<CqId> {
+        let handles = std::mem::take(&mut self.notices.completions);
+        let find = |handle| self.cqs.iter().position(|cq| cq.handle == handle).map(CqId);
+        handles.into_iter().filter_map(find).collect()
+    }
+
+    /// Async events since the last call.
+    pub fn take_async_events(&mut self) -> Vec<AsyncEvent> {
+        std::mem::take(&mut self.notices.asyncs)
+    }
+
+    /// Async events of a QP since the last call; those of others are forgotten.
+    pub fn take_qp_events(&mut self, qp: QpId) -> Vec<AsyncEventType> {
+        let handle = self.qp_handle(qp);
+        let events = self.take_async_events();
+        events.into_iter().filter(|e| e.element == handle).map(|e| e.event).collect()
+    }
+
+    /// Sends and receives of a QP that must still complete.
+    pub fn owed(&self, qp: QpId) -> (usize, usize) {
+        let app = &self.qps[qp.0];
+        (app.sq.oracle.owed(), app.rq.oracle.owed())
+    }
+
+    /// Receives posted and not polled.
+    pub fn receives_posted(&self, qp: QpId) -> usize {
+        self.qps[qp.0].receives.len()
+    }
+}
+
+fn judge(queue: &mut AppQueue, cqe: &Cqe) -> Result<(), String> {
+    if cqe.record != queue.record.value() {
+        return Err(format!("a completion names another doorbell record: {cqe:?}"));
+    }
+    queue.oracle.complete(cqe).map(drop)
+}
+
+fn completion_opcode(opcode: WrOpcode) -> WcOpcode {
+    match opcode {
+        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
+        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
+        WrOpcode::Read => WcOpcode::Read,
+        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
+        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+        WrOpcode::LocalInv => WcOpcode::LocalInv,
+        WrOpcode::BindMw => WcOpcode::BindMw,
+        WrOpcode::Flush => WcOpcode::Flush,
+        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; WORD];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}

@@ -1,0 +1,467 @@
+//! A simulated host: an engine, its port and memory, and an application that uses verbs over the
+//! same rings and doorbells as a real one.
+
+use crate::memory::Memory;
+use crate::oracle::QueueOracle;
+use crate::port::{Port, PortConfig};
+use crate::trace::Trace;
+use crate::verbs::{Connection, CqId, Mr, QpId, QpSetup};
+use rnic_abi::control::AsyncEvent;
+use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
+use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpState};
+use rnic_abi::words::Words;
+use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
+use rnic_abi::wqe::{Sge, recv_stride, send_stride};
+use rnic_core::command::{
+    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, Outcome, Path,
+};
+use rnic_core::config::EngineConfig;
+use rnic_core::engine::{Engine, Turn};
+use rnic_core::ports::{self, HopId, Ports, SpaceId};
+use rnic_core::time::Instant;
+use roce_wire::{Flow, Gid};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+/// A host.
+#[derive(Debug)]
+pub struct Host {
+    /// Its only address.
+    pub ip: IpAddr,
+    /// Its NIC.
+    pub engine: Engine,
+    /// Its packet I/O.
+    pub port: Port,
+    /// Its memory.
+    pub memory: Memory,
+    /// What its engine did last.
+    pub trace: Trace,
+    pub(crate) now: Instant,
+    pub(crate) notices: Notices,
+    pub(crate) bell: Bell,
+    pub(crate) rang: bool,
+    records: Records,
+    pub(crate) cqs: Vec<AppCq>,
+    pub(crate) qps: Vec<AppQp>,
+    pub(crate) verdicts: Vec<String>,
+}
+
+/// What the engine told the application.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    pub(crate) completions: Vec<u32>,
+    pub(crate) asyncs: Vec<AsyncEvent>,
+}
+
+impl ports::Host for Notices {
+    fn completion_event(&mut self, _client: ClientId, _channel: ChannelId, cq: u32) {
+        self.completions.push(cq);
+    }
+
+    fn async_event(&mut self, _client: ClientId, event: AsyncEvent) {
+        self.asyncs.push(event);
+    }
+}
+
+/// Doorbell records, reused when their queue is gone.
+#[derive(Debug, Default)]
+struct Records {
+    next: u32,
+    free: Vec<RecordIndex>,
+}
+
+impl Records {
+    fn take(&mut self) -> RecordIndex {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            RecordIndex::new(self.next - 1).expect("records enough for a simulation")
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct AppCq {
+    pub(crate) handle: u32,
+    pub(crate) ring: CqConsumer,
+}
+
+#[derive(Debug)]
+pub(crate) struct AppQp {
+    pub(crate) handle: u32,
+    pub(crate) qpn: u32,
+    pub(crate) setup: QpSetup,
+    /// As far as the application knows.
+    pub(crate) state: QpState,
+    pub(crate) sq: AppQueue,
+    pub(crate) rq: AppQueue,
+    /// SGEs of posted receives, for data that comes inside the CQE.
+    pub(crate) receives: VecDeque<Vec<Sge>>,
+    pub(crate) is_gone: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct AppQueue {
+    pub(crate) record: RecordIndex,
+    pub(crate) ring: WorkProducer,
+    pub(crate) capacity: u32,
+    pub(crate) stride: usize,
+    pub(crate) oracle: QueueOracle,
+}
+
+/// The one application of a host.
+const CLIENT: ClientId = ClientId(1);
+/// Its memory.
+pub const SPACE: SpaceId = SpaceId(1);
+/// Where all its completion events go.
+const CHANNEL: ChannelId = ChannelId(1);
+const HOP: HopId = HopId(0);
+
+impl Host {
+    /// A host with an application that has opened the device.
+    pub fn new(ip: IpAddr, config: EngineConfig, port: PortConfig, now: Instant) -> Self {
+        let mut engine = Engine::new(config, now);
+        let area = Words::heap(AREA_WORDS);
+        let doorbells = Doorbells::new(area.clone()).expect("the area is large enough");
+        let bell = Bell::new(area).expect("the engine made it a doorbell area");
+        engine
+            .execute(now, Command::AddClient { client: CLIENT, space: SPACE, doorbells })
+            .expect("a new engine takes a client");
+        Self {
+            ip,
+            engine,
+            port: Port::new(port),
+            memory: Memory::default(),
+            trace: Trace::default(),
+            now,
+            notices: Notices::default(),
+            bell,
+            rang: false,
+            records: Records::default(),
+            cqs: Vec::new(),
+            qps: Vec::new(),
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// Runs one turn of the engine.
+    pub(crate) fn turn(&mut self, now: Instant) -> Turn {
+        self.now = now;
+        let mut ports =
+            Ports { wire: &mut self.port, dma: &mut self.memory, host: &mut self.notices };
+        self.engine.turn(now, &mut ports, &mut self.trace)
+    }
+
+    /// A doorbell found that the engine sleeps: it must be woken.
+    pub(crate) fn take_ring(&mut self) -> bool {
+        let rang = std::mem::take(&mut self.rang);
+        if rang {
+            self.engine.client_rang(self.now, CLIENT);
+        }
+        rang
+    }
+
+    /// What any part of the host did that must not be.
+    pub(crate) fn violations(&self) -> impl Iterator<Item = &String> {
+        let parts = [self.verdicts.as_slice(), self.port.violations(), self.memory.violations()];
+        parts.into_iter().flatten()
+    }
+
+    /// Executes a command of the application.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn command(&mut self, command: ClientCommand) -> Result<Outcome, CommandError> {
+        self.engine.execute(self.now, Command::Client(CLIENT, command))
+    }
+
+    fn handle(&mut self, command: ClientCommand) -> u32 {
+        match self.command(command) {
+            Ok(Outcome::Handle(handle)) => handle,
+            other => panic!("the engine does not make the object: {other:?}"),
+        }
+    }
+
+    /// Allocates a protection domain.
+    pub fn alloc_pd(&mut self) -> u32 {
+        self.handle(ClientCommand::AllocPd)
+    }
+
+    /// Maps memory of the application.
+    pub fn alloc(&mut self, len: u64) -> u64 {
+        self.memory.map(SPACE, len)
+    }
+
+    /// Registers memory.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn reg_mr(&mut self, pd: u32, addr: u64, len: u64, access: AccessFlags) -> Mr {
+        let reg = ClientCommand::RegMr { pd, space: SPACE, addr, length: len, iova: addr, access };
+        match self.command(reg) {
+            Ok(Outcome::Mr { mr, lkey, rkey }) => {
+                self.memory.register(SPACE, addr, len, access);
+                Mr { handle: mr, lkey, rkey, addr, len }
+            }
+            other => panic!("the engine does not register memory: {other:?}"),
+        }
+    }
+
+    /// Maps and registers memory.
+    pub fn new_mr(&mut self, pd: u32, len: u64, access: AccessFlags) -> Mr {
+        let addr = self.alloc(len);
+        self.reg_mr(pd, addr, len, access)
+    }
+
+    /// Deregisters memory: from now on no DMA may touch it.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn dereg_mr(&mut self, mr: &Mr) {
+        self.command(ClientCommand::DeregMr { mr: mr.handle }).expect("an idle MR goes");
+        self.memory.deregister(SPACE, mr.addr, mr.len);
+    }
+
+    /// The application reads its memory.
+    pub fn bytes(&self, addr: u64, len: u64) -> &[u8] {
+        self.memory.bytes(SPACE, addr, len)
+    }
+
+    /// The application writes its memory.
+    pub fn write_bytes(&mut self, addr: u64, bytes: &[u8]) {
+        self.memory.bytes_mut(SPACE, addr, bytes.len() as u64).copy_from_slice(bytes);
+    }
+
+    /// Creates a completion queue with a completion channel.
+    pub fn create_cq(&mut self, capacity: u32) -> CqId {
+        let capacity = capacity.next_power_of_two();
+        let words = Words::heap(cq_words(capacity).expect("a sane capacity"));
+        let ring = CqProducer::new(words.clone(), capacity).expect("memory of that size");
+        let channel = Some(CHANNEL);
+        let handle = self.handle(ClientCommand::CreateCq { ring, capacity, channel });
+        let ring = CqConsumer::new(words, capacity).expect("memory of that size");
+        self.cqs.push(AppCq { handle, ring });
+        CqId(self.cqs.len() - 1)
+    }
+
+    fn queue(&mut self, name: String, wrs: u32, stride: usize) -> (AppQueue, EngineQueue) {
+        let capacity = wrs.next_power_of_two();
+        let stride_words = u32::try_from(stride).expect("a sane stride");
+        let shape = QueueShape { capacity, stride: stride_words };
+        let words = Words::heap(shape.words().expect("a sane shape"));
+        let record = self.records.take();
+        let consumer = WorkConsumer::new(words.clone(), shape).expect("memory of that size");
+        let ring = WorkProducer::new(words, shape).expect("memory of that size");
+        let oracle = QueueOracle::new(name);
+        let queue = AppQueue { record, ring, capacity, stride, oracle };
+        (queue, EngineQueue { ring: consumer, record })
+    }
+
+    /// Creates a queue pair.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn try_create_qp(&mut self, setup: QpSetup) -> Result<QpId, CommandError> {
+        let caps = setup.caps;
+        let name = format!("{} QP {}", self.ip, self.qps.len());
+        let send_slot = send_stride(caps.max_send_sge, caps.max_inline_data);
+        let (sq, engine_sq) = self.queue(format!("{name} send"), caps.max_send_wr, send_slot);
+        let recv_slot = recv_stride(caps.max_recv_sge);
+        let (rq, engine_rq) = self.queue(format!("{name} recv"), caps.max_recv_wr, recv_slot);
+        let outcome = self.command(ClientCommand::CreateQp(Box::new(NewQp {
+            pd: setup.pd,
+            qp_type: setup.qp_type,
+            send_cq: self.cqs[setup.send_cq.0].handle,
+            recv_cq: self.cqs[setup.recv_cq.0].handle,
+            caps,
+            sq_sig_all: setup.sq_sig_all,
+            sq: engine_sq,
+            rq: engine_rq,
+        })))?;
+        let Outcome::Qp { qp: handle, qpn } = outcome else {
+            panic!("CreateQp has the outcome {outcome:?}")
+        };
+        self.qps.push(AppQp {
+            handle,
+            qpn,
+            setup,
+            state: QpState::Reset,
+            sq,
+            rq,
+            receives: VecDeque::new(),
+            is_gone: false,
+        });
+        Ok(QpId(self.qps.len() - 1))
+    }
+
+    /// Creates a queue pair.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn create_qp(&mut self, setup: QpSetup) -> QpId {
+        self.try_create_qp(setup).expect("the engine makes the QP")
+    }
+
+    /// Destroys a queue pair; its number and doorbell records may be used again.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn destroy_qp(&mut self, qp: QpId) {
+        let handle = self.qps[qp.0].handle;
+        self.command(ClientCommand::DestroyQp { qp: handle }).expect("a QP can be destroyed");
+        let app = &mut self.qps[qp.0];
+        app.is_gone = true;
+        self.records.free.push(app.sq.record);
+        self.records.free.push(app.rq.record);
+    }
+
+    /// Its number.
+    pub fn qpn(&self, qp: QpId) -> u32 {
+        self.qps[qp.0].qpn
+    }
+
+    /// Its handle, as async events name it.
+    pub fn qp_handle(&self, qp: QpId) -> u32 {
+        self.qps[qp.0].handle
+    }
+
+    /// A CQ's handle, as events name it.
+    pub fn cq_handle(&self, cq: CqId) -> u32 {
+        self.cqs[cq.0].handle
+    }
+
+    /// Modifies a queue pair. `peer` is the address that `AV` means.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn modify(
+        &mut self,
+        qp: QpId,
+        mask: AttrMask,
+        attr: QpAttr,
+        peer: Option<IpAddr>,
+    ) -> Result<(), CommandError> {
+        let path =
+            peer.map(|peer| Path { attr: attr.ah, flow: Flow::new(self.ip, peer, 0), hop: HOP });
+        let handle = self.qps[qp.0].handle;
+        self.command(ClientCommand::ModifyQp { qp: handle, mask, attr, path })?;
+        if mask.contains(AttrMask::STATE) {
+            self.entered(qp, attr.state);
+        }
+        Ok(())
+    }
+
+    fn entered(&mut self, qp: QpId, state: QpState) {
+        let app = &mut self.qps[qp.0];
+        app.state = state;
+        if state == QpState::Reset {
+            for queue in [&mut app.sq, &mut app.rq] {
+                queue.ring.reset();
+                queue.oracle.reset();
+            }
+            app.receives.clear();
+        }
+        if state == QpState::Err {
+            self.ring_receives(qp);
+        }
+        // The control plane wakes the engine's thread for every command.
+        self.rang = true;
+    }
+
+    /// Only the state.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn set_state(&mut self, qp: QpId, state: QpState) {
+        let attr = QpAttr { state, ..QpAttr::default() };
+        self.modify(qp, AttrMask::STATE, attr, None).expect("the transition is allowed");
+    }
+
+    /// RESET to INIT.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_init(&mut self, qp: QpId, connection: &Connection) {
+        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let attr = QpAttr {
+            state: QpState::Init,
+            port_num: 1,
+            access: connection.access,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, None).expect("RESET to INIT");
+    }
+
+    /// INIT to RTR.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_rtr(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
+        let mask = AttrMask::STATE
+            | AttrMask::AV
+            | AttrMask::PATH_MTU
+            | AttrMask::DEST_QPN
+            | AttrMask::RQ_PSN
+            | AttrMask::MAX_DEST_RD_ATOMIC
+            | AttrMask::MIN_RNR_TIMER;
+        let dgid = Gid::from_ip(peer).0;
+        let attr = QpAttr {
+            state: QpState::Rtr,
+            ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
+            path_mtu: connection.path_mtu,
+            dest_qpn: peer_qpn,
+            rq_psn: connection.rq_psn,
+            max_dest_rd_atomic: connection.max_dest_rd_atomic,
+            min_rnr_timer: connection.min_rnr_timer,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, Some(peer)).expect("INIT to RTR");
+    }
+
+    /// RTR to RTS.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_rts(&mut self, qp: QpId, connection: &Connection) {
+        let mask = AttrMask::STATE
+            | AttrMask::TIMEOUT
+            | AttrMask::RETRY_CNT
+            | AttrMask::RNR_RETRY
+            | AttrMask::SQ_PSN
+            | AttrMask::MAX_QP_RD_ATOMIC;
+        let attr = QpAttr {
+            state: QpState::Rts,
+            timeout: connection.timeout,
+            retry_cnt: connection.retry_cnt,
+            rnr_retry: connection.rnr_retry,
+            sq_psn: connection.sq_psn,
+            max_rd_atomic: connection.max_rd_atomic,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, None).expect("RTR to RTS");
+    }
+
+    /// RESET to RTS.
+    pub fn connect(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
+        self.to_init(qp, connection);
+        self.to_rtr(qp, connection, peer, peer_qpn);
+        self.to_rts(qp, connection);
+    }
+
+    /// What the engine says about a queue pair.
+    ///
+    /// # Panics
+    /// When the queue pair is gone.
+    pub fn query_qp(&mut self, qp: QpId) -> QpAttr {
+        let handle = self.qps[qp.0].handle;
+        match self.command(ClientCommand::QueryQp { qp: handle }) {
+            Ok(Outcome::QpState { attr, .. }) => attr,
+            other => panic!("QueryQp has the outcome {other:?}"),
+        }
+    }
+
+    /// Its state.
+    pub fn state(&mut self, qp: QpId) -> QpState {
+        self.query_qp(qp).state
+    }
+}

@@ -1,0 +1,423 @@
+//! The world: hosts, the links between them, and the only clock.
+//!
+//! Time jumps from one thing that happens to the next: an arrival, a deadline, a turn that has more
+//! to do. A turn takes some time, so that packets pile up and arrive in bursts. Everything follows
+//! from the seed.
+//!
+//! A world that fails, by a violation or by any panic while it exists, says its seed and how to
+//! replay it, prints the last events of each engine, and writes what the links carried to a pcap
+//! file.
+
+use crate::host::Host;
+use crate::link::{FaultCounts, Faults, Link, Strike};
+use crate::pcap::Capture;
+use crate::port::{Packet, PortConfig};
+use crate::rng::Rng;
+use crate::verbs::{Connection, QpId};
+use rnic_core::config::EngineConfig;
+use rnic_core::time::Instant;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+/// A host of the world.
+pub type HostId = usize;
+
+/// What a world is made with.
+#[derive(Clone, Debug)]
+pub struct WorldConfig {
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// Packet I/O of each host.
+    pub ports: Vec<PortConfig>,
+    /// What all links do to packets, until changed.
+    pub faults: Faults,
+    /// IPv6 addresses instead of IPv4.
+    pub ipv6: bool,
+    /// Nanoseconds that a turn of an engine takes.
+    pub turn_time: u64,
+    /// Changes what engines are made with.
+    pub engine: fn(&mut EngineConfig),
+}
+
+impl WorldConfig {
+    /// Two hosts with simple ports and good links.
+    pub fn pair(seed: u64) -> Self {
+        Self {
+            seed,
+            ports: vec![PortConfig::frames(); 2],
+            faults: Faults::default(),
+            ipv6: false,
+            turn_time: 1_000,
+            engine: |_| {},
+        }
+    }
+
+    /// Two hosts with any ports.
+    pub fn random_pair(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x0070_6f72_7473);
+        let port = PortConfig::random(&mut rng);
+        // Without trains on one side there are none on the wire, but each end cuts its own.
+        let ports = vec![port, PortConfig::random(&mut rng)];
+        let turn_time = rng.pick(&[100, 1_000, 5_000]);
+        Self { ports, ipv6: rng.chance(300_000), turn_time, ..Self::pair(seed) }
+    }
+}
+
+/// Something arrives at a host.
+#[derive(Debug)]
+struct Arrival {
+    at: Instant,
+    /// Makes the order of simultaneous arrivals that of their sending.
+    number: u64,
+    packet: Packet,
+}
+
+impl PartialEq for Arrival {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Arrival {}
+
+impl PartialOrd for Arrival {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Arrival {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// When a host's engine runs.
+#[derive(Debug, Default)]
+struct Schedule {
+    /// The last turn left something to do.
+    awake: bool,
+    /// The last turn ends.
+    busy_until: Instant,
+    /// Turns in a row that did nothing but ask for another.
+    fruitless: u32,
+}
+
+/// Hosts and links.
+#[derive(Debug)]
+pub struct World {
+    seed: u64,
+    now: Instant,
+    hosts: Vec<Host>,
+    schedules: Vec<Schedule>,
+    arrivals: Vec<BinaryHeap<Reverse<Arrival>>>,
+    links: BTreeMap<(HostId, HostId), Link>,
+    turn_time: u64,
+    sent: u64,
+    turns: u64,
+    capture: Capture,
+    strays: Vec<(Instant, Packet)>,
+    rng: Rng,
+    faults: Faults,
+    quiet: bool,
+}
+
+/// Turns without any effect after which an engine is considered to spin.
+const FRUITLESS_LIMIT: u32 = 10_000;
+const CAPTURE_BYTES: usize = 8 << 20;
+/// The clock of a host does not start at zero.
+const START: Instant = Instant::from_nanos(1_000_000_000);
+
+impl World {
+    /// Makes hosts and links.
+    pub fn new(config: &WorldConfig) -> Self {
+        let mut rng = Rng::new(config.seed);
+        let hosts: Vec<Host> = (0..config.ports.len())
+            .map(|id| {
+                let mut engine = EngineConfig::new([rng.word(), rng.word()]);
+                (config.engine)(&mut engine);
+                Host::new(address(id, config.ipv6), engine, config.ports[id], START)
+            })
+            .collect();
+        Self {
+            seed: config.seed,
+            now: START,
+            schedules: hosts.iter().map(|_| Schedule::default()).collect(),
+            arrivals: hosts.iter().map(|_| BinaryHeap::new()).collect(),
+            hosts,
+            links: BTreeMap::new(),
+            turn_time: config.turn_time,
+            sent: 0,
+            turns: 0,
+            capture: Capture::new(CAPTURE_BYTES),
+            strays: Vec::new(),
+            rng,
+            faults: config.faults,
+            quiet: false,
+        }
+    }
+
+    /// Two hosts with simple ports and good links.
+    pub fn pair(seed: u64) -> Self {
+        Self::new(&WorldConfig::pair(seed))
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Turns of all engines so far.
+    pub fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// A host.
+    pub fn host(&mut self, id: HostId) -> &mut Host {
+        let host = &mut self.hosts[id];
+        host.now = self.now;
+        host
+    }
+
+    /// Hosts there are.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// The link from one host to another.
+    pub fn link(&mut self, from: HostId, to: HostId) -> &mut Link {
+        let (faults, rng) = (self.faults, &mut self.rng);
+        self.links.entry((from, to)).or_insert_with(|| Link::new(faults, rng.fork()))
+    }
+
+    /// Changes what all links do.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+        for link in self.links.values_mut() {
+            link.faults = faults;
+        }
+    }
+
+    /// Adds a fault for chosen packets of one direction.
+    pub fn strike(&mut self, from: HostId, to: HostId, strike: Strike) {
+        self.link(from, to).strike(strike);
+    }
+
+    /// Faults of all links.
+    pub fn fault_counts(&self) -> FaultCounts {
+        let mut sum = FaultCounts::default();
+        for link in self.links.values() {
+            sum.add(&link.counts);
+        }
+        sum
+    }
+
+    /// Connects two queue pairs with each other.
+    pub fn connect(&mut self, a: (HostId, QpId), b: (HostId, QpId), connection: &Connection) {
+        let ips = (self.hosts[a.0].ip, self.hosts[b.0].ip);
+        let qpns = (self.hosts[a.0].qpn(a.1), self.hosts[b.0].qpn(b.1));
+        self.host(a.0).connect(a.1, connection, ips.1, qpns.1);
+        self.host(b.0).connect(b.1, &connection.reversed(), ips.0, qpns.0);
+    }
+
+    /// Packets to addresses that no host has, since the last call.
+    pub fn take_strays(&mut self) -> Vec<(Instant, Packet)> {
+        std::mem::take(&mut self.strays)
+    }
+
+    /// A packet from outside arrives at a host now.
+    pub fn inject(&mut self, to: HostId, packet: Packet) {
+        self.capture.record(self.now, packet.flow, packet.ip_id, packet.bytes.clone());
+        self.arrive(to, self.now, packet);
+    }
+
+    fn arrive(&mut self, to: HostId, at: Instant, packet: Packet) {
+        let number = self.sent;
+        self.sent += 1;
+        self.arrivals[to].push(Reverse(Arrival { at, number, packet }));
+    }
+
+    /// When a host must run next.
+    fn next_turn(&self, id: HostId) -> Option<Instant> {
+        let schedule = &self.schedules[id];
+        let host = &self.hosts[id];
+        let wanted = if schedule.awake || host.rang || host.port.has_input() {
+            Some(self.now)
+        } else {
+            let arrival = self.arrivals[id].peek().map(|Reverse(arrival)| arrival.at);
+            [arrival, host.engine.next_deadline()].into_iter().flatten().min()
+        };
+        wanted.map(|at| at.max(schedule.busy_until).max(self.now))
+    }
+
+    /// Something will still happen.
+    pub fn next_event(&self) -> Option<Instant> {
+        (0..self.hosts.len()).filter_map(|id| self.next_turn(id)).min()
+    }
+
+    /// Runs the next turn of one engine, whoever's it is. False when nothing will ever happen.
+    pub fn step(&mut self) -> bool {
+        let next = (0..self.hosts.len()).filter_map(|id| Some((self.next_turn(id)?, id))).min();
+        let Some((at, id)) = next else { return false };
+        self.now = at;
+        while let Some(Reverse(arrival)) = self.arrivals[id].peek()
+            && arrival.at <= at
+        {
+            let Some(Reverse(arrival)) = self.arrivals[id].pop() else { break };
+            self.hosts[id].port.deliver(arrival.packet);
+        }
+        self.run_turn(id);
+        true
+    }
+
+    fn run_turn(&mut self, id: HostId) {
+        self.turns += 1;
+        let host = &mut self.hosts[id];
+        host.now = self.now;
+        host.take_ring();
+        host.engine.awake();
+        let before = (host.engine.counters().rx_packets, host.engine.counters().completions);
+        let turn = host.turn(self.now);
+        let after = (host.engine.counters().rx_packets, host.engine.counters().completions);
+        let output = host.port.take_output();
+        let fruitless = before == after && output.is_empty();
+        let busy = turn.more || turn.worked || host.port.has_input();
+        // Before it sleeps the engine asks to be woken, and a doorbell may still say no.
+        let awake = busy || !host.engine.prepare_sleep();
+        let schedule = &mut self.schedules[id];
+        schedule.awake = awake;
+        schedule.busy_until = self.now.after_nanos(self.turn_time);
+        schedule.fruitless = if fruitless { schedule.fruitless + 1 } else { 0 };
+        if schedule.fruitless > FRUITLESS_LIMIT {
+            let turn = format!("{turn:?}");
+            self.fail(&format!("host {id} spins: {FRUITLESS_LIMIT} turns did nothing; {turn}"));
+        }
+        for packet in output {
+            self.transmit(id, packet);
+        }
+        self.check();
+    }
+
+    fn transmit(&mut self, from: HostId, packet: Packet) {
+        self.capture.record(self.now, packet.flow, packet.ip_id, packet.bytes.clone());
+        if packet.flow.src != self.hosts[from].ip {
+            self.fail(&format!("host {from} sends with a wrong source: {:?}", packet.flow));
+        }
+        let Some(to) = self.hosts.iter().position(|host| host.ip == packet.flow.dst) else {
+            self.strays.push((self.now, packet));
+            return;
+        };
+        let now = self.now;
+        for (at, packet) in self.link(from, to).carry(now, packet) {
+            self.arrive(to, at, packet);
+        }
+    }
+
+    /// Fails when any host did what must not be.
+    ///
+    /// # Panics
+    /// Then.
+    pub fn check(&self) {
+        for (id, host) in self.hosts.iter().enumerate() {
+            if let Some(violation) = host.violations().next() {
+                self.fail(&format!("host {id}: {violation}"));
+            }
+        }
+    }
+
+    /// Runs until a condition holds. False when it never will within `nanos`.
+    pub fn run_until(&mut self, nanos: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let end = self.now.after_nanos(nanos);
+        loop {
+            if done(self) {
+                return true;
+            }
+            if self.next_event().is_none_or(|at| at > end) {
+                self.now = end;
+                return done(self);
+            }
+            self.step();
+        }
+    }
+
+    /// Lets time pass.
+    pub fn run_for(&mut self, nanos: u64) {
+        self.run_until(nanos, |_| false);
+    }
+
+    /// Runs until nothing will ever happen any more.
+    ///
+    /// # Panics
+    /// When something still happens after `nanos`.
+    pub fn run_to_silence(&mut self, nanos: u64) {
+        let silent = self.run_until(nanos, |world| world.next_event().is_none());
+        if !silent {
+            self.fail("the world does not come to rest");
+        }
+    }
+
+    /// Ends the test with everything that is known. The details come from [`Drop`].
+    ///
+    /// # Panics
+    /// Always.
+    pub fn fail(&self, why: &str) -> ! {
+        panic!("seed {}: {why}", self.seed);
+    }
+
+    /// A failure of this world is expected: it prints nothing.
+    pub fn be_quiet(&mut self) {
+        self.quiet = true;
+    }
+
+    fn report(&self) {
+        eprintln!("--- the world of seed {} at {} ns ---", self.seed, self.now.as_nanos());
+        for (id, host) in self.hosts.iter().enumerate() {
+            eprintln!("--- last events of host {id}, {} ---\n{}", host.ip, host.trace);
+            for qp in host.engine.qps() {
+                eprintln!("{qp:?}");
+            }
+            eprintln!("{:?}", host.engine.counters());
+        }
+        eprintln!("faults: {:?}", self.fault_counts());
+        match self.write_capture() {
+            Ok(path) => eprintln!("what the links carried: {}", path.display()),
+            Err(error) => eprintln!("the capture could not be written: {error}"),
+        }
+        eprintln!("replay: RNIC_SIM_SEED={} cargo test -p rnic-sim TEST", self.seed);
+    }
+
+    fn write_capture(&self) -> std::io::Result<PathBuf> {
+        let folder = target_folder().join("rnic-sim");
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("seed-{}.pcap", self.seed));
+        let mut file = std::io::BufWriter::new(std::fs::File::create(&path)?);
+        self.capture.write(&mut file)?;
+        Ok(path)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.quiet {
+            self.report();
+        }
+    }
+}
+
+fn address(id: HostId, ipv6: bool) -> IpAddr {
+    let last = u8::try_from(id + 1).expect("fewer than 255 hosts");
+    if ipv6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+}
+
+fn target_folder() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"),
+    }
+}
