@@ -15,8 +15,8 @@ use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, send_stride};
 use rnic_core::ports::SpaceId;
 use rnic_core::{
-    ChannelId, ClientCommand, ClientId, Command, Engine, EngineConfig, EngineQueue, Event, Host,
-    Instant, NewQp, Outcome, Path, Ports, Turn,
+    ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Event,
+    Host, Instant, NewQp, Outcome, Path, Ports, Turn, Wire,
 };
 use roce_wire::Flow;
 use std::net::{IpAddr, Ipv4Addr};
@@ -46,10 +46,10 @@ impl Host for HeapHost {
 }
 
 /// One engine with one client, one QP, one CQ and one memory region.
-pub struct Node {
+pub struct Node<W = HeapWire, D = HeapDma> {
     pub engine: Engine,
-    pub wire: HeapWire,
-    pub dma: HeapDma,
+    pub wire: W,
+    pub dma: D,
     pub host: HeapHost,
     pub ip: IpAddr,
     pub bell: Bell,
@@ -126,6 +126,27 @@ fn queue(wr: u32, stride: usize) -> (WorkProducer, WorkConsumer) {
 
 impl Node {
     pub fn new(last_octet: u8, options: &Options) -> Self {
+        let dma = HeapDma::new(SPACE, BASE, MEMORY);
+        Self::over(last_octet, options, HeapWire::new(), dma)
+    }
+
+    pub fn memory(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        &mut self.dma.bytes[offset..offset + len]
+    }
+
+    /// Everything sent since the last call.
+    pub fn sent(&mut self) -> Vec<Packet> {
+        self.wire.outbox.drain(..).collect()
+    }
+
+    /// A datagram for this node.
+    pub fn inject(&mut self, packet: Packet) {
+        self.wire.inbox.push_back(packet);
+    }
+}
+
+impl<W: Wire, D: Dma> Node<W, D> {
+    pub fn over(last_octet: u8, options: &Options, wire: W, dma: D) -> Self {
         let mut engine = Engine::new(options.config, START);
         let area = Words::heap(AREA_WORDS);
         let doorbells = Doorbells::new(area.clone()).unwrap();
@@ -160,8 +181,8 @@ impl Node {
         };
         let mut node = Self {
             engine,
-            wire: HeapWire::new(),
-            dma: HeapDma::new(SPACE, BASE, MEMORY),
+            wire,
+            dma,
             host: HeapHost::default(),
             ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last_octet)),
             bell: Bell::new(area).unwrap(),
@@ -288,6 +309,12 @@ impl Node {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
 
+    /// A turn that nobody listens to.
+    pub fn quiet_turn(&mut self, now: Instant) -> Turn {
+        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
+        self.engine.turn(now, &mut ports, &mut ())
+    }
+
     pub fn turn(&mut self, now: Instant) -> Turn {
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
         self.engine.turn(now, &mut ports, &mut self.events)
@@ -302,20 +329,6 @@ impl Node {
             }
         }
         panic!("the engine does not come to rest");
-    }
-
-    pub fn memory(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        &mut self.dma.bytes[offset..offset + len]
-    }
-
-    /// Everything sent since the last call.
-    pub fn sent(&mut self) -> Vec<Packet> {
-        self.wire.outbox.drain(..).collect()
-    }
-
-    /// A datagram for this node.
-    pub fn inject(&mut self, packet: Packet) {
-        self.wire.inbox.push_back(packet);
     }
 }
 
