@@ -1,155 +1,344 @@
-//! What the kernel knows about the network: interfaces, addresses, routes, neighbours.
+//! The host's network as the device sees it: its interface, its addresses, the way to its peers.
 //!
-//! [`Network`] is the one picture of it that sessions ask and that the monitor thread keeps
-//! fresh.
+//! A [`Network`] belongs to the control plane. A thread of it follows the kernel's notifications
+//! and reports a [`Change`]; what the data path needs (next hops) is in a [`HopTable`], which is read
+//! without waiting.
 
 mod gids;
+mod hops;
 mod interface;
 mod monitor;
+mod neighbour;
 mod netlink;
 mod resolve;
 
-use crate::config::Io;
-use crate::wire::hops::HopTable;
+use gids::{GID_TABLE_LEN, GidTable, Served};
+use interface::InterfaceAddress;
+use monitor::Monitor;
+use netlink::Netlink;
 use rnic_abi::control::{GidEntry, PortInfo};
 use rnic_core::command::PortState;
+use roce_wire::{Gid, MacAddr, PathMtu};
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use gids::{GID_TABLE_LEN, GidTable};
+pub(crate) use hops::{Hop, HopTable, KERNEL, LOOPBACK};
 pub(crate) use interface::Interface;
-pub(crate) use monitor::{Change, Monitor};
 
-/// What the device sits on.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// Packet I/O in use.
-    pub(crate) io: Io,
-    /// The interface, when there is one.
+/// Which interface and addresses the device has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NetConfig {
+    /// Interface to sit on; without one, that of the first address, else `lo`.
     pub(crate) netdev: Option<String>,
-    /// The addresses to serve; empty: whatever the interface has.
+    /// Serve exactly these; empty: those of the interface.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// How things are now.
-#[derive(Clone, Debug)]
-pub(crate) struct Situation {
-    /// GIDs.
-    pub(crate) gids: GidTable,
-    /// Link up.
-    pub(crate) up: bool,
-    /// Interface MTU, bytes.
+/// Why the network cannot be used; the text says what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NetError(String);
+
+impl NetError {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for NetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NetError {}
+
+impl From<io::Error> for NetError {
+    fn from(error: io::Error) -> Self {
+        Self(format!("asking the kernel about interfaces (netlink): {error}"))
+    }
+}
+
+/// How the network is after a change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Change {
+    /// For the engine.
+    pub(crate) port: PortState,
+    /// Own addresses, for the wire.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Interface MTU, bytes, for the wire.
     pub(crate) mtu: u32,
-    /// Mb/s, 0 unknown.
-    pub(crate) speed: u32,
-    /// Interface index, 0 without one.
-    pub(crate) ifindex: u32,
 }
 
-impl Situation {
-    /// Asks the kernel, and keeps the indices of the GIDs in `before`.
-    ///
-    /// # Errors
-    /// When the interface is gone, or netlink fails.
-    pub(crate) fn look(place: &Place, before: GidTable) -> anyhow::Result<Self> {
-        let (interface, has) = interface::find(place)?;
-        let mut gids = before;
-        gids.update(&has);
-        Ok(match interface {
-            Some(Interface { index, mtu, up, speed, .. }) => {
-                Self { gids, up, mtu, speed, ifindex: index }
-            }
-            None => Self { gids, up: true, mtu: LOOPBACK_MTU, speed: 0, ifindex: 0 },
-        })
-    }
-
-    /// The state that the engine is told.
-    pub(crate) fn port_state(&self, gids_changed: bool) -> PortState {
-        PortState {
-            active: self.up && self.gids.addresses().next().is_some(),
-            active_mtu: path_mtu_code(self.mtu),
-            gids_changed,
-        }
-    }
-}
-
-/// The device's network, shared by all threads.
-#[derive(Clone)]
+/// The network of one device. See the [module](self).
 pub(crate) struct Network {
-    pub(crate) place: Place,
-    pub(crate) hops: HopTable,
-    now: Arc<RwLock<Situation>>,
+    shared: Arc<Shared>,
+    /// Ends with this value.
+    _monitor: Monitor,
+}
+
+struct Shared {
+    config: NetConfig,
+    hops: HopTable,
+    /// The kernel routes what we send and its UDP port is the source port.
+    kernel_sends: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    interface: Interface,
+    /// VLAN interfaces above it.
+    vlans: HashMap<u32, Interface>,
+    gids: GidTable,
+    warning: Option<String>,
 }
 
 impl Network {
-    /// Starts from a first look.
-    pub(crate) fn new(place: Place, situation: Situation) -> Self {
-        Self { place, hops: HopTable::new(), now: Arc::new(RwLock::new(situation)) }
+    /// Looks around, then follows changes; `on_change` is called on a thread of its own.
+    ///
+    /// # Errors
+    /// [`NetError`]: no such interface, not an address of this host.
+    pub(crate) fn start(
+        config: NetConfig,
+        on_change: Box<dyn Fn(Change) + Send>,
+    ) -> Result<Arc<Network>, NetError> {
+        // Listen first: what changes while we look is then looked at again.
+        let listener = Monitor::listen()?;
+        let mut netlink = Netlink::open()?;
+        let (interfaces, addresses) =
+            (interface::interfaces(&mut netlink)?, interface::addresses(&mut netlink)?);
+        check_addresses(&config, &addresses, &interfaces)?;
+        let interface = main_interface(&config, &interfaces, &addresses)?.clone();
+        let mut state =
+            State { interface, vlans: HashMap::new(), gids: GidTable::new(), warning: None };
+        state.follow(&config, interfaces, &addresses);
+        if state.gids.entries().next().is_none() {
+            tracing::warn!(
+                "interface {} has no address yet: the port is down until it gets one",
+                state.interface.name
+            );
+        }
+        let shared = Arc::new(Shared {
+            config,
+            hops: HopTable::new(),
+            kernel_sends: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
+        shared.hops.set_own(&shared.lock().macs());
+        let monitor = Monitor::start(listener, Arc::clone(&shared), on_change)?;
+        Ok(Arc::new(Network { shared, _monitor: monitor }))
     }
 
-    /// How things are.
-    pub(crate) fn now(&self) -> Situation {
-        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Used entries of the GID table.
+    pub(crate) fn gids(&self) -> Vec<GidEntry> {
+        let state = self.shared.lock();
+        let entry = |(index, served): (usize, Served)| GidEntry {
+            index: index as u32,
+            gid: Gid::from_ip(served.ip).0,
+            ifindex: served.ifindex,
+        };
+        state.gids.entries().map(entry).collect()
     }
 
-    fn set(&self, situation: Situation) {
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = situation;
+    /// What the engine and the wire are to start with.
+    pub(crate) fn now(&self) -> Change {
+        self.shared.lock().change(false)
     }
 
-    /// `ibv_query_port`.
+    /// State of the port.
     pub(crate) fn port(&self) -> PortInfo {
-        let now = self.now();
-        let state = now.port_state(false);
+        self.shared.lock().port()
+    }
+
+    /// The interface the device sits on.
+    pub(crate) fn interface(&self) -> Interface {
+        self.shared.lock().interface.clone()
+    }
+
+    /// Whether the user named the interface.
+    pub(crate) fn netdev_was_given(&self) -> bool {
+        self.shared.config.netdev.is_some()
+    }
+
+    /// The next hops, for wires.
+    pub(crate) fn hops(&self) -> HopTable {
+        self.shared.hops.clone()
+    }
+
+    /// Own addresses.
+    pub(crate) fn local_addresses(&self) -> Vec<IpAddr> {
+        self.shared.lock().addresses()
+    }
+
+    /// From now on paths are for a wire that sends through the kernel's UDP sockets: their source
+    /// port is the RoCE port, and the kernel routes.
+    pub(crate) fn set_kernel_sends(&self, yes: bool) {
+        self.shared.kernel_sends.store(yes, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the kernel again and tells what became different.
+    fn refresh(&self, netlink: &mut Netlink) -> io::Result<Option<Change>> {
+        let interfaces = interface::interfaces(netlink)?;
+        let addresses = interface::addresses(netlink)?;
+        let mut state = self.lock();
+        let before = state.change(false);
+        let gids_changed = state.follow(&self.config, interfaces, &addresses);
+        self.hops.set_own(&state.macs());
+        self.hops.move_source(state.interface.index, state.interface.mac);
+        let after = state.change(gids_changed);
+        Ok((before != after).then_some(after))
+    }
+}
+
+impl State {
+    /// Takes over what the kernel said; tells whether the GID table changed.
+    fn follow(
+        &mut self,
+        config: &NetConfig,
+        interfaces: Vec<Interface>,
+        addresses: &[InterfaceAddress],
+    ) -> bool {
+        let own = interfaces.iter().find(|i| i.index == self.interface.index);
+        // An interface that was made anew under its name takes the place of the one that went.
+        let own = own.or_else(|| interfaces.iter().find(|i| i.name == self.interface.name));
+        match own {
+            Some(own) => self.interface = own.clone(),
+            None => self.interface.up = false,
+        }
+        let index = self.interface.index;
+        self.vlans = interfaces
+            .into_iter()
+            .filter(|i| i.vlan.is_some_and(|(below, _)| below == index))
+            .map(|i| (i.index, i))
+            .collect();
+        let (_, warning) = interface::path_mtu(&self.interface);
+        if warning != self.warning {
+            if let Some(text) = &warning {
+                tracing::warn!("{text}");
+            }
+            self.warning = warning;
+        }
+        let served = self.served(config, addresses);
+        self.gids.update(&served)
+    }
+
+    /// The addresses to serve, of those that exist.
+    fn served(&self, config: &NetConfig, addresses: &[InterfaceAddress]) -> Vec<Served> {
+        let served = |a: &InterfaceAddress| Served { ip: a.ip, ifindex: a.ifindex };
+        let own = self.interface.index;
+        if !config.addresses.is_empty() {
+            let owner = |ip: &IpAddr| {
+                let owners = addresses.iter().filter(|a| has(a, *ip));
+                let best = owners.min_by_key(|a| (a.ifindex != own, a.ip != *ip))?;
+                Some(Served { ip: *ip, ifindex: best.ifindex })
+            };
+            return config.addresses.iter().filter_map(owner).collect();
+        }
+        if config.netdev.is_none() {
+            let usual = |a: &&InterfaceAddress| a.ifindex == own && is_usual_loopback(a.ip);
+            return addresses.iter().filter(usual).map(served).collect();
+        }
+        let ours = |a: &&InterfaceAddress| a.ifindex == own || self.vlans.contains_key(&a.ifindex);
+        let mut all: Vec<_> = addresses.iter().filter(ours).map(served).collect();
+        all.sort_by_key(|served| served.ifindex != own);
+        all
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.gids.entries().map(|(_, served)| served.ip).collect()
+    }
+
+    /// Own Ethernet addresses, the interface's first.
+    fn macs(&self) -> Vec<MacAddr> {
+        let mut macs = vec![self.interface.mac];
+        macs.extend(self.vlans.values().map(|vlan| vlan.mac));
+        macs.dedup();
+        macs
+    }
+
+    fn change(&self, gids_changed: bool) -> Change {
+        let PortInfo { active, active_mtu, .. } = self.port();
+        Change {
+            port: PortState { active, active_mtu, gids_changed },
+            addresses: self.addresses(),
+            mtu: self.interface.mtu,
+        }
+    }
+
+    fn port(&self) -> PortInfo {
+        let (path_mtu, _) = interface::path_mtu(&self.interface);
+        let fits = PathMtu::for_link_mtu(self.interface.mtu).is_some();
         PortInfo {
-            active: state.active,
-            max_mtu: MAX_PATH_MTU,
-            active_mtu: state.active_mtu,
-            netdev_mtu: now.mtu,
-            gid_table_len: GID_TABLE_LEN,
-            speed_mbps: now.speed,
+            active: self.interface.up && fits && self.gids.entries().next().is_some(),
+            max_mtu: PathMtu::Mtu4096.code(),
+            active_mtu: path_mtu.code(),
+            netdev_mtu: self.interface.mtu,
+            gid_table_len: GID_TABLE_LEN as u32,
+            speed_mbps: self.interface.speed_mbps,
         }
     }
+}
 
-    /// The used GIDs from index `start` on.
-    pub(crate) fn gids(&self, start: u32) -> Vec<GidEntry> {
-        let now = self.now();
-        let entries = now.gids.iter().filter(|(index, _)| *index >= start);
-        entries
-            .map(|(index, address)| GidEntry { index, gid: gid(address), ifindex: now.ifindex })
-            .collect()
+/// 127.0.0.1 or ::1, and not other addresses that somebody put on `lo`.
+fn is_usual_loopback(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4 == std::net::Ipv4Addr::LOCALHOST,
+        IpAddr::V6(v6) => v6 == std::net::Ipv6Addr::LOCALHOST,
     }
 }
 
-/// The GID of an address: IPv6 as it is, IPv4 mapped into it.
-pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-/// The largest path MTU code that an interface carries, room for the longest headers included (as
-/// Linux computes it: 40 GRH, 8 UDP, 12 BTH, 28 + 4 extended headers, 4 ICRC). At least 1.
-pub(crate) fn path_mtu_code(mtu: u32) -> u8 {
-    let room = mtu.saturating_sub(96);
-    (1..=MAX_PATH_MTU).rev().find(|code| 128 << code <= room).unwrap_or(1)
-}
-
-/// Path MTU 4096.
-const MAX_PATH_MTU: u8 = 5;
-/// MTU of a device that is on no link.
-const LOOPBACK_MTU: u32 = 65_536;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_path_mtu_follows_the_interface() {
-        let codes = [(68, 1), (600, 1), (1280, 3), (1500, 3), (2200, 4), (4191, 4), (4192, 5)];
-        for (mtu, code) in codes {
-            assert_eq!(path_mtu_code(mtu), code, "MTU {mtu}");
+/// The interface has the address, or is `lo` and has the whole prefix (127.0.0.0/8).
+fn has(address: &InterfaceAddress, ip: IpAddr) -> bool {
+    let whole_prefix = match (address.ip, ip) {
+        (IpAddr::V4(own), IpAddr::V4(ip)) if own.is_loopback() => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(address.prefix)).unwrap_or(0);
+            own.to_bits() & mask == ip.to_bits() & mask
         }
-        assert_eq!(path_mtu_code(65_536), 5);
+        _ => false,
+    };
+    address.ip == ip || whole_prefix
+}
+
+fn check_addresses(
+    config: &NetConfig,
+    addresses: &[InterfaceAddress],
+    interfaces: &[Interface],
+) -> Result<(), NetError> {
+    let missing =
+        config.addresses.iter().find(|ip| !addresses.iter().any(|address| has(address, **ip)));
+    let Some(ip) = missing else { return Ok(()) };
+    let name = |index| interfaces.iter().find(|i| i.index == index).map_or("?", |i| &i.name);
+    let all: Vec<_> = addresses.iter().map(|a| format!("{} ({})", a.ip, name(a.ifindex))).collect();
+    Err(NetError::new(format!(
+        "{ip} is not an address of this network namespace; it has {}",
+        if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+    )))
+}
+
+/// The interface named, else the owner of the first address, else loopback.
+fn main_interface<'a>(
+    config: &NetConfig,
+    interfaces: &'a [Interface],
+    addresses: &[InterfaceAddress],
+) -> Result<&'a Interface, NetError> {
+    if let Some(name) = &config.netdev {
+        return interface::find(interfaces, name);
     }
+    let owner = config.addresses.first().and_then(|ip| {
+        let address =
+            addresses.iter().filter(|a| has(a, *ip)).min_by_key(|address| address.ip != *ip)?;
+        interfaces.iter().find(|i| i.index == address.ifindex)
+    });
+    owner.or_else(|| interfaces.iter().find(|i| i.loopback)).ok_or_else(|| {
+        NetError::new("this network namespace has no loopback interface; name one with --netdev")
+    })
 }

@@ -4,27 +4,25 @@
 //! with at most one way outside. A train's [`HopId`](rnic_core::ports::HopId) says which of the
 //! two it takes.
 
+mod auto;
 mod frames;
-pub(crate) mod hops;
 mod loopback;
 mod packet;
 mod split;
 mod udp;
 mod xdp;
 
-use hops::LOCAL;
+use crate::net;
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 
+pub(crate) use auto::{WireConfig, WireError, open};
 use loopback::Loopback;
-pub(crate) use packet::PacketWire;
-pub(crate) use udp::UdpWire;
-pub(crate) use xdp::XdpWire;
 
 /// A way outside.
-pub(crate) trait Link {
+trait Link: Send {
     /// What it can do now.
     fn caps(&self) -> WireCaps;
     /// Readable while frames wait.
@@ -56,6 +54,7 @@ pub(crate) type LinkCounters = Vec<(&'static str, u64)>;
 
 /// Loopback and the way outside.
 pub(crate) struct DeviceWire {
+    mode: String,
     loopback: Loopback,
     outside: Option<Box<dyn Link>>,
     /// Where trains go that can never be sent: the transport's retries decide what follows.
@@ -67,15 +66,21 @@ pub(crate) struct DeviceWire {
 
 impl DeviceWire {
     /// A device with `outside`, or with loopback only.
-    pub(crate) fn new(outside: Option<Box<dyn Link>>) -> Self {
+    fn new(mode: String, outside: Option<Box<dyn Link>>) -> Self {
         let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
         Self {
+            mode,
             loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
             outside,
-            sink: Vec::new(),
+            sink: vec![0; SINK_LEN],
             sunk: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
         }
+    }
+
+    /// The packet I/O in use, e.g. `udp` or `af-xdp native`.
+    pub(crate) fn mode(&self) -> &str {
+        &self.mode
     }
 
     /// The descriptor that is readable while frames wait.
@@ -118,9 +123,9 @@ impl DeviceWire {
             return None;
         }
         self.sunk += 1;
-        let len = train.segments as usize * train.segment_len as usize;
+        let len = train_len(train)? as usize;
         if self.sink.len() < len {
-            self.sink.resize(len, 0);
+            return None;
         }
         Some(TxSlot { arena: SINK, offset: 0, stride: train.segment_len })
     }
@@ -157,11 +162,24 @@ impl Wire for DeviceWire {
             return None;
         }
         let slot = match train.hop {
-            LOCAL => self.loopback.reserve(train),
+            net::LOOPBACK => self.loopback.reserve(train),
             _ => self.reserve_outside(train),
         }?;
         self.reserved.push(slot);
         Some(slot)
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        let Some(first) = self.reserved.iter().rposition(|reserved| reserved == slot) else {
+            return;
+        };
+        for slot in self.reserved.drain(first..).rev() {
+            match (slot.arena, &mut self.outside) {
+                (LOOPBACK, _) => self.loopback.cancel_last(),
+                (OUTSIDE, Some(link)) => link.cancel(&slot),
+                _ => {}
+            }
+        }
     }
 
     fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
@@ -185,7 +203,7 @@ impl Wire for DeviceWire {
 /// What the loopback can do when there is nothing else.
 const LOOPBACK_CAPS: WireCaps = WireCaps {
     max_datagram: MAX_DATAGRAM,
-    max_segments: 16,
+    max_segments: 64,
     max_train: 64 * 1024,
     tx_ip_id: TxIpId::Ours,
 };
@@ -206,6 +224,8 @@ fn train_len(train: &TxTrain) -> Option<u32> {
 const LOOPBACK: ArenaId = ArenaId(0);
 const OUTSIDE: ArenaId = ArenaId(1);
 const SINK: ArenaId = ArenaId(2);
+/// The longest train.
+const SINK_LEN: usize = 64 * 1024;
 /// The longest datagram of RoCEv2: path MTU 4096 and every header there is.
 const MAX_DATAGRAM: u32 = 4096 + 96;
 const IPV4_UDP: u32 = 28;

@@ -1,93 +1,173 @@
-//! Follows changes of interface, addresses and neighbours.
+//! The thread that hears of changes.
 
-use super::netlink::Netlink;
-use super::{Network, Situation, resolve};
-use anyhow::Result;
-use netlink_packet_route::RouteNetlinkMessage;
-use rnic_core::command::PortState;
-use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use super::neighbour::{self, Known};
+use super::netlink::{
+    self, Netlink, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH,
+};
+use super::{Change, NetError, Shared};
+use netlink_sys::Socket;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// What engines and wires have to know about a change.
-#[derive(Clone, Debug)]
-pub(crate) struct Change {
-    /// The port's new state.
-    pub(crate) port: PortState,
-    /// All addresses.
-    pub(crate) addresses: Vec<IpAddr>,
-    /// Interface MTU.
-    pub(crate) mtu: u32,
-}
+/// RTNLGRP_LINK, _NEIGH, _IPV4_IFADDR, _IPV6_IFADDR.
+const GROUPS: [u32; 4] = [1, 3, 5, 9];
+/// Our frames bypass the kernel, which would forget neighbours that it never hears of.
+const REMIND: Duration = Duration::from_secs(20);
+/// While a neighbour in use does not answer.
+const REMIND_FAILED: Duration = Duration::from_secs(2);
 
-/// See the [module](self).
-pub(crate) struct Monitor {
-    netlink: Netlink,
-    network: Network,
+/// A running monitor; stops when dropped.
+pub(super) struct Monitor {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Monitor {
-    /// Listens from now on.
-    ///
-    /// # Errors
-    /// When the kernel does not let us.
-    pub(crate) fn new(network: Network) -> Result<Self> {
-        Ok(Self { netlink: Netlink::listener()?, network })
+    /// Starts to collect notifications.
+    pub(super) fn listen() -> io::Result<Socket> {
+        netlink::listen(&GROUPS)
     }
 
-    /// Reads what was announced; `Some` when engines have to know.
-    pub(crate) fn read(&mut self) -> Option<Change> {
-        let announced = self.netlink.announced();
-        let mut look = announced.is_none();
-        for message in announced.iter().flatten() {
-            match message {
-                RouteNetlinkMessage::NewNeighbour(_) => {
-                    if let Some((neighbour, mac)) = resolve::understand(message) {
-                        self.network.hops.refresh(neighbour, mac);
-                    }
-                }
-                RouteNetlinkMessage::NewLink(_)
-                | RouteNetlinkMessage::DelLink(_)
-                | RouteNetlinkMessage::NewAddress(_)
-                | RouteNetlinkMessage::DelAddress(_) => look = true,
-                _ => {}
-            }
-        }
-        if look { self.look() } else { None }
-    }
-
-    fn look(&self) -> Option<Change> {
-        let before = self.network.now();
-        let now = match Situation::look(&self.network.place, before.gids.clone()) {
-            Ok(now) => now,
-            // The interface (or an address asked for by name) is gone.
-            Err(error) => {
-                if before.up {
-                    tracing::warn!("the port is down: {error:#}");
-                }
-                Situation { up: false, ..before.clone() }
-            }
+    pub(super) fn start(
+        listener: Socket,
+        shared: Arc<Shared>,
+        on_change: Box<dyn Fn(Change) + Send>,
+    ) -> Result<Self, NetError> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
+        let follower = Follower {
+            listener,
+            netlink: Netlink::open()?,
+            shared,
+            on_change,
+            stop: Arc::clone(&stop),
+            next_reminder: Instant::now() + REMIND,
         };
-        let gids_changed = now.gids != before.gids;
-        let port = now.port_state(gids_changed);
-        let old = before.port_state(false);
-        let same = (old.active, old.active_mtu) == (port.active, port.active_mtu);
-        let mtu = now.mtu;
-        let addresses = now.gids.addresses().collect();
-        let changed = gids_changed || !same || mtu != before.mtu;
-        self.network.set(now);
-        if !changed {
-            return None;
-        }
-        tracing::info!(
-            "port {}, MTU {mtu}, addresses {addresses:?}",
-            if port.active { "active" } else { "down" }
-        );
-        Some(Change { port, addresses, mtu })
+        let thread = std::thread::Builder::new()
+            .name("rnicd-net".into())
+            .spawn(move || follower.run())
+            .map_err(NetError::from)?;
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
-impl AsFd for Monitor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.netlink.as_fd()
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // Cannot fail: the counter is far from full.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
     }
+}
+
+struct Follower {
+    listener: Socket,
+    netlink: Netlink,
+    shared: Arc<Shared>,
+    on_change: Box<dyn Fn(Change) + Send>,
+    stop: Arc<OwnedFd>,
+    next_reminder: Instant,
+}
+
+impl Follower {
+    fn run(mut self) {
+        while self.wait() {
+            if self.drain() {
+                self.refresh();
+            }
+            if Instant::now() >= self.next_reminder {
+                self.remind();
+            }
+        }
+    }
+
+    /// Waits for a notification or the next reminder; false when it is time to end.
+    fn wait(&self) -> bool {
+        let left = self.next_reminder.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let listener = borrow(&self.listener);
+        let mut fds =
+            [PollFd::new(&listener, PollFlags::IN), PollFd::new(&*self.stop, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => fds[1].revents().is_empty(),
+            Err(error) => {
+                tracing::error!("the network monitor ends: poll: {error}");
+                false
+            }
+        }
+    }
+
+    /// Takes all notifications; tells whether interfaces or addresses changed.
+    fn drain(&mut self) -> bool {
+        let mut changed = false;
+        loop {
+            match self.listener.recv_from_full() {
+                Ok((datagram, _)) => {
+                    for message in netlink::messages(&datagram) {
+                        match message.kind {
+                            RTM_NEWLINK | RTM_DELLINK | RTM_NEWADDR | RTM_DELADDR => changed = true,
+                            RTM_NEWNEIGH | RTM_DELNEIGH => {
+                                if let Some((ip, ifindex, known)) = neighbour::parse(&message) {
+                                    self.neighbour(ip, ifindex, known);
+                                }
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    // Notifications were lost: look at everything.
+                    changed = true;
+                    self.next_reminder = Instant::now();
+                }
+                Err(_) => return changed,
+            }
+        }
+    }
+
+    fn neighbour(&mut self, ip: std::net::IpAddr, ifindex: u32, known: Known) {
+        match known {
+            Known::At(mac) => self.shared.hops.refresh(ip, ifindex, mac),
+            // The last known address stays in use: nothing better is known.
+            Known::Failed if self.shared.hops.neighbours().contains(&(ip, ifindex)) => {
+                self.next_reminder = self.next_reminder.min(Instant::now() + REMIND_FAILED);
+            }
+            Known::Failed | Known::NotYet => {}
+        }
+    }
+
+    fn refresh(&mut self) {
+        match self.shared.refresh(&mut self.netlink) {
+            Ok(Some(change)) => (self.on_change)(change),
+            Ok(None) => {}
+            Err(error) => tracing::warn!("cannot ask the kernel about interfaces: {error}"),
+        }
+    }
+
+    /// Reads what the kernel knows about the neighbours in use, and has it look for them.
+    fn remind(&mut self) {
+        self.next_reminder = Instant::now() + REMIND;
+        for (ip, ifindex) in self.shared.hops.neighbours() {
+            if ip.is_multicast() {
+                continue;
+            }
+            if let Ok(known) = neighbour::look_up(&mut self.netlink, ip, ifindex) {
+                self.neighbour(ip, ifindex, known);
+            }
+            neighbour::nudge(&mut self.netlink, None, ip, ifindex);
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn borrow(socket: &Socket) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor belongs to `socket`, which the result borrows.
+    unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
 }

@@ -1,241 +1,297 @@
-//! From the address vector of an application to a path: source, destination, next hop.
+//! From an address handle to a path: route, neighbour, next hop.
 
-use super::netlink::Netlink;
-use super::{Network, Situation};
-use crate::config::Io;
-use crate::refusal::{Refused, refuse};
-use crate::wire::hops::{Hop, KERNEL, LOCAL};
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::neighbour::{
-    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
-};
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use super::gids::Served;
+use super::hops::{Hop, HopKey, KERNEL, LOOPBACK};
+use super::neighbour::{self, Known};
+use super::netlink::{self, Netlink, RTM_GETROUTE, RTM_NEWROUTE, Request, u32_at};
+use super::{Interface, Network, interface};
+use rnic_abi::control::Refusal;
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::HopId;
 use roce_wire::flow::udp_source_port;
-use roce_wire::{Flow, MacAddr, ROCE_PORT};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use roce_wire::{Flow, Gid, MacAddr, ROCE_PORT, VlanTag};
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+const RTMSG: usize = 12;
+const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_VIA: u16 = 18;
+const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
+const RTN_MULTICAST: u8 = 5;
+
+/// The kernel asks three times, a second apart, before it gives a neighbour up.
+const PATIENCE: Duration = Duration::from_millis(3300);
+const FIRST_LOOK: Duration = Duration::from_micros(500);
+const LONGEST_LOOK: Duration = Duration::from_millis(20);
+
+/// The kernel's way to a destination.
+struct Route {
+    kind: u8,
+    ifindex: u32,
+    gateway: Option<IpAddr>,
+}
+
 impl Network {
-    /// Resolves an address vector. May take as long as the neighbour takes to answer.
+    /// Finds the way to the destination of an address handle. May wait up to about 3 s for the
+    /// neighbour's answer.
     ///
     /// # Errors
-    /// EINVAL for an impossible vector, EHOSTUNREACH when there is no way to the destination.
-    pub(crate) fn resolve(&self, attr: &AhAttr) -> Result<Path, Refused> {
-        let now = self.now();
-        let (src, dst) = endpoints(attr, &now)?;
-        let hop = self.next_hop(src, dst, &now)?;
-        let through_kernel = self.place.io == Io::Udp;
-        let sport = match attr.flow_label {
-            _ if through_kernel => ROCE_PORT,
+    /// EINVAL for an address handle that makes no sense, ENETUNREACH without a route,
+    /// EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not either,
+    /// ENOMEM when there are too many neighbours.
+    pub(crate) fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {
+        let (source, dst) = self.endpoints(ah)?;
+        let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
+        let sport = match ah.flow_label {
+            _ if kernel_sends => ROCE_PORT,
             0 => 0,
             label => udp_source_port(label),
         };
-        let hop_limit = match attr.hop_limit {
-            0 => Flow::DEFAULT_HOP_LIMIT,
-            limit => limit,
+        let hop_limit = if ah.hop_limit == 0 { Flow::DEFAULT_HOP_LIMIT } else { ah.hop_limit };
+        let flow = Flow {
+            src: source.ip,
+            dst,
+            sport,
+            tos: ah.traffic_class,
+            hop_limit,
+            flow_label: ah.flow_label,
         };
-        // A kernel socket sends no flow label of ours.
-        let flow_label = if through_kernel { 0 } else { attr.flow_label & 0xf_ffff };
-        let flow = Flow { src, dst, sport, tos: attr.traffic_class, hop_limit, flow_label };
-        Ok(Path { attr: *attr, flow, hop })
-    }
-
-    fn next_hop(&self, src: IpAddr, dst: IpAddr, now: &Situation) -> Result<HopId, Refused> {
-        if now.gids.contains(dst) {
-            return Ok(LOCAL);
-        }
-        match self.place.io {
-            Io::Loopback => Err(unreachable(format!(
-                "{dst} is not an address of this device, and a loopback device reaches no other"
-            ))),
-            Io::Udp => kernel_route(src, dst, now.ifindex).map(|()| KERNEL),
-            _ => {
-                let neighbour = route(src, dst, now.ifindex)?;
-                let mac = neighbour_mac(src, dst, neighbour, now.ifindex)?;
-                self.hops.learn(neighbour, Hop { mac, vlan: None }).ok_or_else(|| {
-                    refuse(libc::ENOMEM, "too many neighbours: the table of next hops is full")
-                })
-            }
-        }
-    }
-}
-
-/// Our and the peer's address.
-fn endpoints(attr: &AhAttr, now: &Situation) -> Result<(IpAddr, IpAddr), Refused> {
-    if !attr.is_global {
-        let text = "RoCE needs a global route: set ah_attr.is_global = 1 and fill ah_attr.grh";
-        return Err(refuse(libc::EINVAL, text));
-    }
-    let dst = match Ipv6Addr::from(attr.dgid) {
-        unset if unset.is_unspecified() => {
-            return Err(refuse(libc::EINVAL, "the destination GID is all zero"));
-        }
-        mapped => mapped.to_canonical(),
-    };
-    let index = u32::from(attr.sgid_index);
-    let src = now.gids.get(index).ok_or_else(|| {
-        let used: Vec<_> = now.gids.iter().map(|(i, ip)| format!("{i} ({ip})")).collect();
-        let used = if used.is_empty() { "none".to_owned() } else { used.join(", ") };
-        refuse(libc::EINVAL, format!("GID index {index} is not in use; in use: {used}"))
-    })?;
-    if src.is_ipv4() != dst.is_ipv4() {
-        let text = format!(
-            "GID index {index} is {src}, which cannot talk to {dst}: the address families differ"
-        );
-        return Err(refuse(libc::EINVAL, text));
-    }
-    Ok((src, dst))
-}
-
-fn unreachable(text: String) -> Refused {
-    refuse(libc::EHOSTUNREACH, text)
-}
-
-fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
-            SocketAddrV6::new(v6, port, 0, ifindex).into()
-        }
-        _ => SocketAddr::new(ip, port),
-    }
-}
-
-/// A socket of the kernel's that talks from `src` to a port of `dst` that nobody listens on.
-fn probe_socket(src: IpAddr, dst: IpAddr, ifindex: u32) -> std::io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(socket_address(src, 0, ifindex))?;
-    socket.connect(socket_address(dst, DISCARD, ifindex))?;
-    Ok(socket)
-}
-
-/// Whether the kernel has a route.
-fn kernel_route(src: IpAddr, dst: IpAddr, ifindex: u32) -> Result<(), Refused> {
-    probe_socket(src, dst, ifindex)
-        .map(drop)
-        .map_err(|error| unreachable(format!("no route from {src} to {dst}: {error}")))
-}
-
-/// The neighbour that packets to `dst` are handed to.
-fn route(src: IpAddr, dst: IpAddr, ifindex: u32) -> Result<IpAddr, Refused> {
-    let mut question = RouteMessage::default();
-    let (family, bits) = match dst {
-        IpAddr::V4(_) => (AddressFamily::Inet, 32),
-        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
-    };
-    question.header.address_family = family;
-    question.header.destination_prefix_length = bits;
-    question.header.source_prefix_length = bits;
-    question.attributes.push(RouteAttribute::Destination(dst.into()));
-    question.attributes.push(RouteAttribute::Source(src.into()));
-    if matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-        question.attributes.push(RouteAttribute::Oif(ifindex));
-    }
-    let answers = Netlink::new()
-        .and_then(|mut netlink| netlink.ask(RouteNetlinkMessage::GetRoute(question), false))
-        .map_err(|error| unreachable(format!("no route from {src} to {dst}: {error:#}")))?;
-    let route = answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    });
-    let route = route.ok_or_else(|| unreachable(format!("no route from {src} to {dst}")))?;
-    if route.header.kind == RouteType::Local {
-        return Err(unreachable(format!(
-            "{dst} is an address of this host, but not of this device: add it to the device's \
-             interface, or use a device of that address"
-        )));
-    }
-    let mut neighbour = dst;
-    for attribute in route.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) if index != ifindex => {
-                let other = xdp_io::netdev::name(index).unwrap_or_else(|_| index.to_string());
-                return Err(unreachable(format!(
-                    "the route to {dst} leaves through {other}, not through the device's \
-                     interface; `ip route get {dst} from {src}` shows it"
-                )));
-            }
-            RouteAttribute::Gateway(RouteAddress::Inet(v4)) => neighbour = v4.into(),
-            RouteAttribute::Gateway(RouteAddress::Inet6(v6)) => neighbour = v6.into(),
-            _ => {}
-        }
-    }
-    Ok(neighbour)
-}
-
-/// Asks the kernel for the neighbour's Ethernet address, and makes it find out.
-fn neighbour_mac(
-    src: IpAddr,
-    dst: IpAddr,
-    neighbour: IpAddr,
-    ifindex: u32,
-) -> Result<MacAddr, Refused> {
-    let ask = || -> anyhow::Result<Option<MacAddr>> {
-        let mut question = NeighbourMessage::default();
-        question.header.family = match neighbour {
-            IpAddr::V4(_) => AddressFamily::Inet,
-            IpAddr::V6(_) => AddressFamily::Inet6,
+        let hop = if self.local_addresses().contains(&dst) {
+            LOOPBACK
+        } else {
+            self.next_hop(source, dst, ah.sl, kernel_sends)?
         };
-        question.header.ifindex = ifindex;
-        question.attributes.push(NeighbourAttribute::Destination(neighbour.into()));
-        let question = RouteNetlinkMessage::GetNeighbour(question);
-        let answers = Netlink::new()?.ask(question, false)?;
-        Ok(answers.iter().find_map(|answer| understand(answer).map(|(_, mac)| mac)))
-    };
-    let started = Instant::now();
-    let mut asked: Option<Instant> = None;
-    loop {
-        // A neighbour that was never asked for is an error, too: ENOENT.
-        if let Ok(Some(mac)) = ask() {
-            return Ok(mac);
+        Ok(Path { attr: *ah, flow, hop })
+    }
+
+    fn endpoints(&self, ah: &AhAttr) -> Result<(Served, IpAddr), Refusal> {
+        let gid = Gid(ah.dgid);
+        if !ah.is_global {
+            return Err(invalid("RoCE needs a global route: set is_global and the GRH".into()));
         }
-        if started.elapsed() > NEIGHBOUR_PATIENCE {
-            return Err(unreachable(format!(
-                "{neighbour} does not answer: is it up, and on the same link? \
-                 `ip neighbour get {neighbour} dev ...` shows what the kernel knows"
+        if gid.is_zero() {
+            return Err(invalid("the destination GID is zero".into()));
+        }
+        let source = self.shared.lock().gids.get(usize::from(ah.sgid_index)).ok_or_else(|| {
+            invalid(format!(
+                "source GID index {} is empty; `rnic devices` lists the GIDs",
+                ah.sgid_index
+            ))
+        })?;
+        let dst = gid.to_ip();
+        if dst.is_ipv4() != source.ip.is_ipv4() {
+            return Err(invalid(format!(
+                "source GID index {} is {}, which cannot talk to {dst}; choose an index of the \
+                 same address family",
+                ah.sgid_index, source.ip
             )));
         }
-        if asked.is_none_or(|at| at.elapsed() > ASK_AGAIN) {
-            let sent = probe_socket(src, dst, ifindex).and_then(|socket| socket.send(&[]));
-            if let Err(error) = sent {
-                tracing::debug!("asking for {neighbour}: {error}");
-            }
-            asked = Some(Instant::now());
+        Ok((source, dst))
+    }
+
+    fn next_hop(
+        &self,
+        source: Served,
+        dst: IpAddr,
+        sl: u8,
+        kernel_sends: bool,
+    ) -> Result<HopId, Refusal> {
+        let mut netlink = Netlink::open().map_err(|error| failed("opening netlink", &error))?;
+        let route = self.route(&mut netlink, source, dst, kernel_sends)?;
+        if route.kind == RTN_LOCAL {
+            return if kernel_sends { Ok(KERNEL) } else { Err(on_this_host(dst)) };
         }
-        std::thread::sleep(NEIGHBOUR_POLL);
+        let interface = self.interface_of(&mut netlink, route.ifindex)?;
+        let own = self.interface();
+        let below = interface.vlan.filter(|(below, _)| *below == own.index);
+        if !kernel_sends && interface.index != own.index && below.is_none() {
+            return Err(refusal(
+                libc::ENETUNREACH,
+                format!(
+                    "the route to {dst} leaves through {}, not through {}; change it with `ip \
+                     route`, or use --io udp",
+                    interface.name, own.name
+                ),
+            ));
+        }
+        let neighbour = route.gateway.unwrap_or(dst);
+        let dst_mac = match MacAddr::for_multicast(dst) {
+            Some(group) => group,
+            None if !interface.has_neighbours && kernel_sends => return Ok(KERNEL),
+            None if !interface.has_neighbours => MacAddr::default(),
+            None => find(&mut netlink, source.ip, neighbour, &interface)?,
+        };
+        if kernel_sends {
+            return Ok(KERNEL);
+        }
+        let vlan = below.map(|(_, id)| VlanTag::new(sl & 7, id));
+        let key = HopKey {
+            neighbour,
+            ifindex: interface.index,
+            priority: vlan.map_or(0, VlanTag::priority),
+        };
+        let hop = Hop { dst_mac, src_mac: interface.mac, vlan };
+        self.shared.hops.learn(key, hop).ok_or_else(|| {
+            refusal(libc::ENOMEM, "this device already talks to 16,382 neighbours".into())
+        })
+    }
+
+    /// The kernel's route; where that is not through our interface, the one through it.
+    fn route(
+        &self,
+        netlink: &mut Netlink,
+        source: Served,
+        dst: IpAddr,
+        kernel_sends: bool,
+    ) -> Result<Route, Refusal> {
+        let link_local =
+            matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local()) || dst.is_multicast();
+        let unbound = (!link_local).then(|| ask_route(netlink, source.ip, dst, None));
+        let route = match unbound {
+            Some(Ok(route)) if kernel_sends || route.ifindex == source.ifindex => Ok(route),
+            Some(Ok(route)) if route.kind == RTN_LOCAL => Ok(route),
+            Some(Err(error)) => Err(error),
+            _ => ask_route(netlink, source.ip, dst, Some(source.ifindex)),
+        };
+        let route = route.map_err(|error| no_route(source.ip, dst, &error))?;
+        match route.kind {
+            RTN_UNICAST | RTN_LOCAL | RTN_MULTICAST => Ok(route),
+            _ => Err(no_route(source.ip, dst, &io::Error::from_raw_os_error(libc::ENETUNREACH))),
+        }
+    }
+
+    fn interface_of(&self, netlink: &mut Netlink, index: u32) -> Result<Interface, Refusal> {
+        let state = self.shared.lock();
+        let own = Some(&state.interface).filter(|interface| interface.index == index);
+        if let Some(known) = own.or_else(|| state.vlans.get(&index)) {
+            return Ok(known.clone());
+        }
+        drop(state);
+        let all =
+            interface::interfaces(netlink).map_err(|error| failed("listing interfaces", &error))?;
+        all.into_iter().find(|interface| interface.index == index).ok_or_else(|| {
+            refusal(libc::ENETUNREACH, format!("interface {index} of the route has gone"))
+        })
     }
 }
 
-/// Neighbour and Ethernet address, when the kernel says that they are good.
-pub(super) fn understand(message: &RouteNetlinkMessage) -> Option<(IpAddr, MacAddr)> {
-    let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
-    let bad = [NeighbourState::Incomplete, NeighbourState::Failed, NeighbourState::None];
-    if bad.contains(&message.header.state) {
-        return None;
+fn ask_route(
+    netlink: &mut Netlink,
+    src: IpAddr,
+    dst: IpAddr,
+    through: Option<u32>,
+) -> io::Result<Route> {
+    let mut header = [0; RTMSG];
+    let bits = if dst.is_ipv4() { 32 } else { 128 };
+    header[..3].copy_from_slice(&[netlink::family(dst), bits, bits]);
+    let mut request =
+        Request::new(RTM_GETROUTE, 0, &header).address(RTA_DST, dst).address(RTA_SRC, src);
+    if let Some(index) = through {
+        request = request.attribute(RTA_OIF, &index.to_ne_bytes());
     }
-    let (mut address, mut mac) = (None, None);
-    for attribute in &message.attributes {
-        match attribute {
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
-                address = Some(IpAddr::V4(*v4));
+    let mut route = None;
+    netlink.ask(request, |message| {
+        let Some(header) = message.header::<RTMSG>() else { return };
+        if message.kind != RTM_NEWROUTE {
+            return;
+        }
+        let mut found = Route { kind: header[7], ifindex: 0, gateway: None };
+        for (kind, value) in message.attributes(RTMSG) {
+            match kind {
+                RTA_OIF => found.ifindex = u32_at(value, 0).unwrap_or(0),
+                RTA_GATEWAY => found.gateway = netlink::ip(value),
+                // struct rtvia: address family, then the address.
+                RTA_VIA => found.gateway = value.get(2..).and_then(netlink::ip),
+                _ => {}
             }
-            NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
-                address = Some(IpAddr::V6(*v6));
+        }
+        route = Some(found);
+    })?;
+    route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
+}
+
+/// Waits until the kernel knows the neighbour.
+fn find(
+    netlink: &mut Netlink,
+    source: IpAddr,
+    neighbour: IpAddr,
+    interface: &Interface,
+) -> Result<MacAddr, Refusal> {
+    let start = Instant::now();
+    let mut pause = FIRST_LOOK;
+    let mut asked = false;
+    loop {
+        let known = neighbour::look_up(netlink, neighbour, interface.index)
+            .map_err(|error| failed("reading the neighbour table", &error))?;
+        match known {
+            Known::At(mac) => return Ok(mac),
+            Known::Failed if asked && start.elapsed() > Duration::from_millis(100) => {
+                return Err(no_answer(libc::EHOSTUNREACH, neighbour, interface));
             }
-            NeighbourAttribute::LinkLayerAddress(bytes) => {
-                mac = bytes.as_slice().try_into().ok().map(MacAddr);
+            _ if start.elapsed() > PATIENCE => {
+                return Err(no_answer(libc::ETIMEDOUT, neighbour, interface));
             }
             _ => {}
         }
+        if !asked {
+            neighbour::nudge(netlink, Some(source), neighbour, interface.index);
+            asked = true;
+        }
+        sleep(pause);
+        pause = (pause * 2).min(LONGEST_LOOK);
     }
-    Some((address?, mac?))
 }
 
-/// The kernel tries three times, one second apart.
-const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(3500);
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-const NEIGHBOUR_POLL: Duration = Duration::from_millis(2);
-/// The discard service.
-const DISCARD: u16 = 9;
+fn no_answer(errno: i32, neighbour: IpAddr, interface: &Interface) -> Refusal {
+    let name = &interface.name;
+    let question = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let link = if interface.up { "" } else { " (the link is down)" };
+    refusal(
+        errno,
+        format!(
+            "{neighbour} does not answer {question} on {name}{link}: is it up, and on the same \
+             network? `ip neigh show dev {name}` and `ping -I {name} {neighbour}` tell more"
+        ),
+    )
+}
+
+fn no_route(src: IpAddr, dst: IpAddr, error: &io::Error) -> Refusal {
+    let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+    let errno = if errno == libc::EINVAL { libc::ENETUNREACH } else { errno };
+    refusal(
+        errno,
+        format!(
+            "no route from {src} to {dst} ({error}); `ip route get {dst} from {src}` shows why"
+        ),
+    )
+}
+
+fn on_this_host(dst: IpAddr) -> Refusal {
+    refusal(
+        libc::EHOSTUNREACH,
+        format!(
+            "{dst} is an address of this host but not of this device; serve it with --address \
+             {dst}, or use --io udp"
+        ),
+    )
+}
+
+fn invalid(message: String) -> Refusal {
+    refusal(libc::EINVAL, message)
+}
+
+fn failed(doing: &str, error: &io::Error) -> Refusal {
+    refusal(error.raw_os_error().unwrap_or(libc::EIO), format!("{doing}: {error}"))
+}
+
+fn refusal(errno: i32, message: String) -> Refusal {
+    Refusal { errno, message }
+}

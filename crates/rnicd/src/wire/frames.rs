@@ -1,9 +1,9 @@
 //! What the links that carry whole Ethernet frames have in common.
 
 use super::OUTSIDE;
-use super::hops::{Hop, HopTable};
+use crate::net::{Hop, HopTable};
 use rnic_core::ports::{Range, RxIpId, RxTrain, TxTrain};
-use roce_wire::{Frame, FrameHeader, MacAddr, VlanTag};
+use roce_wire::{Frame, FrameHeader};
 use xdp_io::TxRefusal;
 
 /// Frames refused on receive, by reason.
@@ -17,15 +17,14 @@ pub(super) struct Refused {
 
 /// The Ethernet side of a link.
 pub(super) struct Ethernet {
-    pub(super) mac: MacAddr,
-    pub(super) hops: HopTable,
+    hops: HopTable,
     pub(super) refused: Refused,
 }
 
 impl Ethernet {
-    /// Our address and the next hops.
-    pub(super) fn new(mac: MacAddr, hops: HopTable) -> Self {
-        Self { mac, hops, refused: Refused::default() }
+    /// With our addresses and the next hops.
+    pub(super) fn new(hops: HopTable) -> Self {
+        Self { hops, refused: Refused::default() }
     }
 
     /// The datagrams in the frame of `len` bytes at `offset` of `arena`, as one datagram.
@@ -35,7 +34,7 @@ impl Ethernet {
             self.refused.malformed += 1;
             return None;
         };
-        if frame.dst_mac != self.mac && frame.dst_mac.0[0] & MULTICAST == 0 {
+        if frame.dst_mac.0[0] & MULTICAST == 0 && !self.hops.is_own(frame.dst_mac) {
             self.refused.foreign += 1;
             return None;
         }
@@ -52,15 +51,19 @@ impl Ethernet {
 
     /// The headers of a train's frames.
     pub(super) fn header(&self, train: &TxTrain) -> Result<FrameHeader, TxRefusal> {
-        let Hop { mac, vlan } = self.hops.get(train.hop).ok_or(TxRefusal::NoSource)?;
-        Ok(FrameHeader {
-            dst_mac: mac,
-            src_mac: self.mac,
-            vlan: vlan.map(|id| VlanTag::new(0, id)),
-            flow: train.flow,
-        })
+        let Hop { dst_mac, src_mac, vlan } = self.hops.get(train.hop).ok_or(TxRefusal::NoSource)?;
+        Ok(FrameHeader { dst_mac, src_mac, vlan, flow: train.flow })
     }
 }
 
+/// Clears what follows the datagram in a frame of minimal length.
+pub(super) fn pad(frame: &mut [u8], used: usize) {
+    if let Some(padding) = frame.get_mut(used..) {
+        padding.fill(0);
+    }
+}
+
+/// Shortest Ethernet frame without FCS. An RC SEND without payload would be two bytes shorter.
+pub(super) const MIN_FRAME: usize = 60;
 /// The group bit of an Ethernet address.
 const MULTICAST: u8 = 1;

@@ -91,6 +91,15 @@ impl Loopback {
         Some(TxSlot { arena: self.arena, offset, stride: train.segment_len })
     }
 
+    /// Forgets the last reservation of this turn.
+    pub(crate) fn cancel_last(&mut self) {
+        if self.sent.len() > self.submitted
+            && let Some(train) = self.sent.pop()
+        {
+            self.tx_used = train.range.offset as usize;
+        }
+    }
+
     pub(crate) fn tx(&mut self) -> &mut [u8] {
         &mut self.tx
     }
@@ -165,6 +174,21 @@ mod tests {
             seen.extend(trains.iter().map(|t| wire.rx()[t.range.offset as usize]));
         }
         assert_eq!(seen, [3, 4]);
+    }
+
+    #[test]
+    fn a_cancelled_train_does_not_arrive() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        send(&mut wire, &train(1, 40, 40), 1);
+        send(&mut wire, &train(1, 40, 40), 2);
+        wire.cancel_last();
+        send(&mut wire, &train(1, 50, 50), 3);
+        wire.submit();
+        wire.cancel_last();
+        let mut trains = Vec::with_capacity(4);
+        wire.receive(&mut trains);
+        let seen: Vec<_> = trains.iter().map(|t| wire.rx()[t.range.offset as usize]).collect();
+        assert_eq!(seen, [1, 3]);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! RoCEv2 frames, and trains of them, over AF_PACKET.
 
-use super::frames::Ethernet;
-use super::hops::HopTable;
+use super::frames::{Ethernet, MIN_FRAME, pad};
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
+use crate::net::HopTable;
 use rnic_core::ports::{RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use roce_wire::{MacAddr, ROCE_PORT};
+use roce_wire::ROCE_PORT;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use xdp_io::TxRefusal;
@@ -32,14 +32,13 @@ impl PacketWire {
         interface: &str,
         addresses: &[IpAddr],
         mtu: u32,
-        mac: MacAddr,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = PacketConfig::new(interface, ROCE_PORT);
         config.addresses = addresses.to_vec();
         Ok(Self {
             port: PacketPort::open(&config)?,
-            ethernet: Ethernet::new(mac, hops),
+            ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
             max_datagram: max_datagram(mtu, addresses),
             frames: vec![packet::RxTrain::default(); MAX_BURST],
@@ -100,8 +99,9 @@ impl Link for PacketWire {
             1 => 0,
             _ => u16::try_from(train.segment_len).map_err(|_| TxRefusal::Length)?,
         };
-        let slot = self.port.reserve(header.len() + len, gso)?;
+        let slot = self.port.reserve((header.len() + len).max(MIN_FRAME), gso)?;
         let frame = &mut self.port.tx_arena_mut()[slot.range()];
+        pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
         Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len })

@@ -10,6 +10,9 @@ use roce_wire::icrc::{self, IpIdHint};
 /// Bytes of each datagram but the last of what may be a train. `ip_id` is that of the first.
 pub(super) fn segment_len(flow: &Flow, ip_id: u16, bytes: &[u8]) -> usize {
     let Some((key, _)) = bytes.split_first_chunk::<BTH>() else { return bytes.len() };
+    if icrc::verify(flow, IpIdHint::Known(ip_id), bytes).is_good() {
+        return bytes.len();
+    }
     let candidates = (SMALLEST..bytes.len().saturating_sub(SMALLEST - 1)).step_by(4);
     candidates
         .filter(|at| continues(key, &bytes[*at..]))

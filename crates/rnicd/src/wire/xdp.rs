@@ -1,10 +1,10 @@
 //! RoCEv2 frames over AF_XDP.
 
-use super::frames::Ethernet;
-use super::hops::HopTable;
+use super::frames::{Ethernet, MIN_FRAME, pad};
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split};
+use crate::net::HopTable;
 use rnic_core::ports::{RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use roce_wire::{FrameHeader, MacAddr, ROCE_PORT};
+use roce_wire::{FrameHeader, ROCE_PORT};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use xdp_io::TxRefusal;
@@ -32,7 +32,6 @@ impl XdpWire {
         mode: XdpMode,
         addresses: &[IpAddr],
         mtu: u32,
-        mac: MacAddr,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = XskConfig::new(interface, ROCE_PORT);
@@ -41,7 +40,7 @@ impl XdpWire {
         let port = XskPort::open(&config)?;
         let mut wire = Self {
             port,
-            ethernet: Ethernet::new(mac, hops),
+            ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
             max_datagram: 0,
             frames: vec![RxFrame::default(); MAX_BURST],
@@ -111,8 +110,9 @@ impl Link for XdpWire {
         }
         let header = self.ethernet.header(train)?;
         let len = train.last_len as usize;
-        let slot = self.port.reserve(header.len() + len)?;
+        let slot = self.port.reserve((header.len() + len).max(MIN_FRAME))?;
         let frame = &mut self.port.tx_arena_mut()[slot.range()];
+        pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
         Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len })
