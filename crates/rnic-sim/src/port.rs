@@ -134,17 +134,17 @@ impl Port {
     }
 
     /// A datagram arrives.
-    pub(crate) fn deliver(&mut self, packet: Packet) {
+    pub fn deliver(&mut self, packet: Packet) {
         self.inbox.push_back(packet);
     }
 
     /// Something waits to be received.
-    pub(crate) fn has_input(&self) -> bool {
+    pub fn has_input(&self) -> bool {
         !self.inbox.is_empty()
     }
 
     /// What was submitted.
-    pub(crate) fn take_output(&mut self) -> Vec<Packet> {
+    pub fn take_output(&mut self) -> Vec<Packet> {
         std::mem::take(&mut self.outbox)
     }
 

@@ -1,16 +1,11 @@
 //! SEND, with and without immediate data.
 
-use crate::{MTUS, connection, sizes};
+use crate::{GUARD, MTUS, TARGET, connection, sizes, with_guards};
 use rnic_abi::cqe::CqeFlags;
 use rnic_abi::verbs::{WcOpcode, WcStatus};
 use rnic_sim::pair::Pair;
 use rnic_sim::verbs::SendWr;
 use rnic_sim::world::WorldConfig;
-
-/// Where the receive buffer is in its memory.
-const TARGET: u64 = 4096;
-/// Bytes before and behind it that must not change.
-const GUARD: u64 = 64;
 
 fn send_and_check(config: &WorldConfig, path_mtu: u8, imm: Option<u32>) {
     let mut pair = Pair::with(config, connection(path_mtu), |_| {});
@@ -28,10 +23,8 @@ fn send_and_check(config: &WorldConfig, path_mtu: u8, imm: Option<u32>) {
         assert_eq!((received.opcode, received.byte_len), (WcOpcode::Recv, len));
         assert_eq!(received.flags.contains(CqeFlags::IMM), imm.is_some());
         assert_eq!(received.imm_or_key, imm.unwrap_or(0));
-        let mut expected = before;
-        let guard = usize::try_from(GUARD).unwrap();
-        expected[guard..guard + data.len()].copy_from_slice(&data);
-        assert_eq!(pair.memory(b, TARGET - GUARD, u64::from(len) + 2 * GUARD), expected);
+        let after = pair.memory(b, TARGET - GUARD, u64::from(len) + 2 * GUARD);
+        assert_eq!(after, with_guards(before, &data));
     }
     pair.finish();
 }
@@ -50,4 +43,36 @@ fn send_imm_delivers_every_size() {
         send_and_check(&WorldConfig::pair(3), mtu, Some(0x1122_3344));
         send_and_check(&WorldConfig::random_pair(4), mtu, Some(0));
     }
+}
+
+#[test]
+fn a_message_may_be_shorter_than_the_receive_buffer() {
+    let mut pair = Pair::new(5, connection(3));
+    let (a, b) = (pair.a, pair.b);
+    let data = pair.fill(a, 0, 5000, 1);
+    let before = pair.fill(b, 0, 20_000, 2);
+    pair.recv(b, 1, &[b.mr.sge(0, 20_000)]);
+    pair.run(a, &SendWr::send(1, &[a.mr.sge(0, 5000)]));
+    assert_eq!(pair.received(b).byte_len, 5000);
+    let after = pair.memory(b, 0, 20_000);
+    assert_eq!(after[..5000], data);
+    assert_eq!(after[5000..], before[5000..]);
+}
+
+#[test]
+fn many_sends_arrive_in_order_with_one_doorbell() {
+    let mut pair = Pair::with(&WorldConfig::random_pair(6), connection(1), |_| {});
+    let (a, b) = (pair.a, pair.b);
+    let data = pair.fill(a, 0, 64 * 100, 1);
+    for k in 0..64 {
+        pair.recv(b, k, &[b.mr.sge(k * 100, 100)]);
+    }
+    let sends: Vec<SendWr> = (0..64).map(|k| SendWr::send(k, &[a.mr.sge(k * 100, 100)])).collect();
+    pair.world.host(0).post_sends(a.qp, &sends).unwrap();
+    for k in 0..64 {
+        assert_eq!(pair.sent(a).wr_id, k);
+        assert_eq!(pair.received(b).wr_id, k);
+    }
+    assert_eq!(pair.memory(b, 0, 6400), data);
+    pair.finish();
 }
