@@ -257,3 +257,10 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
     // SAFETY: by contract every device is one of ours.
     unsafe { (*device.cast::<Device>()).index }
 }
+
+/// The first device of one daemon, with a reference that is never given back.
+#[cfg(test)]
+pub(crate) fn device_at(path: &Path) -> *mut ibv_device {
+    let info = devices_at(path).expect("the daemon answers").remove(0);
+    known().adopt(path, info).cast()
+}

@@ -41,4 +41,7 @@ mod sysfs;
 mod wait;
 mod xrc;
 
+#[cfg(test)]
+mod tests;
+
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

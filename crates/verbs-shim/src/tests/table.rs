@@ -1,0 +1,109 @@
+//! Attributes, GIDs, lists.
+
+use std::{ffi::CStr, io};
+
+use verbs_abi::{
+    IBV_GID_TYPE_ROCE_V2, IBV_PORT_ACTIVE, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_qp_init_attr, ibv_query_device_ex_input,
+};
+
+use super::*;
+use crate::query::{query_device_ex, query_port};
+
+#[test]
+fn the_device_says_what_it_is() {
+    let world = World::new();
+    let mut attr = ibv_device_attr::zeroed();
+    // SAFETY: valid objects.
+    unsafe {
+        let device = (*world.context).device;
+        assert_eq!(CStr::from_ptr(ibv_get_device_name(device)).to_bytes()[..5], *b"rnic0");
+        assert_eq!(ibv_get_device_guid(device).to_ne_bytes(), fake::info().node_guid);
+        // What providers read behind a device.
+        assert_eq!(device.byte_add(664).cast::<u64>().read(), 0);
+        assert_eq!(ibv_query_device(world.context, &raw mut attr), 0);
+        assert_eq!((*world.context).num_comp_vectors, 2);
+    }
+    assert_eq!((attr.max_qp, attr.max_sge, attr.phys_port_cnt), (1000, 32, 1));
+    assert!(attr.vendor_id != 0);
+}
+
+#[test]
+fn structures_are_written_as_far_as_the_caller_knows_them() {
+    let world = World::new();
+    let mut bytes = [0xff_u8; 64];
+    for length in [48, 52, 56] {
+        // SAFETY: the buffer is longer.
+        let result = unsafe { query_port(world.context, 1, bytes.as_mut_ptr().cast(), length) };
+        assert_eq!((result, bytes[length]), (0, 0xff));
+    }
+    let mut attr = ibv_port_attr::zeroed();
+    // SAFETY: valid objects.
+    unsafe {
+        assert_eq!(query_port(world.context, 1, &raw mut attr, size_of_val(&attr)), 0);
+        assert_eq!(query_port(world.context, 2, &raw mut attr, size_of_val(&attr)), libc::EINVAL);
+    }
+    assert_eq!((attr.state, attr.active_mtu, attr.link_layer), (IBV_PORT_ACTIVE, 3, 2));
+    let mut long = [0xff_u8; 512];
+    let input = ibv_query_device_ex_input { comp_mask: 1 };
+    // SAFETY: valid objects; the buffer is as long as said.
+    unsafe {
+        let attr = long.as_mut_ptr().cast::<ibv_device_attr_ex>();
+        assert_eq!(query_device_ex(world.context, &raw const input, attr, 400), libc::EINVAL);
+        assert_eq!(query_device_ex(world.context, ptr::null(), attr, 480), 0);
+    }
+    assert_eq!((long[479], long[480]), (0, 0xff));
+}
+
+#[test]
+fn gids_by_index_and_as_a_table() {
+    let world = World::new();
+    let mut gid = ibv_gid::default();
+    let mut query = |index| {
+        // SAFETY: valid objects.
+        let result = unsafe { ibv_query_gid(world.context, 1, index, &raw mut gid) };
+        (result, gid.raw[0])
+    };
+    assert_eq!(query(1), (0, 2));
+    assert_eq!(query(2), (0, 0), "not used");
+    assert_eq!(query(16).0, -1);
+    assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+    let mut entries = [ibv_gid_entry::zeroed(); 4];
+    let size = size_of::<ibv_gid_entry>();
+    // SAFETY: room as said.
+    unsafe {
+        let table = entries.as_mut_ptr();
+        let too_few = _ibv_query_gid_table(world.context, table, 2, 0, size);
+        assert_eq!(too_few, -(libc::EINVAL as isize));
+        assert_eq!(_ibv_query_gid_table(world.context, table, 4, 0, size), 3);
+        assert_eq!(_ibv_query_gid_ex(world.context, 1, 2, table, 0, size), libc::ENODATA);
+    }
+    let last = entries[2];
+    assert_eq!((last.gid_index, last.ndev_ifindex, last.gid_type), (3, 7, IBV_GID_TYPE_ROCE_V2));
+}
+
+#[test]
+fn a_query_tells_caps_twice() {
+    let world = World::new();
+    let mut attr = ibv_qp_attr::zeroed();
+    let mut init = ibv_qp_init_attr::zeroed();
+    // SAFETY: valid objects.
+    assert_eq!(unsafe { ibv_query_qp(world.qp, &raw mut attr, 0, &raw mut init) }, 0);
+    assert_eq!((attr.qp_state, attr.cap.max_send_sge), (IBV_QPS_RTS, 3));
+    assert_eq!((init.cap.max_inline_data, init.send_cq), (100, world.cq));
+}
+
+#[test]
+fn a_refusal_becomes_errno() {
+    let world = World::new();
+    let mut memory = [0_u8; 8];
+    // SAFETY: live memory.
+    assert!(unsafe { ibv_reg_mr(world.pd, memory.as_mut_ptr().cast(), 8, 0) }.is_null());
+    assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+    // A right that nobody knows is refused, an optional one is not.
+    for (access, fine) in [(1 << 15 | 1, false), (1 << 25 | 1, true)] {
+        // SAFETY: live memory.
+        let mr = unsafe { ibv_reg_mr_iova2(world.pd, memory.as_mut_ptr().cast(), 8, 0, access) };
+        assert_eq!(!mr.is_null(), fine);
+    }
+}
