@@ -1,4 +1,19 @@
-//! The control socket.
+//! The control socket: one session per connection, one thread per session.
+//!
+//! Sessions are rare and may wait (for a neighbour, for a client's memory), so each has a thread
+//! of its own, which carries the rights of its client: what the client could not do to a process,
+//! its session cannot do either. Engines are only told, never touched.
 
 mod arena;
+mod context;
+mod memory;
+mod queues;
 mod records;
+mod registry;
+mod session;
+
+pub(crate) use registry::{Registry, Service, socket_group};
+pub(crate) use session::serve;
+
+#[cfg(test)]
+mod tests;

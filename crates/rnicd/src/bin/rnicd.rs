@@ -1,12 +1,12 @@
 //! The daemon.
 
 use clap::Parser;
-use rnicd::config::{Args, Config};
+use rnicd::config::Args;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match Config::resolve(Args::parse()) {
-        Ok(_) => ExitCode::SUCCESS,
+    match rnicd::daemon::run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rnicd: {error:#}");
             ExitCode::FAILURE

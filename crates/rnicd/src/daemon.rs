@@ -1,0 +1,301 @@
+//! The daemon from start to end.
+
+use crate::config::{Args, Config, Io, XdpMode};
+use crate::net::{NetConfig, Network};
+use crate::server::{Registry, Service, serve, socket_group};
+use crate::shard::{IdlePolicy, Inbox, Message, Shard, ShardHandle, channel};
+use crate::system::{self, notify};
+use crate::wire::{self, WireConfig};
+use anyhow::{Context, Result, bail};
+use rnic_abi::control::DeviceInfo;
+use rnic_abi::os::{EventFd, Listener};
+use rnic_core::config::default_limits;
+use rnic_core::{EngineConfig, PortState};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::net::Ipv6Addr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Runs until SIGTERM, SIGINT or, where asked for, until the last client has gone.
+///
+/// # Errors
+/// When it cannot start; the text says what to do.
+pub fn run(args: Args) -> Result<()> {
+    let config = Config::resolve(args)?;
+    start_log(&config.log)?;
+    let signals = Signals::new()?;
+    let (shard, inbox) = channel().context("too many open files")?;
+    let network = start_network(&config, &shard)?;
+    let (thread, io) = start_shard(&config, &network, inbox)?;
+    let service = Arc::new(Service {
+        device: describe_device(&config, &network),
+        network,
+        shard,
+        quota: config.quota,
+        io,
+        registry: Registry::new()?,
+        started: Instant::now(),
+        stop: EventFd::new()?,
+    });
+    let listener = listen(&config)?;
+    announce(&config, &service);
+    notify("READY=1");
+    accept_until_told(&config, &service, &listener, &signals)?;
+    notify("STOPPING=1");
+    drop(listener);
+    stop(&service, thread);
+    Ok(())
+}
+
+fn start_log(filter: &str) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnicd=debug`"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+/// Signals as something to poll.
+struct Signals {
+    end: UnixStream,
+    reload: UnixStream,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let pipe = |signals: &[i32]| -> Result<UnixStream> {
+            let (ours, theirs) = UnixStream::pair().context("too many open files")?;
+            ours.set_nonblocking(true)?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, theirs.try_clone()?)
+                    .context("cannot handle signals")?;
+            }
+            Ok(ours)
+        };
+        Ok(Self { end: pipe(&[SIGTERM, SIGINT])?, reload: pipe(&[SIGHUP])? })
+    }
+}
+
+fn start_network(config: &Config, shard: &ShardHandle) -> Result<Arc<Network>> {
+    let shard = shard.clone();
+    let on_change = move |change| shard.tell(Message::Network(change));
+    let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
+    Ok(Network::start(place, Box::new(on_change))?)
+}
+
+fn start_shard(
+    config: &Config,
+    network: &Arc<Network>,
+    inbox: Inbox,
+) -> Result<(JoinHandle<()>, String)> {
+    let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode };
+    let wire = wire::open(&wires, network).map_err(|error| explain_wire(config, error))?;
+    let io = wire.mode().to_owned();
+    let port = network.port();
+    let mut engine = EngineConfig::new(system::random().context("no randomness")?);
+    engine.gid_table_len = port.gid_table_len;
+    engine.port =
+        PortState { active: port.active, active_mtu: port.active_mtu, gids_changed: false };
+    let idle = IdlePolicy::new(config);
+    let (report, ready) = crossbeam_channel::bounded(1);
+    let thread = std::thread::Builder::new()
+        .name("rnic-engine".into())
+        .spawn(move || match Shard::new(engine, wire, inbox, idle) {
+            Ok(shard) => {
+                let _ = report.send(Ok(()));
+                shard.run();
+            }
+            Err(error) => {
+                let _ = report.send(Err(error));
+            }
+        })
+        .context("cannot start the engine's thread")?;
+    ready.recv().context("the engine's thread has ended")?.context("cannot prepare the engine")?;
+    Ok((thread, io))
+}
+
+fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
+    let io = match config.io {
+        Io::Auto => "auto",
+        Io::AfXdp => "af-xdp",
+        Io::AfPacket => "af-packet",
+        Io::Udp => "udp",
+        Io::Loopback => "loopback",
+    };
+    let mode = match config.xdp_mode {
+        XdpMode::Auto => String::new(),
+        mode => format!(" --xdp-mode {mode:?}").to_lowercase(),
+    };
+    anyhow::anyhow!("packet I/O (--io {io}{mode}): {error}")
+}
+
+fn describe_device(config: &Config, network: &Network) -> DeviceInfo {
+    let mac = config.netdev.as_deref().and_then(|name| xdp_io::netdev::mac(name).ok());
+    let node_guid = match mac.filter(|mac| *mac != [0; 6]) {
+        Some([a, b, c, d, e, f]) => [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
+        // No hardware address: a locally administered one made of the first address.
+        None => {
+            let gid = network.gids().first().map_or([0; 16], |entry| entry.gid);
+            let [.., a, b, c, d] = gid;
+            [2, b'r', b'n', 0xff, a, b, c, d]
+        }
+    };
+    DeviceInfo {
+        name: config.device.clone(),
+        netdev: config.netdev.clone(),
+        node_guid,
+        fw_version: env!("CARGO_PKG_VERSION").into(),
+        limits: default_limits(),
+    }
+}
+
+fn listen(config: &Config) -> Result<Listener> {
+    let path = &config.socket;
+    let listener = Listener::bind(path, config.mode).with_context(|| {
+        format!("cannot listen on the control socket {} (--socket chooses another)", path.display())
+    })?;
+    listener.set_nonblocking(true)?;
+    if let Some(gid) = socket_group(config)? {
+        std::os::unix::fs::chown(path, None, Some(gid))
+            .with_context(|| format!("cannot give {} to group {gid} (--group)", path.display()))?;
+    }
+    Ok(listener)
+}
+
+fn announce(config: &Config, service: &Service) {
+    let port = service.network.port();
+    let gids: Vec<String> = service
+        .network
+        .gids()
+        .iter()
+        .map(|e| format!("{}: {}", e.index, Ipv6Addr::from(e.gid).to_canonical()))
+        .collect();
+    tracing::info!(
+        "device {} ({}), GIDs [{}], path MTU {}, socket {}",
+        service.device.name,
+        service.io,
+        gids.join(", "),
+        128u32 << port.active_mtu,
+        config.socket.display()
+    );
+    if gids.is_empty() {
+        let name = config.netdev.as_deref().unwrap_or("the interface");
+        tracing::warn!("{name} has no address yet: `ip address add ... dev {name}`");
+    }
+    if port.active_mtu < port.max_mtu {
+        let name = config.netdev.as_deref().unwrap_or("IFACE");
+        tracing::warn!(
+            "interface {name} has MTU {}: path MTU limited to {}; use `ip link set {name} mtu \
+             4200` for 4096",
+            port.netdev_mtu,
+            128u32 << port.active_mtu
+        );
+    }
+}
+
+fn accept_until_told(
+    config: &Config,
+    service: &Arc<Service>,
+    listener: &Listener,
+    signals: &Signals,
+) -> Result<()> {
+    let mut lonely_since = Instant::now();
+    loop {
+        let (sessions, opened) = service.registry.counts();
+        if sessions > 0 {
+            lonely_since = Instant::now();
+        }
+        let patience = match (config.exit_with_last_client, opened) {
+            (false, _) => None,
+            (true, 0) => Some(FIRST_CLIENT_PATIENCE),
+            (true, _) => Some(NEXT_CLIENT_PATIENCE),
+        };
+        let left = patience.map(|patience| patience.saturating_sub(lonely_since.elapsed()));
+        if sessions == 0 && left == Some(Duration::ZERO) {
+            tracing::info!("the last client has gone");
+            return Ok(());
+        }
+        let timeout = left.filter(|_| sessions == 0).map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let ended = service.registry.ended();
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(&signals.end, PollFlags::IN),
+            PollFd::new(&signals.reload, PollFlags::IN),
+            PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => bail!("poll: {error}"),
+        }
+        let [client, end, reload, session_ended] = fds.map(|fd| !fd.revents().is_empty());
+        if end {
+            return Ok(());
+        }
+        if reload {
+            drain(&signals.reload);
+            tracing::info!("SIGHUP: addresses and links are followed anyhow; nothing to reload");
+        }
+        if session_ended {
+            let _ = ended.drain();
+        }
+        if client {
+            accept(service, listener);
+        }
+    }
+}
+
+fn drain(mut pipe: &UnixStream) {
+    use std::io::Read;
+    let mut bytes = [0; 64];
+    while pipe.read(&mut bytes).is_ok_and(|len| len > 0) {}
+}
+
+fn accept(service: &Arc<Service>, listener: &Listener) {
+    match listener.accept() {
+        Ok(connection) => serve(Arc::clone(service), connection),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+        Err(error) => {
+            tracing::error!("cannot accept a client: {error}");
+            // Out of descriptors: a client that leaves makes room.
+            std::thread::sleep(ACCEPT_PAUSE);
+        }
+    }
+}
+
+/// Ends all sessions, then the engine.
+fn stop(service: &Service, engine: JoinHandle<()>) {
+    if let Err(error) = service.stop.wake() {
+        tracing::error!("cannot end the sessions: {error}");
+    }
+    let started = Instant::now();
+    while service.registry.counts().0 > 0 && started.elapsed() < DRAIN_PATIENCE {
+        let ended = service.registry.ended();
+        let mut fds = [PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
+        let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let _ = poll(&mut fds, Some(&wait));
+        let _ = ended.drain();
+    }
+    service.shard.tell(Message::Stop);
+    if engine.join().is_err() {
+        tracing::error!("the engine's thread has panicked");
+    }
+}
+
+/// With `--exit-with-last-client`: how long to wait for the first one.
+const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(60);
+/// And for the next one after the last has gone: programs open devices more than once.
+const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(2);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long sessions may take to end; one may wait for a neighbour that does not answer.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);

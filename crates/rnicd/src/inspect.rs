@@ -1,0 +1,78 @@
+//! What `rnic status|qp|mr|cq|counters` show, as JSON.
+
+use crate::wire::DeviceWire;
+use rnic_abi::control::Inspect;
+use rnic_core::{CqView, Engine, QpView};
+use serde_json::{Map, Value, json};
+
+/// The objects of one engine: an array's worth of values, or one object for counters.
+pub(crate) fn engine(engine: &Engine, wire: &mut DeviceWire, what: Inspect) -> Vec<Value> {
+    match what {
+        Inspect::Status => vec![totals(engine)],
+        Inspect::Qps => engine.qps().map(|view| qp(&view)).collect(),
+        Inspect::Cqs => engine.cqs().map(|view| cq(&view)).collect(),
+        Inspect::Mrs => engine
+            .mrs()
+            .map(|(mr, region)| {
+                json!({
+                    "mr": mr,
+                    "client": region.mr.client.0,
+                    "pd": region.mr.pd,
+                    "iova": region.mr.iova,
+                    "length": region.mr.length,
+                    "key": region.key,
+                    "access": format!("{:?}", region.mr.access),
+                })
+            })
+            .collect(),
+        Inspect::Counters => {
+            let mut all: Map<String, Value> =
+                engine.counters().iter().map(|(name, value)| (name.into(), value.into())).collect();
+            all.extend(wire.counters().into_iter().map(|(name, n)| (name.into(), n.into())));
+            vec![Value::Object(all)]
+        }
+    }
+}
+
+fn totals(engine: &Engine) -> Value {
+    json!({
+        "qps": engine.qps().count(),
+        "cqs": engine.cqs().count(),
+        "mrs": engine.mrs().count(),
+    })
+}
+
+fn qp(view: &QpView) -> Value {
+    let attr = &view.attr;
+    json!({
+        "qp": view.qp,
+        "qpn": view.qpn,
+        "client": view.client.0,
+        "type": format!("{:?}", view.qp_type).to_uppercase(),
+        "state": format!("{:?}", attr.state).to_uppercase(),
+        "dest_qpn": attr.dest_qpn,
+        "dgid": std::net::Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string(),
+        "path_mtu": if attr.path_mtu == 0 { 0 } else { 128u32 << attr.path_mtu },
+        "outstanding": view.outstanding,
+        "una": view.in_flight.0,
+        "next_psn": view.in_flight.1,
+        "expected_psn": view.expected_psn,
+        "timeout": attr.timeout,
+        "retry_cnt": attr.retry_cnt,
+        "send_cq": view.cqs.0,
+        "recv_cq": view.cqs.1,
+        "counters": serde_json::to_value(view.counters).unwrap_or_default(),
+    })
+}
+
+fn cq(view: &CqView) -> Value {
+    json!({
+        "cq": view.cq,
+        "client": view.client.0,
+        "capacity": view.capacity,
+        "written": view.written,
+        "polled": view.polled,
+        "queues": view.users,
+        "broken": view.broken,
+    })
+}

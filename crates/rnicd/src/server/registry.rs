@@ -1,0 +1,223 @@
+//! What all sessions share.
+
+use crate::config::{Config, Quota};
+use crate::net::Network;
+use crate::refusal::{Refused, refuse};
+use crate::shard::ShardHandle;
+use rnic_abi::control::DeviceInfo;
+use rnic_abi::os::{Credentials, EventFd};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// The daemon as its sessions see it.
+pub(crate) struct Service {
+    /// The device.
+    pub(crate) device: DeviceInfo,
+    /// Its network.
+    pub(crate) network: Arc<Network>,
+    /// Its engine.
+    pub(crate) shard: ShardHandle,
+    /// Limits of one client.
+    pub(crate) quota: Quota,
+    /// Packet I/O in words.
+    pub(crate) io: String,
+    /// Who is here.
+    pub(crate) registry: Registry,
+    /// When the daemon started.
+    pub(crate) started: Instant,
+    /// Readable once the daemon stops: sessions end then.
+    pub(crate) stop: EventFd,
+}
+
+/// Sessions and the numbers they use.
+pub(crate) struct Registry {
+    inner: Mutex<Inner>,
+    /// Written whenever a session ends.
+    ended: EventFd,
+}
+
+#[derive(Default)]
+struct Inner {
+    clients: Numbers,
+    spaces: Numbers,
+    sessions: BTreeMap<u32, SessionInfo>,
+    next_session: u32,
+    opened_ever: u64,
+}
+
+/// A session, for display.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionInfo {
+    /// Client process.
+    pub(crate) peer: Credentials,
+    /// Its context, when it opened the device.
+    pub(crate) client: Option<u32>,
+}
+
+/// Small numbers that are used again.
+#[derive(Default)]
+struct Numbers {
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl Numbers {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
+impl Registry {
+    /// Without sessions.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { inner: Mutex::default(), ended: EventFd::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new session of `peer`.
+    ///
+    /// # Errors
+    /// EAGAIN when this user has too many.
+    pub(crate) fn enter(&self, peer: Credentials, quota: &Quota) -> Result<u32, Refused> {
+        let mut inner = self.lock();
+        let of_user = inner.sessions.values().filter(|s| s.peer.uid == peer.uid).count();
+        if of_user >= quota.sessions as usize {
+            let text = format!(
+                "user {} has {of_user} sessions, which is the limit (quota.sessions)",
+                peer.uid
+            );
+            return Err(refuse(libc::EAGAIN, text));
+        }
+        inner.next_session = inner.next_session.wrapping_add(1);
+        let session = inner.next_session;
+        inner.sessions.insert(session, SessionInfo { peer, client: None });
+        Ok(session)
+    }
+
+    /// The session is over.
+    pub(crate) fn leave(&self, session: u32) {
+        self.lock().sessions.remove(&session);
+        if let Err(error) = self.ended.wake() {
+            tracing::error!("cannot tell that a session ended: {error}");
+        }
+    }
+
+    /// Readable after a session ended.
+    pub(crate) fn ended(&self) -> &EventFd {
+        &self.ended
+    }
+
+    /// Sessions now, and contexts opened ever.
+    pub(crate) fn counts(&self) -> (usize, u64) {
+        let inner = self.lock();
+        (inner.sessions.len(), inner.opened_ever)
+    }
+
+    /// Numbers for a context of `session`: client and address space.
+    pub(crate) fn open(&self, session: u32) -> (u32, u32) {
+        let mut inner = self.lock();
+        let (client, space) = (inner.clients.take(), inner.spaces.take());
+        inner.opened_ever += 1;
+        if let Some(info) = inner.sessions.get_mut(&session) {
+            info.client = Some(client);
+        }
+        (client, space)
+    }
+
+    /// The context is gone.
+    pub(crate) fn close(&self, client: u32, space: u32) {
+        let mut inner = self.lock();
+        inner.clients.free.push(client);
+        inner.spaces.free.push(space);
+    }
+
+    /// A number for a further address space.
+    pub(crate) fn take_space(&self) -> u32 {
+        self.lock().spaces.take()
+    }
+
+    /// It is no longer used.
+    pub(crate) fn give_space(&self, space: u32) {
+        self.lock().spaces.free.push(space);
+    }
+
+    /// For `rnic status`.
+    pub(crate) fn describe(&self) -> Vec<Value> {
+        let inner = self.lock();
+        let sessions = inner.sessions.iter().map(|(session, info)| {
+            json!({
+                "session": session,
+                "pid": info.peer.pid,
+                "uid": info.peer.uid,
+                "client": info.client,
+                "command": command_of(info.peer.pid),
+            })
+        });
+        sessions.collect()
+    }
+}
+
+impl Service {
+    /// For `rnic status`: the daemon in one object. `totals` is what the engine has.
+    pub(crate) fn describe(&self, totals: Value) -> Value {
+        let port = self.network.port();
+        let gids: Vec<Value> = self
+            .network
+            .gids()
+            .iter()
+            .map(|entry| {
+                let address = std::net::Ipv6Addr::from(entry.gid).to_canonical();
+                json!({ "index": entry.index, "address": address.to_string() })
+            })
+            .collect();
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_seconds": self.started.elapsed().as_secs(),
+            "device": self.device.name,
+            "netdev": self.device.netdev,
+            "io": self.io,
+            "port": {
+                "active": port.active,
+                "active_mtu": 128u32 << port.active_mtu,
+                "netdev_mtu": port.netdev_mtu,
+                "speed_mbps": port.speed_mbps,
+            },
+            "gids": gids,
+            "sessions": self.registry.describe(),
+            "totals": totals,
+        })
+    }
+}
+
+fn command_of(pid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+/// The permission bits and group of the control socket.
+pub(crate) fn socket_group(config: &Config) -> anyhow::Result<Option<u32>> {
+    let Some(name) = &config.group else { return Ok(None) };
+    if let Ok(gid) = name.parse() {
+        return Ok(Some(gid));
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let gid = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    gid.map(Some).ok_or_else(|| {
+        anyhow::anyhow!("there is no group {name:?}; `getent group` lists them (--group)")
+    })
+}

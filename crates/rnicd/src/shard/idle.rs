@@ -1,0 +1,70 @@
+//! When an engine without work spins and when it sleeps.
+
+use crate::config::{Config, Idle};
+use rnic_core::time::Instant;
+
+/// What to do after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// Turn again at once.
+    Turn,
+    /// Wait for something to happen.
+    Sleep,
+}
+
+/// Decides from how long nothing happened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdlePolicy {
+    idle: Idle,
+    spin_nanos: u64,
+    last_work: Instant,
+}
+
+impl IdlePolicy {
+    /// As configured.
+    pub(crate) fn new(config: &Config) -> Self {
+        let spin_nanos = u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX);
+        Self { idle: config.idle, spin_nanos, last_work: Instant::ZERO }
+    }
+
+    /// What to do after a turn at `now` that did something or not.
+    #[inline]
+    pub(crate) fn after_turn(&mut self, now: Instant, worked: bool) -> Next {
+        if worked {
+            self.last_work = now;
+            return Next::Turn;
+        }
+        let silent = now.as_nanos().saturating_sub(self.last_work.as_nanos());
+        match self.idle {
+            Idle::Busy => Next::Turn,
+            Idle::Adaptive if silent < self.spin_nanos => Next::Turn,
+            Idle::Adaptive | Idle::Event => Next::Sleep,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(idle: Idle) -> IdlePolicy {
+        IdlePolicy { idle, spin_nanos: 50, last_work: Instant::ZERO }
+    }
+
+    #[test]
+    fn adaptive_spins_after_work_and_then_sleeps() {
+        let mut policy = policy(Idle::Adaptive);
+        let at = Instant::from_nanos;
+        assert_eq!(policy.after_turn(at(1000), true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1049), false), Next::Turn);
+        assert_eq!(policy.after_turn(at(1050), false), Next::Sleep);
+    }
+
+    #[test]
+    fn busy_never_sleeps_and_event_always_does() {
+        let later = Instant::from_nanos(u64::MAX);
+        assert_eq!(policy(Idle::Busy).after_turn(later, false), Next::Turn);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, false), Next::Sleep);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, true), Next::Turn);
+    }
+}

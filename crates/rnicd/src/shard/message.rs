@@ -1,0 +1,101 @@
+//! What others tell a shard.
+
+use super::host::EventSocket;
+use crate::dma::{Process, Space};
+use crate::net::Change;
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use rnic_abi::control::Inspect;
+use rnic_abi::doorbell::Doorbells;
+use rnic_abi::os::EventFd;
+use rnic_core::command::{ChannelId, ClientId, Command, CommandError, Outcome};
+use rnic_core::ports::SpaceId;
+use std::io;
+use std::sync::Arc;
+
+/// A client with everything the shard keeps of it.
+pub(crate) struct NewClient {
+    /// Number.
+    pub(crate) client: ClientId,
+    /// Number of its address space.
+    pub(crate) space: SpaceId,
+    /// Its process.
+    pub(crate) process: Process,
+    /// Its doorbells, for the engine.
+    pub(crate) doorbells: Doorbells,
+    /// Written by the client when the engine sleeps.
+    pub(crate) wake: EventFd,
+    /// Our end of its async event socket.
+    pub(crate) events: EventSocket,
+}
+
+/// The answer to a command.
+pub(crate) type CommandResult = Result<Outcome, CommandError>;
+
+/// See the [module](self).
+pub(crate) enum Message {
+    /// A command for the engine.
+    Execute(Command, Sender<CommandResult>),
+    /// A new client.
+    AddClient(Box<NewClient>, Sender<CommandResult>),
+    /// A client is gone. Once answered, nothing touches its memory or its rings any more.
+    RemoveClient(ClientId, SpaceId, Sender<CommandResult>),
+    /// A further address space.
+    AddSpace(SpaceId, Space),
+    /// It is no longer used.
+    RemoveSpace(SpaceId),
+    /// A completion channel, our end.
+    AddChannel(ClientId, ChannelId, EventSocket),
+    /// It is gone.
+    RemoveChannel(ClientId, ChannelId),
+    /// The network changed.
+    Network(Change),
+    /// JSON values of what the engine has: one per object, or one object.
+    Inspect(Inspect, Sender<Vec<serde_json::Value>>),
+    /// End.
+    Stop,
+}
+
+/// The way to a shard.
+#[derive(Clone)]
+pub(crate) struct ShardHandle {
+    sender: Sender<Message>,
+    wake: Arc<EventFd>,
+}
+
+/// The shard's side of a [`ShardHandle`].
+pub(crate) struct Inbox {
+    pub(super) receiver: Receiver<Message>,
+    pub(super) wake: Arc<EventFd>,
+}
+
+/// A way to a shard that is to be started.
+///
+/// # Errors
+/// When there are too many open files.
+pub(crate) fn channel() -> io::Result<(ShardHandle, Inbox)> {
+    let wake = Arc::new(EventFd::new()?);
+    let (sender, receiver) = unbounded();
+    Ok((ShardHandle { sender, wake: Arc::clone(&wake) }, Inbox { receiver, wake }))
+}
+
+/// The shard's thread has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone;
+
+impl ShardHandle {
+    /// Sends a message that has no answer.
+    pub(crate) fn tell(&self, message: Message) {
+        if self.sender.send(message).is_ok()
+            && let Err(error) = self.wake.wake()
+        {
+            tracing::error!("cannot wake an engine: {error}");
+        }
+    }
+
+    /// Sends a message and waits for the answer.
+    pub(crate) fn ask<T>(&self, message: impl FnOnce(Sender<T>) -> Message) -> Result<T, Gone> {
+        let (answer, answered) = bounded(1);
+        self.tell(message(answer));
+        answered.recv().map_err(|_| Gone)
+    }
+}

@@ -1,0 +1,241 @@
+//! The thread's loop.
+
+use super::host::ClientEvents;
+use super::idle::{IdlePolicy, Next};
+use super::message::{CommandResult, Inbox, Message, NewClient};
+use super::tokens::Token;
+use crate::dma::{Space, SystemDma};
+use crate::inspect;
+use crate::net::Change;
+use crate::wire::DeviceWire;
+use rnic_abi::os::EventFd;
+use rnic_core::ports::Ports;
+use rnic_core::{
+    ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome, SpaceId,
+};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An engine with everything around it. See [`run`](Self::run).
+pub(crate) struct Shard {
+    engine: Engine,
+    wire: DeviceWire,
+    dma: SystemDma,
+    events: ClientEvents,
+    /// Eventfds of clients, written when they ring while the engine sleeps.
+    wakes: HashMap<ClientId, EventFd>,
+    inbox: Inbox,
+    epoll: Arc<OwnedFd>,
+    idle: IdlePolicy,
+    origin: std::time::Instant,
+    /// Scratch of `sleep`.
+    ready: Vec<Event>,
+    stopping: bool,
+}
+
+impl Shard {
+    /// An engine on `wire`, fed by `inbox`.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(crate) fn new(
+        config: EngineConfig,
+        wire: DeviceWire,
+        inbox: Inbox,
+        idle: IdlePolicy,
+    ) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
+        let shard = Self {
+            engine: Engine::new(config, Instant::ZERO),
+            wire,
+            dma: SystemDma::new(),
+            events: ClientEvents::new(Arc::clone(&epoll)),
+            wakes: HashMap::new(),
+            inbox,
+            epoll,
+            idle,
+            origin: std::time::Instant::now(),
+            ready: Vec::with_capacity(MAX_READY),
+            stopping: false,
+        };
+        shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
+        if let Some(fd) = shard.wire.fd() {
+            shard.watch(fd, Token::Wire)?;
+        }
+        Ok(shard)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
+        let data = EventData::new_u64(token.encode());
+        Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
+    }
+
+    fn now(&self) -> Instant {
+        let nanos = self.origin.elapsed().as_nanos();
+        Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Turns the engine until told to stop.
+    pub(crate) fn run(mut self) {
+        while !self.stopping {
+            let told = self.handle_messages();
+            let now = self.now();
+            let mut ports =
+                Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
+            let turn = self.engine.turn(now, &mut ports, &mut ());
+            if turn.delivered {
+                self.hand_off();
+            }
+            let worked = told || turn.worked || turn.more;
+            if self.idle.after_turn(now, worked) == Next::Sleep {
+                self.sleep(now);
+            }
+        }
+    }
+
+    /// Lets a program run that shares our CPU and has something new to look at.
+    fn hand_off(&self) {
+        let cpu = u32::try_from(rustix::thread::sched_getcpu()).ok();
+        let shares = |client: &ClientId| self.engine.client_cpu(*client) == cpu;
+        if cpu.is_some() && self.wakes.keys().take(HAND_OFF_CLIENTS).any(shares) {
+            rustix::thread::sched_yield();
+        }
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        if self.engine.prepare_sleep() && self.inbox.receiver.is_empty() {
+            let timeout = self.timeout(now);
+            self.ready.clear();
+            let room = rustix::buffer::spare_capacity(&mut self.ready);
+            match epoll::wait(&*self.epoll, room, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => tracing::error!("epoll_wait: {error}"),
+            }
+        }
+        self.engine.awake();
+        let now = self.now();
+        for event in std::mem::take(&mut self.ready) {
+            self.handle_event(now, Token::decode(event.data.u64()));
+        }
+        self.ready = Vec::with_capacity(MAX_READY);
+    }
+
+    /// How long the sleep may be; `None` is for ever.
+    fn timeout(&self, now: Instant) -> Option<Timespec> {
+        let deadline = self.engine.next_deadline().map(|deadline| deadline.since(now));
+        let backlog = self.wire.has_backlog().then_some(BACKLOG_PATIENCE);
+        let wait = match (deadline, backlog) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b)?,
+        };
+        Some(Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        })
+    }
+
+    fn handle_event(&mut self, now: Instant, token: Option<Token>) {
+        match token {
+            Some(Token::Messages) => {
+                let _ = self.inbox.wake.drain();
+            }
+            Some(Token::Client(client)) => {
+                if let Some(wake) = self.wakes.get(&client) {
+                    let _ = wake.drain();
+                    self.engine.client_rang(now, client);
+                }
+            }
+            Some(token @ (Token::Events(_) | Token::Channel(..))) => self.events.writable(token),
+            Some(Token::Wire) | None => {}
+        }
+    }
+
+    /// True when there were any.
+    fn handle_messages(&mut self) -> bool {
+        let mut any = false;
+        // A flood of commands must not keep packets waiting.
+        for _ in 0..MAX_MESSAGES {
+            let Ok(message) = self.inbox.receiver.try_recv() else { break };
+            self.handle_message(message);
+            any = true;
+        }
+        any
+    }
+
+    fn handle_message(&mut self, message: Message) {
+        let now = self.now();
+        match message {
+            Message::Execute(command, answer) => {
+                let _ = answer.send(self.execute(now, command));
+            }
+            Message::AddClient(new, answer) => {
+                let _ = answer.send(self.add_client(now, *new));
+            }
+            Message::RemoveClient(client, space, answer) => {
+                let outcome = self.engine.execute(now, Command::RemoveClient { client });
+                self.dma.remove(space);
+                self.events.remove_client(client);
+                if let Some(wake) = self.wakes.remove(&client) {
+                    let _ = epoll::delete(&*self.epoll, wake.as_fd());
+                }
+                let _ = answer.send(outcome);
+            }
+            Message::AddSpace(id, space) => self.dma.insert(id, space),
+            Message::RemoveSpace(id) => self.dma.remove(id),
+            Message::AddChannel(client, channel, socket) => {
+                self.events.add_channel(client, channel, socket);
+            }
+            Message::RemoveChannel(client, channel) => self.events.remove_channel(client, channel),
+            Message::Network(Change { port, addresses, mtu }) => {
+                self.wire.follow(&addresses, mtu);
+                if let Err(error) = self.engine.execute(now, Command::SetPort(port)) {
+                    tracing::error!("the engine refuses a port state: {}", error.reason);
+                }
+            }
+            Message::Inspect(what, answer) => {
+                let _ = answer.send(inspect::engine(&self.engine, &mut self.wire, what));
+            }
+            Message::Stop => self.stopping = true,
+        }
+    }
+
+    fn execute(&mut self, now: Instant, command: Command) -> CommandResult {
+        let destroyed_cq = match &command {
+            Command::Client(client, ClientCommand::DestroyCq { cq }) => Some((*client, *cq)),
+            _ => None,
+        };
+        let mut outcome = self.engine.execute(now, command)?;
+        if let (Some((client, cq)), Outcome::CqGone { completion_events, .. }) =
+            (destroyed_cq, &mut outcome)
+        {
+            // Those never arrive, so nobody can acknowledge them.
+            *completion_events -= self.events.forget_cq(client, cq).min(*completion_events);
+        }
+        Ok(outcome)
+    }
+
+    fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
+        let NewClient { client, space, process, doorbells, wake, events } = new;
+        let outcome = self.engine.execute(now, Command::AddClient { client, space, doorbells })?;
+        if let Err(error) = self.watch(wake.as_fd(), Token::Client(client)) {
+            tracing::error!("a client cannot wake its engine: {error}");
+        }
+        self.dma.insert(space, Space::Process(process));
+        self.events.add_client(client, events);
+        self.wakes.insert(client, wake);
+        Ok(outcome)
+    }
+}
+
+/// Most messages between two turns.
+const MAX_MESSAGES: usize = 16;
+const MAX_READY: usize = 64;
+/// How soon to try again what the link did not take.
+const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);
+/// Clients looked at to find one on our CPU. With more than these, cores are shared anyhow.
+const HAND_OFF_CLIENTS: usize = 4;

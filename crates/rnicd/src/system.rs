@@ -1,0 +1,54 @@
+//! Things asked of the operating system that belong nowhere else.
+
+use rustix::process::{Gid, Uid};
+use std::io;
+use std::os::unix::net::UnixDatagram;
+
+/// Makes the calling thread, and it alone, act as `uid` and `gid` and without capabilities. A
+/// daemon that is not root has no other identity to take: the kernel then checks for itself.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn take_identity(uid: u32, gid: u32) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() || uid == 0 {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    // Leaving user 0 in all three ways also drops every capability.
+    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    Ok(())
+}
+
+/// Tells the service manager, when there is one (sd_notify).
+pub(crate) fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = match path.as_encoded_bytes() {
+        [b'@', name @ ..] => {
+            use std::os::linux::net::SocketAddrExt;
+            std::os::unix::net::SocketAddr::from_abstract_name(name)
+                .and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to))
+        }
+        _ => UnixDatagram::unbound().and_then(|socket| socket.send_to(state.as_bytes(), &path)),
+    };
+    if let Err(error) = sent {
+        tracing::warn!("cannot notify the service manager: {error}");
+    }
+}
+
+/// Random words, not to be guessed.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn random() -> io::Result<[u64; 2]> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let [low, high] = [0, 8].map(|at| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(word)
+    });
+    Ok([low, high])
+}
