@@ -1,6 +1,7 @@
 //! The device list: every device of every daemon that answers.
 
 use std::{
+    collections::HashSet,
     ffi::{CStr, c_char, c_int},
     io,
     path::{Path, PathBuf},
@@ -146,7 +147,9 @@ fn name_of<'a>(device: *mut Device) -> &'a CStr {
 /// The devices of all daemons that answer.
 fn discover() -> Vec<(PathBuf, DeviceInfo)> {
     let mut found = Vec::new();
-    let paths = candidate_socket_paths();
+    let mut paths = candidate_socket_paths();
+    let mut seen = HashSet::new();
+    paths.retain(|path| seen.insert(path.clone()));
     for path in &paths {
         match devices_at(path) {
             Ok(devices) => found.extend(devices.into_iter().map(|info| (path.clone(), info))),
