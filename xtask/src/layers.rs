@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
     ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-sim", "xdp-io"]),
+    ("rnic-bench", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
     ("system-tests", &[]),
     ("xtask", &["system-tests"]),
 ];

@@ -1,0 +1,177 @@
+//! What can be measured, and its names.
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// How packets travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkKind {
+    Udp,
+    AfPacket,
+    XdpNative,
+    XdpGeneric,
+}
+
+/// How payload gets from and to the memory of an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copy {
+    /// Memory that is mapped here: a plain copy.
+    Memcpy,
+    /// Memory of another process.
+    ProcessVm,
+}
+
+/// Sizes of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Payload bytes of a packet.
+    pub(crate) payload: usize,
+    /// Packets of a train.
+    pub(crate) train: usize,
+    /// Bytes of a message whose first packet has a RETH and therefore travels alone; 0 for a
+    /// stream of equal packets.
+    pub(crate) message: usize,
+    /// Bytes of application memory that the stream goes through, again and again.
+    pub(crate) memory: usize,
+    /// Packets that are fetched and sent together.
+    pub(crate) burst: usize,
+    /// Packets on the way at most.
+    pub(crate) in_flight: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Stream { link: LinkKind, shape: Shape, copy: Copy },
+    Ping { link: LinkKind },
+    Loopback { copy: Copy },
+}
+
+/// UDP payload of the longest train.
+const MAX_TRAIN_BYTES: usize = 65_507;
+/// Base transport header and ICRC around the payload.
+const OVERHEAD: usize = 16;
+/// Segments of a train that every kernel accepts.
+const MAX_SEGMENTS: usize = 64;
+/// Memory of a stream of equal packets: more than the second level cache holds.
+const STREAM_MEMORY: usize = 8 << 20;
+/// Trains on the way at most.
+const TRAINS_IN_FLIGHT: usize = 24;
+/// Single packets that are sent together, and on the way at most.
+const BURST: usize = 16;
+const IN_FLIGHT: usize = 192;
+
+impl Case {
+    pub(crate) fn parse(name: &str) -> Result<Self> {
+        let words: Vec<&str> = name.split('/').collect();
+        match words[..] {
+            ["ping", link] => Ok(Self::Ping { link: LinkKind::parse(link)? }),
+            ["loopback", copy] => Ok(Self::Loopback { copy: Copy::parse(copy)? }),
+            [link, shape, copy] => {
+                let link = LinkKind::parse(link)?;
+                let shape = Shape::parse(shape, link)?;
+                Ok(Self::Stream { link, shape, copy: Copy::parse(copy)? })
+            }
+            _ => bail!("no case is called {name}"),
+        }
+    }
+}
+
+impl LinkKind {
+    fn parse(name: &str) -> Result<Self> {
+        match name {
+            "udp" => Ok(Self::Udp),
+            "af-packet" => Ok(Self::AfPacket),
+            "xdp-native" => Ok(Self::XdpNative),
+            "xdp-generic" => Ok(Self::XdpGeneric),
+            _ => bail!("no link is called {name}"),
+        }
+    }
+
+    fn has_trains(self) -> bool {
+        matches!(self, Self::Udp | Self::AfPacket)
+    }
+}
+
+impl Copy {
+    fn parse(name: &str) -> Result<Self> {
+        match name {
+            "memcpy" => Ok(Self::Memcpy),
+            "process-vm" => Ok(Self::ProcessVm),
+            _ => bail!("no way to copy is called {name}"),
+        }
+    }
+}
+
+impl Shape {
+    fn parse(name: &str, link: LinkKind) -> Result<Self> {
+        let shape = match name.split_once('x') {
+            Some((payload, train)) => Self::equal(number(payload)?, number(train)?),
+            None => {
+                let sizes = name.strip_prefix("write-").and_then(|rest| rest.split_once('-'));
+                let (message, payload) = sizes.with_context(|| format!("no shape {name}"))?;
+                Self::write(number(message)?, number(payload)?)?
+            }
+        };
+        ensure!(shape.payload > 0 && shape.train > 0, "a shape has no zero: {name}");
+        ensure!(
+            shape.train <= MAX_SEGMENTS
+                && shape.train * (shape.payload + OVERHEAD) <= MAX_TRAIN_BYTES,
+            "{name} is more than one train holds"
+        );
+        Ok(if link.has_trains() { shape } else { shape.without_trains() })
+    }
+
+    fn equal(payload: usize, train: usize) -> Self {
+        let burst = if train == 1 { BURST } else { train };
+        let in_flight = if train == 1 { IN_FLIGHT } else { TRAINS_IN_FLIGHT * train };
+        let memory = STREAM_MEMORY / payload.max(1) * payload;
+        Self { payload, train, message: 0, memory, burst, in_flight }
+    }
+
+    fn write(message: usize, payload: usize) -> Result<Self> {
+        ensure!(
+            payload > 0 && message > payload && message.is_multiple_of(payload),
+            "a message must be several whole packets"
+        );
+        let train = (MAX_TRAIN_BYTES / (payload + OVERHEAD)).min(MAX_SEGMENTS);
+        // A message's FIRST and its following train leave together.
+        let burst = (train + 1).min(message / payload);
+        let in_flight = TRAINS_IN_FLIGHT * train;
+        Ok(Self { payload, train, message, memory: message, burst, in_flight })
+    }
+
+    fn without_trains(self) -> Self {
+        Self { train: 1, burst: BURST, in_flight: IN_FLIGHT, ..self }
+    }
+}
+
+fn number(text: &str) -> Result<usize> {
+    text.parse().with_context(|| format!("{text} is not a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_of_64_kib_is_a_first_and_one_train() {
+        let Case::Stream { shape, .. } = Case::parse("udp/write-65536-4096/memcpy").unwrap() else {
+            panic!("not a stream")
+        };
+        assert_eq!((shape.train, shape.burst, shape.memory), (15, 16, 65536));
+    }
+
+    #[test]
+    fn frames_travel_alone() {
+        let Case::Stream { shape, .. } = Case::parse("xdp-native/4096x15/memcpy").unwrap() else {
+            panic!("not a stream")
+        };
+        assert_eq!((shape.train, shape.burst), (1, 16));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for name in ["udp/4096x16/memcpy", "udp/0x1/memcpy", "udp/write-100-4096/memcpy", "x", ""] {
+            assert!(Case::parse(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `rnic-raw`: what a mechanism can do at most on this machine, without an RDMA engine.
+//!
+//! One call measures one case, between two processes in two network namespaces that are joined by a
+//! link, each spinning on a core of its own, and prints one line of JSON. The packets have the
+//! sizes, headers and ICRC of RoCEv2; the payload is fetched from memory before sending and placed
+//! into memory after receiving; what is in flight is bounded through shared memory, so that there
+//! are no acknowledgements. `cargo xtask bench` sets the stage and compares.
+//!
+//! A case is one of
+//!
+//! * `LINK/SHAPE/COPY`: a stream. LINK is `udp`, `af-packet`, `xdp-native` or `xdp-generic`; SHAPE
+//!   is `PAYLOADxTRAIN` (bytes per packet, packets per train) or `write-SIZE-MTU` (RDMA WRITEs
+//!   whose FIRST packet travels alone); COPY is `memcpy` or `process-vm`.
+//! * `ping/LINK`: round trips of 8 bytes.
+//! * `loopback/COPY`: 1 MiB from one memory to another, as a device does that talks to itself.
+
+mod case;
+mod link;
+mod loopback;
+mod memory;
+mod os;
+mod pair;
+mod ping;
+mod stream;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use case::Case;
+use pair::Stage;
+
+const USAGE: &str = "usage: rnic-raw CASE LEFT_NETNS RIGHT_NETNS [MILLISECONDS]";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("rnic-raw: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<String> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (case, left, right, millis) = match &arguments[..] {
+        [case, left, right] => (case, left, right, 300),
+        [case, left, right, millis] => (case, left, right, millis.parse().context(USAGE)?),
+        _ => bail!(USAGE),
+    };
+    let stage = Stage { netns: [left.clone(), right.clone()], millis };
+    match Case::parse(case)? {
+        Case::Stream { link, shape, copy } => stream::run(&stage, link, shape, copy),
+        Case::Ping { link } => ping::run(&stage, link),
+        Case::Loopback { copy } => loopback::run(&stage, copy),
+    }
+}
