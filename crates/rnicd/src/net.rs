@@ -11,6 +11,8 @@ mod monitor;
 mod neighbour;
 mod netlink;
 mod resolve;
+#[cfg(test)]
+pub(crate) mod testbed;
 
 use gids::{GID_TABLE_LEN, GidTable, Served};
 use interface::InterfaceAddress;

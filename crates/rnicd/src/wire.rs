@@ -234,3 +234,6 @@ const IPV6_UDP: u32 = 48;
 const MAX_RESERVED: usize = 1024;
 /// Most trains that a link takes from the kernel at once.
 const MAX_BURST: usize = 64;
+
+#[cfg(test)]
+mod tests;

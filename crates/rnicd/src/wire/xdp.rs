@@ -51,11 +51,10 @@ impl XdpWire {
         Ok(wire)
     }
 
-    /// How the program is attached, for the log.
+    /// e.g. `af-xdp native`.
     pub(crate) fn describe(&self) -> String {
         let caps = self.port.caps();
-        let copy = if caps.zero_copy { ", zero-copy" } else { "" };
-        format!("AF_XDP, {}{copy}", caps.mode)
+        if caps.zero_copy { "af-xdp zero-copy".into() } else { format!("af-xdp {}", caps.mode) }
     }
 
     fn set_mtu(&mut self, mtu: u32) {
