@@ -26,6 +26,9 @@ impl Host {
     /// # Errors
     /// As `ibv_post_send`: those before the refused one are posted.
     pub fn post_sends(&mut self, qp: QpId, wrs: &[SendWr]) -> Result<(), PostError> {
+        if wrs.is_empty() {
+            return Ok(());
+        }
         let result = wrs.iter().try_for_each(|wr| self.write_send(qp, wr));
         self.ring_sends(qp);
         result
@@ -208,7 +211,8 @@ fn judge(queue: &mut AppQueue, cqe: &Cqe) -> Result<(), String> {
     queue.oracle.complete(cqe).map(drop)
 }
 
-fn completion_opcode(opcode: WrOpcode) -> WcOpcode {
+/// What a successful work request completes as.
+pub fn completion_opcode(opcode: WrOpcode) -> WcOpcode {
     match opcode {
         WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
         WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,

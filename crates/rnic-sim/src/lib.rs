@@ -17,6 +17,7 @@ pub mod pair;
 pub mod pcap;
 pub mod port;
 pub mod rng;
+pub mod sweep;
 pub mod trace;
 pub mod verbs;
 pub mod world;

@@ -138,15 +138,16 @@ impl Pair {
 }
 
 impl End {
-    /// A QP with CQs and memory of its own.
+    /// A QP with memory of its own, and with a PD and CQs of its own unless `setup` names others.
     pub fn new(world: &mut World, host: HostId, setup: impl Fn(&mut QpSetup)) -> Self {
         let id = host;
         let host = world.host(id);
-        let pd = host.alloc_pd();
+        let own_pd = host.alloc_pd();
         let (send_cq, recv_cq) = (host.create_cq(256), host.create_cq(256));
-        let mut wanted = QpSetup { send_cq, recv_cq, ..QpSetup::new(pd, send_cq) };
+        let mut wanted = QpSetup { recv_cq, ..QpSetup::new(own_pd, send_cq) };
         setup(&mut wanted);
         let qp = host.create_qp(wanted);
+        let QpSetup { pd, send_cq, recv_cq, .. } = wanted;
         let mr = host.new_mr(pd, MEMORY, full_access());
         Self { host: id, pd, send_cq, recv_cq, qp, mr }
     }

@@ -1,0 +1,28 @@
+//! Which seeds a sweep runs.
+
+/// The environment variable that names one seed to replay.
+pub const SEED: &str = "RNIC_SIM_SEED";
+/// The environment variable that says how many seeds each sweep runs.
+pub const SEEDS: &str = "RNIC_SIM_SEEDS";
+
+/// `RNIC_SIM_SEED` alone, or so many seeds: `RNIC_SIM_SEEDS`, or `default`.
+///
+/// # Panics
+/// When a variable is not a number.
+pub fn seeds(default: u64) -> std::ops::Range<u64> {
+    if let Some(seed) = number(SEED) {
+        return seed..seed + 1;
+    }
+    0..number(SEEDS).unwrap_or(default)
+}
+
+/// One seed is being replayed: what a sweep says about many does not apply.
+pub fn is_replay() -> bool {
+    std::env::var_os(SEED).is_some()
+}
+
+fn number(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    let Ok(number) = value.parse() else { panic!("{name}={value} is not a number") };
+    Some(number)
+}

@@ -1,0 +1,376 @@
+//! One direction of a connection: a requester's random walk and what its responder must see.
+
+use crate::area::Area;
+use crate::message::{INLINE, Message, Payload, Verb};
+use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus};
+use rnic_core::time::Instant;
+use rnic_sim::host::SPACE;
+use rnic_sim::pair::End;
+use rnic_sim::rng::Rng;
+use rnic_sim::verbs::SendWr;
+use rnic_sim::world::World;
+use std::collections::VecDeque;
+
+/// Most messages in flight.
+pub(crate) const DEPTH: usize = 16;
+
+/// The word of a host that every flow to it adds to.
+#[derive(Debug)]
+pub(crate) struct SharedWord {
+    pub(crate) area: Area,
+    /// What each add returned, and what it added.
+    pub(crate) adds: Vec<(u64, u64)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) from: End,
+    pub(crate) to: End,
+    rng: Rng,
+    mtu: u64,
+    max_len: u64,
+    total: u64,
+    next: u64,
+    in_flight: VecDeque<Message>,
+    free: Vec<usize>,
+    unsignaled: u32,
+    /// Requester: what is sent and where fetched data goes.
+    source: Area,
+    sink: Area,
+    /// Responder: where WRITEs go, what READs fetch, the atomic word.
+    target: Area,
+    store: Area,
+    word: Area,
+    word_value: u64,
+    /// Responder: receive buffers, those posted, and those posted again later.
+    buffers: Area,
+    posted: VecDeque<usize>,
+    idle: VecDeque<(Instant, usize)>,
+    receive_delay: u64,
+    /// Messages with a receive completion to come, and their payload.
+    expected: VecDeque<(Message, Vec<u8>)>,
+    pub(crate) expects_errors: bool,
+    pub(crate) has_failed: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(
+        world: &mut World,
+        (from, to): (End, End),
+        mut rng: Rng,
+        mtu: u32,
+        (total, receive_delay): (u64, u64),
+    ) -> Self {
+        let mtu = u64::from(mtu);
+        let max_len = (mtu * 12).min(16_000);
+        let local = AccessFlags::LOCAL_WRITE;
+        let remote_write = local | AccessFlags::REMOTE_WRITE;
+        let slots = (DEPTH, max_len);
+        // A receive buffer that peers can write is one whose data may not come inside a CQE.
+        let reachable = if rng.chance(500_000) { remote_write } else { local };
+        let receives = if receive_delay == 0 { DEPTH + 8 } else { 3 };
+        let new = |world: &mut World, end: End, slots, access| {
+            Area::new(world, end.host, end.pd, slots, access)
+        };
+        Self {
+            from,
+            to,
+            mtu,
+            max_len,
+            total,
+            next: 0,
+            in_flight: VecDeque::new(),
+            free: (0..DEPTH).collect(),
+            unsignaled: 0,
+            source: new(world, from, slots, AccessFlags::empty()),
+            sink: new(world, from, slots, local),
+            target: new(world, to, slots, remote_write),
+            store: new(world, to, slots, AccessFlags::REMOTE_READ),
+            word: new(world, to, (1, 8), local | AccessFlags::REMOTE_ATOMIC),
+            word_value: 0,
+            buffers: new(world, to, (receives, max_len), reachable),
+            posted: VecDeque::new(),
+            idle: (0..receives).map(|slot| (Instant::ZERO, slot)).collect(),
+            receive_delay,
+            expected: VecDeque::new(),
+            expects_errors: false,
+            has_failed: false,
+            rng,
+        }
+    }
+
+    /// Everything was sent, received and acknowledged.
+    pub(crate) fn is_done(&self) -> bool {
+        let all = self.next == self.total
+            && self.expected.is_empty()
+            && self.in_flight.iter().all(|message| !message.is_signaled());
+        all || self.has_failed
+    }
+
+    /// Half of it was sent.
+    pub(crate) fn is_halfway(&self) -> bool {
+        self.next >= self.total / 2
+    }
+
+    /// There is something left to post, and room for it.
+    pub(crate) fn can_post(&self) -> bool {
+        !self.has_failed && self.next < self.total && self.in_flight.len() < DEPTH
+    }
+
+    /// A receive buffer that is posted only later.
+    pub(crate) fn next_receive(&self) -> Option<Instant> {
+        if self.has_failed { None } else { self.idle.front().map(|(at, _)| *at) }
+    }
+
+    /// Posts what there is room for.
+    pub(crate) fn post(&mut self, world: &mut World, shared: &SharedWord) {
+        if self.has_failed {
+            return;
+        }
+        self.post_receives(world);
+        if self.next == self.total || self.rng.chance(300_000) {
+            return;
+        }
+        let room = DEPTH - self.in_flight.len();
+        let burst = usize::try_from(1 + self.rng.below(6)).unwrap().min(room);
+        let mut wrs = Vec::new();
+        for _ in 0..burst {
+            if self.next < self.total {
+                wrs.push(self.prepare(world, shared));
+            }
+        }
+        let host = world.host(self.from.host);
+        host.post_sends(self.from.qp, &wrs).expect("room for all in flight");
+        for message in self.in_flight.iter().rev().take(wrs.len()) {
+            if message.payload != Payload::Sges {
+                // The payload was taken; the application may use its buffer again.
+                self.source.refill(world, message.slot, &mut self.rng);
+            }
+        }
+    }
+
+    fn post_receives(&mut self, world: &mut World) {
+        while let Some((at, slot)) = self.idle.front().copied()
+            && at <= world.now()
+        {
+            self.idle.pop_front();
+            self.buffers.refill(world, slot, &mut self.rng);
+            let cuts = 1 + usize::try_from(self.rng.below(4)).unwrap();
+            let sges = self.buffers.sges(slot, self.max_len, cuts, &mut self.rng);
+            let host = world.host(self.to.host);
+            host.post_recv(self.to.qp, slot as u64, &sges).expect("room for every buffer");
+            self.posted.push_back(slot);
+        }
+    }
+
+    /// The next message, its memory and what will come of it.
+    fn prepare(&mut self, world: &mut World, shared: &SharedWord) -> SendWr {
+        let slot = self.free.pop().expect("a slot per message in flight");
+        let number = self.next;
+        self.next += 1;
+        let (mtu, max) = (self.mtu, self.max_len);
+        let mut message = Message::random(number, slot, &mut self.rng, mtu, max);
+        // The last one is signaled, and the queue never fills with unsignaled ones.
+        if self.next == self.total || self.unsignaled == 6 {
+            message.flags |= SendFlags::SIGNALED;
+        }
+        self.unsignaled = if message.is_signaled() { 0 } else { self.unsignaled + 1 };
+        let wr = self.describe(world, shared, &mut message);
+        self.in_flight.push_back(message);
+        wr
+    }
+
+    fn describe(
+        &mut self,
+        world: &mut World,
+        shared: &SharedWord,
+        message: &mut Message,
+    ) -> SendWr {
+        let (id, slot, len) = (message.number, message.slot, message.len);
+        let cuts = 1 + usize::try_from(self.rng.below(5)).unwrap();
+        let rng = &mut self.rng;
+        let wr = match message.verb {
+            Verb::Send | Verb::Write => {
+                self.source.refill(world, slot, rng);
+                let data = self.source.expected(slot, len).to_vec();
+                let sges = self.source.sges(slot, len, cuts, rng);
+                let wr = if message.verb == Verb::Write {
+                    self.target.refill(world, slot, rng);
+                    self.target.expect(slot, &data);
+                    if len > 0 {
+                        let end = self.target.end(slot, len);
+                        world.host(self.to.host).memory.poll_last_byte(SPACE, end);
+                    }
+                    SendWr::write(id, &sges, self.target.remote(slot))
+                } else {
+                    SendWr::send(id, &sges)
+                };
+                if message.consumes_receive() {
+                    self.expected.push_back((message.clone(), data.clone()));
+                }
+                let wr = if let Some(imm) = message.imm { wr.with_imm(imm) } else { wr };
+                match message.payload {
+                    Payload::Sges => wr,
+                    Payload::Inline => wr.inline(&data),
+                    Payload::Carried => wr.carried(),
+                }
+            }
+            Verb::Read => {
+                self.store.refill(world, slot, rng);
+                self.sink.refill(world, slot, rng);
+                message.fetched = Some(self.store.expected(slot, len).to_vec());
+                let sges = self.sink.sges(slot, len, cuts, rng);
+                SendWr::read(id, &sges, self.store.remote(slot))
+            }
+            Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd => {
+                self.sink.refill(world, slot, rng);
+                self.describe_atomic(shared, message)
+            }
+        };
+        debug_assert!(message.payload != Payload::Inline || len <= INLINE);
+        let wr = if message.is_signaled() { wr } else { wr.unsignaled() };
+        wr.flags(message.flags)
+    }
+
+    fn describe_atomic(&mut self, shared: &SharedWord, message: &mut Message) -> SendWr {
+        let (id, old) = (message.number, self.word_value);
+        let result = self.sink.sges(message.slot, 8, 1, &mut self.rng)[0];
+        let operand = self.rng.word();
+        match message.verb {
+            Verb::CmpSwap => {
+                let guess = if self.rng.chance(600_000) { old } else { !old };
+                if guess == old {
+                    self.word_value = operand;
+                }
+                message.fetched = Some(old.to_ne_bytes().to_vec());
+                SendWr::cmp_swap(id, result, self.word.remote(0), guess, operand)
+            }
+            Verb::FetchAdd => {
+                self.word_value = old.wrapping_add(operand);
+                message.fetched = Some(old.to_ne_bytes().to_vec());
+                SendWr::fetch_add(id, result, self.word.remote(0), operand)
+            }
+            _ => SendWr::fetch_add(id, result, shared.area.remote(0), shared_addend(id)),
+        }
+    }
+
+    /// A completion of the requester's send queue.
+    pub(crate) fn sent(&mut self, world: &mut World, shared: &mut SharedWord, cqe: &Cqe) {
+        if cqe.status != WcStatus::Success {
+            self.failed(world, cqe);
+            return;
+        }
+        while let Some(message) = self.in_flight.pop_front() {
+            let number = message.number;
+            if message.number == cqe.wr_id {
+                let wanted = if message.fetched.is_some() { message.len } else { 8 };
+                let fetches = !matches!(message.verb, Verb::Send | Verb::Write);
+                if fetches && u64::from(cqe.byte_len) != wanted {
+                    world.fail(&format!("{message:?} completed with {cqe:?}"));
+                }
+            }
+            self.finish(world, shared, message);
+            if number == cqe.wr_id {
+                return;
+            }
+        }
+        world.fail(&format!("no message has the number of {cqe:?}"));
+    }
+
+    /// A message is complete: its effect is there, and nothing else.
+    fn finish(&mut self, world: &mut World, shared: &mut SharedWord, message: Message) {
+        let (slot, len) = (message.slot, message.len);
+        let what = format!("{} to {}, {message:?}", self.from.host, self.to.host);
+        match message.verb {
+            Verb::Send => {}
+            Verb::Write => {
+                self.target.check(world, slot, &what);
+                let end = self.target.end(slot, len);
+                world.host(self.to.host).memory.stop_polling(SPACE, end);
+            }
+            Verb::Read | Verb::CmpSwap | Verb::FetchAdd => {
+                self.sink.expect(slot, &message.fetched.unwrap_or_default());
+                self.sink.check(world, slot, &what);
+            }
+            Verb::SharedAdd => {
+                let at = self.sink.end(slot, 0);
+                let bytes = world.host(self.from.host).bytes(at, 8).to_vec();
+                self.sink.expect(slot, &bytes);
+                self.sink.check(world, slot, &what);
+                let old = u64::from_ne_bytes(bytes.try_into().unwrap());
+                shared.adds.push((old, shared_addend(message.number)));
+            }
+        }
+        self.free.push(slot);
+    }
+
+    /// A completion of the responder's receive queue.
+    pub(crate) fn received(&mut self, world: &mut World, cqe: &Cqe) {
+        if cqe.status != WcStatus::Success {
+            self.failed(world, cqe);
+            return;
+        }
+        let (Some(slot), Some((message, data))) =
+            (self.posted.pop_front(), self.expected.pop_front())
+        else {
+            world.fail(&format!("a message too many: {cqe:?}"))
+        };
+        let opcode = match message.verb {
+            Verb::Write => WcOpcode::RecvWriteImm,
+            _ => WcOpcode::Recv,
+        };
+        let solicited = message.flags.contains(SendFlags::SOLICITED);
+        let right = cqe.opcode == opcode
+            && cqe.wr_id == slot as u64
+            && u64::from(cqe.byte_len) == message.len
+            && cqe.flags.contains(CqeFlags::IMM) == message.imm.is_some()
+            && cqe.flags.contains(CqeFlags::SOLICITED) == solicited
+            && message.imm.is_none_or(|imm| imm == cqe.imm_or_key);
+        if !right {
+            world.fail(&format!("{message:?} was received as {cqe:?} in buffer {slot}"));
+        }
+        if message.verb == Verb::Send {
+            self.buffers.expect(slot, &data);
+        }
+        let what = format!("{} to {}, received {message:?}", self.from.host, self.to.host);
+        self.buffers.check(world, slot, &what);
+        self.check_earlier_writes(world, message.number);
+        let later = self.rng.below(self.receive_delay);
+        self.idle.push_back((world.now().after_nanos(later), slot));
+    }
+
+    /// What was written before a message is in place when the message is received.
+    fn check_earlier_writes(&self, world: &mut World, number: u64) {
+        for write in &self.in_flight {
+            let earlier = write.number <= number && write.verb == Verb::Write;
+            if earlier && !self.target.holds(world, write.slot, write.len) {
+                world.fail(&format!("message {number} overtook the data of {write:?}"));
+            }
+        }
+    }
+
+    fn failed(&mut self, world: &mut World, cqe: &Cqe) {
+        if !self.expects_errors {
+            world.fail(&format!("unexpected {cqe:?}"));
+        }
+        self.has_failed = true;
+    }
+
+    /// At the end every byte of every slot is what it must be.
+    pub(crate) fn check_all(&self, world: &mut World) {
+        let what = format!("{} to {} at the end", self.from.host, self.to.host);
+        for area in [&self.source, &self.sink, &self.target, &self.store, &self.buffers] {
+            area.check_all(world, &what);
+        }
+        let word = world.host(self.to.host).bytes(self.word.end(0, 0), 8).to_vec();
+        if word != self.word_value.to_ne_bytes() {
+            world.fail(&format!("{what}: the atomic word is {word:02x?}"));
+        }
+    }
+}
+
+/// What message `number` adds to the shared word: never 0.
+fn shared_addend(number: u64) -> u64 {
+    number + 1
+}

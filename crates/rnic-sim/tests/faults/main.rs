@@ -1,0 +1,145 @@
+//! Random traffic over links that fail in every way, one world per seed.
+//!
+//! `RNIC_SIM_SEEDS=1000 cargo test -p rnic-sim --test faults` runs more seeds of each sweep,
+//! `RNIC_SIM_SEED=17 cargo test -p rnic-sim --test faults NAME` replays one.
+
+mod area;
+mod flow;
+mod message;
+mod traffic;
+
+use rnic_core::counters::Counters;
+use rnic_sim::link::{FaultCounts, Faults};
+use rnic_sim::rng::Rng;
+use rnic_sim::sweep;
+use traffic::{Ending, Plan};
+
+/// Seeds of each sweep when nothing else is asked for.
+const SEEDS: u64 = 25;
+
+/// What a sweep's worlds saw, together.
+#[derive(Default)]
+struct Sum {
+    faults: FaultCounts,
+    counters: Counters,
+}
+
+/// Runs the seeds of one sweep. `salt` makes sweeps differ.
+fn run(salt: u64, adjust: impl Fn(&mut Plan, &mut Rng)) -> Sum {
+    let mut sum = Sum::default();
+    for seed in sweep::seeds(SEEDS) {
+        let mut plan = Plan::random(seed, salt);
+        adjust(&mut plan, &mut Rng::new(seed ^ salt));
+        let (faults, counters) = traffic::run(&plan);
+        sum.faults.add(&faults);
+        sum.counters.add(&counters);
+    }
+    eprintln!("{:?}", sum.faults);
+    sum
+}
+
+impl Sum {
+    /// The sweep proves something only when this happened.
+    #[track_caller]
+    fn happened(&self, what: &str, count: impl Fn(&Self) -> u64) {
+        assert!(sweep::is_replay() || count(self) > 0, "no world had {what}");
+    }
+}
+
+/// Up to `most` parts per million.
+fn some(rng: &mut Rng, most: u32) -> u32 {
+    1_000 + rng.below32(most)
+}
+
+#[test]
+fn good_links() {
+    let sum = run(1, |_, _| {});
+    assert_eq!(sum.counters.retransmitted_packets, 0);
+    assert_eq!(sum.counters.duplicate_request, 0);
+}
+
+#[test]
+fn loss() {
+    let sum = run(2, |plan, rng| plan.faults.loss = some(rng, 80_000));
+    sum.happened("losses", |s| s.faults.lost);
+    sum.happened("retransmissions", |s| s.counters.retransmitted_packets);
+    sum.happened("NAKs", |s| s.counters.packet_seq_err);
+    sum.happened("implied NAKs", |s| s.counters.implied_nak_seq_err);
+    sum.happened("timeouts", |s| s.counters.local_ack_timeout_err);
+    sum.happened("duplicates", |s| s.counters.duplicate_request);
+}
+
+#[test]
+fn duplicates() {
+    let sum = run(3, |plan, rng| plan.faults.duplicate = some(rng, 200_000));
+    sum.happened("duplicates on the link", |s| s.faults.duplicated);
+    sum.happened("duplicate requests", |s| s.counters.duplicate_request);
+}
+
+#[test]
+fn reordering() {
+    let sum = run(4, |plan, rng| {
+        plan.faults.reorder = some(rng, 100_000);
+        plan.faults.reorder_by = 1_000 + rng.below(200_000);
+    });
+    sum.happened("reordering", |s| s.faults.reordered);
+    sum.happened("retransmissions", |s| s.counters.retransmitted_packets);
+}
+
+#[test]
+fn corruption() {
+    let sum = run(5, |plan, rng| plan.faults.corrupt = some(rng, 60_000));
+    sum.happened("corruption", |s| s.faults.corrupted);
+    sum.happened("retransmissions", |s| s.counters.retransmitted_packets);
+    let noticed = sum.counters.rx_icrc_encapsulated + sum.counters.rx_malformed;
+    assert_eq!(noticed, sum.faults.corrupted, "every flipped bit is noticed, and nothing else");
+}
+
+#[test]
+fn congestion() {
+    let sum = run(6, |plan, rng| {
+        plan.faults.mark = some(rng, 500_000);
+        plan.faults.jitter = rng.below(50_000);
+        plan.faults.ps_per_byte = rng.pick(&[80, 800, 8_000]);
+    });
+    sum.happened("marks", |s| s.faults.marked);
+}
+
+#[test]
+fn receiver_not_ready() {
+    let sum = run(7, |plan, rng| {
+        plan.receive_delay = 1_000 + rng.below(2_000_000);
+        plan.faults.loss = some(rng, 20_000);
+    });
+    sum.happened("RNR NAKs", |s| s.counters.rcvd_rnr_err);
+}
+
+#[test]
+fn everything_at_once() {
+    let sum = run(8, |plan, rng| {
+        plan.faults = Faults {
+            loss: some(rng, 30_000),
+            duplicate: some(rng, 50_000),
+            reorder: some(rng, 50_000),
+            reorder_by: 1_000 + rng.below(50_000),
+            corrupt: some(rng, 20_000),
+            mark: some(rng, 50_000),
+            jitter: rng.below(20_000),
+            ps_per_byte: rng.pick(&[0, 80, 800]),
+            ..plan.faults
+        };
+        plan.receive_delay = rng.pick(&[0, 0, 300_000]);
+    });
+    sum.happened("harm", |s| s.faults.harmed());
+    sum.happened("retransmissions", |s| s.counters.retransmitted_packets);
+}
+
+#[test]
+fn errors_in_the_middle_of_traffic() {
+    let sum = run(9, |plan, rng| {
+        plan.ending = rng.pick(&[Ending::OneSideFails, Ending::OneSideResets, Ending::Destroyed]);
+        plan.faults.loss = rng.pick(&[0, 20_000]);
+    });
+    sum.happened("flushed requests", |s| s.counters.flushed_wqes);
+    sum.happened("exhausted retries", |s| s.counters.req_retry_exceeded);
+}

@@ -1,0 +1,94 @@
+//! One message of random traffic, and how its verb is chosen.
+
+use rnic_abi::verbs::SendFlags;
+use rnic_sim::rng::Rng;
+
+/// What a message does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verb {
+    Send,
+    Write,
+    Read,
+    /// Compare and swap of the flow's own word.
+    CmpSwap,
+    /// Fetch and add of the flow's own word.
+    FetchAdd,
+    /// Fetch and add of the word that all flows to a host share.
+    SharedAdd,
+}
+
+/// How its payload is handed over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Payload {
+    Sges,
+    Inline,
+    Carried,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    /// Also its `wr_id`.
+    pub(crate) number: u64,
+    pub(crate) slot: usize,
+    pub(crate) verb: Verb,
+    pub(crate) len: u64,
+    pub(crate) imm: Option<u32>,
+    pub(crate) payload: Payload,
+    pub(crate) flags: SendFlags,
+    /// What the requester's memory must hold when it is complete (READ and atomics).
+    pub(crate) fetched: Option<Vec<u8>>,
+}
+
+impl Message {
+    pub(crate) fn random(number: u64, slot: usize, rng: &mut Rng, mtu: u64, max_len: u64) -> Self {
+        use Verb::{CmpSwap, FetchAdd, Read, Send, SharedAdd, Write};
+        let verb = rng.pick(&[
+            Send, Send, Send, Write, Write, Write, Read, Read, Read, CmpSwap, FetchAdd, SharedAdd,
+        ]);
+        let has_payload = matches!(verb, Send | Write);
+        let len = match verb {
+            Send | Write | Read => length(rng, mtu, max_len),
+            CmpSwap | FetchAdd | SharedAdd => 8,
+        };
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::FENCE, rng.chance(150_000));
+        flags.set(SendFlags::SOLICITED, rng.chance(200_000));
+        flags.set(SendFlags::SIGNALED, rng.chance(700_000));
+        let small = has_payload && len <= INLINE;
+        let payload = match rng.below(4) {
+            0 if small => Payload::Inline,
+            // The library must not copy what an earlier READ may still write.
+            1 if small && !flags.contains(SendFlags::FENCE) => Payload::Carried,
+            _ => Payload::Sges,
+        };
+        let with_imm = has_payload && rng.chance(300_000);
+        let imm = if with_imm { Some(rng.below32(u32::MAX)) } else { None };
+        Self { number, slot, verb, len, imm, payload, flags, fetched: None }
+    }
+
+    /// The peer sees a receive completion.
+    pub(crate) fn consumes_receive(&self) -> bool {
+        self.verb == Verb::Send || (self.verb == Verb::Write && self.imm.is_some())
+    }
+
+    pub(crate) fn is_signaled(&self) -> bool {
+        self.flags.contains(SendFlags::SIGNALED)
+    }
+}
+
+/// Most inline bytes of the queue pairs.
+pub(crate) const INLINE: u64 = 256;
+
+fn length(rng: &mut Rng, mtu: u64, max: u64) -> u64 {
+    let len = match rng.below(10) {
+        0 => 0,
+        1 => 1 + rng.below(8),
+        2 | 3 => 1 + rng.below(INLINE),
+        4 => mtu - 1,
+        5 => mtu,
+        6 => mtu + 1,
+        7 => mtu * (1 + rng.below(4)),
+        _ => rng.below(max),
+    };
+    len.min(max)
+}
