@@ -80,7 +80,14 @@ impl Replies {
         self.remembered.clear();
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    /// Room for a new request? A requester within its limit is done with enough of its earlier
+    /// ones, so the answer to a duplicate, which only a stale packet asked for, gives way.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if self.queue.len() >= self.depth
+            && let Some(stale) = self.queue.iter().position(|reply| reply.is_duplicate)
+        {
+            self.queue.remove(stale);
+        }
         self.queue.len() < self.depth
     }
 

@@ -308,7 +308,7 @@ impl Qp {
         let needs_receive = match packet.info.operation {
             Operation::Send => position.is_start(),
             Operation::Write => position.is_end() && packet.info.trailer() == Trailer::Imm,
-            _ if self.responder.replies.has_room() => false,
+            _ if self.responder.replies.make_room() => false,
             _ => return Err(Step::Refuse(NakReason::Resources)),
         };
         if !needs_receive {
