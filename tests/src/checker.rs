@@ -4,56 +4,41 @@
 //! so that a [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use crate::packages::Apt;
-use crate::paths;
-use crate::process::{Cmd, is_root};
+use crate::native;
 
 /// The program's name.
 pub const PROGRAM: &str = "checker";
 
-/// Compiles the checker and returns the folder it is in. Needs a C compiler; the verbs header is
-/// installed (root) when it is missing.
+/// Compiles the checker and returns the folder it is in.
 ///
 /// # Errors
-/// When header or compiler cannot be had, or the source does not compile without a warning.
+/// As [`native::build`].
 pub fn build() -> Result<PathBuf> {
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _one = BUILDING.lock().map_err(|_| anyhow::anyhow!("an earlier build panicked"))?;
-    let source = paths::repository().join("tests/checker");
-    let folder = paths::cache("checker")?;
-    provide_header()?;
-    let mut files: Vec<PathBuf> = std::fs::read_dir(&source)
-        .with_context(|| format!("no checker source at {}", source.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
-        .collect();
-    files.sort();
-    // Another test program may be running the old one: replace, do not overwrite.
-    let fresh = folder.join(format!("{PROGRAM}.{}", std::process::id()));
-    Cmd::new("cc")
-        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
-        .arg(&fresh)
-        .args(&files)
-        .arg("-libverbs")
-        .limit(Duration::from_secs(60))
-        .check()?;
-    std::fs::rename(&fresh, folder.join(PROGRAM))?;
-    Ok(folder)
+    native::build(PROGRAM, &["checker"])
 }
 
-fn provide_header() -> Result<()> {
-    let header = std::path::Path::new("/usr/include/infiniband/verbs.h");
-    if !header.exists() {
-        ensure!(
-            is_root(),
-            "the checker needs the package libibverbs-dev, which only root installs"
-        );
-        Apt::system().install(&["libibverbs-dev"])?;
+/// The rate in MB/s, both directions together, that one end of a checker printed at its end.
+///
+/// # Errors
+/// When it printed none.
+pub fn megabytes_per_second(printed: &str) -> Result<f64> {
+    let line = printed.lines().find(|line| line.starts_with("checker: ok"));
+    let rate = line.and_then(|line| line.strip_suffix(" MB/s")?.rsplit(' ').next()?.parse().ok());
+    rate.with_context(|| format!("no rate in what the checker printed:\n{printed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_the_last_number_of_the_line() {
+        let line =
+            "checker: ok, 9 messages out, 7 noticed in, 1.5 MB out, 1.5 MB in, 0.500 s, 6.0 MB/s\n";
+        assert_eq!(megabytes_per_second(line).unwrap(), 6.0);
+        assert!(megabytes_per_second("checker: no progress").is_err());
     }
-    Ok(())
 }

@@ -12,6 +12,7 @@
 //! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
 //! | [`place`] | where an RDMA program runs: beside our daemon, or in a Linux guest with rxe |
 //! | [`programs`] | dialogues of two programs, and readers of what they print |
+//! | [`native`] | helper programs in C |
 //! | [`checker`] | a C program that verifies every byte and completion |
 //! | [`emulator`] | a faulty link in user space between two hosts |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
@@ -28,6 +29,7 @@ pub mod dist;
 pub mod emulator;
 pub mod interrupt;
 pub mod lab;
+pub mod native;
 pub mod netns;
 pub mod packages;
 pub mod paths;

@@ -73,7 +73,7 @@ impl Dialogue {
             "rping" => Family::Rping,
             "qperf" => Family::Qperf,
             "iperf3" => Family::Iperf3,
-            crate::checker::PROGRAM => Family::Pingpong,
+            crate::checker::PROGRAM | crate::native::VICTIM => Family::Pingpong,
             name if name.starts_with("ibv_") => Family::Pingpong,
             name if name.starts_with("ib_") => Family::Perftest,
             name => panic!("{name} belongs to no known family of programs"),

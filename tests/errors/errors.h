@@ -1,0 +1,39 @@
+/* An application that makes one mistake and prints what it got for it. */
+#ifndef ERRORS_H
+#define ERRORS_H
+
+#include "rc.h"
+
+/* Two queue pairs of one device, a the requester. `make` leaves them in RESET. */
+struct bench {
+	struct rc a, b;
+	struct rc_place at_a, at_b;
+};
+
+enum { ZONE = 65536 };
+
+void bench_make(struct bench *bench, const struct rc_options *a, const struct rc_options *b);
+void bench_connect(struct bench *bench);
+/* Both with the defaults, connected. */
+void bench_ready(struct bench *bench);
+/* The same, but nobody answers a and it waits for ever. */
+void bench_lonely(struct bench *bench);
+/* First completions at a's send and b's receive queue, states, events, b's memory. */
+void bench_outcome(struct bench *bench, bool memory_must_be_untouched);
+/* Async events within `ms`, sorted, in one line. */
+const char *events_of(struct ibv_context *ctx, int ms);
+/* The error of a verb that returns a pointer. */
+const char *null_errno(const void *result);
+
+struct mistake {
+	const char *name;
+	void (*make)(void);
+};
+
+extern const struct mistake posting[], creating[], modifying[], breaking[];
+extern struct rc_options options;
+/* A wire mistake by name; false when there is none of that name. */
+bool wire_mistake(const char *name);
+void list_wire_mistakes(void);
+
+#endif

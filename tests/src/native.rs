@@ -1,0 +1,70 @@
+//! Helper programs in C, against the public verbs header: what a test's own code cannot be, an
+//! application that dies, misbehaves or passes nonsense to the library.
+//!
+//! Each has a folder under `tests/`; `tests/common` is shared by all. A program is compiled once
+//! per run and made part of the toolbox, so that a place starts it like any other program.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::packages::Apt;
+use crate::paths;
+use crate::process::{Cmd, is_root};
+
+/// An application that dies, forks, replaces itself or waits: `tests/victim`.
+pub const VICTIM: &str = "victim";
+/// An application that makes every mistake: `tests/errors`.
+pub const ERRORS: &str = "errors";
+
+/// Compiles the program whose sources are the given folders under `tests/` and returns the folder
+/// it is in. Needs a C compiler; the verbs header is installed (root) when it is missing.
+///
+/// # Errors
+/// When header or compiler cannot be had, or the source does not compile without a warning.
+pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _one = BUILDING.lock().map_err(|_| anyhow!("an earlier build panicked"))?;
+    let home = paths::repository().join("tests");
+    let folder = paths::cache("native")?;
+    provide_header()?;
+    let mut files = Vec::new();
+    for source in folders {
+        files.extend(sources(&home.join(source))?);
+    }
+    // Another test program may be running the old one: replace, do not overwrite.
+    let fresh = folder.join(format!("{program}.{}", std::process::id()));
+    Cmd::new("cc")
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(home.join("common"))
+        .arg("-o")
+        .arg(&fresh)
+        .args(&files)
+        .arg("-libverbs")
+        .limit(Duration::from_secs(60))
+        .check()?;
+    std::fs::rename(&fresh, folder.join(program))?;
+    Ok(folder)
+}
+
+fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .with_context(|| format!("no sources at {}", folder.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+fn provide_header() -> Result<()> {
+    let header = Path::new("/usr/include/infiniband/verbs.h");
+    if !header.exists() {
+        let why = "the helper programs need the package libibverbs-dev, which only root installs";
+        ensure!(is_root(), "{why}");
+        Apt::system().install(&["libibverbs-dev"])?;
+    }
+    Ok(())
+}
