@@ -344,3 +344,6 @@ fn main_interface<'a>(
         NetError::new("this network namespace has no loopback interface; name one with --netdev")
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,11 +41,15 @@ impl Namespace {
     /// Runs `ip` with space-separated arguments and returns what it printed.
     #[track_caller]
     pub(crate) fn ip(&self, arguments: &str) -> String {
+        self.try_ip(arguments).unwrap_or_else(|error| panic!("ip {arguments}: {error}"))
+    }
+
+    /// As [`ip`](Self::ip), or what it complained about.
+    pub(crate) fn try_ip(&self, arguments: &str) -> Result<String, String> {
         let run = || Command::new("ip").args(arguments.split(' ')).output().unwrap();
         let output = self.run(run);
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ip {arguments}: {error}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
     fn path(&self) -> String {
@@ -104,8 +108,13 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
 pub(crate) fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        // Straight to the descriptor: the test harness would swallow it.
-        let _ = writeln!(std::io::stderr().lock(), "SKIPPED {test}: needs root");
+        skip(test, "needs root");
     }
     root
+}
+
+/// Says loudly that a test is skipped.
+pub(crate) fn skip(test: &str, why: &str) {
+    // Straight to the descriptor: the test harness would swallow it.
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {test}: {why}");
 }

@@ -1,0 +1,201 @@
+//! The network against a real kernel, in namespaces.
+
+use super::testbed::{Pair, V4_A, V4_B, V6_B, is_root, skip, wait_for};
+use super::*;
+use rnic_abi::verbs::AhAttr;
+use roce_wire::{MacAddr, ROCE_PORT, VlanTag};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+fn on_eth0() -> NetConfig {
+    NetConfig { netdev: Some("eth0".into()), addresses: Vec::new() }
+}
+
+fn start(pair: &Pair, config: NetConfig) -> (Arc<Network>, mpsc::Receiver<Change>) {
+    let (sender, changes) = mpsc::channel();
+    let report = move |change| {
+        // The test may have ended.
+        let _ = sender.send(change);
+    };
+    (pair.a.run(|| Network::start(config, Box::new(report)).unwrap()), changes)
+}
+
+fn to(dst: &str, sgid_index: u8) -> AhAttr {
+    let dgid = Gid::from_ip(dst.parse().unwrap()).0;
+    AhAttr { dgid, sgid_index, is_global: true, port_num: 1, sl: 3, ..AhAttr::default() }
+}
+
+fn mac_of(pair: &Pair, side_b: bool, interface: &str) -> MacAddr {
+    let namespace = if side_b { &pair.b } else { &pair.a };
+    MacAddr(namespace.run(|| xdp_io::netdev::mac(interface).unwrap()))
+}
+
+fn gid_texts(network: &Network) -> Vec<(u32, String)> {
+    let text = |entry: &GidEntry| (entry.index, Gid(entry.gid).to_ip().to_string());
+    network.gids().iter().map(text).collect()
+}
+
+#[test]
+fn neighbours_are_resolved_and_followed() {
+    if !is_root("neighbours_are_resolved_and_followed") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, _changes) = start(&pair, on_eth0());
+    let (mac_a, mac_b) = (mac_of(&pair, false, "eth0"), mac_of(&pair, true, "eth0"));
+    let hops = network.hops();
+    for (peer, index) in [(V4_B, 0), (V6_B, 1)] {
+        let path = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
+        assert_eq!((path.flow.dst, path.flow.hop_limit, path.flow.sport), (peer, 64, 0));
+        let hop = hops.get(path.hop).unwrap();
+        assert_eq!(hop, Hop { dst_mac: mac_b, src_mac: mac_a, vlan: None });
+        let again = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
+        assert_eq!(again.hop, path.hop);
+    }
+    let hop = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap().hop;
+
+    // The peer gets another Ethernet address and asks for us: the kernel hears of it.
+    pair.b.ip("link set eth0 address 02:00:00:00:0b:0b");
+    pair.b.run(|| {
+        let socket = std::net::UdpSocket::bind((V4_B, 0)).unwrap();
+        socket.send_to(&[1], (V4_A, 9)).unwrap();
+    });
+    wait_for("the hop to follow its neighbour", || {
+        (hops.get(hop)?.dst_mac.0 == [2, 0, 0, 0, 0xb, 0xb]).then_some(())
+    });
+
+    // So do we.
+    pair.a.ip("link set eth0 address 02:00:00:00:0a:0a");
+    wait_for("the hop to follow our own address", || {
+        (hops.get(hop)?.src_mac.0 == [2, 0, 0, 0, 0xa, 0xa]).then_some(())
+    });
+    assert!(hops.is_own(MacAddr([2, 0, 0, 0, 0xa, 0xa])) && !hops.is_own(mac_a));
+}
+
+#[test]
+fn what_cannot_be_reached_is_refused_with_a_reason() {
+    if !is_root("what_cannot_be_reached_is_refused_with_a_reason") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, _changes) = start(&pair, on_eth0());
+    let refusal = |attr: AhAttr| pair.a.run(|| network.resolve(&attr)).unwrap_err();
+    let started = Instant::now();
+    let silent = refusal(to("10.88.0.77", 0));
+    assert_eq!(silent.errno, libc::EHOSTUNREACH, "{silent}");
+    assert!(silent.message.contains("does not answer ARP on eth0"), "{silent}");
+    assert!(started.elapsed() < Duration::from_secs(4));
+    let nowhere = refusal(to("203.0.113.5", 0));
+    assert_eq!(nowhere.errno, libc::ENETUNREACH, "{nowhere}");
+    assert!(nowhere.message.contains("ip route get 203.0.113.5 from 10.88.0.1"), "{nowhere}");
+    for (attr, text) in [
+        (to("10.88.0.2", 9), "index 9 is empty"),
+        (to("10.88.0.2", 1), "same address family"),
+        (to("::", 1), "GID is zero"),
+        (AhAttr { is_global: false, ..to("10.88.0.2", 0) }, "is_global"),
+    ] {
+        let refusal = refusal(attr);
+        assert_eq!(refusal.errno, libc::EINVAL);
+        assert!(refusal.message.contains(text), "{refusal}");
+    }
+    pair.a.ip("address add 10.99.0.1/32 dev lo");
+    let here = refusal(to("10.99.0.1", 0));
+    assert!(here.message.contains("not of this device"), "{here}");
+    let own = pair.a.run(|| network.resolve(&to(&V4_A.to_string(), 0))).unwrap();
+    assert_eq!(own.hop, LOOPBACK);
+}
+
+#[test]
+fn routes_lead_through_gateways() {
+    if !is_root("routes_lead_through_gateways") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    pair.a.ip("route add 203.0.113.0/24 via 10.88.0.2");
+    pair.a.ip("-6 route add 2001:db8::/32 via fd88::2");
+    let (network, _changes) = start(&pair, on_eth0());
+    let hops = network.hops();
+    let mac_b = mac_of(&pair, true, "eth0");
+    for (dst, index) in [("203.0.113.9", 0), ("2001:db8::9", 1)] {
+        let path = pair.a.run(|| network.resolve(&to(dst, index))).unwrap();
+        assert_eq!(hops.get(path.hop).unwrap().dst_mac, mac_b, "{dst}");
+    }
+}
+
+#[test]
+fn addresses_of_vlans_are_served_and_tagged() {
+    if !is_root("addresses_of_vlans_are_served_and_tagged") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    for (namespace, host) in [(&pair.a, 1), (&pair.b, 2)] {
+        if namespace.try_ip("link add link eth0 name eth0.7 type vlan id 7").is_err() {
+            skip("addresses_of_vlans_are_served_and_tagged", "the kernel has no VLAN interfaces");
+            return;
+        }
+        namespace.ip(&format!("address add 10.70.0.{host}/24 dev eth0.7"));
+        namespace.ip("link set eth0.7 up");
+    }
+    let (network, _changes) = start(&pair, on_eth0());
+    let gids = gid_texts(&network);
+    let index = gids.iter().find(|(_, text)| text == "10.70.0.1").unwrap().0;
+    assert_eq!(index, 1, "behind the interface's own: {gids:?}");
+    let path = pair.a.run(|| network.resolve(&to("10.70.0.2", index as u8))).unwrap();
+    let hop = network.hops().get(path.hop).unwrap();
+    assert_eq!(hop.vlan, Some(VlanTag::new(3, 7)));
+    assert_eq!(hop.dst_mac, mac_of(&pair, true, "eth0"));
+}
+
+#[test]
+fn changes_are_reported_and_gids_keep_their_indices() {
+    if !is_root("changes_are_reported_and_gids_keep_their_indices") {
+        return;
+    }
+    let pair = Pair::new(1500);
+    let (network, changes) = start(&pair, on_eth0());
+    let next = || changes.recv_timeout(Duration::from_secs(5)).unwrap();
+    let port = network.port();
+    assert_eq!((port.active, port.active_mtu, port.netdev_mtu), (true, 3, 1500));
+
+    pair.a.ip("address add 10.88.1.1/24 dev eth0");
+    let change = next();
+    assert!(change.port.gids_changed && change.addresses.len() == 4, "{change:?}");
+    pair.a.ip("address del 10.88.0.1/24 dev eth0");
+    next();
+    let expected = [(1, "fd88::1"), (2, "fe80::1"), (3, "10.88.1.1")];
+    assert_eq!(gid_texts(&network), expected.map(|(i, text)| (i, text.to_owned())));
+    pair.a.ip("address add 10.88.2.1/24 dev eth0");
+    next();
+    assert_eq!(gid_texts(&network)[0], (0, "10.88.2.1".to_owned()));
+
+    pair.a.ip("link set eth0 mtu 4200");
+    let change = next();
+    assert_eq!((change.mtu, change.port.active_mtu, change.port.gids_changed), (4200, 5, false));
+    pair.a.ip("link set eth0 down");
+    wait_for("the port to go down", || {
+        (!changes.recv_timeout(Duration::from_secs(5)).ok()?.port.active).then_some(())
+    });
+}
+
+#[test]
+fn addresses_without_an_interface_are_found_on_their_own() {
+    if !is_root("addresses_without_an_interface_are_found_on_their_own") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, _changes) = start(&pair, NetConfig::default());
+    assert_eq!(gid_texts(&network), [(0, "127.0.0.1".to_owned()), (1, "::1".to_owned())]);
+    assert!(network.port().active && network.port().active_mtu == 5);
+    let only = |text: &str| NetConfig { netdev: None, addresses: vec![text.parse().unwrap()] };
+    let (network, _changes) = start(&pair, only("127.0.0.9"));
+    network.set_kernel_sends(true);
+    let path = pair.a.run(|| network.resolve(&to("127.0.0.8", 0))).unwrap();
+    assert_eq!((path.hop, path.flow.sport), (KERNEL, ROCE_PORT));
+    let (network, _changes) = start(&pair, only("10.88.0.1"));
+    assert_eq!(network.interface().name, "eth0");
+    let failed = |config| pair.a.run(|| Network::start(config, Box::new(|_| {}))).err().unwrap();
+    let strange = failed(only("192.0.2.1")).to_string();
+    assert!(strange.contains("192.0.2.1") && strange.contains("10.88.0.1 (eth0)"), "{strange}");
+    let missing = failed(NetConfig { netdev: Some("eth9".into()), addresses: Vec::new() });
+    assert!(missing.to_string().contains("has eth0, lo"), "{missing}");
+}
