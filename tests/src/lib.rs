@@ -12,6 +12,7 @@
 //! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
 //! | [`place`] | where an RDMA program runs: beside our daemon, or in a Linux guest with rxe |
 //! | [`programs`] | dialogues of two programs, and readers of what they print |
+//! | [`inspect`] | what a daemon and the kernel say about the daemon |
 //! | [`native`] | helper programs in C |
 //! | [`checker`] | a C program that verifies every byte and completion |
 //! | [`emulator`] | a faulty link in user space between two hosts |
@@ -27,6 +28,7 @@ pub mod checker;
 pub mod daemon;
 pub mod dist;
 pub mod emulator;
+pub mod inspect;
 pub mod interrupt;
 pub mod lab;
 pub mod native;

@@ -2,10 +2,10 @@
 //!
 //! A dialogue of two programs ([`crate::programs`]) takes two places and does not know which.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::daemon::Daemon;
 use crate::dist::Dist;
@@ -195,6 +195,53 @@ impl Place for Node {
 
     fn listens(&self, port: u16) -> Result<bool> {
         self.host.listens(port)
+    }
+}
+
+/// A node seen under its IPv6 address.
+pub struct OverV6<'a> {
+    node: &'a Node,
+    address: Ipv6Addr,
+    gid_index: u32,
+}
+
+impl<'a> OverV6<'a> {
+    /// Looks the address up in the device's GID table.
+    ///
+    /// # Errors
+    /// When the device does not have it.
+    pub fn of(node: &'a Node, address: Ipv6Addr) -> Result<Self> {
+        let text = node.cmd("ibv_devinfo")?.arg("-v").check()?;
+        let wanted = address.to_string();
+        let gid_index = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("GID[")?.split_once(']'))
+            .find(|(_, rest)| rest.contains(&wanted))
+            .and_then(|(index, _)| index.trim().parse().ok())
+            .with_context(|| format!("no GID {wanted} in:\n{text}"))?;
+        Ok(Self { node, address, gid_index })
+    }
+}
+
+impl Place for OverV6<'_> {
+    fn device(&self) -> &str {
+        self.node.device()
+    }
+
+    fn gid_index(&self) -> u32 {
+        self.gid_index
+    }
+
+    fn address(&self) -> IpAddr {
+        self.address.into()
+    }
+
+    fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
+        self.node.start(program, args, limit)
+    }
+
+    fn listens(&self, port: u16) -> Result<bool> {
+        self.node.listens(port)
     }
 }
 

@@ -134,11 +134,19 @@ impl EmulatedPair {
         self.running.iter().map(|d| d.forwarded.load(Ordering::Relaxed)).sum()
     }
 
+    /// The namespace in the middle, whose interfaces `left` and `right` lead to the hosts: where
+    /// somebody on the path would sit.
+    #[must_use]
+    pub fn middle(&self) -> &Netns {
+        &self.middle
+    }
+
     /// Waits until nothing was forwarded for `quiet`, then stops the link and tells what it did.
+    /// The hosts stay; nothing they send arrives any more.
     ///
     /// # Errors
     /// When a direction failed.
-    pub fn finish(mut self, quiet: Duration) -> Result<LinkReport> {
+    pub fn finish(&mut self, quiet: Duration) -> Result<LinkReport> {
         let mut last = (self.forwarded(), Instant::now());
         while last.1.elapsed() < quiet {
             std::thread::sleep(Duration::from_millis(20));

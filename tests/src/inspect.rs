@@ -1,0 +1,168 @@
+//! What a daemon says about itself, and what the kernel says about it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::place::Node;
+use crate::process::{Cmd, wait_until};
+
+/// Everything of a daemon that may not grow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Census {
+    /// Objects by kind: `qps`, `cqs`, `mrs`, `sessions`.
+    pub objects: BTreeMap<String, u64>,
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Mappings of memory.
+    pub mappings: usize,
+    /// Resident memory, KiB.
+    pub resident_kib: u64,
+}
+
+impl Census {
+    /// Counts what a daemon has now.
+    ///
+    /// # Errors
+    /// When the daemon does not answer or is no more.
+    pub fn of(node: &Node) -> Result<Self> {
+        let status = ask(node, "status")?;
+        let objects = ["qps", "cqs", "mrs", "sessions"]
+            .iter()
+            .map(|kind| Ok(((*kind).to_owned(), total(&status, kind)?)))
+            .collect::<Result<_>>()?;
+        let home = Path::new("/proc").join(node.daemon.pid().to_string());
+        let entries = |name: &str| -> Result<usize> { Ok(fs::read_dir(home.join(name))?.count()) };
+        Ok(Self {
+            objects,
+            descriptors: entries("fd")?,
+            threads: entries("task")?,
+            mappings: fs::read_to_string(home.join("maps"))?.lines().count(),
+            resident_kib: resident_kib(&fs::read_to_string(home.join("status"))?)?,
+        })
+    }
+
+    /// Waits until the daemon has nothing left that it had not at `self`: no object, descriptor
+    /// or thread more, and memory within what an allocator keeps.
+    ///
+    /// # Errors
+    /// When it is not so within `limit`; the error shows both.
+    pub fn returns(&self, node: &Node, limit: Duration) -> Result<Self> {
+        let mut now = Self::of(node)?;
+        let back = wait_until("return of all resources", limit, || {
+            now = Self::of(node)?;
+            Ok(now.is_within(self))
+        });
+        back.with_context(|| format!("before: {self:?}\nafter:  {now:?}\n{}", node.daemon.log()))?;
+        Ok(now)
+    }
+
+    fn is_within(&self, before: &Self) -> bool {
+        self.objects == before.objects
+            && self.descriptors <= before.descriptors
+            && self.threads <= before.threads
+            && self.mappings <= before.mappings + ALLOCATOR_MAPPINGS
+            && self.resident_kib <= before.resident_kib + ALLOCATOR_KIB
+    }
+}
+
+/// Arenas that an allocator keeps for threads that were.
+const ALLOCATOR_MAPPINGS: usize = 24;
+/// What an allocator keeps of what was freed.
+const ALLOCATOR_KIB: u64 = 8 * 1024;
+
+/// `rnic WHAT --json` of a daemon.
+///
+/// # Errors
+/// When it fails or prints no JSON.
+pub fn ask(node: &Node, what: &str) -> Result<Value> {
+    let cmd = Cmd::new(node.dist.bin("rnic")).args([what, "--json"]);
+    let text =
+        cmd.env("RNIC_SOCKET", node.daemon.socket()).limit(Duration::from_secs(10)).check()?;
+    serde_json::from_str(&text).with_context(|| format!("`rnic {what} --json` printed:\n{text}"))
+}
+
+/// One counter of a daemon.
+///
+/// # Errors
+/// As [`ask`], and when there is no such counter.
+pub fn counter(node: &Node, name: &str) -> Result<u64> {
+    total(&ask(node, "counters")?, name)
+}
+
+/// The sum of all numbers (or lengths of lists) under a key, wherever it is.
+///
+/// # Errors
+/// When the key is nowhere.
+pub fn total(value: &Value, key: &str) -> Result<u64> {
+    let mut found = Vec::new();
+    collect(value, key, &mut found);
+    ensure!(!found.is_empty(), "no {key} in {value:#}");
+    Ok(found.iter().sum())
+}
+
+fn collect(value: &Value, key: &str, found: &mut Vec<u64>) {
+    match value {
+        Value::Object(map) => {
+            for (name, inner) in map {
+                match inner {
+                    Value::Array(list) if name == key => found.push(list.len() as u64),
+                    _ if name == key => found.extend(inner.as_u64()),
+                    _ => collect(inner, key, found),
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|inner| collect(inner, key, found)),
+        _ => {}
+    }
+}
+
+fn resident_kib(status: &str) -> Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.context("no VmRSS in /proc/PID/status")
+}
+
+/// CPU time that a process used until now, user and system.
+///
+/// # Errors
+/// When the process is no more.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Behind the name in parentheses: state is field 3, utime and stime are 14 and 15.
+    let fields = stat.rsplit_once(')').context("no name in /proc/PID/stat")?.1;
+    let ticks: Vec<u64> =
+        fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse().ok()).collect();
+    ensure!(ticks.len() == 2, "no times in {stat:?}");
+    Ok(Duration::from_secs(ticks.iter().sum())
+        / rustix::param::clock_ticks_per_second().try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_total_is_over_all_places() {
+        let status = json!({"engine": [{"qps": 3}, {"qps": 4}], "sessions": [{}, {}]});
+        assert_eq!(total(&status, "qps").unwrap(), 7);
+        assert_eq!(total(&status, "sessions").unwrap(), 2);
+        assert!(total(&status, "cqs").is_err());
+    }
+
+    #[test]
+    fn this_process_uses_memory_and_time() {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        assert!(resident_kib(&status).unwrap() > 100);
+        let began = std::time::Instant::now();
+        while began.elapsed() < Duration::from_millis(50) {}
+        assert!(cpu_time(std::process::id()).unwrap() > Duration::ZERO);
+    }
+}

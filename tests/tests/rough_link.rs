@@ -1,0 +1,201 @@
+//! Every byte and completion over a link that loses, doubles, reorders and damages packets, and
+//! every packet as others see it.
+//!
+//! The link's captures hold what each daemon sent before any fault. Tshark dissects each frame,
+//! and an ICRC that shares no code with ours is computed for it.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pcap_file::pcap::PcapReader;
+use system_tests::checker;
+use system_tests::daemon::{Daemon, Io};
+use system_tests::dist::Dist;
+use system_tests::emulator::{EmulatedPair, Faults, LinkReport};
+use system_tests::inspect::{ask, counter};
+use system_tests::lab::{Lab, Need, at_end};
+use system_tests::netns::End;
+use system_tests::paths::Scratch;
+use system_tests::place::{Host, Node, OverV6, Place};
+use system_tests::process::Cmd;
+use system_tests::programs::Dialogue;
+
+/// Local ACK timeout 2^10 x 4.096 us: a lost last packet costs a few milliseconds.
+const CHECKER: &str = "checker -n 600 -T 10 -s 0,1,63,64,1023,1024,1025,3000,16391,65536";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V4,
+    V6,
+}
+
+fn over(test: &str, io: Io, path_mtu: u32, version: Version) -> Result<()> {
+    let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devinfo", "tshark", "ethtool"])? else {
+        return Ok(());
+    };
+    lab.tools = lab.tools.clone().with_built(checker::build()?);
+    let folder = Scratch::new("link")?;
+    let interface_mtu = if path_mtu > 1024 { 4200 } else { 1500 };
+    let mut link = EmulatedPair::new(interface_mtu, Faults::ROUGH, 42, folder.path())?;
+    let node = |end: &End| -> Result<Node> {
+        let daemon = Daemon::start(Dist::get()?, &at_end(end, io))?;
+        Ok(Node::new(daemon, Host::at_end(end, &lab.tools), Dist::get()?))
+    };
+    let nodes = [node(&link.left)?, node(&link.right)?];
+    let ends = [link.left.ipv6, link.right.ipv6];
+    let dialogue =
+        Dialogue::new(&format!("{CHECKER} -m {path_mtu}")).limit(Duration::from_secs(90));
+    match version {
+        Version::V4 => dialogue.run(&nodes[0], &nodes[1])?,
+        Version::V6 => {
+            let [left, right] = [OverV6::of(&nodes[0], ends[0])?, OverV6::of(&nodes[1], ends[1])?];
+            let places: [&dyn Place; 2] = [&left, &right];
+            dialogue.run(places[0], places[1])?
+        }
+    };
+    let report = link.finish(Duration::from_millis(300))?;
+    no_fallback(&nodes, io)?;
+    faults_were_felt(&nodes, &report)?;
+    for (node, capture) in nodes.iter().zip(&report.captures) {
+        frames_are_the_daemons(node, capture)?;
+        tshark_agrees(&lab, capture)?;
+    }
+    let [left, right] = nodes;
+    left.stop()?;
+    right.stop()?;
+    Ok(())
+}
+
+/// The daemon does what it was asked for and nothing else.
+fn no_fallback(nodes: &[Node; 2], io: Io) -> Result<()> {
+    for node in nodes {
+        let status = ask(node, "status")?;
+        let text = status.to_string();
+        ensure!(text.contains(&format!("\"{}", io.as_str())), "not {}: {text}", io.as_str());
+    }
+    Ok(())
+}
+
+fn faults_were_felt(nodes: &[Node; 2], report: &LinkReport) -> Result<()> {
+    let (right, left) = (&report.to_right, &report.to_left);
+    let each = [
+        ("lost", right.lost + left.lost),
+        ("doubled", right.duplicated + left.duplicated),
+        ("reordered", right.reordered + left.reordered),
+        ("damaged", right.corrupted + left.corrupted),
+    ];
+    for (what, count) in each {
+        ensure!(count > 0, "the link {what} nothing: {report:?}");
+    }
+    let sum = |name| -> Result<u64> { Ok(counter(&nodes[0], name)? + counter(&nodes[1], name)?) };
+    ensure!(sum("retransmitted_packets")? > 0, "nothing was sent again: {report:?}");
+    ensure!(sum("duplicate_request")? > 0, "no duplicate arrived: {report:?}");
+    eprintln!(
+        "{each:?} of {} frames, {} sent again",
+        right.roce_in + left.roce_in,
+        sum("retransmitted_packets")?
+    );
+    Ok(())
+}
+
+/// What the link saw is what the daemon counted, and every frame's ICRC is right.
+fn frames_are_the_daemons(node: &Node, capture: &Path) -> Result<()> {
+    let mut frames = 0;
+    let mut reader = PcapReader::new(File::open(capture)?)?;
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet?;
+        frames += 1;
+        icrc_is_right(&packet.data).with_context(|| format!("frame {frames}"))?;
+    }
+    let sent = counter(node, "tx_packets")?;
+    ensure!(frames == sent, "{frames} frames captured, {sent} counted by the daemon");
+    Ok(())
+}
+
+/// Every frame is RoCEv2 to tshark, and none is malformed.
+fn tshark_agrees(lab: &Lab, capture: &Path) -> Result<()> {
+    // Its RPC-over-RDMA dissector guesses, and takes some payloads for its own.
+    let bad = Cmd::new(lab.tools.program("tshark")?)
+        .arg("-r")
+        .arg(capture)
+        .args(["--disable-protocol", "rpcordma", "-Y", "!infiniband.bth || _ws.malformed"])
+        .limit(Duration::from_secs(120))
+        .check()?;
+    let shown: Vec<_> = bad.lines().take(5).collect();
+    ensure!(shown.is_empty(), "{} frames tshark does not like:\n{shown:#?}", bad.lines().count());
+    Ok(())
+}
+
+/// RoCEv2 annex, ICRC: a CRC-32 over eight bytes of ones (the missing LRH) and the packet from
+/// its IP header on, with ones in place of the fields that a router may change.
+fn icrc_is_right(frame: &[u8]) -> Result<()> {
+    let version = frame.get(14).context("a frame without an IP header")? >> 4;
+    let (udp, masked): (usize, &[usize]) = match version {
+        // Type of service, time to live, header checksum.
+        4 => (34, &[15, 22, 24, 25]),
+        // Traffic class and flow label (the low nibble of byte 14 and three more), hop limit.
+        6 => (54, &[15, 16, 17, 21]),
+        other => anyhow::bail!("IP version {other}"),
+    };
+    ensure!(frame.len() >= udp + 8 + 12 + 4, "{} bytes are too few", frame.len());
+    let length = usize::from(u16::from_be_bytes([frame[udp + 4], frame[udp + 5]]));
+    let end = udp + length - 4;
+    let mut packet = frame[..end].to_vec();
+    for at in masked {
+        packet[*at] = 0xff;
+    }
+    if version == 6 {
+        packet[14] |= 0x0f;
+    }
+    // UDP checksum; the reserved byte (FECN, BECN) of the BTH.
+    for at in [udp + 6, udp + 7, udp + 8 + 4] {
+        packet[at] = 0xff;
+    }
+    let computed = crc32([0xff; 8].iter().chain(&packet[14..]).copied());
+    let found = u32::from_le_bytes(frame[end..end + 4].try_into()?);
+    ensure!(computed == found, "ICRC {found:08x}, computed {computed:08x}");
+    Ok(())
+}
+
+/// CRC-32 of IEEE 802.3, one bit at a time.
+fn crc32(bytes: impl Iterator<Item = u8>) -> u32 {
+    !bytes.fold(u32::MAX, |mut crc, byte| {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+        }
+        crc
+    })
+}
+
+#[test]
+fn crc32_of_the_check_string() {
+    assert_eq!(crc32(b"123456789".iter().copied()), 0xcbf4_3926);
+}
+
+#[test]
+fn af_xdp() -> Result<()> {
+    over("af_xdp", Io::AfXdp, 1024, Version::V4)
+}
+
+#[test]
+fn af_packet() -> Result<()> {
+    over("af_packet", Io::AfPacket, 1024, Version::V4)
+}
+
+#[test]
+fn udp() -> Result<()> {
+    over("udp", Io::Udp, 1024, Version::V4)
+}
+
+#[test]
+fn udp_over_ipv6() -> Result<()> {
+    over("udp_over_ipv6", Io::Udp, 1024, Version::V6)
+}
+
+#[test]
+fn af_xdp_at_the_largest_path_mtu() -> Result<()> {
+    over("af_xdp_at_the_largest_path_mtu", Io::AfXdp, 4096, Version::V4)
+}
