@@ -1,1 +1,84 @@
 //! The `rnic` command.
+
+mod client;
+mod private;
+mod run;
+mod show;
+mod table;
+
+use clap::{Args, Parser, Subcommand};
+use rnic_abi::control::Inspect;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run RDMA programs on soft-rnic, and look at what its daemon does.
+#[derive(Parser, Debug)]
+#[command(name = "rnic", version, about)]
+pub struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// Run a program with soft-rnic's libibverbs and librdmacm
+    ///
+    /// Uses the daemon of this host; when there is none, starts a private one on 127.0.0.1 and ::1,
+    /// which ends after its last client.
+    Run(run::Options),
+    /// The daemon, its device, its port, its sessions
+    Status(Target),
+    /// Devices of all daemons that can be found
+    Devices(Target),
+    /// Queue pairs
+    Qp(Target),
+    /// Memory regions
+    Mr(Target),
+    /// Completion queues
+    Cq(Target),
+    /// Counters of port and engine
+    Counters(Target),
+}
+
+/// Which daemon, and how to show what it says.
+#[derive(Args, Debug)]
+struct Target {
+    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what the command line says.
+pub fn main(command: Command) -> ExitCode {
+    let shown = match command.action {
+        Action::Run(options) => return run::run(&options),
+        Action::Status(target) => show::status(&target),
+        Action::Devices(target) => show::devices(&target),
+        Action::Qp(target) => show::list(&target, Inspect::Qps, show::QP),
+        Action::Mr(target) => show::list(&target, Inspect::Mrs, show::MR),
+        Action::Cq(target) => show::list(&target, Inspect::Cqs, show::CQ),
+        Action::Counters(target) => show::counters(&target),
+    };
+    match shown {
+        Ok(text) => print(&text),
+        Err(error) => {
+            eprintln!("rnic: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> ExitCode {
+    use std::io::Write;
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("rnic: cannot write: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}

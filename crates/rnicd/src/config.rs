@@ -57,6 +57,18 @@ pub enum Idle {
     Event,
 }
 
+/// Where the engine's thread runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// Beside the program on machines with fewer than four CPUs, else free
+    Auto,
+    /// On the CPU of the program it serves; each gives way to the other when it has nothing to do
+    Program,
+    /// Wherever the scheduler puts it; nobody gives way
+    Free,
+}
+
 /// A RoCEv2 NIC as a process.
 #[derive(Parser, Debug, Default)]
 #[command(name = "rnicd", version, about)]
@@ -98,6 +110,9 @@ pub struct Args {
     /// How long --idle adaptive spins after the last work, microseconds [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin: Option<u64>,
+    /// Where the engine's thread runs [default: auto]
+    #[arg(long, value_enum)]
+    pub placement: Option<Placement>,
     /// End when the last client has gone (and there was one)
     #[arg(long)]
     pub exit_with_last_client: bool,
@@ -120,6 +135,7 @@ struct File {
     mode: Option<String>,
     idle: Option<Idle>,
     spin: Option<u64>,
+    placement: Option<Placement>,
     log: Option<String>,
     quota: Quota,
 }
@@ -147,6 +163,8 @@ pub struct Config {
     pub idle: Idle,
     /// Spin budget of [`Idle::Adaptive`].
     pub spin: Duration,
+    /// Where the engine's thread runs.
+    pub placement: Placement,
     /// End with the last client.
     pub exit_with_last_client: bool,
     /// Log filter.
@@ -189,6 +207,7 @@ impl Config {
             mode,
             idle: idle.unwrap_or(Idle::Adaptive),
             spin: Duration::from_micros(args.spin.or(file.spin).unwrap_or(DEFAULT_SPIN)),
+            placement: args.placement.or(file.placement).unwrap_or(Placement::Auto),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
             quota: file.quota,

@@ -3,7 +3,7 @@
 use crate::config::{Args, Config, Io, XdpMode};
 use crate::net::{NetConfig, Network};
 use crate::server::{Registry, Service, serve, socket_group};
-use crate::shard::{IdlePolicy, Inbox, Message, Shard, ShardHandle, channel};
+use crate::shard::{Inbox, Message, Shard, ShardHandle, channel};
 use crate::system::{self, notify};
 use crate::wire::{self, WireConfig};
 use anyhow::{Context, Result, bail};
@@ -104,11 +104,11 @@ fn start_shard(
     engine.gid_table_len = port.gid_table_len;
     engine.port =
         PortState { active: port.active, active_mtu: port.active_mtu, gids_changed: false };
-    let idle = IdlePolicy::new(config);
+    let config = config.clone();
     let (report, ready) = crossbeam_channel::bounded(1);
     let thread = std::thread::Builder::new()
         .name("rnic-engine".into())
-        .spawn(move || match Shard::new(engine, wire, inbox, idle) {
+        .spawn(move || match Shard::new(engine, wire, inbox, &config) {
             Ok(shard) => {
                 let _ = report.send(Ok(()));
                 shard.run();

@@ -6,10 +6,10 @@
 mod host;
 mod idle;
 mod message;
+mod placement;
 mod run;
 mod tokens;
 
 pub(crate) use host::EventSocket;
-pub(crate) use idle::IdlePolicy;
 pub(crate) use message::{Inbox, Message, NewClient, ShardHandle, channel};
 pub(crate) use run::Shard;

@@ -1,10 +1,13 @@
 //! The device's wire: where the engine's frames go and come from.
 //!
-//! A [`DeviceWire`] joins the internal [`loopback`] (queue pairs of the device among themselves)
-//! with at most one way outside. A train's [`HopId`](rnic_core::ports::HopId) says which of the
-//! two it takes.
+//! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, a [`composite`] of the
+//! internal [`loopback`] (queue pairs of the device among themselves) and at most one way outside
+//! ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
+//! [`HopId`](rnic_core::ports::HopId) says which of the two it takes.
 
 mod auto;
+mod composite;
+mod fault;
 mod frames;
 mod loopback;
 mod packet;
@@ -12,14 +15,15 @@ mod split;
 mod udp;
 mod xdp;
 
-use crate::net;
-use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 
 pub(crate) use auto::{WireConfig, WireError, open};
-use loopback::Loopback;
+use composite::Composite;
+use fault::FaultWire;
+pub(crate) use fault::{Fault, FaultKind};
 
 /// A way outside.
 trait Link: Send {
@@ -52,30 +56,16 @@ trait Link: Send {
 /// Counters by the names that `rnic counters` shows.
 pub(crate) type LinkCounters = Vec<(&'static str, u64)>;
 
-/// Loopback and the way outside.
+/// Everything a device sends and receives through. See the [module](self).
 pub(crate) struct DeviceWire {
     mode: String,
-    loopback: Loopback,
-    outside: Option<Box<dyn Link>>,
-    /// Where trains go that can never be sent: the transport's retries decide what follows.
-    sink: Vec<u8>,
-    sunk: u64,
-    /// Reservations since the last submit, in order.
-    reserved: Vec<TxSlot>,
+    inner: FaultWire<Composite>,
 }
 
 impl DeviceWire {
     /// A device with `outside`, or with loopback only.
     fn new(mode: String, outside: Option<Box<dyn Link>>) -> Self {
-        let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
-        Self {
-            mode,
-            loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
-            outside,
-            sink: vec![0; SINK_LEN],
-            sunk: 0,
-            reserved: Vec::with_capacity(MAX_RESERVED),
-        }
+        Self { mode, inner: FaultWire::new(Composite::new(outside), FAULT) }
     }
 
     /// The packet I/O in use, e.g. `udp` or `af-xdp native`.
@@ -85,128 +75,67 @@ impl DeviceWire {
 
     /// The descriptor that is readable while frames wait.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.outside.as_ref().map(|link| link.fd())
+        self.inner.get().fd()
     }
 
-    /// Frames wait that no descriptor tells about: what was looped back, or what the link could
-    /// not take yet.
+    /// Frames wait that no descriptor tells about: what was looped back, what the link could not
+    /// take yet, or what an injected fault holds back.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.loopback.has_backlog() || self.outside.as_ref().is_some_and(|link| link.has_backlog())
+        self.inner.has_backlog() || self.inner.get().has_backlog()
     }
 
     /// Follows a change of the interface.
     pub(crate) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        if let Some(link) = &mut self.outside {
-            link.follow(addresses, mtu);
-        }
+        self.inner.get_mut().follow(addresses, mtu);
     }
 
-    /// Counters of the link.
+    /// Counters of the links and of injected faults.
     pub(crate) fn counters(&mut self) -> LinkCounters {
-        let mut counters = self.loopback.counters();
-        counters.push(("link_tx_no_route", self.sunk));
-        if let Some(link) = &mut self.outside {
-            counters.extend(link.counters());
-        }
+        let mut counters = self.inner.get_mut().counters();
+        counters.extend(self.inner.counters());
         counters
     }
 
-    fn reserve_outside(&mut self, train: &TxTrain) -> Option<TxSlot> {
-        let refusal = match &mut self.outside {
-            Some(link) => match link.reserve(train) {
-                Ok(slot) => return Some(slot),
-                Err(refusal) => refusal,
-            },
-            None => TxRefusal::NoSource,
-        };
-        if refusal == TxRefusal::Full {
-            return None;
-        }
-        self.sunk += 1;
-        let len = train_len(train)? as usize;
-        if self.sink.len() < len {
-            return None;
-        }
-        Some(TxSlot { arena: SINK, offset: 0, stride: train.segment_len })
+    /// Injects these faults into what arrives from now on, instead of those before; none ends it.
+    /// Equal seeds treat equal arrivals alike.
+    pub(crate) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
+        self.inner.inject(faults, seed);
     }
 }
 
 impl Wire for DeviceWire {
     fn caps(&self) -> WireCaps {
-        self.outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps())
+        self.inner.caps()
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
-        self.loopback.receive(trains);
-        if let Some(link) = &mut self.outside {
-            link.receive(trains);
-        }
+        self.inner.receive(trains);
     }
 
     fn rx(&self, arena: ArenaId) -> &[u8] {
-        match (arena, &self.outside) {
-            (LOOPBACK, _) => self.loopback.rx(),
-            (OUTSIDE, Some(link)) => link.rx(),
-            _ => &[],
-        }
+        self.inner.rx(arena)
     }
 
     fn release(&mut self) {
-        if let Some(link) = &mut self.outside {
-            link.release();
-        }
+        self.inner.release();
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
-        if self.reserved.len() == MAX_RESERVED {
-            return None;
-        }
-        let slot = match train.hop {
-            net::LOOPBACK => self.loopback.reserve(train),
-            _ => self.reserve_outside(train),
-        }?;
-        self.reserved.push(slot);
-        Some(slot)
+        self.inner.reserve(train)
     }
 
     fn cancel_from(&mut self, slot: &TxSlot) {
-        let Some(first) = self.reserved.iter().rposition(|reserved| reserved == slot) else {
-            return;
-        };
-        for slot in self.reserved.drain(first..).rev() {
-            match (slot.arena, &mut self.outside) {
-                (LOOPBACK, _) => self.loopback.cancel_last(),
-                (OUTSIDE, Some(link)) => link.cancel(&slot),
-                _ => {}
-            }
-        }
+        self.inner.cancel_from(slot);
     }
 
     fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
-        match (arena, &mut self.outside) {
-            (LOOPBACK, _) => self.loopback.tx(),
-            (OUTSIDE, Some(link)) => link.tx(),
-            (SINK, _) => &mut self.sink,
-            _ => &mut [],
-        }
+        self.inner.tx(arena)
     }
 
     fn submit(&mut self) {
-        self.reserved.clear();
-        self.loopback.submit();
-        if let Some(link) = &mut self.outside {
-            link.submit();
-        }
+        self.inner.submit();
     }
 }
-
-/// What the loopback can do when there is nothing else.
-const LOOPBACK_CAPS: WireCaps = WireCaps {
-    max_datagram: MAX_DATAGRAM,
-    max_segments: 64,
-    max_train: 64 * 1024,
-    tx_ip_id: TxIpId::Ours,
-};
 
 /// UDP payload that an interface of this MTU carries, in the family with the longer header when
 /// IPv6 is among `addresses`.
@@ -224,8 +153,7 @@ fn train_len(train: &TxTrain) -> Option<u32> {
 const LOOPBACK: ArenaId = ArenaId(0);
 const OUTSIDE: ArenaId = ArenaId(1);
 const SINK: ArenaId = ArenaId(2);
-/// The longest train.
-const SINK_LEN: usize = 64 * 1024;
+const FAULT: ArenaId = ArenaId(3);
 /// The longest datagram of RoCEv2: path MTU 4096 and every header there is.
 const MAX_DATAGRAM: u32 = 4096 + 96;
 const IPV4_UDP: u32 = 28;

@@ -1,3 +1,8 @@
 //! The command-line tool.
 
-fn main() {}
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rnicd::cli::main(rnicd::cli::Command::parse())
+}

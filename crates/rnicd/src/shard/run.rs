@@ -3,16 +3,16 @@
 use super::host::ClientEvents;
 use super::idle::{IdlePolicy, Next};
 use super::message::{CommandResult, Inbox, Message, NewClient};
+use super::placement::Placement;
 use super::tokens::Token;
+use crate::config::Config;
 use crate::dma::{Space, SystemDma};
 use crate::inspect;
 use crate::net::Change;
 use crate::wire::DeviceWire;
 use rnic_abi::os::EventFd;
 use rnic_core::ports::Ports;
-use rnic_core::{
-    ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome, SpaceId,
-};
+use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::collections::HashMap;
@@ -32,6 +32,7 @@ pub(crate) struct Shard {
     inbox: Inbox,
     epoll: Arc<OwnedFd>,
     idle: IdlePolicy,
+    placement: Placement,
     origin: std::time::Instant,
     /// Scratch of `sleep`.
     ready: Vec<Event>,
@@ -39,26 +40,27 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// An engine on `wire`, fed by `inbox`.
+    /// An engine on `wire`, fed by `inbox`, for the calling thread.
     ///
     /// # Errors
     /// When there are too many open files.
     pub(crate) fn new(
-        config: EngineConfig,
+        engine: EngineConfig,
         wire: DeviceWire,
         inbox: Inbox,
-        idle: IdlePolicy,
+        config: &Config,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         let shard = Self {
-            engine: Engine::new(config, Instant::ZERO),
+            engine: Engine::new(engine, Instant::ZERO),
             wire,
             dma: SystemDma::new(),
             events: ClientEvents::new(Arc::clone(&epoll)),
             wakes: HashMap::new(),
             inbox,
             epoll,
-            idle,
+            idle: IdlePolicy::new(config),
+            placement: Placement::new(config.placement),
             origin: std::time::Instant::now(),
             ready: Vec::with_capacity(MAX_READY),
             stopping: false,
@@ -88,22 +90,14 @@ impl Shard {
             let mut ports =
                 Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
             let turn = self.engine.turn(now, &mut ports, &mut ());
+            self.placement.after_turn(now, &mut self.engine);
             if turn.delivered {
-                self.hand_off();
+                self.placement.after_delivery();
             }
             let worked = told || turn.worked || turn.more;
             if self.idle.after_turn(now, worked) == Next::Sleep {
                 self.sleep(now);
             }
-        }
-    }
-
-    /// Lets a program run that shares our CPU and has something new to look at.
-    fn hand_off(&self) {
-        let cpu = u32::try_from(rustix::thread::sched_getcpu()).ok();
-        let shares = |client: &ClientId| self.engine.client_cpu(*client) == cpu;
-        if cpu.is_some() && self.wakes.keys().take(HAND_OFF_CLIENTS).any(shares) {
-            rustix::thread::sched_yield();
         }
     }
 
@@ -237,5 +231,3 @@ const MAX_MESSAGES: usize = 16;
 const MAX_READY: usize = 64;
 /// How soon to try again what the link did not take.
 const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);
-/// Clients looked at to find one on our CPU. With more than these, cores are shared anyhow.
-const HAND_OFF_CLIENTS: usize = 4;

@@ -1,0 +1,125 @@
+//! `rnic run`: a program with the drop-in libraries on its path.
+
+use super::client::Client;
+use super::private;
+use anyhow::{Context, Result};
+use clap::Args;
+use rnic_abi::os::candidate_socket_paths;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// See the [module](self).
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Use the daemon at this control socket
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Keep registered memory in shared memory where possible: fewer system calls, opt-in because
+    /// it changes how the program's memory is allocated
+    #[arg(long)]
+    shared_memory: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program. Returns only when that fails.
+pub(super) fn run(options: &Options) -> ExitCode {
+    match prepare(options) {
+        Ok(mut command) => {
+            let error = command.exec();
+            eprintln!("rnic: cannot run {}: {error}", options.command[0].display());
+            // As a shell would say it.
+            ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+        }
+        Err(error) => {
+            eprintln!("rnic: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn prepare(options: &Options) -> Result<Command> {
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let libraries = library_directory(&own)?;
+    let socket = match &options.socket {
+        Some(path) => {
+            Client::at(path)
+                .with_context(|| format!("no daemon answers at {}", path.display()))?
+                .path
+        }
+        None => find_or_start(&own)?,
+    };
+    let mut command = Command::new(&options.command[0]);
+    command.args(&options.command[1..]);
+    command.env("LD_LIBRARY_PATH", with_library_path(&libraries));
+    command.env("RNIC_SOCKET", socket);
+    if options.shared_memory {
+        command.env("RNIC_SHARED_MEMORY", "1");
+    }
+    Ok(command)
+}
+
+fn find_or_start(own: &Path) -> Result<PathBuf> {
+    let candidates = candidate_socket_paths();
+    match candidates.iter().find_map(|path| Client::at(path).ok()) {
+        Some(client) => Ok(client.path),
+        None => private::daemon(&own.with_file_name("rnicd")),
+    }
+}
+
+/// Where the libraries are: beside `bin/` in `lib/` as installed, or where cargo builds them.
+fn library_directory(own: &Path) -> Result<PathBuf> {
+    let own = own.canonicalize().unwrap_or_else(|_| own.to_path_buf());
+    let bin = own.parent().context("my own executable is in no directory")?;
+    let installed = bin.with_file_name("lib");
+    if installed.join(VERBS).exists() {
+        return Ok(installed);
+    }
+    if bin.join(VERBS).exists() {
+        return Ok(bin.to_path_buf());
+    }
+    if bin.join(VERBS_AS_BUILT).exists() {
+        return link_as_built(bin);
+    }
+    anyhow::bail!(
+        "cannot find {VERBS}: neither in {} nor beside {}; `cargo xtask dist` makes a tree with \
+         everything in its place",
+        installed.display(),
+        own.display()
+    )
+}
+
+/// Cargo names libraries without the version that the loader looks for.
+fn link_as_built(bin: &Path) -> Result<PathBuf> {
+    let directory = bin.join("rnic-run-lib");
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    for (built, wanted) in [(VERBS_AS_BUILT, VERBS), (CM_AS_BUILT, CM)] {
+        let link = directory.join(wanted);
+        if !link.exists()
+            && let Err(error) = std::os::unix::fs::symlink(bin.join(built), &link)
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            return Err(error).with_context(|| format!("cannot make {}", link.display()));
+        }
+    }
+    Ok(directory)
+}
+
+/// Our libraries in front of what was on the path.
+fn with_library_path(libraries: &Path) -> OsString {
+    let mut path = libraries.as_os_str().to_owned();
+    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+        path.push(":");
+        path.push(before);
+    }
+    path
+}
+
+const VERBS: &str = "libibverbs.so.1";
+const VERBS_AS_BUILT: &str = "libibverbs.so";
+const CM: &str = "librdmacm.so.1";
+const CM_AS_BUILT: &str = "librdmacm.so";

@@ -1,0 +1,152 @@
+//! `rnic status|devices|qp|mr|cq|counters`.
+
+use super::Target;
+use super::client::Client;
+use super::table::{Column, cell, render};
+use anyhow::Result;
+use rnic_abi::control::Inspect;
+use rnic_abi::os::candidate_socket_paths;
+use serde_json::{Value, json};
+
+/// Columns of `rnic qp`.
+pub(super) const QP: &[Column] = &[
+    ("QPN", "qpn"),
+    ("TYPE", "type"),
+    ("STATE", "state"),
+    ("DEST-QPN", "dest_qpn"),
+    ("DGID", "dgid"),
+    ("MTU", "path_mtu"),
+    ("OUTSTANDING", "outstanding"),
+    ("UNA", "una"),
+    ("NEXT-PSN", "next_psn"),
+    ("EXPECTED-PSN", "expected_psn"),
+    ("CLIENT", "client"),
+];
+
+/// Columns of `rnic mr`.
+pub(super) const MR: &[Column] = &[
+    ("MR", "mr"),
+    ("KEY", "key"),
+    ("ADDRESS", "iova"),
+    ("LENGTH", "length"),
+    ("ACCESS", "access"),
+    ("PD", "pd"),
+    ("CLIENT", "client"),
+];
+
+/// Columns of `rnic cq`.
+pub(super) const CQ: &[Column] = &[
+    ("CQ", "cq"),
+    ("CQES", "capacity"),
+    ("WRITTEN", "written"),
+    ("POLLED", "polled"),
+    ("QUEUES", "queues"),
+    ("BROKEN", "broken"),
+    ("CLIENT", "client"),
+];
+
+fn json(value: &Value) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)?)
+}
+
+/// Objects as a table.
+pub(super) fn list(target: &Target, what: Inspect, columns: &[Column]) -> Result<String> {
+    let found = Client::connect(target.socket.as_deref())?.inspect(what)?;
+    if target.json {
+        return json(&found);
+    }
+    Ok(render(columns, found.as_array().map_or(&[], Vec::as_slice)))
+}
+
+/// Counters that are not zero, or all of them as JSON.
+pub(super) fn counters(target: &Target) -> Result<String> {
+    let found = Client::connect(target.socket.as_deref())?.inspect(Inspect::Counters)?;
+    if target.json {
+        return json(&found);
+    }
+    let counted: Vec<Value> = found
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| value.as_u64() != Some(0))
+        .map(|(name, value)| json!({ "name": name, "value": value }))
+        .collect();
+    Ok(render(&[("COUNTER", "name"), ("VALUE", "value")], &counted))
+}
+
+/// The daemon.
+pub(super) fn status(target: &Target) -> Result<String> {
+    let client = Client::connect(target.socket.as_deref())?;
+    let found = client.inspect(Inspect::Status)?;
+    if target.json {
+        return json(&found);
+    }
+    let get = |path: &str| found.pointer(path).map_or_else(|| "-".to_owned(), cell);
+    let state =
+        if found.pointer("/port/active") == Some(&Value::Bool(true)) { "active" } else { "down" };
+    let empty = Vec::new();
+    let gids: Vec<String> = found["gids"]
+        .as_array()
+        .unwrap_or(&empty)
+        .iter()
+        .map(|gid| format!("{}: {}", cell(&gid["index"]), cell(&gid["address"])))
+        .collect();
+    let mut text = format!(
+        "rnicd {}, process {}, up {} s, socket {}\n\
+         device {}, interface {}, packet I/O {}\n\
+         port {state}, path MTU {}, interface MTU {}\n\
+         GIDs {}\n\
+         {} queue pairs, {} completion queues, {} memory regions\n\n",
+        get("/version"),
+        get("/pid"),
+        get("/uptime_seconds"),
+        client.path.display(),
+        get("/device"),
+        get("/netdev"),
+        get("/io"),
+        get("/port/active_mtu"),
+        get("/port/netdev_mtu"),
+        gids.join(", "),
+        get("/totals/qps"),
+        get("/totals/cqs"),
+        get("/totals/mrs"),
+    );
+    let columns = [("PID", "pid"), ("UID", "uid"), ("COMMAND", "command"), ("CLIENT", "client")];
+    text += &render(&columns, found["sessions"].as_array().unwrap_or(&empty));
+    Ok(text)
+}
+
+/// Devices of every daemon that answers.
+pub(super) fn devices(target: &Target) -> Result<String> {
+    let clients = match &target.socket {
+        Some(path) => vec![Client::at(path)?],
+        None => {
+            let found: Vec<_> =
+                candidate_socket_paths().iter().filter_map(|path| Client::at(path).ok()).collect();
+            if found.is_empty() { vec![Client::connect(None)?] } else { found }
+        }
+    };
+    let mut rows = Vec::new();
+    for client in &clients {
+        for device in client.devices()? {
+            let guid = device.node_guid.map(|byte| format!("{byte:02x}")).concat();
+            rows.push(json!({
+                "device": device.name,
+                "netdev": device.netdev,
+                "node_guid": guid,
+                "fw_version": device.fw_version,
+                "socket": client.path,
+            }));
+        }
+    }
+    if target.json {
+        return json(&Value::Array(rows));
+    }
+    let columns = [
+        ("DEVICE", "device"),
+        ("INTERFACE", "netdev"),
+        ("NODE GUID", "node_guid"),
+        ("SOCKET", "socket"),
+    ];
+    Ok(render(&columns, &rows))
+}

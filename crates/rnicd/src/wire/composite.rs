@@ -1,0 +1,170 @@
+//! Loopback and the way outside as one wire.
+
+use super::loopback::Loopback;
+use super::{LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, SINK, train_len};
+use crate::net;
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use xdp_io::TxRefusal;
+
+/// Loopback and the way outside.
+pub(super) struct Composite {
+    loopback: Loopback,
+    outside: Option<Box<dyn Link>>,
+    /// Where trains go that can never be sent: the transport's retries decide what follows.
+    sink: Vec<u8>,
+    sunk: u64,
+    /// Reservations since the last submit, in order.
+    reserved: Vec<TxSlot>,
+    /// Who is asked first, so that neither starves the other.
+    outside_first: bool,
+}
+
+impl Composite {
+    /// A device with `outside`, or with loopback only.
+    pub(super) fn new(outside: Option<Box<dyn Link>>) -> Self {
+        let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
+        Self {
+            loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
+            outside,
+            sink: vec![0; SINK_LEN],
+            sunk: 0,
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            outside_first: false,
+        }
+    }
+
+    /// The descriptor that is readable while frames wait.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.outside.as_ref().map(|link| link.fd())
+    }
+
+    /// Frames wait that no descriptor tells about: what was looped back, or what the link could
+    /// not take yet.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.loopback.has_backlog() || self.outside.as_ref().is_some_and(|link| link.has_backlog())
+    }
+
+    /// Follows a change of the interface.
+    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        if let Some(link) = &mut self.outside {
+            link.follow(addresses, mtu);
+        }
+    }
+
+    /// Counters of the link.
+    pub(super) fn counters(&mut self) -> LinkCounters {
+        let mut counters = self.loopback.counters();
+        counters.push(("link_tx_no_route", self.sunk));
+        if let Some(link) = &mut self.outside {
+            counters.extend(link.counters());
+        }
+        counters
+    }
+
+    fn reserve_outside(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let refusal = match &mut self.outside {
+            Some(link) => match link.reserve(train) {
+                Ok(slot) => return Some(slot),
+                Err(refusal) => refusal,
+            },
+            None => TxRefusal::NoSource,
+        };
+        if refusal == TxRefusal::Full {
+            return None;
+        }
+        self.sunk += 1;
+        // Slots differ, so that each can be cancelled.
+        let offset = self.reserved.len() as u32 * 4;
+        let end = offset.checked_add(train_len(train)?)?;
+        let slot = TxSlot { arena: SINK, offset, stride: train.segment_len };
+        (end as usize <= self.sink.len()).then_some(slot)
+    }
+}
+
+impl Wire for Composite {
+    fn caps(&self) -> WireCaps {
+        self.outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps())
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        self.outside_first = !self.outside_first;
+        if !self.outside_first {
+            self.loopback.receive(trains);
+        }
+        if let Some(link) = &mut self.outside {
+            link.receive(trains);
+        }
+        if self.outside_first {
+            self.loopback.receive(trains);
+        }
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        match (arena, &self.outside) {
+            (LOOPBACK, _) => self.loopback.rx(),
+            (OUTSIDE, Some(link)) => link.rx(),
+            _ => &[],
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(link) = &mut self.outside {
+            link.release();
+        }
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        if self.reserved.len() == MAX_RESERVED {
+            return None;
+        }
+        let slot = match train.hop {
+            net::LOOPBACK => self.loopback.reserve(train),
+            _ => self.reserve_outside(train),
+        }?;
+        self.reserved.push(slot);
+        Some(slot)
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        let Some(first) = self.reserved.iter().rposition(|reserved| reserved == slot) else {
+            return;
+        };
+        for slot in self.reserved.drain(first..).rev() {
+            match (slot.arena, &mut self.outside) {
+                (LOOPBACK, _) => self.loopback.cancel_last(),
+                (OUTSIDE, Some(link)) => link.cancel(&slot),
+                _ => {}
+            }
+        }
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        match (arena, &mut self.outside) {
+            (LOOPBACK, _) => self.loopback.tx(),
+            (OUTSIDE, Some(link)) => link.tx(),
+            (SINK, _) => &mut self.sink,
+            _ => &mut [],
+        }
+    }
+
+    fn submit(&mut self) {
+        self.reserved.clear();
+        self.loopback.submit();
+        if let Some(link) = &mut self.outside {
+            link.submit();
+        }
+    }
+}
+
+/// What the loopback can do when there is nothing else.
+const LOOPBACK_CAPS: WireCaps = WireCaps {
+    max_datagram: MAX_DATAGRAM,
+    max_segments: 64,
+    max_train: 64 * 1024,
+    tx_ip_id: TxIpId::Ours,
+};
+
+/// The longest train, and a different start for each reservation.
+const SINK_LEN: usize = 64 * 1024 + 4 * MAX_RESERVED;

@@ -1,0 +1,308 @@
+//! Faults injected into what arrives: a wire around a wire.
+//!
+//! Without faults it costs one branch a burst.
+
+mod hold;
+mod spec;
+
+use super::LinkCounters;
+use hold::{Hold, Until};
+use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use roce_wire::Ecn;
+use std::time::{Duration, Instant};
+
+pub(crate) use spec::{Fault, FaultKind};
+
+/// See the [module](self).
+pub(crate) struct FaultWire<W> {
+    inner: W,
+    arena: ArenaId,
+    faults: Vec<Fault>,
+    random: Random,
+    hold: Hold,
+    /// What the inner wire delivered, before faults.
+    arrived: Vec<RxTrain>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    dropped: u64,
+    duplicated: u64,
+    reordered: u64,
+    delayed: u64,
+    corrupted: u64,
+    marked: u64,
+    /// Left alone because too many are held back already.
+    no_room: u64,
+}
+
+/// One datagram of a received train.
+#[derive(Clone, Copy)]
+struct Item {
+    train: RxTrain,
+    /// Its position in the train that arrived.
+    at: u32,
+    range: Range,
+}
+
+impl Item {
+    /// The datagram as a train of its own.
+    fn alone(&self) -> RxTrain {
+        let ip_id = match self.train.ip_id {
+            RxIpId::Seen(first) => RxIpId::Seen(first.wrapping_add(self.at as u16)),
+            RxIpId::Hidden => RxIpId::Hidden,
+        };
+        RxTrain { range: self.range, segment_len: self.range.len, ip_id, ..self.train }
+    }
+}
+
+impl<W: Wire> FaultWire<W> {
+    /// A wire that does not fail yet; `arena` is not one of `inner`'s.
+    pub(super) fn new(inner: W, arena: ArenaId) -> Self {
+        Self {
+            inner,
+            arena,
+            faults: Vec::new(),
+            random: Random(1),
+            hold: Hold::new(),
+            arrived: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(super) fn get(&self) -> &W {
+        &self.inner
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut W {
+        &mut self.inner
+    }
+
+    /// See [`super::DeviceWire::inject`].
+    pub(super) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
+        self.faults = faults;
+        self.random = Random(seed);
+    }
+
+    /// Something is held back.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.hold.is_empty()
+    }
+
+    pub(super) fn counters(&self) -> LinkCounters {
+        let Counts { dropped, duplicated, reordered, delayed, corrupted, marked, no_room } =
+            self.counts;
+        let all = [
+            ("fault_dropped", dropped),
+            ("fault_duplicated", duplicated),
+            ("fault_reordered", reordered),
+            ("fault_delayed", delayed),
+            ("fault_corrupted", corrupted),
+            ("fault_marked", marked),
+            ("fault_no_room", no_room),
+        ];
+        all.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    fn receive_with_faults(&mut self, trains: &mut Vec<RxTrain>) {
+        let now = Instant::now();
+        self.hold.deliver(now, self.arena, trains);
+        // One train can become three per datagram; what does not fit is held until next time.
+        let room = (trains.capacity() - trains.len()) / 2;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.clear();
+        arrived.shrink_to(room);
+        arrived.reserve_exact(room);
+        if room > 0 {
+            self.inner.receive(&mut arrived);
+        }
+        for train in &arrived {
+            let mut start = 0;
+            let mut at = 0;
+            while start < train.range.len {
+                let len = train.segment_len.max(1).min(train.range.len - start);
+                let range = Range { offset: train.range.offset + start, len };
+                self.decide(now, Item { train: *train, at, range }, trains);
+                start += len;
+                at += 1;
+            }
+        }
+        self.arrived = arrived;
+    }
+
+    /// Decides what becomes of a datagram.
+    fn decide(&mut self, now: Instant, item: Item, trains: &mut Vec<RxTrain>) {
+        let bytes = slice(self.inner.rx(item.train.arena), item.range);
+        let mut kind = None;
+        for fault in &mut self.faults {
+            if fault.matches(bytes) && fault.strikes(self.random.next()) {
+                kind = Some(fault.kind);
+                break;
+            }
+        }
+        let alone = item.alone();
+        match kind {
+            None => self.pass(now, &item, trains),
+            Some(FaultKind::Drop) => self.counts.dropped += 1,
+            Some(FaultKind::Duplicate) => {
+                self.counts.duplicated += 1;
+                self.pass(now, &item, trains);
+                self.push(now, alone, trains);
+            }
+            Some(FaultKind::Mark) => {
+                self.counts.marked += 1;
+                let mut marked = alone;
+                marked.flow.tos |= Ecn::Ce as u8;
+                self.push(now, marked, trains);
+            }
+            Some(FaultKind::Corrupt) => {
+                let bit = self.random.next();
+                let flip = |bytes: &mut [u8]| {
+                    let at = (bit >> 3) as usize % bytes.len().max(1);
+                    if let Some(byte) = bytes.get_mut(at) {
+                        *byte ^= 1 << (bit & 7);
+                    }
+                };
+                if self.keep(&item, Until::Now, flip, trains) {
+                    self.counts.corrupted += 1;
+                }
+                self.hold.deliver(now, self.arena, trains);
+            }
+            Some(FaultKind::Delay(time)) => {
+                if self.keep(&item, Until::Time(now + time), |_| {}, trains) {
+                    self.counts.delayed += 1;
+                }
+            }
+            Some(FaultKind::Reorder) => {
+                let overtakers = 1 + (self.random.next() % u64::from(MOST_OVERTAKERS)) as u32;
+                let until = Until::Overtaken(overtakers, now + LONGEST_REORDER);
+                if self.keep(&item, until, |_| {}, trains) {
+                    self.counts.reordered += 1;
+                }
+            }
+        }
+    }
+
+    /// Delivers a datagram as it is, joined to its train where that is possible.
+    fn pass(&mut self, now: Instant, item: &Item, trains: &mut Vec<RxTrain>) {
+        let alone = item.alone();
+        match trains.last_mut() {
+            Some(last) if continues(last, &alone, item.train.segment_len) => {
+                last.range.len += alone.range.len;
+            }
+            _ => self.push(now, alone, trains),
+        }
+        self.hold.overtake(now, self.arena, trains);
+    }
+
+    /// Delivers a train now, or next time when there is no room.
+    fn push(&mut self, now: Instant, train: RxTrain, trains: &mut Vec<RxTrain>) {
+        if trains.len() < trains.capacity() {
+            trains.push(train);
+            return;
+        }
+        let bytes = slice(self.inner.rx(train.arena), train.range);
+        if !self.hold.keep(train, bytes, Until::Time(now), |_| {}) {
+            // As if a queue had been full.
+            self.counts.dropped += 1;
+        }
+    }
+
+    /// Copies a datagram to be delivered later; passes it when there is no room for that.
+    fn keep(
+        &mut self,
+        item: &Item,
+        until: Until,
+        change: impl FnOnce(&mut [u8]),
+        trains: &mut Vec<RxTrain>,
+    ) -> bool {
+        let bytes = slice(self.inner.rx(item.train.arena), item.range);
+        if self.hold.keep(item.alone(), bytes, until, change) {
+            return true;
+        }
+        self.counts.no_room += 1;
+        self.push(Instant::now(), item.alone(), trains);
+        false
+    }
+}
+
+/// `next` goes on where `last` ends, in the same train.
+fn continues(last: &RxTrain, next: &RxTrain, segment_len: u32) -> bool {
+    let datagrams = last.range.len / segment_len.max(1);
+    let ids_follow = match (last.ip_id, next.ip_id) {
+        (RxIpId::Seen(first), RxIpId::Seen(id)) => first.wrapping_add(datagrams as u16) == id,
+        (a, b) => a == b,
+    };
+    last.arena == next.arena
+        && last.flow == next.flow
+        && last.segment_len == segment_len
+        && last.range.len.is_multiple_of(segment_len)
+        && last.range.offset + last.range.len == next.range.offset
+        && ids_follow
+}
+
+fn slice(arena: &[u8], range: Range) -> &[u8] {
+    let start = range.offset as usize;
+    arena.get(start..start + range.len as usize).unwrap_or_default()
+}
+
+impl<W: Wire> Wire for FaultWire<W> {
+    fn caps(&self) -> WireCaps {
+        self.inner.caps()
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        if self.faults.is_empty() && self.hold.is_empty() {
+            self.inner.receive(trains);
+        } else {
+            self.receive_with_faults(trains);
+        }
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        if arena == self.arena { self.hold.bytes() } else { self.inner.rx(arena) }
+    }
+
+    fn release(&mut self) {
+        self.hold.release();
+        self.inner.release();
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        self.inner.reserve(train)
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        self.inner.cancel_from(slot);
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        self.inner.tx(arena)
+    }
+
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Most datagrams that overtake a reordered one.
+const MOST_OVERTAKERS: u32 = 4;
+/// How long a reordered datagram waits for others.
+const LONGEST_REORDER: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests;

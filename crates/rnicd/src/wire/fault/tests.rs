@@ -1,0 +1,213 @@
+use super::super::loopback::Loopback;
+use super::*;
+use rnic_core::ports::{HopId, TxIpId};
+use roce_wire::Flow;
+
+/// A loopback that is a whole wire.
+struct Line(Loopback);
+
+impl Wire for Line {
+    fn caps(&self) -> WireCaps {
+        let tx_ip_id = TxIpId::Ours;
+        WireCaps { max_datagram: 4192, max_segments: 64, max_train: 65536, tx_ip_id }
+    }
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        self.0.receive(trains);
+    }
+    fn rx(&self, _: ArenaId) -> &[u8] {
+        self.0.rx()
+    }
+    fn release(&mut self) {}
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        self.0.reserve(train)
+    }
+    fn cancel_from(&mut self, _: &TxSlot) {
+        self.0.cancel_last();
+    }
+    fn tx(&mut self, _: ArenaId) -> &mut [u8] {
+        self.0.tx()
+    }
+    fn submit(&mut self) {
+        self.0.submit();
+    }
+}
+
+struct World {
+    wire: FaultWire<Line>,
+    sent: u32,
+    /// Numbers, whether intact, whether marked, and the identification.
+    seen: Vec<(u32, bool, bool, u16)>,
+}
+
+const LEN: u32 = 40;
+
+fn datagram(number: u32) -> Vec<u8> {
+    let mut bytes = vec![number as u8; LEN as usize];
+    bytes[..5].copy_from_slice(&[number as u8 % 8, 0, 0xff, 0xff, 0]);
+    bytes[5..8].copy_from_slice(&[0, 0, number as u8 % 3]);
+    bytes[8..12].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+impl World {
+    fn new(faults: &[&str], seed: u64) -> Self {
+        let mut wire = FaultWire::new(Line(Loopback::new(ArenaId(0), TxIpId::Ours)), ArenaId(3));
+        wire.inject(faults.iter().map(|text| text.parse().unwrap()).collect(), seed);
+        Self { wire, sent: 0, seen: Vec::new() }
+    }
+
+    fn send(&mut self, segments: u32) {
+        let address = "10.0.0.1".parse().unwrap();
+        let flow = Flow::new(address, address, 9);
+        let (hop, ip_id) = (HopId(0), self.sent as u16);
+        let train = TxTrain { flow, hop, segments, segment_len: LEN, last_len: LEN, ip_id };
+        let slot = self.wire.reserve(&train).unwrap();
+        for k in 0..segments {
+            let at = (slot.offset + k * slot.stride) as usize;
+            let bytes = datagram(self.sent);
+            self.wire.tx(slot.arena)[at..at + LEN as usize].copy_from_slice(&bytes);
+            self.sent += 1;
+        }
+        self.wire.submit();
+    }
+
+    fn take(&mut self) -> usize {
+        let mut trains = Vec::with_capacity(64);
+        self.wire.receive(&mut trains);
+        for train in &trains {
+            let bytes = slice(self.wire.rx(train.arena), train.range);
+            let RxIpId::Seen(first) = train.ip_id else { panic!() };
+            for (k, got) in bytes.chunks(train.segment_len as usize).enumerate() {
+                let number = u32::from_be_bytes([0, got[9], got[10], got[11]]);
+                let marked = train.flow.tos & 3 == 3;
+                let id = first.wrapping_add(k as u16);
+                self.seen.push((number, got == datagram(number), marked, id));
+            }
+        }
+        self.wire.release();
+        trains.len()
+    }
+
+    /// Sends `trains` trains of eight and takes all that comes of them.
+    fn run(mut self, trains: u32) -> Self {
+        for _ in 0..trains {
+            self.send(8);
+            self.take();
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(30) || self.wire.has_backlog() {
+            self.take();
+        }
+        self
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.seen.iter().map(|seen| seen.0).collect()
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.wire.counters().iter().find(|(n, _)| *n == name).map_or(0, |(_, count)| *count)
+    }
+}
+
+#[test]
+fn without_faults_nothing_changes() {
+    let mut world = World::new(&["drop=0"], 1);
+    world.send(8);
+    assert_eq!(world.take(), 1, "the train stays one");
+    let world = World::new(&[], 1).run(10);
+    assert_eq!(world.numbers(), (0..80).collect::<Vec<_>>());
+    assert!(world.wire.counters().is_empty());
+}
+
+#[test]
+fn losses_are_as_many_as_counted_and_depend_on_the_seed_alone() {
+    let lost = |seed| World::new(&["drop=0.1"], seed).run(100);
+    let (a, b, c) = (lost(7), lost(7), lost(8));
+    assert_eq!(a.numbers(), b.numbers());
+    assert_ne!(a.numbers(), c.numbers());
+    let dropped = a.count("fault_dropped");
+    assert_eq!(a.seen.len() as u64 + dropped, 800);
+    assert!((40..160).contains(&dropped), "{dropped}");
+    // The identifications of those behind a lost one are still right.
+    assert!(a.seen.iter().all(|(number, intact, _, id)| *intact && *id == *number as u16));
+}
+
+#[test]
+fn every_kind_does_what_it_says() {
+    let world = World::new(&["duplicate=0.2"], 3).run(20);
+    assert_eq!(world.seen.len() as u64, 160 + world.count("fault_duplicated"));
+    let mut numbers = world.numbers();
+    numbers.dedup();
+    assert_eq!(numbers, (0..160).collect::<Vec<_>>());
+
+    let world = World::new(&["reorder=0.2"], 3).run(20);
+    let mut numbers = world.numbers();
+    assert_ne!(numbers, (0..160).collect::<Vec<_>>());
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..160).collect::<Vec<_>>());
+    assert!(world.count("fault_reordered") > 10);
+
+    let world = World::new(&["corrupt=0.2"], 3).run(20);
+    let bad = world.seen.iter().filter(|seen| !seen.1).count() as u64;
+    assert_eq!((world.seen.len(), bad), (160, world.count("fault_corrupted")));
+
+    let world = World::new(&["mark=0.2"], 3).run(20);
+    let marked = world.seen.iter().filter(|seen| seen.2).count() as u64;
+    assert_eq!((world.seen.len(), marked), (160, world.count("fault_marked")));
+    assert!(marked > 10);
+
+    let mut world = World::new(&["delay:20ms=1,count=3"], 3);
+    let start = Instant::now();
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers(), [3, 4, 5, 6, 7]);
+    while world.wire.has_backlog() {
+        world.take();
+    }
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    assert_eq!(world.numbers()[5..], [0, 1, 2]);
+}
+
+#[test]
+fn filters_choose_the_victims() {
+    let lost = |fault: &str| {
+        let numbers = World::new(&[fault], 1).run(3).numbers();
+        (0..24).filter(|n| !numbers.contains(n)).collect::<Vec<u32>>()
+    };
+    assert_eq!(lost("drop,psn=5-7"), [5, 6, 7]);
+    assert_eq!(lost("drop,psn=9"), [9]);
+    assert_eq!(lost("drop,opcode=0x3"), [3, 11, 19]);
+    assert_eq!(lost("drop,qp=2,opcode=5"), [5]);
+    assert_eq!(lost("drop,count=2"), [0, 1]);
+}
+
+#[test]
+fn more_than_fits_a_burst_comes_later() {
+    let mut world = World::new(&["duplicate"], 1);
+    for _ in 0..60 {
+        world.send(8);
+    }
+    for _ in 0..100 {
+        world.take();
+    }
+    assert_eq!(world.seen.len(), 960);
+    assert_eq!(world.count("fault_dropped"), 0);
+}
+
+#[test]
+fn nonsense_is_explained() {
+    for (text, part) in [
+        ("dorp", "not one of drop"),
+        ("drop=2", "not a probability"),
+        ("drop=0.1,port=3", "not one of qp"),
+        ("drop,qp", "not KEY=VALUE"),
+        ("drop,psn=x", "not a number"),
+        ("delay=0.5", "not a time"),
+        ("drop,opcode=256", "above 255"),
+    ] {
+        let error = text.parse::<Fault>().unwrap_err();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    assert_eq!("drop=1".parse::<Fault>().unwrap(), Fault::new(FaultKind::Drop, 1.0));
+}
