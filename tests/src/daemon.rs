@@ -106,7 +106,23 @@ impl Daemon {
     /// # Errors
     /// When it ends or says nothing for ten seconds; the error shows what it wrote.
     pub fn start(dist: &Dist, spec: &Spec) -> Result<Self> {
-        let scratch = Scratch::new("daemon")?;
+        Self::start_in(Scratch::new("daemon")?, dist, spec)
+    }
+
+    /// Kills it as an out-of-memory killer would and starts another in its place, on the socket
+    /// that it left behind.
+    ///
+    /// # Errors
+    /// When it had ended before, and as [`Daemon::start`].
+    pub fn kill_and_restart(self, dist: &Dist, spec: &Spec) -> Result<Self> {
+        self.running.signal(rustix::process::Signal::KILL)?;
+        self.running.wait()?;
+        Self::start_in(self.scratch, dist, spec)
+    }
+
+    fn start_in(scratch: Scratch, dist: &Dist, spec: &Spec) -> Result<Self> {
+        // What an earlier daemon's folder still has.
+        let _ = std::fs::remove_file(scratch.join("notify"));
         let notify = UnixDatagram::bind(scratch.join("notify"))?;
         open_to_all(&scratch.join("notify"))?;
         notify.set_nonblocking(true)?;
@@ -160,14 +176,12 @@ impl Daemon {
         Ok(output.stderr)
     }
 
-    /// Kills it as an out-of-memory killer would.
+    /// Sends it a signal.
     ///
     /// # Errors
     /// When it had ended before.
-    pub fn kill(self) -> Result<()> {
-        self.running.signal(rustix::process::Signal::KILL)?;
-        self.running.wait()?;
-        Ok(())
+    pub fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+        self.running.signal(signal)
     }
 }
 

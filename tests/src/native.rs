@@ -19,6 +19,22 @@ pub const VICTIM: &str = "victim";
 /// An application that makes every mistake: `tests/errors`.
 pub const ERRORS: &str = "errors";
 
+/// Compiles [`VICTIM`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn victim() -> Result<PathBuf> {
+    build(VICTIM, &["common", "victim"])
+}
+
+/// Compiles [`ERRORS`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn errors() -> Result<PathBuf> {
+    build(ERRORS, &["common", "errors"])
+}
+
 /// Compiles the program whose sources are the given folders under `tests/` and returns the folder
 /// it is in. Needs a C compiler; the verbs header is installed (root) when it is missing.
 ///

@@ -179,8 +179,7 @@ const BREAKING: [Row; 13] = [
 
 fn stage(test: &str) -> Result<Option<(Lab, Node)>> {
     let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(None) };
-    let folder = native::build(native::ERRORS, &["common", "errors"])?;
-    lab.tools = lab.tools.clone().with_built(folder);
+    lab.tools = lab.tools.clone().with_built(native::errors()?);
     let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     Ok(Some((lab, Node::new(daemon, host, Dist::get()?))))
