@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod dialogue;
 pub mod host;
 pub mod link;
 pub mod memory;

@@ -5,6 +5,9 @@ pub const SEED: &str = "RNIC_SIM_SEED";
 /// The environment variable that says how many seeds each sweep runs.
 pub const SEEDS: &str = "RNIC_SIM_SEEDS";
 
+/// The environment variable that makes a failing world print every event instead of the last ones.
+pub const TRACE: &str = "RNIC_SIM_TRACE";
+
 /// `RNIC_SIM_SEED` alone, or so many seeds: `RNIC_SIM_SEEDS`, or `default`.
 ///
 /// # Panics

@@ -26,9 +26,11 @@ impl Trace {
         self.all.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The last events.
-    pub fn last(&self) -> impl Iterator<Item = &(Instant, Event)> {
-        self.events.iter()
+    /// All events that are kept: every one since the last [`take`](Self::take), or the last ones.
+    pub fn kept(&self) -> impl Iterator<Item = &(Instant, Event)> {
+        let all = self.all.iter().flatten();
+        let last = self.events.iter().filter(|_| self.all.is_none());
+        all.chain(last)
     }
 }
 
@@ -47,7 +49,7 @@ impl Tap for Trace {
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, event) in &self.events {
+        for (at, event) in self.kept() {
             writeln!(f, "{:>14} {event:?}", at.as_nanos())?;
         }
         Ok(())

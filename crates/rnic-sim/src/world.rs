@@ -13,6 +13,7 @@ use crate::link::{FaultCounts, Faults, Link, Strike};
 use crate::pcap::Capture;
 use crate::port::{Packet, PortConfig};
 use crate::rng::Rng;
+use crate::sweep;
 use crate::verbs::{Connection, QpId};
 use rnic_core::config::EngineConfig;
 use rnic_core::time::Instant;
@@ -138,7 +139,11 @@ impl World {
             .map(|id| {
                 let mut engine = EngineConfig::new([rng.word(), rng.word()]);
                 (config.engine)(&mut engine);
-                Host::new(address(id, config.ipv6), engine, config.ports[id], START)
+                let mut host = Host::new(address(id, config.ipv6), engine, config.ports[id], START);
+                if std::env::var_os(sweep::TRACE).is_some() {
+                    host.trace.keep_all();
+                }
+                host
             })
             .collect();
         Self {
@@ -385,7 +390,8 @@ impl World {
             Ok(path) => eprintln!("what the links carried: {}", path.display()),
             Err(error) => eprintln!("the capture could not be written: {error}"),
         }
-        eprintln!("replay: RNIC_SIM_SEED={} cargo test -p rnic-sim TEST", self.seed);
+        let (seed, trace) = (sweep::SEED, sweep::TRACE);
+        eprintln!("replay: {seed}={} {trace}=1 cargo test -p rnic-sim TEST", self.seed);
     }
 
     fn write_capture(&self) -> std::io::Result<PathBuf> {
