@@ -25,6 +25,8 @@ pub(crate) struct Clients {
     /// Slots of the contexts that are polled.
     live: Vec<u32>,
     asleep: bool,
+    /// Where programs should give way to the engine.
+    engine_cpu: Option<u32>,
 }
 
 const NO_QP: u32 = u32::MAX;
@@ -44,6 +46,7 @@ impl Clients {
                 reason: "the client exists already",
             });
         }
+        doorbells.publish_engine_cpu(self.engine_cpu);
         let client = Client { id, doorbells, records: Vec::new(), last_rung: now, parked: false };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -172,9 +175,20 @@ impl Clients {
         }
     }
 
-    /// CPU of the context's last thread to post or poll.
-    pub(crate) fn cpu(&self, id: ClientId) -> Option<u32> {
-        self.iter().find(|client| client.id == id)?.doorbells.client_cpu()
+    /// A CPU that programs of polled contexts run on: `stay` when that is one of them.
+    pub(crate) fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
+        let live = self.live.iter().filter_map(|slot| self.slots.get(*slot as usize)?.as_ref());
+        let mut cpus = live.filter_map(|client| client.doorbells.client_cpu());
+        let first = cpus.next()?;
+        if Some(first) == stay || cpus.any(|cpu| Some(cpu) == stay) { stay } else { Some(first) }
+    }
+
+    /// Tells every context on which CPU programs should give way to the engine.
+    pub(crate) fn publish_engine_cpu(&mut self, cpu: Option<u32>) {
+        self.engine_cpu = cpu;
+        for client in self.iter() {
+            client.doorbells.publish_engine_cpu(cpu);
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Client> {

@@ -78,6 +78,8 @@ pub struct QpView {
     pub in_flight: (u32, u32),
     /// Next PSN expected from the peer.
     pub expected_psn: u32,
+    /// READ responses and atomic results owed to the peer.
+    pub replies: u32,
     /// Counters.
     pub counters: QpCounters,
 }
@@ -321,9 +323,15 @@ impl Engine {
         self.shared.mrs.iter()
     }
 
-    /// The CPU that a client's last thread to post or poll ran on, when it told.
-    pub fn client_cpu(&self, client: ClientId) -> Option<u32> {
-        self.shared.clients.cpu(client)
+    /// A CPU on which programs of active contexts post and poll: `stay` when it is one of them.
+    pub fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
+        self.shared.clients.program_cpu(stay)
+    }
+
+    /// Tells programs on which CPU they should give way to the engine after posting and when they
+    /// find nothing; `None`: nowhere.
+    pub fn publish_engine_cpu(&mut self, cpu: Option<u32>) {
+        self.shared.clients.publish_engine_cpu(cpu);
     }
 }
 
@@ -340,6 +348,7 @@ fn view(qp: &Qp) -> QpView {
         outstanding: qp.sq.fetched().wrapping_sub(qp.sq.retired),
         in_flight: (qp.requester.una.value(), qp.requester.cursor.psn.value()),
         expected_psn: qp.responder.epsn.value(),
+        replies: qp.responder.replies.len(),
         counters: qp.counters,
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     cq::{Cq, CqState, CqWish},
     error::{Errno, Result, pointer},
     poll::wc_flags,
+    wait,
 };
 
 /// Makes an extended completion queue. NULL and errno on failure.
@@ -106,7 +107,11 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         }
         None => cq.after_empty(&mut state),
     };
-    let Some(cqe) = cqe else { return libc::ENOENT };
+    let Some(cqe) = cqe else {
+        drop(state);
+        wait::after_empty_poll(cq.context());
+        return libc::ENOENT;
+    };
     set_current(cq, &mut state, &cqe);
     state.keep();
     0

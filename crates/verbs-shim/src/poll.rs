@@ -10,7 +10,7 @@ use verbs_abi::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_cq, ibv_wc};
 
 use crate::{
     cq::{Cq, CqState},
-    wait::{self, EMPTY_POLLS, LIVENESS_POLLS},
+    wait::{self, LIVENESS_POLLS},
 };
 
 impl Cq {
@@ -57,11 +57,8 @@ impl Cq {
     pub(crate) fn after_empty(&self, state: &mut CqState) -> Option<Cqe> {
         let context = self.context();
         state.empty_polls = state.empty_polls.wrapping_add(1);
-        if state.empty_polls.is_multiple_of(EMPTY_POLLS) {
-            wait::after_empty_polls(context);
-            if state.empty_polls.is_multiple_of(LIVENESS_POLLS) {
-                context.look_at_daemon();
-            }
+        if state.empty_polls.is_multiple_of(LIVENESS_POLLS) {
+            context.look_at_daemon();
         }
         if context.session.daemon_is_gone() { self.next_orphan(state) } else { None }
     }
@@ -99,6 +96,10 @@ impl Cq {
             let Some(cqe) = self.after_empty(&mut state) else { break };
             take(count, &cqe);
             count += 1;
+        }
+        drop(state);
+        if count == 0 {
+            wait::after_empty_poll(self.context());
         }
         count
     }

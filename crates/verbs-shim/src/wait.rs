@@ -1,34 +1,34 @@
 //! What a thread does for the engine's sake around its posts and polls.
 //!
-//! The engine places itself by the processor that programs run on. The one place for the policy of handing the
-//! processor over when there are fewer of them than spinning threads; today none is handed over.
+//! The engine places itself by the CPU that programs run on. Where there are fewer CPUs than
+//! spinning threads it shares one with its program and says so in the doorbell area; the program
+//! then gives way after posting and when a poll finds nothing, the engine when it has delivered
+//! something. A program that only polls its memory never comes by here, and need not.
 
 use crate::context::Context;
 
 /// After work was made visible and, if it sleeps, the engine was woken.
 #[inline]
 pub(crate) fn after_post(context: &Context) {
-    publish_cpu(context);
+    give_way(context);
 }
 
-/// After every [`EMPTY_POLLS`]th poll in a row that found nothing.
+/// After a poll that found nothing.
 #[inline]
-pub(crate) fn after_empty_polls(context: &Context) {
-    publish_cpu(context);
+pub(crate) fn after_empty_poll(context: &Context) {
+    give_way(context);
 }
-
-/// Empty polls between two calls of [`after_empty_polls`].
-pub(crate) const EMPTY_POLLS: u32 = 64;
 
 /// Empty polls between two looks at whether the daemon still lives.
 pub(crate) const LIVENESS_POLLS: u32 = 1024;
 
-const _: () = assert!(LIVENESS_POLLS.is_multiple_of(EMPTY_POLLS));
-
 #[inline]
-fn publish_cpu(context: &Context) {
+fn give_way(context: &Context) {
     // SAFETY: no arguments, no effects; glibc reads it from the thread's rseq area.
-    if let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) {
-        context.bell.publish_cpu(cpu);
+    let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else { return };
+    context.bell.publish_cpu(cpu);
+    if context.bell.engine_waits_for(cpu) {
+        // SAFETY: no arguments; it cannot fail on Linux.
+        unsafe { libc::sched_yield() };
     }
 }
