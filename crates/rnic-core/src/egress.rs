@@ -6,21 +6,18 @@
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
 
-use crate::event::{Event, NakReason, PacketInfo, Tap};
-use crate::ports::{
-    ArenaId, Dma, Host, MAX_DMA_RANGES, MemRange, Ports, Range, SpaceId, TxIpId, TxSlot, TxTrain,
-    Wire, WireCaps,
-};
+use crate::event::{Event, NakReason, Tap};
+use crate::gather::{Gather, Unreadable};
+use crate::headers::{headers_of, info_of};
+use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
 use crate::qp::requester::Budget;
 use crate::qp::segment::{Segment, Source};
 use crate::shared::Ctx;
 use crate::slab::Slab;
-use rnic_abi::verbs::{AccessFlags, QpState, WcStatus, WrOpcode};
-use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Flow, HeaderRepr, ImmDt, Opcode, RKey, Reth, Syndrome,
-};
+use rnic_abi::verbs::{QpState, WcStatus};
+use roce_wire::{Flow, Opcode};
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
@@ -42,25 +39,6 @@ pub(crate) struct Egress {
     trains: Vec<Train>,
     gather: Gather,
     ip_id: u16,
-}
-
-/// Copies for one [`Dma::read`] call.
-#[derive(Debug)]
-struct Gather {
-    space: SpaceId,
-    arena: ArenaId,
-    from: Vec<MemRange>,
-    to: Vec<Range>,
-    /// Segment and bytes up to its end.
-    ends: Vec<(usize, u64)>,
-    bytes: u64,
-}
-
-/// The payload of a planned segment could not be read.
-#[derive(Clone, Copy, Debug)]
-struct Unreadable {
-    segment: usize,
-    reason: NakReason,
 }
 
 /// How a visit ended.
@@ -86,14 +64,7 @@ impl Egress {
         Self {
             plan: Vec::with_capacity(MAX_SEGMENTS),
             trains: Vec::with_capacity(MAX_SEGMENTS),
-            gather: Gather {
-                space: SpaceId(0),
-                arena: ArenaId::default(),
-                from: Vec::with_capacity(MAX_DMA_RANGES),
-                to: Vec::with_capacity(MAX_DMA_RANGES),
-                ends: Vec::with_capacity(MAX_SEGMENTS),
-                bytes: 0,
-            },
+            gather: Gather::new(),
             ip_id: 0,
         }
     }
@@ -336,115 +307,6 @@ impl Egress {
     }
 }
 
-impl Gather {
-    fn clear(&mut self) {
-        self.from.clear();
-        self.to.clear();
-        self.ends.clear();
-        self.bytes = 0;
-    }
-
-    /// Adds the payload of one segment; executes first when it does not fit the running call.
-    fn add_segment<W: Wire, D: Dma, T: Tap>(
-        &mut self,
-        ctx: &Ctx<'_, T>,
-        qp: &Qp,
-        wire: &mut W,
-        dma: &mut D,
-        (at, segment, arena, mut to): (usize, Segment, ArenaId, Range),
-    ) -> Result<(), Unreadable> {
-        let unreadable = |reason| Unreadable { segment: at, reason };
-        match segment.source {
-            Source::Request { index, offset } => {
-                let control = &qp.sq.wr(index).control;
-                let is_inside = control.data_len > 0;
-                let mut skip = offset;
-                for sge in qp.sq.sges(index) {
-                    if to.len == 0 {
-                        break;
-                    }
-                    if skip >= sge.length {
-                        skip -= sge.length;
-                        continue;
-                    }
-                    let len = to.len.min(sge.length - skip);
-                    let va = sge.addr.wrapping_add(skip.into());
-                    skip = 0;
-                    let need = AccessFlags::empty();
-                    let target = ctx.shared.mrs.check(sge.lkey, qp.pd, va, len.into(), need);
-                    let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
-                    // A carried copy travels, but its key must be as good as any other.
-                    if !is_inside {
-                        let from = MemRange { addr: target.addr, len };
-                        let place = (target.space, arena, Range { len, ..to });
-                        self.add(wire, dma, at, from, place)?;
-                    }
-                    to = Range { offset: to.offset + len, len: to.len - len };
-                }
-                Ok(())
-            }
-            Source::Reply { nth, k } => {
-                let Some(reply) = qp.responder.replies.get(nth) else { return Ok(()) };
-                let ReplyKind::Read { va, rkey, .. } = reply.kind else { return Ok(()) };
-                let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
-                let need = AccessFlags::REMOTE_READ;
-                let target = ctx.shared.mrs.check(rkey, qp.pd, va, to.len.into(), need);
-                let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
-                let from = MemRange { addr: target.addr, len: to.len };
-                self.add(wire, dma, at, from, (target.space, arena, to))
-            }
-            Source::Ack => Ok(()),
-        }
-    }
-
-    fn add<W: Wire, D: Dma>(
-        &mut self,
-        wire: &mut W,
-        dma: &mut D,
-        segment: usize,
-        from: MemRange,
-        (space, arena, to): (SpaceId, ArenaId, Range),
-    ) -> Result<(), Unreadable> {
-        let full = self.from.len() == MAX_DMA_RANGES || self.to.len() == MAX_DMA_RANGES;
-        if self.bytes > 0 && (full || self.space != space || self.arena != arena) {
-            self.execute(wire, dma)?;
-        }
-        self.space = space;
-        self.arena = arena;
-        match self.from.last_mut() {
-            Some(last)
-                if last.addr.wrapping_add(last.len.into()) == from.addr
-                    && last.len <= u32::MAX - from.len =>
-            {
-                last.len += from.len;
-            }
-            _ => self.from.push(from),
-        }
-        match self.to.last_mut() {
-            Some(last) if last.offset + last.len == to.offset => last.len += to.len,
-            _ => self.to.push(to),
-        }
-        self.bytes += u64::from(from.len);
-        self.ends.push((segment, self.bytes));
-        Ok(())
-    }
-
-    fn execute<W: Wire, D: Dma>(&mut self, wire: &mut W, dma: &mut D) -> Result<(), Unreadable> {
-        if self.bytes == 0 {
-            return Ok(());
-        }
-        let arena = wire.tx(self.arena);
-        let read = dma.read(self.space, &self.from, arena, &self.to);
-        let result = read.map_err(|fault| {
-            let hit = self.ends.iter().find(|(_, end)| *end > fault.done);
-            let segment = hit.or(self.ends.last()).map_or(0, |(segment, _)| *segment);
-            Unreadable { segment, reason: NakReason::RemoteMemory }
-        });
-        self.clear();
-        result
-    }
-}
-
 impl Qp {
     /// Appends queued replies and, behind the last, the acknowledgement. Returns true when the
     /// budget ended it.
@@ -511,76 +373,4 @@ fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u
         }
     }
     (end, segment_len, last_len)
-}
-
-/// The headers of a planned packet.
-fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
-    let mut bth = Bth::new(segment.opcode, qp.dest_qpn(), segment.psn);
-    bth.pkey = qp.pkey();
-    bth.pad = segment.pad();
-    bth.ack_req = segment.ack_req;
-    bth.solicited = segment.solicited;
-    let mut headers = HeaderRepr::new(bth);
-    match segment.source {
-        Source::Request { index, offset } => request_headers(&mut headers, qp, index, offset),
-        Source::Reply { nth, .. } => {
-            // A MIDDLE has no AETH.
-            if segment.opcode != Opcode::RcReadRespMiddle {
-                headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: qp.responder.msn });
-            }
-            if let Some(ReplyKind::Atomic { value }) =
-                qp.responder.replies.get(nth).map(|reply| reply.kind)
-            {
-                headers.atomic_ack = Some(AtomicAckEth { original: value });
-            }
-        }
-        Source::Ack => {
-            let syndrome = qp.responder.ack.map_or(Syndrome::ACK, |ack| ack.syndrome);
-            headers.aeth = Some(Aeth { syndrome, msn: qp.responder.msn });
-        }
-    }
-    headers
-}
-
-fn request_headers(headers: &mut HeaderRepr, qp: &Qp, index: u32, offset: u32) {
-    let wr = qp.sq.wr(index);
-    let control = &wr.control;
-    let info = headers.bth.opcode.info();
-    let rkey = RKey(control.rkey);
-    match control.opcode {
-        WrOpcode::CmpSwap => {
-            headers.atomic = Some(AtomicEth {
-                va: control.remote_addr,
-                rkey,
-                swap_or_add: control.swap,
-                compare: control.compare_add,
-            });
-        }
-        WrOpcode::FetchAdd => {
-            let add = control.compare_add;
-            let va = control.remote_addr;
-            headers.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
-        }
-        _ => {
-            if info.has(roce_wire::opcode::HeaderSet::RETH) {
-                // A restarted READ asks for the rest only.
-                let va = control.remote_addr.wrapping_add(offset.into());
-                headers.reth = Some(Reth { va, rkey, dma_len: wr.length - offset });
-            }
-            if info.has(roce_wire::opcode::HeaderSet::IMM_DT) {
-                headers.imm = Some(ImmDt(control.imm_or_key.to_ne_bytes()));
-            }
-        }
-    }
-}
-
-fn info_of(qp: &Qp, segment: &Segment) -> PacketInfo {
-    PacketInfo {
-        opcode: segment.opcode,
-        dest_qpn: qp.dest_qpn(),
-        psn: segment.psn,
-        ack_req: segment.ack_req,
-        payload: segment.len,
-        aeth: None,
-    }
 }

@@ -26,6 +26,8 @@ mod egress;
 pub mod engine;
 pub mod event;
 mod execute;
+mod gather;
+mod headers;
 mod ingress;
 pub mod mr;
 mod placement;

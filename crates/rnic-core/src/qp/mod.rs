@@ -2,10 +2,13 @@
 //!
 //! * `sq`, `rq`: what the application posted, copied once and validated.
 //! * `requester` (what to send next), `completer` (what the answers mean), `retry` (going back).
-//! * `responder` (incoming requests), `replies` (what it owes the peer).
+//! * `responder` (incoming requests: checks), `effects` (what they do), `refusal` (the end of the
+//!   connection), `replies` (what is owed to the peer).
 //! * this file: the object itself and its way through RESET ... ERR.
 
 pub(crate) mod completer;
+mod effects;
+mod refusal;
 pub(crate) mod replies;
 pub(crate) mod requester;
 pub(crate) mod responder;

@@ -1,0 +1,252 @@
+//! What an accepted request does: data to the placement batch, completions behind it, replies.
+
+use super::Qp;
+use super::replies::ReplyKind;
+use super::responder::{AtomicRequest, Checked, MAX_DMA_LEN, Message, Packet, Step, packets_of};
+use crate::event::{NakReason, Tap};
+use crate::mr::{KeyFault, Target};
+use crate::placement::{Piece, PieceKind};
+use crate::ports::{MemRange, Range, SpaceId};
+use crate::shared::Ctx;
+use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
+use rnic_abi::verbs::{AccessFlags, WcOpcode, WcStatus};
+use roce_wire::{AtomicEth, Opcode, Psn, Reth, Trailer};
+
+impl Qp {
+    pub(super) fn execute_send<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked {
+        let Some(recv) = self.rq.current else { return Err(Step::Refuse(NakReason::Local)) };
+        let len = packet.payload.len() as u64;
+        if recv.filled + len > recv.room {
+            return Err(Step::Refuse(NakReason::ReceiveTooShort));
+        }
+        let ends = packet.info.position.is_end();
+        let small = ctx.shared.config.carry_small_receives
+            && packet.info.position.is_start()
+            && ends
+            && packet.payload.len() <= MAX_CARRIED;
+        let private = self.scatter(ctx, packet, small)?;
+        self.responder.message = if ends { Message::None } else { Message::Send };
+        if ends {
+            let carried = if private { packet.payload } else { &[] };
+            let byte_len = u32::try_from(recv.filled + len).unwrap_or(u32::MAX);
+            self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
+        }
+        self.responder.accept(packet.psn(), 1, ends, packet.headers.bth.ack_req);
+        Ok(())
+    }
+
+    /// Queues the payload for the receive SGEs. When `may_carry` and no peer can reach them,
+    /// nothing is queued and true is returned: the CQE will carry the data.
+    fn scatter<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+        may_carry: bool,
+    ) -> Checked<bool> {
+        let Some(mut recv) = self.rq.current else { return Ok(false) };
+        let undo = ctx.shared.batch.len();
+        let mut from = packet.range;
+        let mut private = may_carry && from.len > 0;
+        while from.len > 0 {
+            let Some(sge) = self.rq.sges().get(recv.sge).copied() else { break };
+            let len = from.len.min(sge.length - recv.in_sge);
+            if len > 0 {
+                let va = sge.addr.wrapping_add(u64::from(recv.in_sge));
+                let need = AccessFlags::LOCAL_WRITE;
+                let Ok(target) = ctx.shared.mrs.check(sge.lkey, self.pd, va, len.into(), need)
+                else {
+                    ctx.shared.batch.truncate(undo);
+                    return Err(Step::Refuse(NakReason::Local));
+                };
+                private &= target.private;
+                let piece = self.piece(packet, PieceKind::Receive, target.space);
+                ctx.shared.batch.place(Piece {
+                    from: Range { len, ..from },
+                    to: MemRange { addr: target.addr, len },
+                    ..piece
+                });
+            }
+            recv.in_sge += len;
+            from = Range { offset: from.offset + len, len: from.len - len };
+            if recv.in_sge == sge.length {
+                recv.sge += 1;
+                recv.in_sge = 0;
+            }
+        }
+        recv.filled += u64::from(packet.range.len);
+        self.rq.current = Some(recv);
+        if private {
+            ctx.shared.batch.truncate(undo);
+        }
+        Ok(private)
+    }
+
+    fn piece(&self, packet: &Packet<'_>, kind: PieceKind, space: SpaceId) -> Piece {
+        Piece {
+            slot: self.slot,
+            qpn: self.qpn,
+            kind,
+            psn: packet.psn(),
+            msn: self.responder.msn,
+            space,
+            from: packet.range,
+            to: MemRange::default(),
+            is_tail: false,
+        }
+    }
+
+    /// Queues the receive completion behind its data.
+    fn deliver<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+        opcode: WcOpcode,
+        byte_len: u32,
+        carried: &[u8],
+    ) {
+        let Some(recv) = self.rq.current.take() else { return };
+        let mut cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, WcStatus::Success);
+        cqe.opcode = opcode;
+        cqe.byte_len = byte_len;
+        if packet.info.trailer() == Trailer::Imm {
+            cqe.flags |= CqeFlags::IMM;
+            cqe.imm_or_key = packet.imm_or_key();
+        }
+        if packet.headers.bth.solicited {
+            cqe.flags |= CqeFlags::SOLICITED;
+        }
+        if !carried.is_empty() {
+            // Its length was checked against MAX_CARRIED.
+            let _ = cqe.carry(carried);
+        }
+        ctx.shared.batch.end_message(self.slot, packet.psn());
+        ctx.shared.batch.deliver(self.slot, cqe);
+    }
+
+    pub(super) fn execute_write<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked {
+        let (va, rkey, left) = self.write_position(ctx, packet)?;
+        let len = packet.range.len;
+        let ends = packet.info.position.is_end();
+        // The payloads add up to the DMA length exactly.
+        if len > left || ends != (len == left) {
+            return Err(Step::Refuse(NakReason::Length));
+        }
+        if len > 0 {
+            let target = self.check_key(ctx, rkey, va, len, AccessFlags::REMOTE_WRITE)?;
+            let piece = self.piece(packet, PieceKind::Write, target.space);
+            // Planted bug: the last packet of a WRITE is acknowledged but not stored.
+            let lost = cfg!(mutant = "lost_tail_write") && ends && !packet.info.position.is_start();
+            if !lost {
+                let to = MemRange { addr: target.addr, len };
+                ctx.shared.batch.place(Piece { to, is_tail: ends, ..piece });
+            }
+        }
+        self.responder.message = if ends {
+            Message::None
+        } else {
+            Message::Write { va: va.wrapping_add(len.into()), rkey, left: left - len }
+        };
+        if ends && packet.info.trailer() == Trailer::Imm {
+            self.responder.written += u64::from(len);
+            let total = u32::try_from(self.responder.written).unwrap_or(u32::MAX);
+            self.deliver(ctx, packet, WcOpcode::RecvWriteImm, total, &[]);
+        } else {
+            self.responder.written += u64::from(len);
+        }
+        self.responder.accept(packet.psn(), 1, ends, packet.headers.bth.ack_req);
+        Ok(())
+    }
+
+    /// Where this WRITE packet's data goes: from its RETH, or after the previous packet.
+    fn write_position<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked<(u64, u32, u32)> {
+        if let Message::Write { va, rkey, left } = self.responder.message {
+            return Ok((va, rkey, left));
+        }
+        let reth = self.check_reth(packet)?;
+        self.responder.written = 0;
+        if reth.dma_len > 0 {
+            let need = AccessFlags::REMOTE_WRITE;
+            self.check_key(ctx, reth.rkey.0, reth.va, reth.dma_len, need)?;
+        }
+        Ok((reth.va, reth.rkey.0, reth.dma_len))
+    }
+
+    fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
+        match packet.headers.reth {
+            Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
+            _ => Err(Step::Refuse(NakReason::Length)),
+        }
+    }
+
+    fn check_key<T: Tap>(
+        &self,
+        ctx: &Ctx<'_, T>,
+        rkey: u32,
+        va: u64,
+        len: u32,
+        need: AccessFlags,
+    ) -> Checked<Target> {
+        ctx.shared
+            .mrs
+            .check(rkey, self.pd, va, len.into(), need)
+            .map_err(|fault: KeyFault| Step::Refuse(NakReason::Key(fault)))
+    }
+
+    pub(super) fn execute_read<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked {
+        let reth = self.check_reth(packet)?;
+        if reth.dma_len > 0 {
+            let need = AccessFlags::REMOTE_READ;
+            self.check_key(ctx, reth.rkey.0, reth.va, reth.dma_len, need)?;
+        }
+        let packets = packets_of(reth.dma_len, self.mtu);
+        let kind = ReplyKind::Read { va: reth.va, rkey: reth.rkey.0, len: reth.dma_len };
+        self.reply(packet.psn(), packets, kind);
+        Ok(())
+    }
+
+    /// The response acknowledges everything before it, so a waiting ACK is not needed any more.
+    fn reply(&mut self, psn: Psn, packets: u32, kind: ReplyKind) {
+        self.responder.accept(psn, packets, true, false);
+        self.responder.ack = None;
+        self.responder.replies.push_new(kind, psn, packets);
+    }
+
+    pub(super) fn prepare_atomic<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked<Step> {
+        let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.headers.atomic else {
+            return Err(Step::Refuse(NakReason::NotAllowed));
+        };
+        if !va.is_multiple_of(8) {
+            return Err(Step::Refuse(NakReason::Alignment));
+        }
+        let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let compare = (packet.opcode() == Opcode::RcCmpSwap).then_some(compare);
+        let (space, addr) = (target.space, target.addr);
+        Ok(Step::Atomic(AtomicRequest { space, addr, compare, swap_or_add }))
+    }
+
+    /// The atomic was executed and returned `value`.
+    pub(crate) fn finish_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn, value: u64) {
+        self.reply(psn, 1, ReplyKind::Atomic { value });
+        ctx.activate(self);
+    }
+}
