@@ -1,112 +1,91 @@
-//! On which CPU the engine runs.
+//! Where the engine's thread runs, and who gives way to whom.
 //!
-//! With a CPU to spare the scheduler decides. When the engine, spinning, finds that it was put
-//! aside for long, there are fewer CPUs than threads that spin. It then shares the CPU of its
-//! program: the program gives way after posting and when it finds nothing, the engine when it has
-//! delivered something, and neither waits for the end of the other's time slice. After a while
-//! the engine tries again whether it has become less crowded.
+//! With fewer CPUs than spinning threads, engine and program sit on one CPU and hand it over: the
+//! engine gives way only after it delivered something, the program after posting and when a poll
+//! finds nothing. Then each runs exactly when it has something to do. Giving way at every turn
+//! that found nothing, or never, costs milliseconds instead: threads of equal weight change places
+//! only at the end of their slices.
 
-use rnic_core::{Engine, Instant};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::time::Duration;
+use crate::config::Placement as Policy;
+use rnic_core::Engine;
+use rnic_core::time::Instant;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
 
-/// See the [module](self).
-pub(super) struct Placement {
-    /// Where the scheduler may put us.
-    allowed: CpuSet,
-    /// Where we sit because it is crowded.
-    seat: Option<u32>,
-    /// When to look again: for another seat, or whether a seat is needed at all.
-    next_look: Instant,
-    leave_at: Instant,
-    patience: Duration,
-    last_turn: Instant,
+/// Follows programs from CPU to CPU.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    follows: bool,
+    allowed: Option<CpuSet>,
+    /// The CPU shared with a program.
+    cpu: Option<u32>,
+    looked: Instant,
 }
+
+/// How often to look where programs are, nanoseconds.
+const LOOK_EVERY: u64 = 500_000;
+/// With this many CPUs, engine and program each get one of their own.
+const ENOUGH_CPUS: u32 = 4;
+/// The slice that the engine's thread asks for, nanoseconds: the shorter the slice, the sooner a
+/// waking thread gets the CPU.
+const SLICE: u64 = 100_000;
 
 impl Placement {
-    pub(super) fn new() -> Self {
-        // Without knowing the set there is only the scheduler's choice.
-        let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-        Self {
-            allowed,
-            seat: None,
-            next_look: Instant::ZERO,
-            leave_at: Instant::ZERO,
-            patience: FIRST_PATIENCE,
-            last_turn: Instant::ZERO,
+    /// For the calling thread.
+    pub(crate) fn new(policy: Policy) -> Self {
+        let allowed = sched_getaffinity(None).ok();
+        let cpus = allowed.as_ref().map_or(ENOUGH_CPUS, CpuSet::count);
+        let follows = match policy {
+            Policy::Program => true,
+            Policy::Free => false,
+            Policy::Auto => cpus < ENOUGH_CPUS,
+        };
+        if let Err(error) = crate::system::request_slice(SLICE) {
+            tracing::debug!("the scheduler grants no short slice: {error}");
         }
+        Self { follows, allowed, cpu: None, looked: Instant::ZERO }
     }
 
-    /// True when the program shares our CPU.
+    /// Moves to the CPU of a program, when there is one to follow.
     #[inline]
-    pub(super) fn is_shared(&self) -> bool {
-        self.seat.is_some()
-    }
-
-    /// After waking up: the time spent asleep says nothing.
-    #[inline]
-    pub(super) fn woke(&mut self, now: Instant) {
-        self.last_turn = now;
-    }
-
-    /// After a turn that began at `now`.
-    #[inline]
-    pub(super) fn after_turn(&mut self, now: Instant, worked: bool, engine: &mut Engine) {
-        let gap = now.since(self.last_turn);
-        self.last_turn = now;
-        if self.seat.is_none() {
-            if !worked && gap > PUT_ASIDE {
-                self.sit_down(now, engine);
-            }
-        } else if now >= self.next_look {
-            self.look(now, engine);
+    pub(crate) fn after_turn(&mut self, now: Instant, engine: &mut Engine) {
+        if self.follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
+            self.looked = now;
+            self.look(engine);
         }
     }
 
-    fn sit_down(&mut self, now: Instant, engine: &mut Engine) {
-        self.leave_at = now.after(self.patience);
-        self.patience = (self.patience * 2).min(LONGEST_PATIENCE);
-        self.take_seat(now, engine);
-    }
-
-    fn look(&mut self, now: Instant, engine: &mut Engine) {
-        if now < self.leave_at {
-            return self.take_seat(now, engine);
-        }
-        if now.since(self.leave_at) > LONGEST_PATIENCE {
-            // Nothing happened for long: what was learnt is out of date.
-            self.patience = FIRST_PATIENCE;
-        }
-        self.seat = None;
-        let _ = sched_setaffinity(None, &self.allowed);
-        engine.publish_engine_cpu(None);
-    }
-
-    /// Goes where the program is.
-    fn take_seat(&mut self, now: Instant, engine: &mut Engine) {
-        self.next_look = now.after(LOOK_INTERVAL);
-        let wanted = engine.program_cpu(self.seat);
-        let Some(cpu) = wanted.filter(|cpu| self.is_allowed(*cpu)) else { return };
-        if self.seat == Some(cpu) {
+    fn look(&mut self, engine: &mut Engine) {
+        let target = engine.program_cpu(self.cpu);
+        let here = u32::try_from(sched_getcpu()).ok();
+        if target == self.cpu && (target.is_none() || target == here) {
             return;
         }
-        let mut only = CpuSet::new();
-        only.set(cpu as usize);
-        if sched_setaffinity(None, &only).is_ok() {
-            self.seat = Some(cpu);
-            engine.publish_engine_cpu(Some(cpu));
+        self.cpu = self.move_to(target);
+        engine.publish_engine_cpu(self.cpu);
+    }
+
+    /// Returns the CPU that is now shared.
+    fn move_to(&self, target: Option<u32>) -> Option<u32> {
+        let allowed = self.allowed.as_ref()?;
+        match target.and_then(|cpu| usize::try_from(cpu).ok()) {
+            Some(cpu) if cpu < CpuSet::MAX_CPU && allowed.is_set(cpu) => {
+                let mut one = CpuSet::new();
+                one.set(cpu);
+                sched_setaffinity(None, &one).ok()?;
+                target
+            }
+            _ => {
+                let _ = sched_setaffinity(None, allowed);
+                None
+            }
         }
     }
 
-    fn is_allowed(&self, cpu: u32) -> bool {
-        (cpu as usize) < CpuSet::MAX_CPU && self.allowed.is_set(cpu as usize)
+    /// After the engine delivered something: lets the program look at it.
+    #[inline]
+    pub(crate) fn after_delivery(&self) {
+        if self.cpu.is_some() {
+            sched_yield();
+        }
     }
 }
-
-/// An idle turn takes a microsecond; an interrupt may take some more.
-const PUT_ASIDE: Duration = Duration::from_micros(500);
-/// Programs move between CPUs.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-/// How long to sit before trying without a seat; doubled each time it was too early.
-const FIRST_PATIENCE: Duration = Duration::from_millis(500);
-const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
