@@ -28,7 +28,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use hops::{Hop, HopTable, KERNEL, LOOPBACK};
+#[cfg(test)]
+use hops::KERNEL;
+pub(crate) use hops::{Hop, HopTable, LOOPBACK};
 pub(crate) use interface::Interface;
 
 /// Which interface and addresses the device has.

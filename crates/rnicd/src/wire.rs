@@ -20,10 +20,10 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 
-pub(crate) use auto::{WireConfig, WireError, open};
+pub(crate) use auto::{WireConfig, open};
 use composite::Composite;
+pub(crate) use fault::Fault;
 use fault::FaultWire;
-pub(crate) use fault::{Fault, FaultKind};
 
 /// A way outside.
 trait Link: Send {

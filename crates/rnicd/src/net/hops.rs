@@ -63,7 +63,6 @@ pub(crate) struct HopTable {
 
 impl HopTable {
     /// Without any hop.
-    #[expect(clippy::new_without_default, reason = "big")]
     pub(crate) fn new() -> Self {
         let words = (0..MAX_HOPS).map(|_| Words::default()).collect();
         Self { words, own: Arc::default(), known: Arc::default() }

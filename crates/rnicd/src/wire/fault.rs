@@ -158,13 +158,7 @@ impl<W: Wire> FaultWire<W> {
             }
             Some(FaultKind::Corrupt) => {
                 let bit = self.random.next();
-                let flip = |bytes: &mut [u8]| {
-                    let at = (bit >> 3) as usize % bytes.len().max(1);
-                    if let Some(byte) = bytes.get_mut(at) {
-                        *byte ^= 1 << (bit & 7);
-                    }
-                };
-                if self.keep(&item, Until::Now, flip, trains) {
+                if self.keep(&item, Until::Now, |bytes| flip(bytes, bit), trains) {
                     self.counts.corrupted += 1;
                 }
                 self.hold.deliver(now, self.arena, trains);
@@ -224,6 +218,17 @@ impl<W: Wire> FaultWire<W> {
         self.counts.no_room += 1;
         self.push(Instant::now(), item.alone(), trains);
         false
+    }
+}
+
+/// Flips a bit that the ICRC covers.
+fn flip(bytes: &mut [u8], bit: u64) {
+    let at = match (bit >> 3) as usize % bytes.len().max(1) {
+        NOT_COVERED => NOT_COVERED + 1,
+        at => at,
+    };
+    if let Some(byte) = bytes.get_mut(at) {
+        *byte ^= 1 << (bit & 7);
     }
 }
 
@@ -299,6 +304,8 @@ impl Random {
     }
 }
 
+/// Byte of the base transport header that switches may change: FECN, BECN and reserved bits.
+const NOT_COVERED: usize = 4;
 /// Most datagrams that overtake a reordered one.
 const MOST_OVERTAKERS: u32 = 4;
 /// How long a reordered datagram waits for others.
