@@ -1,12 +1,14 @@
 //! Every kind of wire against every other, on veth pairs, through the `Wire` trait.
 
 mod exchange;
+mod speed;
 
 use super::{DeviceWire, WireConfig, open};
 use crate::config::{Io, XdpMode};
 use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root};
 use crate::net::{NetConfig, Network};
-use exchange::Side;
+use exchange::{Seen, Shape, Side};
+use rnic_core::ports::{HopId, Wire};
 use std::sync::Arc;
 
 const UDP: WireConfig = WireConfig { io: Io::Udp, xdp_mode: XdpMode::Auto };
@@ -23,19 +25,23 @@ fn start(namespace: &Namespace, config: WireConfig) -> (Arc<Network>, DeviceWire
     })
 }
 
-fn converse(a: WireConfig, b: WireConfig, mtus: &[u32]) {
+/// Both ends of a veth pair, with paths to each other; `None` without root.
+fn pair_of(a: WireConfig, b: WireConfig, mtu: u32) -> Option<(Pair, Side, Side)> {
     if !is_root("wires on veth pairs") {
-        return;
+        return None;
     }
+    let pair = Pair::new(mtu);
+    // Both open before either resolves: opening XDP resets the link for a moment.
+    let (left, right) = (start(&pair.a, a), start(&pair.b, b));
+    let to_b = [V4_B, V6_B].map(|peer| pair.a.run(|| exchange::path(&left.0, peer)));
+    let to_a = [V4_A, V6_A].map(|peer| pair.b.run(|| exchange::path(&right.0, peer)));
+    let (left, right) = (Side::new(left.0, left.1, to_b), Side::new(right.0, right.1, to_a));
+    Some((pair, left, right))
+}
+
+fn converse(a: WireConfig, b: WireConfig, mtus: &[u32]) {
     for mtu in mtus {
-        let pair = Pair::new(*mtu);
-        // Both open before either resolves: opening XDP resets the link for a moment.
-        let first = start(&pair.a, a);
-        let second = start(&pair.b, b);
-        let paths_a = [V4_B, V6_B].map(|peer| pair.a.run(|| exchange::path(&first.0, peer)));
-        let paths_b = [V4_A, V6_A].map(|peer| pair.b.run(|| exchange::path(&second.0, peer)));
-        let mut left = Side::new(first.0, first.1, paths_a);
-        let mut right = Side::new(second.0, second.1, paths_b);
+        let Some((_pair, mut left, mut right)) = pair_of(a, b, *mtu) else { return };
         println!("{} <-> {} at MTU {mtu}", left.wire.mode(), right.wire.mode());
         for family in 0..2 {
             exchange::converse(&mut left, &mut right, family);
@@ -80,4 +86,116 @@ fn udp_and_xdp() {
     converse(UDP, NATIVE, &[4200]);
     // A sender's kernel leaves trains joined for a generic program: they must be taken apart.
     converse(UDP, GENERIC, &[1500, 4200]);
+}
+
+#[test]
+fn a_full_link_holds_back_and_loses_nothing() {
+    // The receiver is not asked until the sender's wire refuses, or has queued much.
+    let Some((_pair, mut from, mut to)) = pair_of(UDP, UDP, 4200) else { return };
+    let path = from.path(0);
+    let shape = Shape { count: 15, len: 4136, last: 4136 };
+    let (mut number, mut seen) = (0, Seen::default());
+    let mut refused = 0;
+    while refused < 20 {
+        let mut reserved = 0;
+        while exchange::put(&mut from.wire, &path, 0, number, shape).is_some() {
+            number += shape.count;
+            reserved += 1;
+        }
+        refused += 1;
+        from.wire.submit();
+        assert!(reserved > 0 || from.wire.has_backlog());
+        let sent = number as usize;
+        if from.wire.has_backlog() {
+            exchange::take(&mut to.wire, &path.flow, &mut seen);
+        } else {
+            exchange::take_all(&mut to.wire, &path.flow, &mut seen, sent);
+        }
+    }
+    while from.wire.has_backlog() {
+        from.wire.submit();
+        exchange::take(&mut to.wire, &path.flow, &mut seen);
+    }
+    exchange::take_all(&mut to.wire, &path.flow, &mut seen, number as usize);
+    assert!(seen.numbers.iter().copied().eq(0..number));
+}
+
+#[test]
+fn cancelled_trains_are_not_sent() {
+    for config in [UDP, PACKET, NATIVE] {
+        let Some((_pair, mut from, mut to)) = pair_of(config, config, 4200) else { return };
+        let path = from.path(0);
+        let one = Shape { count: 1, len: 100, last: 100 };
+        let mut send = |number| exchange::put(&mut from.wire, &path, 0, number, one).unwrap();
+        send(0);
+        let second = send(1);
+        send(2);
+        from.wire.cancel_from(&second);
+        exchange::put(&mut from.wire, &path, 0, 3, one).unwrap();
+        from.wire.submit();
+        let mut seen = Seen::default();
+        exchange::take_all(&mut to.wire, &path.flow, &mut seen, 2);
+        assert_eq!(seen.numbers, [0, 3], "{}", from.wire.mode());
+    }
+}
+
+#[test]
+fn what_has_no_way_out_is_swallowed() {
+    let Some((_pair, mut from, mut to)) = pair_of(NATIVE, UDP, 4200) else { return };
+    let mut nowhere = from.path(0);
+    nowhere.hop = HopId(4711);
+    let one = Shape { count: 1, len: 100, last: 100 };
+    let lost = exchange::put(&mut from.wire, &nowhere, 0, 0, one).unwrap();
+    exchange::put(&mut from.wire, &nowhere, 0, 1, one).unwrap();
+    from.wire.cancel_from(&lost);
+    exchange::put(&mut from.wire, &nowhere, 0, 2, one).unwrap();
+    let path = from.path(0);
+    exchange::put(&mut from.wire, &path, 0, 3, one).unwrap();
+    from.wire.submit();
+    let mut seen = Seen::default();
+    exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);
+    assert_eq!(seen.numbers, [3]);
+    let swallowed = from.wire.counters().iter().find(|(n, _)| *n == "link_tx_no_route").copied();
+    assert_eq!(swallowed, Some(("link_tx_no_route", 3)));
+}
+
+#[test]
+fn the_device_reaches_itself() {
+    let Some((pair, mut side, _other)) = pair_of(PACKET, UDP, 4200) else { return };
+    let network = side.network();
+    let path = pair.a.run(|| exchange::path(network, V4_A));
+    assert_eq!(path.hop, crate::net::LOOPBACK);
+    let mut seen = Seen::default();
+    let shape = Shape { count: 15, len: 4136, last: 1000 };
+    for round in 0..50 {
+        let number = round * shape.count;
+        exchange::put(&mut side.wire, &path, 7, number, shape).unwrap();
+        side.wire.submit();
+        assert!(side.wire.has_backlog());
+        exchange::take_all(&mut side.wire, &path.flow, &mut seen, (number + shape.count) as usize);
+    }
+    assert_eq!((seen.trains, seen.unpredicted), (50, 0));
+}
+
+#[test]
+fn auto_chooses_by_interface() {
+    if !is_root("auto_chooses_by_interface") {
+        return;
+    }
+    let auto = WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto };
+    let pair = Pair::new(4200);
+    let (_network, wire) = start(&pair.a, auto);
+    assert_eq!(wire.mode(), "udp", "a virtual link");
+    // Somebody else has the port: trains need not go without.
+    let (_second_network, second) = start(&pair.a, auto);
+    assert_eq!(second.mode(), "af-packet");
+    pair.b.run(|| {
+        let network = Network::start(NetConfig::default(), Box::new(|_| {})).unwrap();
+        assert_eq!(open(&auto, &network).unwrap().mode(), "udp");
+        let xdp = WireConfig { io: Io::AfXdp, ..auto };
+        let error = open(&xdp, &network).err().unwrap().to_string();
+        assert!(error.contains("--io udp"), "{error}");
+        let none = WireConfig { io: Io::Loopback, ..auto };
+        assert_eq!(open(&none, &network).unwrap().mode(), "loopback");
+    });
 }

@@ -36,7 +36,7 @@ pub(super) fn path(network: &Network, peer: IpAddr) -> Path {
 
 /// One end.
 pub(super) struct Side {
-    _network: Arc<Network>,
+    network: Arc<Network>,
     pub(super) wire: DeviceWire,
     paths: [Path; 2],
     ip_id: u16,
@@ -44,7 +44,16 @@ pub(super) struct Side {
 
 impl Side {
     pub(super) fn new(network: Arc<Network>, wire: DeviceWire, paths: [Path; 2]) -> Self {
-        Self { _network: network, wire, paths, ip_id: 0xfff0 }
+        Self { network, wire, paths, ip_id: 0xfff0 }
+    }
+
+    pub(super) fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// To the other side, IPv4 (0) or IPv6 (1).
+    pub(super) fn path(&self, family: usize) -> Path {
+        self.paths[family]
     }
 }
 
