@@ -92,6 +92,12 @@ impl Ingress {
         let Some(bytes) = arena.get(start..start.saturating_add(train.range.len as usize)) else {
             return;
         };
+        if bytes.is_empty() {
+            // A socket also delivers UDP datagrams without a byte in them.
+            target.ctx.shared.counters.rx_packets += 1;
+            target.ctx.dropped(DropReason::Malformed, None);
+            return;
+        }
         let step = (train.segment_len as usize).max(1);
         let mut offset = train.range.offset;
         for (k, bytes) in (0u16..).zip(bytes.chunks(step)) {

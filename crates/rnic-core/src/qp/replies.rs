@@ -95,6 +95,11 @@ impl Replies {
         self.queue.is_empty()
     }
 
+    /// Replies not fully sent.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
+    }
+
     /// A new request was executed: answer it, and remember it for duplicates.
     pub(crate) fn push_new(&mut self, kind: ReplyKind, first: Psn, packets: u32) {
         while self.remembered.len() >= self.depth.max(1) {
