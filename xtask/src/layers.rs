@@ -15,6 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xdp-io", &[]),
     ("rnic-core", &["roce-wire", "rnic-abi"]),
     ("rnic-sim", &["rnic-core", "roce-wire", "rnic-abi"]),
+    ("rnic-fuzz-targets", &["rnic-sim", "rnic-core", "roce-wire", "rnic-abi"]),
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
     ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-sim", "xdp-io"]),
@@ -30,7 +31,7 @@ const SANS_IO: [&str; 3] = ["roce-wire", "rnic-abi", "rnic-core"];
 const OPERATING_SYSTEM: [&str; 5] = ["libc", "rustix", "nix", "memmap2", "mio"];
 
 /// Crates without a line of unsafe code.
-const SAFE: [&str; 3] = ["roce-wire", "rnic-core", "rnic-sim"];
+const SAFE: [&str; 4] = ["roce-wire", "rnic-core", "rnic-sim", "rnic-fuzz-targets"];
 
 pub(crate) fn check() -> Result<()> {
     let mut faults = arrow_faults(&metadata()?)?;

@@ -1,0 +1,118 @@
+//! Every event of an engine, added up: what must agree with its counters.
+
+use rnic_core::Counters;
+use rnic_core::event::{DropReason, Event, PacketInfo, Tap};
+use rnic_core::time::Instant;
+use roce_wire::Qpn;
+
+/// The sums.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Datagrams that a QP accepted for checking.
+    received: u64,
+    /// Datagrams dropped before that.
+    unsorted: u64,
+    /// Drops of all kinds, duplicates apart.
+    dropped: u64,
+    duplicates: u64,
+    /// Completions written.
+    completed: u64,
+    /// Events of any kind.
+    pub(crate) events: u64,
+    /// What was accepted last, while nothing else has happened.
+    last: Option<PacketInfo>,
+    /// QPs that nothing may happen to.
+    pub(crate) bystanders: Vec<Qpn>,
+}
+
+impl Ledger {
+    /// Every received datagram was accepted, dropped for a reason, a congestion notification or
+    /// handed to another shard; and the counters tell the same story.
+    pub(crate) fn check(&self, counters: &Counters, handed_over: u64) {
+        let accounted = self.received + self.unsorted + counters.rp_cnp_handled + handed_over;
+        assert_eq!(counters.rx_packets, accounted, "received datagrams got lost: {self:?}");
+        let drops = [
+            counters.rx_malformed,
+            counters.rx_icrc_encapsulated,
+            counters.rx_no_qp,
+            counters.rx_bad_transport,
+            counters.rx_bad_state,
+            counters.bad_pkey_violations,
+            counters.rx_bad_address,
+            counters.qkey_violations,
+            counters.out_of_sequence,
+            counters.rx_ghost_response,
+            counters.rx_after_fault,
+            counters.rx_discarded,
+            counters.shard_queue_full,
+        ];
+        assert_eq!(drops.iter().sum::<u64>(), self.dropped, "drops and counters disagree");
+        assert!(counters.duplicate_request >= self.duplicates);
+        assert_eq!(counters.completions, self.completed, "completions and counters disagree");
+    }
+
+    fn note(&mut self, event: &Event) {
+        match *event {
+            Event::Received { packet, .. } => {
+                self.received += 1;
+                self.last = Some(packet);
+                return;
+            }
+            Event::Dropped { reason, packet } => self.note_drop(reason, packet),
+            Event::Completed { .. } => self.completed += 1,
+            _ => {}
+        }
+        self.last = None;
+    }
+
+    fn note_drop(&mut self, reason: DropReason, packet: Option<PacketInfo>) {
+        let was_accepted = match reason {
+            DropReason::OutOfSequence
+            | DropReason::Duplicate
+            | DropReason::GhostResponse
+            | DropReason::ReservedSyndrome
+            | DropReason::AfterFault => true,
+            // Both the door and the completer (responses in RTR) say this.
+            DropReason::QpState => self.last.is_some() && self.last == packet,
+            _ => false,
+        };
+        if !was_accepted {
+            self.unsorted += 1;
+        }
+        match reason {
+            DropReason::Duplicate => self.duplicates += 1,
+            _ => self.dropped += 1,
+        }
+    }
+}
+
+impl Tap for Ledger {
+    fn on(&mut self, _now: Instant, event: impl FnOnce() -> Event) {
+        let event = event();
+        self.events += 1;
+        if let Some(qpn) = subject(&event) {
+            assert!(!self.bystanders.contains(&qpn), "a bystander was touched: {event:?}");
+        }
+        self.note(&event);
+    }
+}
+
+/// The QP that something happened to.
+fn subject(event: &Event) -> Option<Qpn> {
+    match *event {
+        Event::Doorbell { qpn, .. }
+        | Event::WqeFetched { qpn, .. }
+        | Event::WqeRefused { qpn, .. }
+        | Event::Sent { qpn, .. }
+        | Event::Received { qpn, .. }
+        | Event::Nak { qpn, .. }
+        | Event::RnrNak { qpn, .. }
+        | Event::Placed { qpn, .. }
+        | Event::DmaFault { qpn, .. }
+        | Event::Acked { qpn, .. }
+        | Event::Rewound { qpn, .. }
+        | Event::Completed { qpn, .. }
+        | Event::State { qpn, .. } => Some(qpn),
+        Event::Dropped { .. } | Event::CqOverflow { .. } => None,
+    }
+}

@@ -1,0 +1,35 @@
+//! Hostile input: what each fuzz target does with its bytes.
+//!
+//! The targets are ordinary functions, so that three things can run them: the fuzzers in `fuzz/`
+//! (nightly toolchain, `cargo xtask fuzz`), the corpus test of this crate (every toolchain), and a
+//! debugger. They panic when the code under test breaks a promise, and return otherwise.
+//!
+//! | target | input is | promises |
+//! |---|---|---|
+//! | [`frame`] | a frame, a datagram or a management datagram | no panic; what parses is emitted unchanged |
+//! | [`engine_rx`] | a script of datagrams, work requests and waiting | see [`world`] |
+//! | [`wqe`] | a script of an application that writes nonsense into its rings | see [`world`]; the other tenant is served |
+//! | [`control`] | a control message, a descriptor or a completion | no panic; what decodes survives a round trip |
+
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod engine_rx;
+pub mod frame;
+mod ledger;
+mod packet;
+mod script;
+mod tenant;
+pub mod world;
+pub mod wqe;
+
+/// A target: panics when a promise is broken.
+pub type Target = fn(&[u8]);
+
+/// Every target with its name, which is also that of its fuzzer and of its seeds.
+pub const TARGETS: [(&str, Target); 4] = [
+    ("frame", frame::run),
+    ("engine_rx", engine_rx::run),
+    ("wqe", wqe::run),
+    ("control", control::run),
+];

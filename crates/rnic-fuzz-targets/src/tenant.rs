@@ -1,0 +1,354 @@
+//! A client of the engine: doorbells, queues, memory, and the judges of its completions.
+
+use crate::world::{HERE, World};
+use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
+use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex, SUMMARY};
+use rnic_abi::verbs::{
+    AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags, WcStatus,
+};
+use rnic_abi::words::Words;
+use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
+use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
+use rnic_core::ports::{HopId, SpaceId};
+use rnic_core::{ClientCommand, ClientId, Command, EngineQueue, NewQp, Outcome, Path};
+use rnic_sim::app::completion_opcode;
+use rnic_sim::oracle::{Posted, QueueOracle};
+use rnic_sim::verbs::{Connection, Mr};
+use roce_wire::{Flow, Gid, Qpn};
+use std::net::IpAddr;
+
+/// What every QP is made with.
+pub(crate) const CAPS: QpCaps = QpCaps {
+    max_send_wr: 8,
+    max_recv_wr: 8,
+    max_send_sge: 3,
+    max_recv_sge: 3,
+    max_inline_data: 64,
+};
+/// More than a tenant's QPs can have outstanding.
+const CQ_CAPACITY: u32 = 64;
+const CLIENTS: usize = 2;
+
+/// A client.
+pub(crate) struct Tenant {
+    pub(crate) client: ClientId,
+    pub(crate) space: SpaceId,
+    /// Its doorbell area.
+    pub(crate) area: Words,
+    pub(crate) bell: Bell,
+    /// Protection domains: one for its QPs, and one that none of them is in.
+    pub(crate) pds: [u32; 2],
+    pub(crate) cq: u32,
+    pub(crate) cq_words: Words,
+    completions: CqConsumer,
+    pub(crate) qps: Vec<AppQp>,
+}
+
+/// A QP as its application sees it.
+pub(crate) struct AppQp {
+    pub(crate) handle: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) connection: Connection,
+    pub(crate) sq: AppQueue,
+    pub(crate) rq: AppQueue,
+    failed: bool,
+}
+
+/// A work queue as its application sees it.
+pub(crate) struct AppQueue {
+    pub(crate) words: Words,
+    pub(crate) record: RecordIndex,
+    pub(crate) ring: WorkProducer,
+    pub(crate) oracle: QueueOracle,
+}
+
+thread_local! {
+    /// Doorbell areas are large: each run gets the previous one's, wiped where it was used.
+    static AREAS: [Words; CLIENTS] = std::array::from_fn(|_| Words::heap(AREA_WORDS));
+}
+
+/// Words of an area that are ever written: the summary and the first page of records.
+pub(crate) const USED_AREA: usize = SUMMARY.end + 512;
+
+fn wiped_area(nth: usize) -> Words {
+    AREAS.with(|areas| {
+        let area = areas[nth].clone();
+        area.copy_in(0, &[0; USED_AREA]);
+        area
+    })
+}
+
+impl Tenant {
+    /// The `nth` client of a world, without QPs and memory.
+    pub(crate) fn new(world: &mut World, nth: usize) -> Self {
+        let number = u32::try_from(nth).expect("few clients") + 1;
+        let (client, space) = (ClientId(number), SpaceId(number));
+        let area = wiped_area(nth);
+        let doorbells = Doorbells::new(area.clone()).expect("the area is large enough");
+        let bell = Bell::new(area.clone()).expect("the engine made it a doorbell area");
+        world.execute(Command::AddClient { client, space, doorbells }).expect("a new client");
+        let pds = [(); 2].map(|()| handle(world.command(client, ClientCommand::AllocPd)));
+        let words = Words::heap(cq_words(CQ_CAPACITY).expect("a sane capacity"));
+        let ring = CqProducer::new(words.clone(), CQ_CAPACITY).expect("memory of that size");
+        let completions = CqConsumer::new(words.clone(), CQ_CAPACITY).expect("same");
+        let create = ClientCommand::CreateCq { ring, capacity: CQ_CAPACITY, channel: None };
+        let cq = handle(world.command(client, create));
+        let qps = Vec::new();
+        Self { client, space, area, bell, pds, cq, cq_words: words, completions, qps }
+    }
+
+    /// Maps and registers memory in a protection domain.
+    pub(crate) fn region(&self, world: &mut World, pd: u32, len: u64, access: AccessFlags) -> Mr {
+        let addr = world.memory.map(self.space, len);
+        self.register(world, pd, addr, len, access).expect("a registration like any other")
+    }
+
+    /// Registers a range, mapped or not.
+    pub(crate) fn register(
+        &self,
+        world: &mut World,
+        pd: u32,
+        addr: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Option<Mr> {
+        let space = self.space;
+        let reg = ClientCommand::RegMr { pd, space, addr, length: len, iova: addr, access };
+        let Ok(Outcome::Mr { mr, lkey, rkey }) = world.command(self.client, reg) else {
+            return None;
+        };
+        world.memory.register(self.space, addr, len, access);
+        Some(Mr { handle: mr, lkey, rkey, addr, len })
+    }
+
+    /// Another QP, in RESET.
+    pub(crate) fn create_qp(&mut self, world: &mut World) -> usize {
+        let nth = self.qps.len();
+        let stride = send_stride(CAPS.max_send_sge, CAPS.max_inline_data);
+        let (sq, engine_sq) = queue(2 * nth, CAPS.max_send_wr, stride);
+        let (rq, engine_rq) = queue(2 * nth + 1, CAPS.max_recv_wr, recv_stride(CAPS.max_recv_sge));
+        let new = ClientCommand::CreateQp(Box::new(NewQp {
+            pd: self.pds[0],
+            qp_type: QpType::Rc,
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            caps: CAPS,
+            sq_sig_all: false,
+            sq: engine_sq,
+            rq: engine_rq,
+        }));
+        let Ok(Outcome::Qp { qp: handle, qpn }) = world.command(self.client, new) else {
+            panic!("the engine makes the QP");
+        };
+        let (qpn, connection) = (Qpn::new(qpn), Connection::default());
+        self.qps.push(AppQp { handle, qpn, connection, sq, rq, failed: false });
+        nth
+    }
+
+    /// From RESET to RTS.
+    pub(crate) fn connect(
+        &mut self,
+        world: &mut World,
+        nth: usize,
+        connection: Connection,
+        peer: (IpAddr, Qpn),
+    ) {
+        self.qps[nth].connection = connection;
+        for (mask, attr) in steps(&connection, peer) {
+            let path = mask.contains(AttrMask::AV).then(|| path_to(&attr, peer.0));
+            let outcome = self.modify(world, nth, mask, attr, path);
+            assert!(outcome, "the connection is refused");
+        }
+    }
+
+    /// Modifies a QP; false when the engine refuses. An honest application polls before a RESET:
+    /// completions from before belong to what is forgotten then.
+    pub(crate) fn modify(
+        &mut self,
+        world: &mut World,
+        nth: usize,
+        mask: AttrMask,
+        attr: QpAttr,
+        path: Option<Path>,
+    ) -> bool {
+        let to_reset = mask.contains(AttrMask::STATE) && attr.state == QpState::Reset;
+        let qp = self.qps[nth].handle;
+        let modify = ClientCommand::ModifyQp { qp, mask, attr, path };
+        if world.command(self.client, modify).is_err() {
+            return false;
+        }
+        let app = &mut self.qps[nth];
+        if to_reset {
+            app.failed = false;
+            for queue in [&mut app.sq, &mut app.rq] {
+                queue.ring.reset();
+                queue.oracle.reset();
+            }
+        }
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Err {
+            self.fail(nth);
+        }
+        true
+    }
+
+    /// Only the state.
+    pub(crate) fn set_state(&mut self, world: &mut World, nth: usize, state: QpState) -> bool {
+        let attr = QpAttr { state, ..QpAttr::default() };
+        self.modify(world, nth, AttrMask::STATE, attr, None)
+    }
+
+    /// Posts a send; false when the queue is full.
+    pub(crate) fn post_send(
+        &mut self,
+        world: &mut World,
+        nth: usize,
+        control: &SendControl,
+        sges: &[Sge],
+        data: &[u64],
+    ) -> bool {
+        let app = &mut self.qps[nth];
+        if app.sq.ring.free() == 0 {
+            return false;
+        }
+        let mut words = control.encode().to_vec();
+        words.extend(sges.iter().flat_map(|sge| sge.encode()));
+        words.extend(data);
+        words.truncate(app.sq.ring.stride());
+        let index = app.sq.ring.push(&words);
+        let signaled = control.flags.contains(SendFlags::SIGNALED);
+        let opcode = Some(completion_opcode(control.opcode));
+        app.sq.oracle.post(Posted { index, wr_id: control.wr_id, signaled, opcode });
+        if self.bell.ring(app.sq.record, app.sq.ring.producer()) {
+            world.engine.client_rang(world.now, self.client);
+        }
+        true
+    }
+
+    /// Posts a receive; false when the queue is full.
+    pub(crate) fn post_recv(&mut self, nth: usize, wr_id: u64, sges: &[Sge]) -> bool {
+        let app = &mut self.qps[nth];
+        let full = app.rq.oracle.outstanding() >= CAPS.max_recv_wr as usize;
+        if full || app.rq.ring.free() == 0 {
+            return false;
+        }
+        let num_sge = u8::try_from(sges.len()).unwrap_or(u8::MAX);
+        let mut words = RecvControl { num_sge, wr_id }.encode().to_vec();
+        words.extend(sges.iter().flat_map(|sge| sge.encode()));
+        words.truncate(app.rq.ring.stride());
+        let index = app.rq.ring.push(&words);
+        app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
+        if app.failed {
+            let _ = self.bell.ring(app.rq.record, app.rq.ring.producer());
+        } else {
+            self.bell.publish(app.rq.record, app.rq.ring.producer());
+        }
+        true
+    }
+
+    /// The application learns that a QP is in ERR: the engine must be told of its receives.
+    fn fail(&mut self, nth: usize) {
+        let app = &mut self.qps[nth];
+        app.failed = true;
+        let _ = self.bell.ring(app.rq.record, app.rq.ring.producer());
+    }
+
+    /// Polls everything there is and has it judged.
+    pub(crate) fn poll(&mut self) -> Vec<Cqe> {
+        let all: Vec<Cqe> = std::iter::from_fn(|| self.completions.poll()).collect();
+        self.completions.publish();
+        for cqe in &all {
+            let owner = self.qps.iter().position(|app| app.qpn.value() == cqe.qpn);
+            let nth = owner.expect("a completion names a QP of its CQ");
+            let app = &mut self.qps[nth];
+            let is_receive = cqe.flags.contains(CqeFlags::RECV);
+            let queue = if is_receive { &mut app.rq } else { &mut app.sq };
+            assert_eq!(cqe.record, queue.record.value(), "another queue's record");
+            if let Err(verdict) = queue.oracle.complete(cqe) {
+                panic!("{verdict}");
+            }
+            if cqe.status != WcStatus::Success && !app.failed {
+                self.fail(nth);
+            }
+        }
+        all
+    }
+
+    /// All memory of a region.
+    pub(crate) fn bytes<'w>(&self, world: &'w World, mr: &Mr) -> &'w [u8] {
+        world.memory.bytes(self.space, mr.addr, mr.len)
+    }
+
+    /// Fills a region.
+    pub(crate) fn fill(&self, world: &mut World, mr: &Mr, byte: u8) {
+        world.memory.bytes_mut(self.space, mr.addr, mr.len).fill(byte);
+    }
+}
+
+fn handle(outcome: Result<Outcome, rnic_core::CommandError>) -> u32 {
+    match outcome {
+        Ok(Outcome::Handle(handle)) => handle,
+        other => panic!("the engine makes the object: {other:?}"),
+    }
+}
+
+fn queue(record: usize, wrs: u32, stride: usize) -> (AppQueue, EngineQueue) {
+    let stride = u32::try_from(stride).expect("a sane stride");
+    let shape = QueueShape { capacity: wrs, stride };
+    let words = Words::heap(shape.words().expect("a sane shape"));
+    let record = u32::try_from(record).ok().and_then(RecordIndex::new).expect("few records");
+    let consumer = WorkConsumer::new(words.clone(), shape).expect("memory of that size");
+    let ring = WorkProducer::new(words.clone(), shape).expect("memory of that size");
+    let oracle = QueueOracle::new(String::new());
+    (AppQueue { words, record, ring, oracle }, EngineQueue { ring: consumer, record })
+}
+
+fn path_to(attr: &QpAttr, peer: IpAddr) -> Path {
+    Path { attr: attr.ah, flow: Flow::new(HERE, peer, 0), hop: HopId(0) }
+}
+
+/// INIT, RTR, RTS.
+fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask, QpAttr); 3] {
+    let dgid = Gid::from_ip(peer).0;
+    let init = QpAttr {
+        state: QpState::Init,
+        port_num: 1,
+        access: connection.access,
+        ..QpAttr::default()
+    };
+    let rtr = QpAttr {
+        state: QpState::Rtr,
+        ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
+        path_mtu: connection.path_mtu,
+        dest_qpn: peer_qpn.value(),
+        rq_psn: connection.rq_psn,
+        max_dest_rd_atomic: connection.max_dest_rd_atomic,
+        min_rnr_timer: connection.min_rnr_timer,
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: QpState::Rts,
+        timeout: connection.timeout,
+        retry_cnt: connection.retry_cnt,
+        rnr_retry: connection.rnr_retry,
+        sq_psn: connection.sq_psn,
+        max_rd_atomic: connection.max_rd_atomic,
+        ..QpAttr::default()
+    };
+    let init_mask =
+        AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let rtr_mask = AttrMask::STATE
+        | AttrMask::AV
+        | AttrMask::PATH_MTU
+        | AttrMask::DEST_QPN
+        | AttrMask::RQ_PSN
+        | AttrMask::MAX_DEST_RD_ATOMIC
+        | AttrMask::MIN_RNR_TIMER;
+    let rts_mask = AttrMask::STATE
+        | AttrMask::TIMEOUT
+        | AttrMask::RETRY_CNT
+        | AttrMask::RNR_RETRY
+        | AttrMask::SQ_PSN
+        | AttrMask::MAX_QP_RD_ATOMIC;
+    [(init_mask, init), (rtr_mask, rtr), (rts_mask, rts)]
+}
