@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
     ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-sim", "xdp-io"]),
     ("rnic-bench", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
+    ("rnic-hostile", &["rnic-abi"]),
     ("system-tests", &[]),
     ("xtask", &["system-tests"]),
 ];

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod layers;
 mod lint;
@@ -35,6 +36,8 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
+    /// Measure ours, kernel TCP and the raw limits side by side, as ratios
+    Bench(bench::Options),
     /// Check formatting, clippy, layering and documentation
     Lint,
     /// Check which crate may depend on which
@@ -61,6 +64,7 @@ fn run(command: &Command) -> Result<()> {
             println!("{}", dist.root().display());
             Ok(())
         }
+        Command::Bench(options) => bench::run(options),
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),
     }

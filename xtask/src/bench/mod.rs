@@ -1,0 +1,233 @@
+//! `cargo xtask bench`: ours, kernel TCP and the raw limits of the mechanism, side by side.
+//!
+//! Absolute numbers of a shared machine mean little. Everything is measured in every round of one
+//! run, one after the other, and the table shows ratios. A run whose raw reference is not far
+//! enough above TCP was taken on a machine that was busy or throttled, and is void.
+
+mod machine;
+mod probes;
+mod report;
+mod rows;
+mod scene;
+mod series;
+mod standing;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context, Result, bail, ensure};
+use system_tests::dist::Dist;
+use system_tests::packages::Toolbox;
+use system_tests::process::is_root;
+use system_tests::{interrupt, netns, paths};
+
+use probes::{PROBES, Probe, Scene, Work};
+use rows::{ROWS, Row, VALIDITY};
+use scene::{Props, Reading, Set};
+use series::Readings;
+use watch::Watch;
+
+/// What to measure and how to show it.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Three rounds and fewer repetitions
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose heading, title or key contains this; can be given several times
+    #[arg(long, value_name = "FILTER")]
+    case: Vec<String>,
+    /// Print JSON in place of the table
+    #[arg(long)]
+    json: bool,
+    /// Rounds [default: 7, or 3 with --quick]
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
+    /// Also write docs/performance.md
+    #[arg(long)]
+    write: bool,
+    /// Raise the priority of everything measured, on a machine that others use too
+    #[arg(long)]
+    boost: bool,
+}
+
+/// Programs that are measured.
+const PROGRAMS: [&str; 5] = ["ib_write_bw", "iperf3", "qperf", "ip", "dpkg-deb"];
+/// A reading counts as disturbed when others used more of a core, or a pinned process waited longer
+/// for its own, than this share of the time.
+const DISTURBED: f64 = 0.06;
+/// Failures in a row after which a probe is left out.
+const FAILURES: usize = 2;
+
+/// Everything that a run found.
+pub(super) struct Run {
+    rows: Vec<&'static Row>,
+    readings: Readings,
+    /// Why a probe has no readings.
+    failures: BTreeMap<&'static str, String>,
+    /// How often a probe was still disturbed after its last repetition.
+    disturbed: BTreeMap<&'static str, usize>,
+    rounds: usize,
+    standing: Vec<standing::Finding>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    ensure!(is_root(), "bench needs root for network namespaces and AF_XDP");
+    ensure!(lab_cpus() >= 2, "bench needs two processors: sender and receiver spin");
+    let rounds = options.runs.unwrap_or(if options.quick { 3 } else { 7 });
+    ensure!(rounds > 0, "--runs must be at least 1");
+    netns::sweep()?;
+    paths::sweep()?;
+    let tools = Toolbox::provide(&PROGRAMS)?;
+    eprintln!("building (release)");
+    let props = Props::new(Dist::get()?, tools)?;
+    let _boost = options.boost.then(machine::Boost::raise).transpose()?;
+    let mut run = Run::choose(&options.case, rounds);
+    run.measure(&props, if options.quick { 2 } else { 4 })?;
+    run.standing = standing::measure(&props, &options.case, options.quick)?;
+    let machine = machine::describe()?;
+    if options.json {
+        println!("{}", report::json(&run, &machine));
+    } else {
+        print!("{}", report::text(&run, &machine));
+    }
+    if options.write {
+        let path = paths::repository().join("docs/performance.md");
+        fs::write(&path, report::markdown(&run, &machine))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    run.check()
+}
+
+fn lab_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+impl Run {
+    fn choose(filters: &[String], rounds: usize) -> Self {
+        let wanted = |row: &&Row| {
+            let texts = [row.group, row.title, row.probe];
+            filters.is_empty()
+                || filters.iter().any(|f| texts.iter().any(|text| text.contains(f.as_str())))
+                || row.probe == VALIDITY.0
+        };
+        Self {
+            rows: ROWS.iter().filter(wanted).collect(),
+            readings: Readings::default(),
+            failures: BTreeMap::new(),
+            disturbed: BTreeMap::new(),
+            rounds,
+            standing: Vec::new(),
+        }
+    }
+
+    /// Every chosen probe once per round.
+    fn measure(&mut self, props: &Props, tries: usize) -> Result<()> {
+        let keys: BTreeSet<&str> = self.rows.iter().flat_map(|row| row.probes()).collect();
+        let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
+        for round in 0..self.rounds {
+            let chosen = PROBES.iter().filter(|probe| {
+                keys.contains(probe.key) && failed.get(probe.key).is_none_or(|n| *n < FAILURES)
+            });
+            let chosen: Vec<_> = chosen.collect();
+            for probes in chosen.chunk_by(|a, b| a.shares_scene_with(b)) {
+                for (key, outcome) in perform(props, probes, tries)? {
+                    match outcome {
+                        Ok((reading, disturbed)) => {
+                            eprintln!("{}/{} {key:<46} {reading}", round + 1, self.rounds);
+                            *self.disturbed.entry(key).or_default() += usize::from(disturbed);
+                            for (metric, value) in reading.values {
+                                self.readings.add(key, metric, round, value);
+                            }
+                        }
+                        Err(error) => {
+                            eprintln!("{}/{} {key:<46} FAILED", round + 1, self.rounds);
+                            *failed.entry(key).or_default() += 1;
+                            self.failures.insert(key, format!("{error:#}"));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails when the run is void.
+    fn check(&self) -> Result<()> {
+        let bytes = series::Metric::Bytes;
+        let ratio = self.readings.ratio((VALIDITY.0, bytes), ("iperf3", bytes), (1.0, 0.0));
+        let Some(ratio) = ratio else { bail!("this run is void: it has no raw reference") };
+        ensure!(
+            ratio.median >= VALIDITY.1,
+            "this run is void: raw UDP GSO with copy and ICRC is {:.2} times iperf3, not {}; the \
+             machine was busy or throttled, try again",
+            ratio.median,
+            VALIDITY.1
+        );
+        Ok(())
+    }
+}
+
+impl Row {
+    /// The probes that the row needs.
+    fn probes(&self) -> impl Iterator<Item = &'static str> {
+        self.against.iter().map(|against| against.probe).chain([self.probe])
+    }
+}
+
+impl Probe {
+    fn shares_scene_with(&self, other: &Self) -> bool {
+        self.scene == other.scene && !matches!(self.scene, Scene::Wire | Scene::Alone)
+    }
+}
+
+type Outcomes = Vec<(&'static str, Result<(Reading, bool)>)>;
+
+/// Measures probes of one scene. Only an interrupt is an error.
+fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Outcomes> {
+    let set = match Set::new(props, probes[0].scene) {
+        Ok(set) => set,
+        Err(error) => {
+            interrupt::check()?;
+            let error = format!("{error:#}");
+            return Ok(probes
+                .iter()
+                .map(|p| (p.key, Err(anyhow::anyhow!(error.clone()))))
+                .collect());
+        }
+    };
+    let mut outcomes = Vec::new();
+    for probe in probes {
+        let outcome = match probe.work {
+            Work::Perftest { shared: true, .. } if !props.shares_memory => {
+                Err(anyhow::anyhow!("`rnic run` has no --shared-memory yet"))
+            }
+            _ => quietest(props, &set, probe, tries),
+        };
+        interrupt::check()?;
+        outcomes.push((probe.key, outcome));
+    }
+    if let Err(error) = set.strike() {
+        interrupt::check()?;
+        eprintln!("{error:#}");
+    }
+    Ok(outcomes)
+}
+
+/// Measures until nobody disturbs, at most `tries` times, and returns the least disturbed reading.
+fn quietest(props: &Props, set: &Set, probe: &Probe, tries: usize) -> Result<(Reading, bool)> {
+    let mut best: Option<(Reading, f64)> = None;
+    for _ in 0..tries {
+        let watch = Watch::start(&set.pids())?;
+        let reading = set.measure(props, probe)?;
+        let disturbance = watch.finish()?.max(reading.waited);
+        if best.as_ref().is_none_or(|(_, least)| disturbance < *least) {
+            best = Some((reading, disturbance));
+        }
+        if disturbance <= DISTURBED {
+            break;
+        }
+    }
+    let (reading, disturbance) = best.context("a probe is tried at least once")?;
+    Ok((reading, disturbance > DISTURBED))
+}

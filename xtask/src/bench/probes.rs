@@ -1,0 +1,133 @@
+//! What is measured once in every round.
+
+use system_tests::daemon::Io;
+
+/// One thing to measure. Its key is how rows of the table find it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) key: &'static str,
+    pub(super) scene: Scene,
+    pub(super) work: Work,
+}
+
+/// Where it is measured. Probes with the same scene follow each other and share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scene {
+    /// A fresh veth pair without daemons; each probe has its own, because an XDP program that was
+    /// attached takes offloads from the peer.
+    Wire,
+    /// One namespace.
+    Alone,
+    /// A daemon on either end of a veth pair.
+    Daemons { io: Io, xdp_mode: &'static str },
+    /// Two programs of one daemon.
+    OneDaemon,
+}
+
+/// How it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// A case of `rnic-raw`; its name is the key without `raw/`.
+    Raw,
+    /// iperf3, one stream.
+    Iperf3,
+    /// qperf's tcp_lat with 8 bytes.
+    Qperf,
+    /// A program of perftest.
+    Perftest { line: &'static str, shared: bool },
+}
+
+const fn raw(key: &'static str) -> Probe {
+    Probe { key, scene: Scene::Wire, work: Work::Raw }
+}
+
+const fn ours(key: &'static str, scene: Scene, line: &'static str) -> Probe {
+    Probe { key, scene, work: Work::Perftest { line, shared: false } }
+}
+
+const fn shared(key: &'static str, scene: Scene, line: &'static str) -> Probe {
+    Probe { key, scene, work: Work::Perftest { line, shared: true } }
+}
+
+const UDP: Scene = Scene::Daemons { io: Io::Udp, xdp_mode: "auto" };
+const PACKET: Scene = Scene::Daemons { io: Io::AfPacket, xdp_mode: "auto" };
+const NATIVE: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "native" };
+const GENERIC: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "generic" };
+
+const WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 10000";
+const WRITE_1M: &str = "ib_write_bw -s 1048576 -m 4096 -n 1000";
+const WRITE_64K_1024: &str = "ib_write_bw -s 65536 -m 1024 -n 5000";
+const SEND_64K: &str = "ib_send_bw -s 65536 -m 4096 -n 10000";
+const SEND_1M: &str = "ib_send_bw -s 1048576 -m 4096 -n 1000";
+const READ_64K: &str = "ib_read_bw -s 65536 -m 4096 -n 10000";
+const READ_1M: &str = "ib_read_bw -s 1048576 -m 4096 -n 1000";
+const WRITE_LAT: &str = "ib_write_lat -s 8 -n 10000";
+const SEND_LAT: &str = "ib_send_lat -s 8 -n 10000";
+const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
+const RATE_1: &str = "ib_write_bw -s 8 -n 100000";
+const RATE_16: &str = "ib_write_bw -s 8 -n 10000 -q 16";
+
+/// In the order of measuring.
+pub(super) const PROBES: &[Probe] = &[
+    Probe { key: "iperf3", scene: Scene::Wire, work: Work::Iperf3 },
+    Probe { key: "qperf", scene: Scene::Wire, work: Work::Qperf },
+    Probe { key: "iperf3-lo", scene: Scene::Alone, work: Work::Iperf3 },
+    raw("raw/udp/4096x15/memcpy"),
+    raw("raw/udp/1024x62/memcpy"),
+    raw("raw/udp/4096x15/process-vm"),
+    raw("raw/udp/1024x62/process-vm"),
+    raw("raw/udp/write-65536-4096/memcpy"),
+    raw("raw/udp/write-1048576-4096/memcpy"),
+    raw("raw/udp/write-65536-4096/process-vm"),
+    raw("raw/udp/write-1048576-4096/process-vm"),
+    raw("raw/udp/write-65536-1024/process-vm"),
+    raw("raw/af-packet/write-65536-4096/process-vm"),
+    raw("raw/af-packet/write-1048576-4096/process-vm"),
+    raw("raw/xdp-native/write-65536-4096/memcpy"),
+    raw("raw/xdp-native/write-65536-4096/process-vm"),
+    raw("raw/xdp-native/write-65536-1024/memcpy"),
+    raw("raw/xdp-native/write-65536-1024/process-vm"),
+    raw("raw/xdp-generic/write-65536-4096/memcpy"),
+    raw("raw/xdp-generic/write-65536-4096/process-vm"),
+    raw("raw/xdp-generic/write-65536-1024/memcpy"),
+    raw("raw/xdp-generic/write-65536-1024/process-vm"),
+    raw("raw/xdp-native/8x1/memcpy"),
+    raw("raw/xdp-generic/8x1/memcpy"),
+    raw("raw/ping/udp"),
+    raw("raw/ping/af-packet"),
+    raw("raw/ping/xdp-native"),
+    raw("raw/ping/xdp-generic"),
+    raw("raw/loopback/process-vm"),
+    raw("raw/loopback/memcpy"),
+    ours("udp/write-64k", UDP, WRITE_64K),
+    ours("udp/write-1m", UDP, WRITE_1M),
+    shared("udp/write-64k-shared", UDP, WRITE_64K),
+    shared("udp/write-1m-shared", UDP, WRITE_1M),
+    ours("udp/send-64k", UDP, SEND_64K),
+    ours("udp/send-1m", UDP, SEND_1M),
+    ours("udp/read-64k", UDP, READ_64K),
+    ours("udp/read-1m", UDP, READ_1M),
+    ours("udp/write-64k-1024", UDP, WRITE_64K_1024),
+    ours("udp/write-lat", UDP, WRITE_LAT),
+    ours("udp/send-lat", UDP, SEND_LAT),
+    ours("udp/send-lat-events", UDP, SEND_LAT_EVENTS),
+    ours("af-packet/write-64k", PACKET, WRITE_64K),
+    ours("af-packet/write-1m", PACKET, WRITE_1M),
+    ours("af-packet/write-lat", PACKET, WRITE_LAT),
+    ours("xdp-native/write-64k", NATIVE, WRITE_64K),
+    ours("xdp-native/write-64k-1024", NATIVE, WRITE_64K_1024),
+    shared("xdp-native/write-64k-shared", NATIVE, WRITE_64K),
+    shared("xdp-native/write-64k-1024-shared", NATIVE, WRITE_64K_1024),
+    ours("xdp-native/rate-1", NATIVE, RATE_1),
+    ours("xdp-native/rate-16", NATIVE, RATE_16),
+    ours("xdp-native/write-lat", NATIVE, WRITE_LAT),
+    ours("xdp-generic/write-64k", GENERIC, WRITE_64K),
+    ours("xdp-generic/write-64k-1024", GENERIC, WRITE_64K_1024),
+    ours("xdp-generic/rate-1", GENERIC, RATE_1),
+    ours("xdp-generic/rate-16", GENERIC, RATE_16),
+    ours("xdp-generic/write-lat", GENERIC, WRITE_LAT),
+    ours("xdp-generic/send-lat", GENERIC, SEND_LAT),
+    ours("xdp-generic/send-lat-events", GENERIC, SEND_LAT_EVENTS),
+    ours("loopback/write-1m", Scene::OneDaemon, WRITE_1M),
+    shared("loopback/write-1m-shared", Scene::OneDaemon, WRITE_1M),
+];

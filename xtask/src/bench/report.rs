@@ -1,0 +1,199 @@
+//! The table: for people, for programs, for the book.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::Run;
+use super::machine::Machine;
+use super::rows::{Against, Column, Row};
+use super::series::Spread;
+
+/// A row with its numbers.
+struct Line {
+    row: &'static Row,
+    ours: String,
+    tcp: String,
+    raw: String,
+    targets: Vec<Verdict>,
+}
+
+/// A target and how it was met.
+struct Verdict {
+    text: String,
+    ratio: f64,
+    met: Option<bool>,
+}
+
+impl Verdict {
+    fn show(&self) -> String {
+        match self.met {
+            Some(met) => {
+                format!("{}: {:.2}, {}", self.text, self.ratio, if met { "met" } else { "MISSED" })
+            }
+            None => format!("{}: not measured", self.text),
+        }
+    }
+}
+
+fn lines(run: &Run) -> Vec<Line> {
+    run.rows.iter().map(|row| line(run, row)).collect()
+}
+
+fn line(run: &Run, row: &'static Row) -> Line {
+    let ours = match run.readings.spread(row.probe, row.metric) {
+        Some(spread) => row.metric.show_range(spread),
+        None => note(run.failures.get(row.probe).map_or("not measured", String::as_str)),
+    };
+    let column = |wanted: Column| {
+        let against = row.against.iter().find(|against| against.column == wanted);
+        let ratio = against.and_then(|against| ratio(run, row, against, (1.0, 0.0)));
+        ratio.map_or(String::new(), |ratio| format!("{:.2}x", ratio.median))
+    };
+    let targets = row.against.iter().filter_map(|against| verdict(run, row, against)).collect();
+    Line { row, ours, tcp: column(Column::Tcp), raw: column(Column::Raw), targets }
+}
+
+fn ratio(run: &Run, row: &Row, against: &Against, scale: (f64, f64)) -> Option<Spread> {
+    run.readings.ratio((row.probe, row.metric), (against.probe, against.metric), scale)
+}
+
+fn verdict(run: &Run, row: &Row, against: &Against) -> Option<Verdict> {
+    let target = against.target?;
+    let other = match against.column {
+        Column::Tcp => "TCP",
+        Column::Raw => "raw",
+        Column::Other(name) => name,
+    };
+    let scaled = ratio(run, row, against, target.scale());
+    let plain = ratio(run, row, against, (1.0, 0.0));
+    Some(Verdict {
+        text: format!("{} of {other}", target.show()),
+        ratio: plain.map_or(f64::NAN, |ratio| ratio.median),
+        met: scaled.map(|scaled| target.is_met_by(scaled.median)),
+    })
+}
+
+/// The first line of an error.
+fn note(text: &str) -> String {
+    let mut line = text.lines().next().unwrap_or_default().to_owned();
+    if line.chars().count() > 40 {
+        line = line.chars().take(39).chain(['…']).collect();
+    }
+    format!("- {line}")
+}
+
+const METHOD: &str = "\
+Every row is measured once per round, round after round; a cell is the median of the rounds, with \
+the lowest and the highest. Ratios are taken round by round, then their median. Programs and raw \
+processes are pinned: left side on CPU 0, right side on CPU 1; a daemon places itself beside its \
+program. Throughput is payload. Latency is half a round trip, as perftest and qperf print it; raw \
+round trips are whole.";
+
+/// How to read the table.
+fn preamble(run: &Run, machine: &Machine) -> String {
+    let disturbed: usize = run.disturbed.values().sum();
+    format!(
+        "{}\n{} rounds, {disturbed} readings disturbed by other work in spite of repetitions.\n",
+        machine.line(),
+        run.rounds
+    )
+}
+
+pub(super) fn text(run: &Run, machine: &Machine) -> String {
+    let mut text = format!("\n{}", preamble(run, machine));
+    let mut group = "";
+    for line in lines(run) {
+        if line.row.group != group {
+            group = line.row.group;
+            let _ = writeln!(text, "\n{group:<76}{:>8}{:>8}  target", "/ TCP", "/ raw");
+        }
+        let verdicts: Vec<_> = line.targets.iter().map(Verdict::show).collect();
+        let _ = writeln!(
+            text,
+            "  {:<42}{:>32}{:>8}{:>8}  {}",
+            line.row.title,
+            line.ours,
+            line.tcp,
+            line.raw,
+            verdicts.join("; ")
+        );
+    }
+    if !run.standing.is_empty() {
+        let _ = writeln!(text, "\nStanding costs");
+    }
+    for finding in &run.standing {
+        let _ = writeln!(
+            text,
+            "  {:<42}{:>32}{:>16}  {}",
+            finding.title,
+            finding.value,
+            "",
+            finding.verdict()
+        );
+    }
+    text
+}
+
+pub(super) fn markdown(run: &Run, machine: &Machine) -> String {
+    let mut text = format!(
+        "# Performance\n\nWritten by `cargo xtask bench --write`. {METHOD}\n\n{}",
+        preamble(run, machine)
+    );
+    let mut group = "";
+    for line in lines(run) {
+        if line.row.group != group {
+            group = line.row.group;
+            let _ = write!(
+                text,
+                "\n## {group}\n\n| | measured | / TCP | / raw | target |\n|---|---|---|---|---|\n"
+            );
+        }
+        let verdicts: Vec<_> = line.targets.iter().map(Verdict::show).collect();
+        let Line { row, ours, tcp, raw, .. } = &line;
+        let _ =
+            writeln!(text, "| {} | {ours} | {tcp} | {raw} | {} |", row.title, verdicts.join("; "));
+    }
+    if !run.standing.is_empty() {
+        text += "\n## Standing costs\n\n| | measured | target |\n|---|---|---|\n";
+    }
+    for finding in &run.standing {
+        let _ = writeln!(text, "| {} | {} | {} |", finding.title, finding.value, finding.verdict());
+    }
+    text
+}
+
+pub(super) fn json(run: &Run, machine: &Machine) -> Value {
+    let rows = run.rows.iter().map(|row| {
+        let spread = run.readings.spread(row.probe, row.metric);
+        let ratios = row.against.iter().map(|against| {
+            let ratio = ratio(run, row, against, (1.0, 0.0));
+            json!({
+                "to": against.probe,
+                "ratio": ratio.map(|ratio| [ratio.median, ratio.min, ratio.max]),
+                "target": against.target.map(|target| target.show()),
+                "met": verdict(run, row, against).and_then(|verdict| verdict.met),
+            })
+        });
+        json!({
+            "group": row.group,
+            "title": row.title,
+            "probe": row.probe,
+            "metric": format!("{:?}", row.metric),
+            "value": spread.map(|spread| [spread.median, spread.min, spread.max]),
+            "ratios": ratios.collect::<Vec<_>>(),
+            "disturbed": run.disturbed.get(row.probe),
+            "failure": run.failures.get(row.probe),
+        })
+    });
+    let standing = run
+        .standing
+        .iter()
+        .map(|finding| json!({"title": finding.title, "value": finding.value, "met": finding.met}));
+    json!({
+        "machine": machine.line(),
+        "rounds": run.rounds,
+        "rows": rows.collect::<Vec<_>>(),
+        "standing": standing.collect::<Vec<_>>(),
+    })
+}

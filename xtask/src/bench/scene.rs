@@ -1,0 +1,241 @@
+//! Sets the scene of a probe and measures it once.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use system_tests::daemon::{Daemon, Io};
+use system_tests::dist::{Dist, cargo};
+use system_tests::lab::{self, Pair};
+use system_tests::netns::NetPair;
+use system_tests::packages::Toolbox;
+use system_tests::paths;
+use system_tests::place::{Host, Job, Node, Place};
+use system_tests::process::Cmd;
+use system_tests::programs::{Dialogue, iperf3, perftest, qperf};
+
+use super::probes::{Probe, Scene, Work};
+use super::series::Metric;
+
+/// Carries RoCE path MTU 4096 with headers.
+const MTU: u32 = 4200;
+/// What a raw case measures, in milliseconds.
+const RAW_MILLIS: &str = "300";
+
+/// What was read once.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    pub(super) values: Vec<(Metric, f64)>,
+    /// The share of the time that a pinned process of ours waited for its core, where the scene
+    /// has no more processes than cores.
+    pub(super) waited: f64,
+}
+
+impl Reading {
+    fn of(values: Vec<(Metric, f64)>) -> Self {
+        Self { values, waited: 0.0 }
+    }
+}
+
+/// What every scene needs.
+pub(super) struct Props {
+    pub(super) dist: &'static Dist,
+    pub(super) tools: Toolbox,
+    raw: PathBuf,
+    /// Whether `rnic run` knows `--shared-memory`.
+    pub(super) shares_memory: bool,
+}
+
+impl Props {
+    pub(super) fn new(dist: &'static Dist, tools: Toolbox) -> Result<Self> {
+        cargo()
+            .args(["build", "--release", "--quiet", "-p", "rnic-bench", "--bin", "rnic-raw"])
+            .limit(Duration::from_secs(1800))
+            .check()?;
+        let help = Cmd::new(dist.bin("rnic")).args(["run", "--help"]).run()?;
+        Ok(Self {
+            dist,
+            tools,
+            raw: paths::target().join("release/rnic-raw"),
+            shares_memory: help.stdout.contains("--shared-memory"),
+        })
+    }
+}
+
+/// A scene that is set.
+pub(super) enum Set {
+    Bare(NetPair),
+    Daemons(Box<Pair>),
+    OneDaemon(Box<Node>, NetPair),
+}
+
+impl Set {
+    pub(super) fn new(props: &Props, scene: Scene) -> Result<Self> {
+        match scene {
+            Scene::Wire | Scene::Alone => Ok(Self::Bare(NetPair::new(MTU)?)),
+            Scene::Daemons { io, xdp_mode } => {
+                Ok(Self::Daemons(Box::new(pair(props, io, xdp_mode)?)))
+            }
+            Scene::OneDaemon => {
+                let net = NetPair::new(MTU)?;
+                let daemon = Daemon::start(props.dist, &lab::at_end(&net.left, Io::Udp))?;
+                let host = Host::at_end(&net.left, &props.tools);
+                Ok(Self::OneDaemon(Box::new(Node::new(daemon, host, props.dist)), net))
+            }
+        }
+    }
+
+    /// The daemons of the scene.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        match self {
+            Self::Bare(_) => Vec::new(),
+            Self::Daemons(pair) => vec![pair.left.daemon.pid(), pair.right.daemon.pid()],
+            Self::OneDaemon(node, _) => vec![node.daemon.pid()],
+        }
+    }
+
+    pub(super) fn measure(&self, props: &Props, probe: &Probe) -> Result<Reading> {
+        match (self, probe.work) {
+            (Self::Bare(net), Work::Raw) => raw(props, net, probe.key),
+            (Self::Bare(net), Work::Iperf3) => tcp(props, net, probe.scene, |server, client| {
+                let report = Dialogue::new("iperf3").client("--json -t 1").run(server, client)?;
+                let bits = iperf3::received_bits_per_second(&report.client.stdout)?;
+                Ok(vec![(Metric::Bytes, bits / 8.0)])
+            }),
+            (Self::Bare(net), Work::Qperf) => tcp(props, net, probe.scene, |server, client| {
+                let report =
+                    Dialogue::new("qperf").client("-t 1 -m 8 tcp_lat").run(server, client)?;
+                let seconds = qperf::value(&report.client.stdout, "latency")?;
+                Ok(vec![(Metric::P50, seconds * 1e6)])
+            }),
+            (Self::Daemons(pair), Work::Perftest { line, shared }) => {
+                program(line, &beside(&pair.left, 0, shared), &beside(&pair.right, 1, shared))
+            }
+            (Self::OneDaemon(node, _), Work::Perftest { line, shared }) => {
+                program(line, &beside(node, 0, shared), &beside(node, 1, shared))
+            }
+            _ => bail!("{} does not fit its scene", probe.key),
+        }
+    }
+
+    /// Ends the daemons in order.
+    pub(super) fn strike(self) -> Result<()> {
+        match self {
+            Self::Bare(_) => Ok(()),
+            Self::Daemons(pair) => pair.stop(),
+            Self::OneDaemon(node, _net) => node.stop().map(drop),
+        }
+    }
+}
+
+/// Two daemons on a veth pair, with a mode of XDP where there is one.
+pub(super) fn pair(props: &Props, io: Io, xdp_mode: &str) -> Result<Pair> {
+    let net = NetPair::new(MTU)?;
+    let node = |end, side| -> Result<Node> {
+        let mut spec = lab::at_end(end, io);
+        if io == Io::AfXdp {
+            spec.extra.extend(["--xdp-mode".to_owned(), xdp_mode.to_owned()]);
+        }
+        let daemon = Daemon::start(props.dist, &spec)?;
+        let host = Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &props.tools) };
+        Ok(Node::new(daemon, host, props.dist))
+    };
+    let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
+    Ok(Pair { left, right, net })
+}
+
+fn raw(props: &Props, net: &NetPair, key: &str) -> Result<Reading> {
+    let case = key.strip_prefix("raw/").context("a raw probe's key begins with raw/")?;
+    let [left, right] = [&net.left, &net.right].map(|end| end.netns.name());
+    let text = Cmd::new(&props.raw).args([case, left, right, RAW_MILLIS]).check()?;
+    let report: Value = serde_json::from_str(&text).context("rnic-raw printed no JSON")?;
+    let names = [
+        ("bytes_per_second", Metric::Bytes),
+        ("packets_per_second", Metric::Messages),
+        ("p50_us", Metric::P50),
+        ("p99_us", Metric::P99),
+    ];
+    let value = |(name, metric)| Some((metric, report[name].as_f64()?));
+    let values = names.into_iter().filter_map(value).collect();
+    Ok(Reading { values, waited: report["waited"].as_f64().unwrap_or(0.0) })
+}
+
+fn tcp(
+    props: &Props,
+    net: &NetPair,
+    scene: Scene,
+    run: impl Fn(&Host, &Host) -> Result<Vec<(Metric, f64)>>,
+) -> Result<Reading> {
+    let host = |end, side| Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &props.tools) };
+    let (mut server, mut client) = (host(&net.left, 0), host(&net.right, 1));
+    if scene == Scene::Alone {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        client = Host { address, cpu: client.cpu, ..server.clone() };
+        server.address = address;
+    }
+    run(&server, &client).map(Reading::of)
+}
+
+fn program(line: &str, server: &Beside<'_>, client: &Beside<'_>) -> Result<Reading> {
+    let text = Dialogue::new(line).run(server, client)?.client.stdout;
+    if line.contains("_lat ") {
+        let row = perftest::latency(&text)?.pop().context("no row")?;
+        return Ok(Reading::of(vec![(Metric::P50, row.typical), (Metric::P99, row.p99)]));
+    }
+    let row = perftest::bandwidth(&text)?.pop().context("no row")?;
+    Ok(Reading::of(vec![(Metric::Bytes, row.average), (Metric::Messages, row.messages)]))
+}
+
+/// A daemon's programs on one CPU, with ordinary or shared memory.
+struct Beside<'a> {
+    node: &'a Node,
+    cpu: Option<usize>,
+    shared: bool,
+}
+
+fn beside(node: &Node, side: usize, shared: bool) -> Beside<'_> {
+    Beside { node, cpu: lab::cpu_of(side), shared }
+}
+
+impl Place for Beside<'_> {
+    fn device(&self) -> &str {
+        self.node.device()
+    }
+
+    fn gid_index(&self) -> u32 {
+        self.node.gid_index()
+    }
+
+    fn address(&self) -> IpAddr {
+        self.node.address()
+    }
+
+    fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
+        let host = &self.node.host;
+        let cmd = if self.shared {
+            Cmd::new(self.node.dist.bin("rnic"))
+                .args(["run", "--shared-memory", "--socket"])
+                .arg(self.node.daemon.socket())
+                .arg("--")
+                .arg(host.tools.program(program)?)
+                .in_netns(host.netns.as_deref())
+        } else {
+            self.node.cmd(program)?
+        };
+        Ok(Box::new(cmd.on_cpu(self.cpu).args(args).limit(limit).start()?))
+    }
+
+    fn listens(&self, port: u16) -> Result<bool> {
+        self.node.listens(port)
+    }
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<_> = self.values.iter().map(|(metric, value)| metric.show(*value)).collect();
+        f.write_str(&shown.join(", "))
+    }
+}

@@ -1,0 +1,103 @@
+//! What a daemon costs while nothing happens, and before it can.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use system_tests::daemon::{Daemon, Io};
+use system_tests::interrupt;
+use system_tests::lab;
+use system_tests::netns::NetPair;
+
+use super::scene::Props;
+use super::series::Spread;
+
+/// One of these costs.
+pub(super) struct Finding {
+    pub(super) title: &'static str,
+    pub(super) value: String,
+    pub(super) target: &'static str,
+    pub(super) met: Option<bool>,
+}
+
+impl Finding {
+    pub(super) fn verdict(&self) -> String {
+        match self.met {
+            Some(true) => format!("{}: met", self.target),
+            Some(false) => format!("{}: MISSED", self.target),
+            None => format!("{}: not measured", self.target),
+        }
+    }
+}
+
+struct Cost {
+    title: &'static str,
+    target: &'static str,
+    /// The value to show, and whether the target is met.
+    measure: fn(&Props, bool) -> Result<(String, bool)>,
+}
+
+const GROUP: &str = "standing costs";
+
+const COSTS: &[Cost] = &[
+    Cost { title: "daemon start, udp", target: "< 200 ms", measure: start_time },
+    Cost { title: "idle daemon", target: "< 1 % of a core", measure: idle },
+];
+
+pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<Vec<Finding>> {
+    let wanted = |cost: &&Cost| {
+        filters.is_empty()
+            || filters.iter().any(|f| GROUP.contains(f.as_str()) || cost.title.contains(f.as_str()))
+    };
+    let mut findings = Vec::new();
+    for cost in COSTS.iter().filter(wanted) {
+        let outcome = (cost.measure)(props, quick);
+        interrupt::check()?;
+        let (value, met) = match outcome {
+            Ok((value, met)) => (value, Some(met)),
+            Err(error) => {
+                eprintln!("{}: {error:#}", cost.title);
+                ("failed".to_owned(), None)
+            }
+        };
+        eprintln!("{:<50} {value}", cost.title);
+        findings.push(Finding { title: cost.title, value, target: cost.target, met });
+    }
+    Ok(findings)
+}
+
+fn start_time(props: &Props, quick: bool) -> Result<(String, bool)> {
+    let net = NetPair::new(4200)?;
+    let spec = lab::at_end(&net.left, Io::Udp);
+    let mut times = Vec::new();
+    for _ in 0..if quick { 3 } else { 7 } {
+        let began = Instant::now();
+        let daemon = Daemon::start(props.dist, &spec)?;
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        daemon.stop()?;
+    }
+    let Spread { median, min, max } = Spread::of(times).context("no start")?;
+    Ok((format!("{median:.0} ms ({min:.0}..{max:.0})"), median < 200.0))
+}
+
+fn idle(props: &Props, quick: bool) -> Result<(String, bool)> {
+    let net = NetPair::new(4200)?;
+    let daemon = Daemon::start(props.dist, &lab::at_end(&net.left, Io::Udp))?;
+    std::thread::sleep(Duration::from_millis(500));
+    let (began, before) = (Instant::now(), run_time(daemon.pid())?);
+    std::thread::sleep(Duration::from_secs(if quick { 2 } else { 5 }));
+    let share = (run_time(daemon.pid())? - before) / began.elapsed().as_secs_f64();
+    daemon.stop()?;
+    Ok((format!("{:.3} % of a core", share * 100.0), share < 0.01))
+}
+
+/// Seconds that the threads of a process ran so far.
+fn run_time(pid: u32) -> Result<f64> {
+    let mut nanoseconds = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+        let run = text.split_whitespace().next().context("an empty schedstat")?;
+        nanoseconds += run.parse::<u64>()?;
+    }
+    Ok(nanoseconds as f64 / 1e9)
+}
