@@ -120,7 +120,7 @@ pub fn cargo() -> Cmd {
 }
 
 /// The files that cargo's JSON messages name.
-fn artifacts(messages: &str) -> Vec<PathBuf> {
+pub(crate) fn artifacts(messages: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for line in messages.lines() {
         let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
@@ -133,7 +133,7 @@ fn artifacts(messages: &str) -> Vec<PathBuf> {
 }
 
 /// Replaces a file in one step: a library that a running program has mapped must not change.
-fn install(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
     let dir = to.parent().context("a file lies in a folder")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let staged = to.with_extension("new");

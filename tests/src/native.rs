@@ -1,8 +1,8 @@
-//! Helper programs in C, against the public verbs header: what a test's own code cannot be, an
-//! application that dies, misbehaves or passes nonsense to the library.
+//! Helper programs: what a test's own code cannot be, an application that dies, misbehaves or
+//! passes nonsense to library and daemon. Most are in C, against the public verbs header.
 //!
-//! Each has a folder under `tests/`; `tests/common` is shared by all. A program is compiled once
-//! per run and made part of the toolbox, so that a place starts it like any other program.
+//! Those in C have a folder each under `tests/`; `tests/common` is shared by all. Programs are built once
+//! per run and made part of the toolbox, so that a place starts them like any other program.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,13 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::packages::Apt;
-use crate::paths;
 use crate::process::{Cmd, is_root};
+use crate::{dist, paths};
 
 /// An application that dies, forks, replaces itself or waits: `tests/victim`.
 pub const VICTIM: &str = "victim";
 /// An application that makes every mistake: `tests/errors`.
 pub const ERRORS: &str = "errors";
+/// A client that attacks the daemon: the crate of this name, in Rust.
+pub const HOSTILE: &str = "rnic-hostile";
 
 /// Compiles [`VICTIM`] and returns the folder it is in.
 ///
@@ -33,6 +35,24 @@ pub fn victim() -> Result<PathBuf> {
 /// As [`build`].
 pub fn errors() -> Result<PathBuf> {
     build(ERRORS, &["common", "errors"])
+}
+
+/// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.
+///
+/// # Errors
+/// When cargo fails.
+pub fn hostile() -> Result<PathBuf> {
+    let build = dist::cargo()
+        .args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"])
+        .args(["-p", HOSTILE])
+        .limit(Duration::from_secs(600))
+        .run()?;
+    ensure!(build.success(), "{build}");
+    let built = dist::artifacts(&build.stdout);
+    let program = built.iter().find(|path| path.file_name().is_some_and(|name| name == HOSTILE));
+    let folder = paths::cache("native")?;
+    dist::install(program.context("cargo made no program")?, &folder.join(HOSTILE))?;
+    Ok(folder)
 }
 
 /// Compiles the program whose sources are the given folders under `tests/` and returns the folder

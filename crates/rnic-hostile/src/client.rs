@@ -1,0 +1,224 @@
+//! A client that knows the daemon's protocol and memory, without the library's manners.
+
+use rnic_abi::ABI_VERSION;
+use rnic_abi::control::{Answer, CreateQp, QueuePlace, Refusal, Reply, Request, RingPlace};
+use rnic_abi::doorbell::{AREA_WORDS, Bell};
+use rnic_abi::os::{Connection, Descriptors, EventFd, candidate_socket_paths, memory};
+use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType};
+use rnic_abi::words::{WORD, Words};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Bytes of the memory that a client registers.
+pub(crate) const ZONE: usize = 64 * 1024;
+
+/// A session with an open device.
+pub(crate) struct Client {
+    pub(crate) connection: Connection,
+    /// The doorbell area and its file.
+    pub(crate) area: Words,
+    pub(crate) files: Vec<(OwnedFd, usize)>,
+    pub(crate) bell: Bell,
+    pub(crate) wake: EventFd,
+    pub(crate) arenas: HashMap<u32, Words>,
+    pub(crate) pd: u32,
+    pub(crate) cq: u32,
+    pub(crate) zone: Box<[u8]>,
+    pub(crate) key: u32,
+    gid: [u8; 16],
+    _events: OwnedFd,
+}
+
+/// A queue pair and the memory of its queues.
+pub(crate) struct Qp {
+    pub(crate) handle: u32,
+    pub(crate) qpn: u32,
+    pub(crate) sq: QueuePlace,
+    pub(crate) rq: QueuePlace,
+    pub(crate) sq_words: Words,
+}
+
+/// A session that has said hello.
+pub(crate) fn greet() -> io::Result<Connection> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for path in candidate_socket_paths() {
+        match Connection::connect(&path) {
+            Ok(connection) => {
+                let hello = Request::Hello { abi: ABI_VERSION };
+                granted(connection.call(&hello, &[])?.0)?;
+                return Ok(connection);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The reply, or the refusal as an error.
+pub(crate) fn granted(answer: Answer) -> io::Result<Reply> {
+    answer.map_err(|Refusal { errno, message }| {
+        io::Error::other(format!("refused (errno {errno}): {message}"))
+    })
+}
+
+impl Client {
+    /// Opens the first device and makes a PD, a CQ and a memory region.
+    pub(crate) fn open() -> io::Result<Self> {
+        let connection = greet()?;
+        let Reply::Devices(devices) = granted(connection.call(&Request::ListDevices, &[])?.0)?
+        else {
+            return Err(surprise());
+        };
+        let name = devices.first().ok_or_else(surprise)?.name.clone();
+        let (answer, fds) = connection.call(&Request::OpenDevice { name }, &[])?;
+        granted(answer)?;
+        let [area_file, wake, events] = fds.exactly()?;
+        let area = memory::map(&area_file, AREA_WORDS)?;
+        let bell = Bell::new(area.clone()).ok_or_else(surprise)?;
+        let mut client = Self {
+            connection,
+            area,
+            files: vec![(area_file, AREA_WORDS)],
+            bell,
+            wake: wake.into(),
+            arenas: HashMap::new(),
+            pd: 0,
+            cq: 0,
+            zone: vec![0x77; ZONE].into_boxed_slice(),
+            key: 0,
+            gid: [0; 16],
+            _events: events,
+        };
+        client.furnish()?;
+        Ok(client)
+    }
+
+    fn furnish(&mut self) -> io::Result<()> {
+        if let Reply::Gids(gids) = self.call(&Request::QueryGids { start: 0 })?.0 {
+            self.gid = gids.iter().map(|entry| entry.gid).next().unwrap_or_default();
+        }
+        let (Reply::Handle(pd), _) = self.call(&Request::AllocPd)? else {
+            return Err(surprise());
+        };
+        self.pd = pd;
+        let request = Request::CreateCq { cqe: 256, channel: None, comp_vector: 0 };
+        let (Reply::Cq { cq, ring, .. }, fds) = self.call(&request)? else {
+            return Err(surprise());
+        };
+        self.cq = cq;
+        self.ring(&ring, &mut { fds })?;
+        let addr = self.zone.as_ptr() as u64;
+        let access =
+            AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let length = self.zone.len() as u64;
+        let request = Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 };
+        let (Reply::Mr { lkey, .. }, _) = self.call(&request)? else { return Err(surprise()) };
+        self.key = lkey;
+        Ok(())
+    }
+
+    pub(crate) fn call(&self, request: &Request) -> io::Result<(Reply, Descriptors)> {
+        let (answer, fds) = self.connection.call(request, &[])?;
+        Ok((granted(answer)?, fds))
+    }
+
+    fn ring(&mut self, place: &RingPlace, fds: &mut Descriptors) -> io::Result<Words> {
+        if place.arena_is_new {
+            let file = fds.next().ok_or_else(surprise)?;
+            let words = usize::try_from(place.arena_len).map_err(io::Error::other)? / WORD;
+            self.arenas.insert(place.arena, memory::map(&file, words)?);
+            self.files.push((file, words));
+        }
+        let (start, words) = (place.start.try_into().ok(), place.words.try_into().ok());
+        let arena = self.arenas.get(&place.arena).ok_or_else(surprise)?;
+        start.zip(words).and_then(|(start, words)| arena.slice(start, words)).ok_or_else(surprise)
+    }
+
+    /// A queue pair in RESET.
+    pub(crate) fn create_qp(&mut self) -> io::Result<Qp> {
+        let caps = QpCaps {
+            max_send_wr: 64,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
+        let request = Request::CreateQp(CreateQp {
+            pd: self.pd,
+            qp_type: QpType::Rc,
+            send_cq: Some(self.cq),
+            recv_cq: Some(self.cq),
+            srq: None,
+            xrcd: None,
+            caps,
+            sq_sig_all: false,
+        });
+        let (reply, mut fds) = self.call(&request)?;
+        let Reply::Qp { qp, qpn, sq: Some(sq), rq: Some(rq), .. } = reply else {
+            return Err(surprise());
+        };
+        let sq_words = self.ring(&sq.ring, &mut fds)?;
+        self.ring(&rq.ring, &mut fds)?;
+        Ok(Qp { handle: qp, qpn, sq, rq, sq_words })
+    }
+
+    /// RESET to RTS, connected to `peer` of the same device.
+    pub(crate) fn connect(&self, qp: &Qp, peer: u32) -> io::Result<()> {
+        let mut attr = QpAttr {
+            path_mtu: 3,
+            dest_qpn: peer,
+            access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ,
+            ah: AhAttr { dgid: self.gid, is_global: true, port_num: 1, ..AhAttr::default() },
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            port_num: 1,
+            timeout: 10,
+            retry_cnt: 1,
+            rnr_retry: 1,
+            ..QpAttr::default()
+        };
+        use AttrMask as M;
+        let steps = [
+            (QpState::Reset, M::STATE),
+            (QpState::Init, M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (
+                QpState::Rtr,
+                M::STATE
+                    | M::AV
+                    | M::PATH_MTU
+                    | M::DEST_QPN
+                    | M::RQ_PSN
+                    | M::MAX_DEST_RD_ATOMIC
+                    | M::MIN_RNR_TIMER,
+            ),
+            (
+                QpState::Rts,
+                M::STATE
+                    | M::TIMEOUT
+                    | M::RETRY_CNT
+                    | M::RNR_RETRY
+                    | M::SQ_PSN
+                    | M::MAX_QP_RD_ATOMIC,
+            ),
+        ];
+        for (state, mask) in steps {
+            attr.state = state;
+            self.call(&Request::ModifyQp { qp: qp.handle, mask, attr })?;
+        }
+        Ok(())
+    }
+
+    /// Two queue pairs connected to each other.
+    pub(crate) fn create_pair(&mut self) -> io::Result<[Qp; 2]> {
+        let pair = [self.create_qp()?, self.create_qp()?];
+        self.connect(&pair[0], pair[1].qpn)?;
+        self.connect(&pair[1], pair[0].qpn)?;
+        Ok(pair)
+    }
+}
+
+fn surprise() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the daemon answered something else")
+}

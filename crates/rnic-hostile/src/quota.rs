@@ -1,0 +1,55 @@
+//! As much of everything as the daemon gives.
+
+use crate::Attack;
+use crate::client::{Client, greet};
+use rnic_abi::control::Request;
+use rnic_abi::verbs::AccessFlags;
+use std::io;
+
+/// Makes objects of each kind until refused, a fresh client each time, and prints how many the
+/// first client got of each.
+pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
+    let mut first = true;
+    while attack.goes_on() {
+        let mut client = Client::open()?;
+        let pds = until_refused(attack, || client.call(&Request::AllocPd).map(drop))?;
+        let cq = Request::CreateCq { cqe: 1024, channel: None, comp_vector: 0 };
+        let cqs = until_refused(attack, || client.call(&cq).map(drop))?;
+        let channels = until_refused(attack, || client.call(&Request::CreateChannel).map(drop))?;
+        let mr = Request::RegMr {
+            pd: client.pd,
+            addr: client.zone.as_ptr() as u64,
+            length: client.zone.len() as u64,
+            iova: 0,
+            access: AccessFlags::LOCAL_WRITE,
+            fd_offset: 0,
+        };
+        let mrs = until_refused(attack, || client.call(&mr).map(drop))?;
+        let qps = until_refused(attack, || client.create_qp().map(drop))?;
+        let mut sessions = Vec::new();
+        let count = until_refused(attack, || greet().map(|session| sessions.push(session)))?;
+        if first {
+            println!(
+                "got {pds} pds, {cqs} cqs, {channels} channels, {mrs} mrs, {qps} qps, \
+                 {count} sessions"
+            );
+        }
+        first = false;
+    }
+    Ok(())
+}
+
+/// Counts how often `make` works before a refusal. Nothing may be without end.
+fn until_refused(
+    attack: &mut Attack,
+    mut make: impl FnMut() -> io::Result<()>,
+) -> io::Result<usize> {
+    const ENDLESS: usize = 1_000_000;
+    for count in 0..ENDLESS {
+        attack.done += 1;
+        if make().is_err() {
+            return Ok(count);
+        }
+    }
+    Err(io::Error::other("no quota was met"))
+}

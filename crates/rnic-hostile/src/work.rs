@@ -1,0 +1,104 @@
+//! Attacks by work requests.
+
+use crate::Attack;
+use crate::client::{Client, Qp, ZONE};
+use rnic_abi::verbs::{SendFlags, WrOpcode};
+use rnic_abi::work_queue::WorkProducer;
+use rnic_abi::wqe::{SendControl, Sge};
+use std::io;
+
+/// Work requests with impossible counts, lengths, opcodes and keys.
+pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
+    each_queue(attack, |attack, client, slot| {
+        let mut wqe = plausible(attack, client, WrOpcode::Write);
+        // Most of it makes sense, so that what does not is reached.
+        for _ in 0..=attack.random.below(4) {
+            let at = attack.random.below(wqe.len());
+            wqe[at] = match attack.random.below(3) {
+                0 => attack.random.word(),
+                1 => wqe[at] ^ 1 << attack.random.below(64),
+                _ => wqe[at] ^ attack.random.word() << 16,
+            };
+        }
+        wqe.truncate(slot);
+        wqe
+    })
+}
+
+/// Well-formed requests under keys, and to addresses, that are somebody else's.
+pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
+    let opcodes = [WrOpcode::Write, WrOpcode::Read, WrOpcode::FetchAdd, WrOpcode::Send];
+    each_queue(attack, |attack, client, slot| {
+        let opcode = opcodes[attack.random.below(opcodes.len())];
+        let mut wqe = plausible(attack, client, opcode);
+        // Remote key, local key, or both.
+        let guess = attack.random.next() & 0xffff_ffff;
+        if attack.random.one_in(2) {
+            wqe[4] = guess;
+        } else {
+            wqe[9] = wqe[9] & !0xffff_ffff | guess;
+        }
+        wqe[3] = attack.random.next() & 0x7fff_ffff_fff8;
+        wqe.truncate(slot);
+        wqe
+    })
+}
+
+/// A request that would work: one SGE in our own memory, to our own memory.
+fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64> {
+    let zone = client.zone.as_ptr() as u64;
+    let length = match opcode {
+        WrOpcode::FetchAdd => 8,
+        _ => u32::try_from(attack.random.below(ZONE)).unwrap_or(0),
+    };
+    let mut control = SendControl::new(opcode, SendFlags::SIGNALED, attack.done);
+    control.num_sge = 1;
+    control.remote_addr = zone;
+    control.rkey = client.key;
+    let sge = Sge { addr: zone, length, lkey: client.key };
+    control.encode().into_iter().chain(sge.encode()).collect()
+}
+
+/// Fills send queues with what `make` gives, rings, and starts over with fresh queue pairs: a bad
+/// request breaks the queue that it is in.
+fn each_queue(
+    attack: &mut Attack,
+    mut make: impl FnMut(&mut Attack, &Client, usize) -> Vec<u64>,
+) -> io::Result<()> {
+    let mut client = Client::open()?;
+    while attack.goes_on() {
+        let pair = client.create_pair()?;
+        for _ in 0..8 {
+            fill(attack, &client, &pair[0], &mut make)?;
+            let _ = client.connect(&pair[1], pair[0].qpn);
+            let _ = client.connect(&pair[0], pair[1].qpn);
+        }
+        for qp in pair {
+            client.call(&rnic_abi::control::Request::DestroyQp { qp: qp.handle })?;
+        }
+    }
+    Ok(())
+}
+
+fn fill(
+    attack: &mut Attack,
+    client: &Client,
+    qp: &Qp,
+    make: &mut impl FnMut(&mut Attack, &Client, usize) -> Vec<u64>,
+) -> io::Result<()> {
+    let Some(mut queue) = WorkProducer::new(qp.sq_words.clone(), qp.sq.shape) else {
+        return Err(io::Error::other("the queue's memory does not fit its shape"));
+    };
+    for _ in 0..1 + attack.random.below(8) {
+        let wqe = make(attack, client, queue.stride());
+        queue.push(&wqe);
+        attack.done += 1;
+    }
+    // Now and then more than was written, or more than there is room for.
+    let lie = if attack.random.one_in(4) { attack.random.word() as u32 } else { 0 };
+    if client.bell.ring(qp.sq.record, queue.producer().wrapping_add(lie)) {
+        client.wake.wake()?;
+    }
+    client.bell.publish(qp.rq.record, attack.random.word() as u32);
+    Ok(())
+}
