@@ -1,14 +1,20 @@
 //! The rules of reliable connections, one named test each: a real engine and a scripted peer.
 
 mod acks;
+mod drops;
+mod duplicates;
+mod memory;
 mod read_responses;
+mod refusals;
+mod responder;
 mod retries;
+mod states;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;
-use rnic_sim::dialogue::Dialogue;
+use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::verbs::{Connection, SendWr};
-use roce_wire::Syndrome;
+use roce_wire::{NakCode, Opcode, Syndrome};
 
 /// Path MTU of most scripts: 256 bytes.
 fn small_mtu() -> Connection {
@@ -20,6 +26,40 @@ fn dialogue() -> Dialogue {
 }
 
 const ACK: Syndrome = Syndrome::ACK;
+const SEQUENCE: Syndrome = Syndrome::Nak(NakCode::PsnSequence);
+const INVALID: Syndrome = Syndrome::Nak(NakCode::InvalidRequest);
+const ACCESS: Syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+const OPERATIONAL: Syndrome = Syndrome::Nak(NakCode::RemoteOperational);
+
+/// The peer's request with the PSN that is `offset` after its first one, in the engine's memory at
+/// `at`, with DMA length `len`.
+fn request(dialogue: &Dialogue, opcode: Opcode, offset: u32, (at, len): (u64, u32)) -> Say {
+    let say = Say::new(opcode, dialogue.peer_psn(offset));
+    let mr = &dialogue.nic.mr;
+    if opcode.info().has(roce_wire::HeaderSet::RETH) {
+        say.reth(mr.addr + at, mr.rkey, len)
+    } else if opcode.info().has(roce_wire::HeaderSet::ATOMIC_ETH) {
+        say.atomic(mr.addr + at, mr.rkey, 1, 0)
+    } else {
+        say
+    }
+}
+
+/// The peer's SEND_ONLY with AckReq.
+fn send_only(dialogue: &Dialogue, offset: u32, payload: &[u8]) -> Say {
+    Say::new(Opcode::RcSendOnly, dialogue.peer_psn(offset)).payload(payload).ack_req()
+}
+
+/// The peer's WRITE_ONLY with AckReq.
+fn write_only(dialogue: &Dialogue, offset: u32, at: u64, payload: &[u8]) -> Say {
+    let len = u32::try_from(payload.len()).unwrap();
+    request(dialogue, Opcode::RcWriteOnly, offset, (at, len)).payload(payload).ack_req()
+}
+
+/// The peer's READ_REQUEST.
+fn read_request(dialogue: &Dialogue, offset: u32, at: u64, len: u32) -> Say {
+    request(dialogue, Opcode::RcReadRequest, offset, (at, len))
+}
 
 /// `wr_id` and status of completions.
 fn statuses(completions: &[Cqe]) -> Vec<(u64, WcStatus)> {

@@ -1,0 +1,242 @@
+//! Queue pair states: what runs, what is held, what is flushed, in which order.
+
+use crate::{ACK, dialogue, fetch_add, ok, read, send, send_only, small_mtu, statuses, write_only};
+use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
+use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
+use rnic_sim::port::PortConfig;
+use rnic_sim::verbs::Connection;
+use roce_wire::Opcode;
+
+fn flushed(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
+    wr_ids.into_iter().map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect()
+}
+
+fn set_state(d: &mut Dialogue, state: QpState) {
+    let qp = d.nic.qp;
+    d.world.host(0).set_state(qp, state);
+}
+
+#[test]
+fn err_flushes_both_queues_in_order_even_unsignaled_requests() {
+    let mut d = dialogue();
+    d.post_all(&[
+        send(&d, 1, 10),
+        read(&d, 2, 0, 16).unsignaled(),
+        fetch_add(&d, 3, 0),
+        send(&d, 4, 600).unsignaled(),
+    ]);
+    for wr_id in 11..14 {
+        d.recv(wr_id, &[d.nic.mr.sge(0, 100)]);
+    }
+    d.hear_burst();
+    d.say(&Say::ack(d.our_psn(0), 1));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    set_state(&mut d, QpState::Err);
+    assert_eq!(statuses(&d.sent()), flushed(2..5));
+    assert_eq!(statuses(&d.received()), flushed(11..14));
+    d.expect_silence_for(1_000_000_000);
+}
+
+#[test]
+fn what_is_posted_in_err_is_flushed_and_the_marker_is_last() {
+    let mut d = dialogue();
+    set_state(&mut d, QpState::Err);
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    d.recv(11, &[]);
+    assert_eq!(statuses(&d.sent()), flushed([1, 2]));
+    assert_eq!(statuses(&d.received()), flushed([11]));
+    d.post(&send(&d, 3, 10));
+    d.recv(12, &[]);
+    assert_eq!(statuses(&d.sent()), flushed([3]));
+    assert_eq!(statuses(&d.received()), flushed([12]));
+}
+
+#[test]
+fn a_receive_in_use_is_flushed_first() {
+    let mut d = dialogue();
+    d.recv(1, &[d.nic.mr.sge(0, 1000)]);
+    d.recv(2, &[d.nic.mr.sge(0, 1000)]);
+    d.say(&Say::new(Opcode::RcSendFirst, d.peer_psn(0)).payload(&[1; 256]));
+    d.expect_silence();
+    set_state(&mut d, QpState::Err);
+    assert_eq!(statuses(&d.received()), flushed([1, 2]));
+}
+
+#[test]
+fn long_queues_are_flushed_completely() {
+    let mut d = dialogue();
+    for wr_id in 0..64 {
+        d.recv(wr_id, &[]);
+    }
+    let sends: Vec<_> = (100..164).map(|wr_id| send(&d, wr_id, 1000)).collect();
+    d.post_all(&sends);
+    d.hear();
+    set_state(&mut d, QpState::Err);
+    assert_eq!(statuses(&d.sent()), flushed(100..164));
+    assert_eq!(statuses(&d.received()), flushed(0..64));
+}
+
+#[test]
+fn packets_in_err_are_dropped_silently() {
+    let mut d = dialogue();
+    set_state(&mut d, QpState::Err);
+    d.say(&write_only(&d, 0, 0, &[1; 8]));
+    d.say(&Say::ack(d.our_psn(0), 1));
+    d.expect_silence();
+    assert_eq!(d.memory(0, 8), [0; 8]);
+    assert_eq!(d.world.hosts()[0].engine.counters().rx_bad_state, 2);
+}
+
+#[test]
+fn init_receives_nothing_but_takes_receives() {
+    let mut d = Dialogue::in_reset(small_mtu(), PortConfig::frames(), |_| {});
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).to_init(qp, &connection);
+    d.recv(1, &[d.nic.mr.sge(0, 8)]);
+    d.say(&send_only(&d, 0, &[1; 8]));
+    d.expect_silence();
+    d.world.host(0).to_rtr(qp, &connection, PEER, PEER_QPN);
+    assert_eq!(d.events(), []);
+    d.say(&send_only(&d, 0, &[1; 8]));
+    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    assert_eq!(statuses(&d.received()), ok([1]));
+    assert_eq!(d.events(), [AsyncEventType::CommEst]);
+    d.say(&write_only(&d, 1, 0, &[1; 8]));
+    d.expect_aeth(d.peer_psn(1), ACK, 2);
+    assert_eq!(d.events(), [], "once");
+}
+
+#[test]
+fn a_packet_that_is_refused_or_dropped_establishes_nothing() {
+    let mut d = Dialogue::in_reset(small_mtu(), PortConfig::frames(), |_| {});
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).to_init(qp, &connection);
+    d.world.host(0).to_rtr(qp, &connection, PEER, PEER_QPN);
+    d.say(&write_only(&d, 0, 0, &[1; 8]).with(|h| h.bth.pkey.0 = 0x8001));
+    d.expect_silence();
+    assert_eq!(d.events(), []);
+}
+
+#[test]
+fn rtr_answers_but_does_not_send() {
+    let mut d = Dialogue::in_reset(small_mtu(), PortConfig::frames(), |_| {});
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).to_init(qp, &connection);
+    d.world.host(0).to_rtr(qp, &connection, PEER, PEER_QPN);
+    d.post(&send(&d, 1, 10));
+    d.expect_silence();
+    d.world.host(0).to_rts(qp, &connection);
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+}
+
+#[test]
+fn sqd_finishes_what_was_started_and_holds_the_rest() {
+    let mut d = dialogue();
+    d.post_all(&[send(&d, 1, 600), read(&d, 2, 0, 16)]);
+    assert_eq!(d.hear_burst().len(), 4);
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
+    let qp = d.nic.qp;
+    d.world.host(0).modify(qp, mask, attr, None).unwrap();
+    d.post(&send(&d, 3, 10));
+    d.expect_silence();
+    assert!(d.world.host(0).query_qp(qp).sq_draining);
+    assert_eq!(d.events(), []);
+    // The responder stays alive, and what is in flight is sent again when it is lost.
+    d.say(&write_only(&d, 0, 64, &[1; 8]));
+    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    d.expect(Opcode::RcSendFirst, d.our_psn(0));
+    d.hear_burst();
+    d.say(&Say::new(Opcode::RcReadRespOnly, d.our_psn(3)).syndrome(ACK, 2).payload(&[1; 16]));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+    assert_eq!(d.events(), [AsyncEventType::SqDrained]);
+    assert!(!d.world.host(0).query_qp(qp).sq_draining);
+    d.expect_silence();
+    set_state(&mut d, QpState::Rts);
+    d.expect(Opcode::RcSendOnly, d.our_psn(4));
+    d.say(&Say::ack(d.our_psn(4), 3));
+    assert_eq!(statuses(&d.sent()), ok([3]));
+}
+
+#[test]
+fn an_idle_queue_is_drained_at_once() {
+    let mut d = dialogue();
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
+    let qp = d.nic.qp;
+    d.world.host(0).modify(qp, mask, attr, None).unwrap();
+    assert_eq!(d.events(), [AsyncEventType::SqDrained]);
+    set_state(&mut d, QpState::Rts);
+    set_state(&mut d, QpState::Sqd);
+    assert_eq!(d.events(), [], "only when it was asked for");
+}
+
+#[test]
+fn reset_empties_both_queues_without_completions_and_starts_over() {
+    let mut d = dialogue();
+    d.post_all(&[send(&d, 1, 10), read(&d, 2, 0, 16)]);
+    d.recv(11, &[]);
+    d.hear_burst();
+    set_state(&mut d, QpState::Reset);
+    d.expect_silence_for(1_000_000_000);
+    assert_eq!((d.sent(), d.received()), (vec![], vec![]));
+    let connection = Connection { sq_psn: 5, rq_psn: 6, ..small_mtu() };
+    d.connection = connection;
+    let qp = d.nic.qp;
+    d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+    d.recv(12, &[d.nic.mr.sge(0, 8)]);
+    d.post(&send(&d, 3, 10));
+    d.expect(Opcode::RcSendOnly, 5);
+    d.say(&Say::ack(5, 1));
+    assert_eq!(statuses(&d.sent()), ok([3]));
+    d.say(&send_only(&d, 0, &[4; 8]));
+    d.expect_aeth(6, ACK, 1);
+    assert_eq!(statuses(&d.received()), ok([12]));
+}
+
+#[test]
+fn a_destroyed_qp_is_silent_and_its_number_means_nothing() {
+    let mut d = dialogue();
+    d.post(&send(&d, 1, 10));
+    d.hear_burst();
+    let (qp, psn) = (d.nic.qp, d.our_psn(0));
+    d.world.host(0).destroy_qp(qp);
+    d.say(&Say::ack(psn, 1));
+    d.say(&write_only(&d, 0, 0, &[1; 8]));
+    d.expect_silence_for(1_000_000_000);
+    assert_eq!(d.world.hosts()[0].engine.counters().rx_no_qp, 2);
+    assert_eq!(d.memory(0, 8), [0; 8]);
+}
+
+#[test]
+fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
+    let mut d = dialogue();
+    let host = d.world.host(0);
+    let small = host.create_cq(4);
+    let end = rnic_sim::pair::End::new(&mut d.world, 0, |setup| setup.recv_cq = small);
+    let connection = small_mtu();
+    d.world.host(0).connect(end.qp, &connection, PEER, PEER_QPN);
+    d.nic = end;
+    for wr_id in 0..6 {
+        d.recv(wr_id, &[]);
+    }
+    let burst: Vec<Say> = (0..6).map(|k| send_only(&d, k, &[])).collect();
+    d.say_all(&burst);
+    d.hear_burst();
+    let cq = d.world.hosts()[0].cq_handle(small);
+    let qp = d.world.hosts()[0].qp_handle(end.qp);
+    let events = d.world.host(0).take_async_events();
+    let told = |event, element| events.iter().any(|e| (e.event, e.element) == (event, element));
+    assert!(told(AsyncEventType::CqErr, cq), "{events:?}");
+    assert!(told(AsyncEventType::QpFatal, qp), "{events:?}");
+    assert_eq!(d.state(), QpState::Err);
+    assert_eq!(statuses(&d.world.host(0).drain(small)), ok(0..4));
+}
+
+#[test]
+fn requests_that_can_never_run_fail() {
+    let mut d = Dialogue::new(Connection { max_rd_atomic: 0, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 0, 16), send(&d, 2, 10)]);
+    let expected = [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.sent()), expected);
+}
