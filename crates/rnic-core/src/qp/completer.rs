@@ -293,11 +293,12 @@ impl Qp {
         if self.attr.state == QpState::Err {
             return;
         }
-        let start = self.sq.retired;
         while self.sq.retired != self.requester.acked_index {
             let index = self.sq.retired;
             let wr = *self.sq.wr(index);
             self.sq.retired = index.wrapping_add(1);
+            // Whoever sees the completion may post into the slot at once.
+            self.sq.release();
             if self.sq_sig_all || wr.control.flags.contains(SendFlags::SIGNALED) {
                 self.complete_send(ctx, &wr, index, WcStatus::Success);
             }
@@ -311,14 +312,12 @@ impl Qp {
         if let Some((wr, status)) = failed {
             let index = self.sq.retired;
             self.sq.retired = index.wrapping_add(1);
+            self.sq.release();
             self.complete_send(ctx, &wr, index, status);
             if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
                 ctx.shared.counters.req_local_errors += 1;
             }
             self.enter_error(ctx);
-        }
-        if self.sq.retired != start {
-            self.sq.release();
         }
         self.note_drained(ctx);
     }
