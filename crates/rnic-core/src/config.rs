@@ -3,7 +3,7 @@
 use crate::command::PortState;
 use crate::qpn::MAX_QPS;
 use rnic_abi::control::DeviceLimits;
-use rnic_abi::verbs::QpType;
+use rnic_abi::verbs::{QpType, WrOpcode};
 use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
 
 /// Which peers' habits to follow where they differ.
@@ -83,6 +83,18 @@ pub fn default_limits() -> DeviceLimits {
         max_srq: 0,
         max_inline: MAX_INLINE as u32,
         qp_types: 1 << QpType::Rc.number(),
+        send_opcodes: SEND_OPCODES.iter().fold(0, |bits, opcode| bits | 1 << opcode.number()),
         atomics: true,
     }
 }
+
+/// What send queues execute.
+const SEND_OPCODES: [WrOpcode; 7] = [
+    WrOpcode::Send,
+    WrOpcode::SendImm,
+    WrOpcode::Write,
+    WrOpcode::WriteImm,
+    WrOpcode::Read,
+    WrOpcode::CmpSwap,
+    WrOpcode::FetchAdd,
+];

@@ -22,6 +22,9 @@ use roce_wire::{Flow, Opcode};
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
 
+/// Visits beyond one for each active QP.
+const EXTRA_VISITS: usize = 3;
+
 /// A reserved train.
 #[derive(Clone, Copy, Debug)]
 struct Train {
@@ -79,7 +82,8 @@ impl Egress {
         let caps = ports.wire.caps();
         let sent_before = ctx.shared.counters.tx_bytes;
         let limit = u64::from(ctx.shared.config.turn_bytes);
-        let mut visits = ctx.shared.active.len();
+        // A lone QP may have several turns, as long as the budget lasts.
+        let mut visits = ctx.shared.active.len() + EXTRA_VISITS;
         let mut result = Transmitted::default();
         while visits > 0 && ctx.shared.counters.tx_bytes - sent_before < limit {
             visits -= 1;
@@ -99,9 +103,8 @@ impl Egress {
             }
         }
         result.more = !ctx.shared.active.is_empty();
-        if ctx.shared.counters.tx_bytes != sent_before {
-            ports.wire.submit();
-        }
+        // Also when nothing is new: the link may not have taken everything last time.
+        ports.wire.submit();
         result
     }
 

@@ -125,7 +125,7 @@ impl Engine {
         ports: &mut Ports<'_, W, D, H>,
         tap: &mut T,
     ) -> Turn {
-        let placed_before = self.shared.counters.rx_packets;
+        self.shared.placed = false;
         let completions_before = self.shared.counters.completions;
 
         let (received, rx_more) = self.receive(now, ports, tap);
@@ -140,8 +140,7 @@ impl Engine {
         let counters = &self.shared.counters;
         Turn {
             worked: received || rang || expired || sent.worked || told,
-            delivered: counters.completions != completions_before
-                || counters.rx_packets != placed_before,
+            delivered: counters.completions != completions_before || self.shared.placed,
             more: rx_more || doorbells_more || sent.more,
         }
     }
@@ -262,7 +261,7 @@ impl Engine {
             let mut ctx = Ctx { now, shared: &mut self.shared, tap };
             for handle in users {
                 if let Some(qp) = self.qps.get_mut(handle) {
-                    qp.cq_failed(&mut ctx);
+                    qp.fail_fatally(&mut ctx);
                 }
             }
         }

@@ -19,7 +19,9 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
     bth.solicited = segment.solicited;
     let mut headers = HeaderRepr::new(bth);
     match segment.source {
-        Source::Request { index, offset } => request_headers(&mut headers, qp, index, offset),
+        Source::Request { index, offset } => {
+            request_headers(&mut headers, qp, segment, index, offset)
+        }
         Source::Reply { nth, .. } => {
             // A MIDDLE has no AETH.
             if segment.opcode != Opcode::RcReadRespMiddle {
@@ -39,7 +41,7 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
     headers
 }
 
-fn request_headers(headers: &mut HeaderRepr, qp: &Qp, index: u32, offset: u32) {
+fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: u32, offset: u32) {
     let wr = qp.sq.wr(index);
     let control = &wr.control;
     let info = headers.bth.opcode.info();
@@ -60,9 +62,14 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, index: u32, offset: u32) {
         }
         _ => {
             if info.has(HeaderSet::RETH) {
-                // A restarted READ asks for the rest only.
+                // A READ asks for what its response packets hold, a WRITE announces everything.
+                let rest = wr.length - offset;
+                let dma_len = match control.opcode {
+                    WrOpcode::Read => rest.min(segment.span.saturating_mul(qp.mtu)),
+                    _ => rest,
+                };
                 let va = control.remote_addr.wrapping_add(offset.into());
-                headers.reth = Some(Reth { va, rkey, dma_len: wr.length - offset });
+                headers.reth = Some(Reth { va, rkey, dma_len });
             }
             if info.has(HeaderSet::IMM_DT) {
                 headers.imm = Some(ImmDt(control.imm_or_key.to_ne_bytes()));

@@ -221,18 +221,17 @@ fn push_mem_range(ranges: &mut Vec<MemRange>, range: MemRange) {
 }
 
 /// Writes everything queued, makes the completions visible, and fails QPs whose memory faulted.
-///
-/// Returns true when there was anything.
 pub(crate) fn flush<D: Dma, T: Tap>(
     ctx: &mut Ctx<'_, T>,
     qps: &mut Slab<Qp>,
     dma: &mut D,
     arena: &[u8],
-) -> bool {
+) {
     if ctx.shared.batch.is_empty() {
-        return false;
+        return;
     }
     let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
+    ctx.shared.placed |= !batch.pieces.is_empty();
     batch.write_all(dma, arena);
     for piece in &batch.pieces {
         ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
@@ -250,7 +249,6 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     batch.deliveries.clear();
     batch.faults.clear();
     ctx.shared.batch = batch;
-    true
 }
 
 impl Batch {

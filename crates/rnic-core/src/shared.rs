@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) settling: Vec<u32>,
     /// Accepted data on its way to application memory.
     pub(crate) batch: Batch,
+    /// Data was placed in this turn.
+    pub(crate) placed: bool,
     pub(crate) dirty_cqs: Vec<u32>,
     pub(crate) broken_cqs: Vec<u32>,
     pub(crate) async_events: Vec<(ClientId, AsyncEvent)>,
@@ -58,6 +60,7 @@ impl Shared {
             active: VecDeque::new(),
             settling: Vec::new(),
             batch: Batch::new(),
+            placed: false,
             dirty_cqs: Vec::new(),
             broken_cqs: Vec::new(),
             async_events: Vec::new(),

@@ -491,3 +491,39 @@ fn completion_events_come_once_per_arming() {
     assert_eq!(d.statuses(), [(5, WrFlushErr)]);
     assert_eq!(d.node.host.completion_events.len(), 2);
 }
+
+#[test]
+fn a_long_read_is_asked_for_in_pieces_that_fit_the_window() {
+    let mut d = Dialogue::with(QpAttr { max_rd_atomic: 1, ..attrs() });
+    let data = pattern(4, 600 * MTU);
+    d.post(WrOpcode::Read, 1, data.len());
+    let mut sent = d.sent_packets();
+    let mut at = 0;
+    for piece in [256, 256, 88] {
+        assert_eq!(sent.len(), 1);
+        let reth = sent[0].view().headers.reth.unwrap();
+        assert_eq!((reth.va, reth.dma_len as usize), (BASE + (at * MTU) as u64, piece * MTU));
+        for k in 0..piece {
+            let (opcode, syndrome) = match k {
+                0 => (Opcode::RcReadRespFirst, Some(ACK)),
+                k if k + 1 == piece => (Opcode::RcReadRespLast, Some(ACK)),
+                _ => (Opcode::RcReadRespMiddle, None),
+            };
+            d.put(opcode, (at + k) as i32, syndrome, &data[(at + k) * MTU..(at + k + 1) * MTU]);
+        }
+        at += piece;
+        sent = d.sent_packets();
+    }
+    assert_eq!(d.statuses(), [(1, Success)]);
+    assert!(d.node.memory(0x1000, data.len()) == data);
+}
+
+#[test]
+fn a_producer_index_that_cannot_be_is_fatal() {
+    let mut d = Dialogue::new();
+    let record = rnic_abi::doorbell::RecordIndex::new(0).unwrap();
+    let _ = d.node.bell.ring(record, 65);
+    d.sent();
+    assert_eq!(d.node.state(), QpState::Err);
+    assert_eq!(d.async_events(), [AsyncEventType::QpFatal]);
+}

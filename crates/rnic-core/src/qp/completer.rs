@@ -5,6 +5,7 @@
 
 use super::Qp;
 use super::responder::Packet;
+use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
@@ -95,11 +96,10 @@ impl Qp {
                 complete = false;
                 break;
             }
-            let end = wr.end();
-            if end.distance_from(target) > 0 {
+            if wr.packet_of(target) < wr.packets {
                 self.requester.una = target;
             } else {
-                self.finish_wr(end);
+                self.finish_wr(wr.end());
             }
         }
         if self.requester.una != before {
@@ -154,10 +154,11 @@ impl Qp {
         if wr.control.opcode != WrOpcode::Read {
             return Answer::Fail(WcStatus::BadRespErr);
         }
-        #[expect(clippy::cast_sign_loss, reason = "una is inside the WQE")]
-        let k = psn.distance_from(wr.first) as u32;
+        let k = wr.packet_of(psn);
         let is_last = k + 1 == wr.packets;
-        if !fits_position(packet.info.position, k, is_last) {
+        let piece = read_piece(self.window(&ctx.shared.config));
+        let ends_piece = is_last || (k + 1).is_multiple_of(piece);
+        if !fits_position(packet.info.position, k % piece, ends_piece) {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let offset = k * self.mtu;
@@ -171,6 +172,10 @@ impl Qp {
             self.finish_wr(wr.end());
         } else {
             self.requester.una = psn.wrapping_add(1);
+            let was_sent = self.requester.cursor.psn.distance_from(self.requester.una) >= 0;
+            if ends_piece && was_sent {
+                self.requester.reads = self.requester.reads.saturating_sub(1);
+            }
         }
         self.progress(ctx);
         Answer::Done
@@ -350,7 +355,7 @@ impl Qp {
     }
 }
 
-/// Is a READ response at this place of the READ possible? A restarted READ may begin with FIRST
+/// Is a READ response at this place of the request possible? A restarted READ may begin with FIRST
 /// or ONLY anywhere, and responses to the request before it may still arrive in between.
 fn fits_position(position: Position, k: u32, is_last: bool) -> bool {
     match position {

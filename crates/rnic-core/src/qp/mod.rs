@@ -289,8 +289,8 @@ impl Qp {
         cqe
     }
 
-    /// Its CQ overflowed.
-    pub(crate) fn cq_failed<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+    /// Something that no completion can report: its CQ overflowed, its producer index lies.
+    pub(crate) fn fail_fatally<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if self.attr.state != QpState::Err {
             self.enter_error(ctx);
             ctx.qp_event(self, AsyncEventType::QpFatal);

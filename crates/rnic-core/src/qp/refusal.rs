@@ -20,6 +20,7 @@ impl Qp {
             NakReason::Local => WcStatus::LocProtErr,
             _ => WcStatus::RemInvReqErr,
         };
+        self.settle(ctx);
         let reported = self.fail_current_receive(ctx, status);
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
     }
@@ -29,6 +30,7 @@ impl Qp {
         if !self.receives() {
             return;
         }
+        self.settle(ctx);
         let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::LocQpOpErr);
         ctx.complete(self.recv_cq, &cqe);
         self.rq.release(index);

@@ -33,7 +33,7 @@ pub(crate) struct Requester {
     pub(crate) cursor: Cursor,
     /// One past the highest PSN ever sent.
     pub(crate) max_psn: Psn,
-    /// READs and atomics before the cursor that are not complete.
+    /// READ and atomic requests before the cursor that are not fully answered.
     pub(crate) reads: u32,
     /// Retries left until progress.
     pub(crate) retries: u8,
@@ -81,6 +81,9 @@ impl Requester {
     }
 }
 
+/// Far below the half of all PSNs that may be in flight at most.
+const MAX_WINDOW: u32 = 1 << 20;
+
 /// Most bytes and packets of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
@@ -101,13 +104,14 @@ impl Budget {
     }
 }
 
-/// Packets of one QP that may be unacknowledged: a power of two.
-fn window(config: &EngineConfig, mtu: u32) -> u32 {
-    let packets = (config.window_bytes / mtu.max(1)).max(2);
-    1 << packets.ilog2()
-}
-
 impl Qp {
+    /// Packets that may be unacknowledged: a power of two.
+    #[inline]
+    pub(crate) fn window(&self, config: &EngineConfig) -> u32 {
+        let packets = (config.window_bytes / self.mtu.max(1)).clamp(2, MAX_WINDOW);
+        1 << packets.ilog2()
+    }
+
     /// Appends the requests that may leave now. Returns true when the budget ended it.
     pub(crate) fn plan_requests<T: Tap>(
         &mut self,
@@ -118,11 +122,15 @@ impl Qp {
         if self.requester.in_rnr_wait && !cfg!(mutant = "rnr_no_wait") {
             return false;
         }
-        let window = window(&ctx.shared.config, self.mtu);
-        let ack_every = (window / 4).max(1);
+        let window = self.window(&ctx.shared.config);
         let mut cursor = self.requester.cursor;
         let mut reads = self.requester.reads;
         self.sq.look(&ctx.shared.clients, self.client_slot);
+        if self.sq.is_overrun() {
+            // The application published an index that cannot be: its queue is beyond repair.
+            self.fail_fatally(ctx);
+            return false;
+        }
         loop {
             if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
                 return false;
@@ -138,7 +146,7 @@ impl Qp {
             {
                 return false;
             }
-            let next = segment(wr, cursor.index, cursor.psn, self.mtu, ack_every);
+            let next = segment(wr, cursor.index, cursor.psn, self.mtu, window);
             if !budget.take(&next) {
                 return true;
             }
@@ -192,7 +200,7 @@ impl Qp {
     /// Cursor and outstanding READs once `sent` has left.
     fn after(&self, sent: &Segment, cursor: Cursor, reads: u32) -> (Cursor, u32) {
         let wr = self.sq.wr(cursor.index);
-        let psn = if wr.wants_data() { wr.end() } else { sent.psn.wrapping_add(1) };
+        let psn = sent.psn.wrapping_add(sent.span);
         let index = if psn == wr.end() { cursor.index.wrapping_add(1) } else { cursor.index };
         (Cursor { index, psn }, reads + u32::from(wr.wants_data()))
     }

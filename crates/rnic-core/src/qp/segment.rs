@@ -28,11 +28,13 @@ pub(crate) struct Segment {
     pub(crate) solicited: bool,
     /// Payload bytes.
     pub(crate) len: u32,
+    /// PSNs it uses: for a READ request as many as its response has packets.
+    pub(crate) span: u32,
 }
 
 impl Segment {
     pub(crate) fn new(source: Source, opcode: Opcode, psn: Psn, len: u32) -> Self {
-        Self { source, opcode, psn, ack_req: false, solicited: false, len }
+        Self { source, opcode, psn, ack_req: false, solicited: false, len, span: 1 }
     }
 
     /// Bytes of headers before the payload.
@@ -53,11 +55,18 @@ impl Segment {
     }
 }
 
-/// The packet of `wr` with this PSN. For a READ that was partly answered it asks for the rest.
+/// Packets of a READ that one request asks for, at most: a READ beyond half the window is asked for
+/// in pieces, so that its response cannot overrun the requester. To the responder each piece is a
+/// READ of its own.
+pub(crate) fn read_piece(window: u32) -> u32 {
+    (window / 2).max(1)
+}
+
+/// The packet of `wr` with this PSN. For a READ that was partly answered it asks for the rest (of
+/// its piece). `window` is a power of two.
 #[inline]
-pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, ack_every: u32) -> Segment {
-    #[expect(clippy::cast_sign_loss, reason = "a PSN of the WQE is not before its first")]
-    let k = psn.distance_from(wr.first) as u32;
+pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> Segment {
+    let k = wr.packet_of(psn);
     let offset = k * mtu;
     let source = Source::Request { index, offset };
     if wr.wants_data() {
@@ -66,7 +75,9 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, ack_every: u32) -
             WrOpcode::FetchAdd => Opcode::RcFetchAdd,
             _ => Opcode::RcReadRequest,
         };
-        return Segment::new(source, opcode, psn, 0);
+        let piece = read_piece(window);
+        let span = (piece - k % piece).min(wr.packets - k);
+        return Segment { span, ..Segment::new(source, opcode, psn, 0) };
     }
     let ends = k + 1 == wr.packets;
     let position = Position::new(k == 0, ends);
@@ -82,6 +93,11 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, ack_every: u32) -
         && wr.control.flags.contains(SendFlags::SOLICITED)
         && wr.control.opcode != WrOpcode::Write;
     // The last packet of each message asks for an ACK, long messages ask on the way.
-    let ack_req = ends || psn.value() & (ack_every - 1) == 0;
-    Segment { source, opcode, psn, ack_req, solicited, len }
+    let ack_req = ends || psn.value() & (ack_interval(window) - 1) == 0;
+    Segment { source, opcode, psn, ack_req, solicited, len, span: 1 }
+}
+
+/// Packets of a long message after which an ACK is asked for.
+fn ack_interval(window: u32) -> u32 {
+    (window / 4).max(1)
 }

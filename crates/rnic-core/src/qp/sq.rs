@@ -50,6 +50,13 @@ impl Wr {
         self.first.wrapping_add(self.packets)
     }
 
+    /// Packets between its first and `psn`, which is not before it. Unsigned: a message of 2^31
+    /// bytes may have 2^23 packets.
+    #[inline]
+    pub(crate) fn packet_of(&self, psn: Psn) -> u32 {
+        psn.wrapping_sub(self.first.value()).value()
+    }
+
     /// Completes by a response that carries data, not by an acknowledgement.
     #[inline]
     pub(crate) fn wants_data(&self) -> bool {
@@ -115,6 +122,12 @@ impl SendQueue {
     #[inline]
     pub(crate) fn waiting(&self) -> u32 {
         self.ring.available(self.producer).unwrap_or(0)
+    }
+
+    /// The producer index is further ahead than the ring is long.
+    #[inline]
+    pub(crate) fn is_overrun(&self) -> bool {
+        self.ring.available(self.producer).is_err()
     }
 
     /// Index of the next WQE to be fetched.
