@@ -110,8 +110,7 @@ impl Batch {
             && piece.slot == slot
             && piece.psn == psn
         {
-            // Planted bug: the end of a message may become visible before the rest of it.
-            piece.is_tail = !cfg!(mutant = "tail_not_last");
+            piece.is_tail = true;
         }
     }
 
@@ -156,7 +155,8 @@ impl Batch {
             push_range(&mut self.from, piece.from);
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
-            if piece.is_tail {
+            // Planted bug: the end of a message may become visible before the rest of it.
+            if piece.is_tail && !cfg!(mutant = "tail_not_last") {
                 self.tails.push(bytes);
             }
             end = i + 1;
@@ -274,11 +274,12 @@ fn deliver<T: Tap>(
     let Some(qp) = qps.by_slot_mut(delivery.slot as usize) else { return };
     let mut cqe = delivery.cqe;
     cqe.status = status;
+    // The slot is free before the completion is visible: who polls it may post at once.
+    qp.rq.release(cqe.wqe_index);
     ctx.complete(qp.recv_cq, &cqe);
     if cfg!(mutant = "double_cqe") {
         ctx.complete(qp.recv_cq, &cqe);
     }
-    qp.rq.release(cqe.wqe_index);
 }
 
 /// The QP fails at the packet of the fault: completions behind it become flushes, in order.

@@ -481,3 +481,15 @@ fn small_receives_travel_in_the_completion_only_where_no_peer_can_reach_the_buff
     assert_eq!(cqes[1].carried_len(), 0);
     assert_eq!(d.node.memory(0, 64), [6; 64]);
 }
+
+#[test]
+fn every_message_end_inside_a_write_is_announced() {
+    let mut d = Dialogue::new();
+    d.write(Opcode::RcWriteOnly, 0, 0, 100, &[1; 100]);
+    d.write(Opcode::RcWriteFirst, 1, 100, MTU + 4, &[2; MTU]);
+    d.send(Opcode::RcWriteLast, 2, &[3; 4]);
+    d.write(Opcode::RcWriteOnly, 3, 5000, 8, &[4; 8]);
+    d.answers();
+    assert_eq!(d.node.dma.writes, 1);
+    assert_eq!(d.node.dma.tails, [100, 104 + MTU as u64]);
+}

@@ -235,8 +235,8 @@ impl Qp {
     ) -> bool {
         let Some(recv) = self.rq.current.take() else { return false };
         let cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, status);
-        ctx.complete(self.recv_cq, &cqe);
         self.rq.release(recv.index);
+        ctx.complete(self.recv_cq, &cqe);
         true
     }
 
@@ -265,8 +265,8 @@ impl Qp {
         while budget > 0 {
             let Some((index, wr_id)) = self.rq.flush_next() else { break };
             let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::WrFlushErr);
-            ctx.complete(self.recv_cq, &cqe);
             self.rq.release(index);
+            ctx.complete(self.recv_cq, &cqe);
             budget -= 1;
         }
         budget == 0

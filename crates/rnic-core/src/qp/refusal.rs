@@ -32,8 +32,8 @@ impl Qp {
         }
         self.settle(ctx);
         let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::LocQpOpErr);
-        ctx.complete(self.recv_cq, &cqe);
         self.rq.release(index);
+        ctx.complete(self.recv_cq, &cqe);
         self.end_with_nak(ctx, self.responder.epsn, NakReason::Local, true);
     }
 

@@ -155,11 +155,21 @@ pub struct HeapDma {
     pub unmapped: std::ops::Range<u64>,
     pub reads: usize,
     pub writes: usize,
+    /// Inner message ends of the last write.
+    pub tails: Vec<u64>,
 }
 
 impl HeapDma {
     pub fn new(space: SpaceId, base: u64, len: usize) -> Self {
-        Self { space, base, bytes: vec![0; len], unmapped: 0..0, reads: 0, writes: 0 }
+        Self {
+            space,
+            base,
+            bytes: vec![0; len],
+            unmapped: 0..0,
+            reads: 0,
+            writes: 0,
+            tails: Vec::new(),
+        }
     }
 
     /// The places of bytes, one by one, up to a fault.
@@ -206,6 +216,7 @@ impl Dma for HeapDma {
         assert_eq!(total, from.iter().map(|range| u64::from(range.len)).sum::<u64>());
         assert!(tails.is_sorted() && tails.iter().all(|tail| *tail < total));
         self.writes += 1;
+        self.tails = tails.to_vec();
         let places: Vec<_> = self.places(to).collect();
         for (done, (place, at)) in (0..).zip(places.into_iter().zip(arena_places(from))) {
             self.bytes[place.ok_or(DmaFault { done })?] = arena[at];
