@@ -67,6 +67,11 @@ impl Context {
         unsafe { &raw mut (*self.verbs.get()).context }
     }
 
+    pub(crate) fn num_comp_vectors(&self) -> u32 {
+        // SAFETY: set when the device was opened.
+        unsafe { (*self.verbs.get()).context.num_comp_vectors.cast_unsigned() }
+    }
+
     /// Wakes the engine, after a doorbell said that it sleeps.
     #[cold]
     pub(crate) fn wake_engine(&self) {
@@ -169,11 +174,13 @@ pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     }
     // SAFETY: by contract.
     let context = unsafe { Context::of(context) };
-    let device = context.device;
+    let (device, forked) = (context.device, context.session.is_forked_child());
     // SAFETY: made by `Box::leak` in `ibv_open_device`, and the caller gives up all use.
     drop(unsafe { Box::from_raw(std::ptr::from_ref(context).cast_mut()) });
-    // SAFETY: the context had its own reference.
-    unsafe { Device::release(device) };
+    if !forked {
+        // SAFETY: the context had its own reference.
+        unsafe { Device::release(device) };
+    }
     0
 }
 

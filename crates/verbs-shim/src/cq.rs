@@ -74,7 +74,8 @@ impl Cq {
     /// # Safety
     /// The channel is null or one of the context's.
     pub(crate) unsafe fn create(context: &Context, wish: &CqWish) -> Result<*mut Self> {
-        if wish.cqe == 0 || wish.cqe > MAX_CQE {
+        let no_such_vector = wish.comp_vector >= context.num_comp_vectors();
+        if wish.cqe == 0 || wish.cqe > MAX_CQE || no_such_vector {
             return Err(Errno(libc::EINVAL));
         }
         // SAFETY: by contract.
@@ -197,6 +198,9 @@ impl Cq {
     /// Destroys it in the daemon and waits for the program's acknowledgements.
     fn destroy(&self) -> Result<()> {
         let context = self.context();
+        if context.session.is_forked_child() {
+            return Ok(());
+        }
         let mut objects = context.objects.lock();
         let sent =
             context.session.destroy(

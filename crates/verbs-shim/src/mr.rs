@@ -124,6 +124,11 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: by contract.
     let (context, handle, lkey) = unsafe { (Context::of((*mr).context), (*mr).handle, (*mr).lkey) };
+    if context.session.is_forked_child() {
+        // SAFETY: made by Box::into_raw in `register`.
+        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        return 0;
+    }
     let known = context.mrs.find_settled(lkey);
     // First: a post of another thread must not read memory that the daemon no longer answers for.
     context.mrs.remove(lkey);

@@ -28,7 +28,6 @@ impl Context {
         if self.bell.ring(queue.record, producer.producer()) {
             self.wake_engine();
         }
-        wait::after_post(self);
     }
 }
 
@@ -68,6 +67,8 @@ pub(crate) unsafe extern "C" fn post_send(
     }
     if producer.producer() != start {
         context.ring(sq, &producer);
+        drop(producer);
+        wait::after_post(context);
     }
     result
 }

@@ -62,7 +62,7 @@ unsafe impl Sync for Qp {}
 #[derive(Clone, Copy)]
 pub(crate) struct SendRules {
     /// Bit n: opcode n.
-    pub(crate) opcodes: u16,
+    pub(crate) opcodes: u32,
     /// Requests carry an address handle.
     pub(crate) datagram: bool,
     /// Requests carry the number of a shared receive queue (XRC).
@@ -71,8 +71,8 @@ pub(crate) struct SendRules {
     pub(crate) max_inline: u32,
 }
 
-/// Opcodes that a transport can do.
-fn opcodes_of(qp_type: QpType) -> u16 {
+/// Opcodes that a transport can do, and the device.
+fn opcodes_of(context: &Context, qp_type: QpType) -> u32 {
     use WrOpcode::{
         AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
         WriteImm,
@@ -80,12 +80,13 @@ fn opcodes_of(qp_type: QpType) -> u16 {
     let bits =
         |opcodes: &[WrOpcode]| opcodes.iter().fold(0, |bits, opcode| bits | 1 << opcode.number());
     let unreliable = bits(&[Send, SendImm, SendInv, Write, WriteImm, LocalInv, BindMw]);
-    match qp_type {
+    let transport = match qp_type {
         QpType::Ud => bits(&[Send, SendImm]),
         QpType::Uc => unreliable,
         QpType::Rc | QpType::XrcSend => unreliable | bits(&[Read, CmpSwap, FetchAdd, AtomicWrite]),
         QpType::XrcRecv => 0,
-    }
+    };
+    transport & context.info.limits.send_opcodes
 }
 
 /// What the daemon made.
@@ -136,7 +137,7 @@ impl Qp {
                 sq_sig_all: attr.sq_sig_all != 0,
             })
         };
-        let send_ops = send_ops_of(attr, opcodes_of(qp_type))?;
+        let send_ops = send_ops_of(attr, opcodes_of(context, qp_type))?;
         // Held until the handle is in the table: no event about it may be taken for a left-over.
         let mut objects = context.objects.lock();
         let made = context.session.call(&request, made)?;
@@ -194,7 +195,7 @@ impl Qp {
             sq,
             rq,
             rules: SendRules {
-                opcodes: opcodes_of(qp_type),
+                opcodes: opcodes_of(context, qp_type),
                 datagram: qp_type == QpType::Ud,
                 names_srq: qp_type == QpType::XrcSend,
                 max_sge: caps.max_send_sge,
@@ -283,6 +284,9 @@ impl Qp {
 
     fn destroy(&self) -> Result<()> {
         let context = self.context();
+        if context.session.is_forked_child() {
+            return Ok(());
+        }
         let mut objects = context.objects.lock();
         let sent =
             context.session.destroy(
@@ -298,9 +302,7 @@ impl Qp {
             objects.add_stale(Kind::Qp, self.handle, sent, given);
         }
         drop(objects);
-        if !context.session.is_forked_child() {
-            self.forget_completions();
-        }
+        self.forget_completions();
         for queue in self.sq.iter().chain(&self.rq) {
             context.records.clear(queue.record.value(), queue);
         }
@@ -337,7 +339,7 @@ pub(crate) fn cap_of(caps: &QpCaps) -> ibv_qp_cap {
 }
 
 /// Whether the `ibv_wr_*` calls are asked for; an error when one of them is that the transport cannot do.
-fn send_ops_of(attr: &ibv_qp_init_attr_ex, opcodes: u16) -> Result<bool> {
+fn send_ops_of(attr: &ibv_qp_init_attr_ex, opcodes: u32) -> Result<bool> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS == 0 {
         return Ok(false);
     }

@@ -19,6 +19,7 @@ use crate::{
     error::{Errno, Result},
     post::{push, sge, write_bind},
     qp::Qp,
+    wait,
 };
 
 /// A batch being built.
@@ -45,7 +46,7 @@ impl Builder {
 }
 
 /// The `IBV_QP_EX_WITH_*` bits of what a queue pair can do.
-pub(crate) fn supported_ops(opcodes: u16) -> u64 {
+pub(crate) fn supported_ops(opcodes: u32) -> u64 {
     use WrOpcode::{
         AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
         WriteImm,
@@ -183,15 +184,16 @@ unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
     let qp = unsafe { Qp::of(qp.cast()) };
     let (Some(builder), Some(sq)) = (&qp.builder, &qp.sq) else { return libc::EINVAL };
     // SAFETY: wr_start left both locks held.
-    let (mut producer, mut builder) = unsafe { (sq.producer.take_back(), builder.take_back()) };
+    let (mut producer, builder) = unsafe { (sq.producer.take_back(), builder.take_back()) };
     if !post || builder.error != 0 {
         producer.rewind(builder.start);
         return builder.error;
     }
     if producer.producer() != builder.start {
         qp.context().ring(sq, &producer);
+        drop((builder, producer));
+        wait::after_post(qp.context());
     }
-    builder.start = producer.producer();
     0
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use rnic_abi::{
     control::{DeviceLimits, PortInfo, Reply, Request},
-    verbs::QpType,
+    verbs::{QpType, WrOpcode},
 };
 use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
@@ -87,8 +87,12 @@ fn capabilities(limits: &DeviceLimits) -> u32 {
     let always = IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_PORT_ACTIVE_EVENT
         | IBV_DEVICE_SYS_IMAGE_GUID
-        | IBV_DEVICE_RC_RNR_NAK_GEN
-        | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+        | IBV_DEVICE_RC_RNR_NAK_GEN;
+    let keys = 1 << WrOpcode::SendInv.number() | 1 << WrOpcode::LocalInv.number();
+    let key_management = match limits.send_opcodes & keys == keys {
+        true => IBV_DEVICE_MEM_MGT_EXTENSIONS,
+        false => 0,
+    };
     let windows = match limits.max_mw {
         0 => 0,
         _ => IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
@@ -97,7 +101,7 @@ fn capabilities(limits: &DeviceLimits) -> u32 {
         0 => 0,
         _ => IBV_DEVICE_XRC,
     };
-    always | windows | xrc
+    always | key_management | windows | xrc
 }
 
 /// Reads the device's limits.

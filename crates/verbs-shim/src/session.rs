@@ -92,7 +92,8 @@ impl Session {
         self.gone.load(Ordering::Acquire) || self.is_forked_child()
     }
 
-    /// This process does not have the rings: their memory is not inherited.
+    /// This process does not have the rings, whose memory is not inherited. Another thread of the parent may have
+    /// held any lock when it forked, so ending an object here takes none: there is nothing to end but this copy.
     pub(crate) fn is_forked_child(&self) -> bool {
         self.pid != process::id()
     }

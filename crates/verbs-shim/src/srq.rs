@@ -86,6 +86,9 @@ impl Srq {
 
     fn destroy(&self) -> Result<()> {
         let context = self.context();
+        if context.session.is_forked_child() {
+            return Ok(());
+        }
         let mut objects = context.objects.lock();
         context.session.dispose(&Request::DestroySrq { srq: self.handle })?;
         objects.srqs.remove(&self.handle);

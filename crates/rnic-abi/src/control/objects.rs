@@ -78,6 +78,8 @@ pub struct DeviceLimits {
     pub max_inline: u32,
     /// QP types that can be made: bit n for `ibv_qp_type` n.
     pub qp_types: u32,
+    /// Work requests that can be executed: bit n for `ibv_wr_opcode` n.
+    pub send_opcodes: u32,
     /// Atomics are supported.
     pub atomics: bool,
 }

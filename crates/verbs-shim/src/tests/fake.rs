@@ -138,6 +138,7 @@ pub(crate) fn info() -> DeviceInfo {
             max_srq: 0,
             max_inline: 1024,
             qp_types: 0b11100,
+            send_opcodes: u32::MAX,
             atomics: true,
         },
     }
