@@ -27,5 +27,6 @@ int is_reborn(const struct rc_options *opt);
 int waits_for_daemon(const struct rc_options *opt);
 int watches_events(const struct rc_options *opt);
 int holds(const struct rc_options *opt);
+int guards(const struct rc_options *opt);
 
 #endif

@@ -110,3 +110,20 @@ int holds(const struct rc_options *opt)
 	for (;;)
 		pause();
 }
+
+/* Memory that anybody with the right keys could write, and nobody has them. */
+int guards(const struct rc_options *opt)
+{
+	enum { CANARY = 0xc5 };
+
+	pair_make(&pair, opt);
+	pair_transfer(&pair, 5);
+	memset(pair.a.buf, CANARY, pair.a.len);
+	memset(pair.b.buf, CANARY, pair.b.len);
+	say("ready");
+	for (;; usleep(20 * 1000)) {
+		for (size_t i = 0; i < pair.a.len; i++)
+			if (pair.a.buf[i] != CANARY || pair.b.buf[i] != CANARY)
+				die("somebody wrote at offset %zu", i);
+	}
+}

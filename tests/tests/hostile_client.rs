@@ -1,0 +1,194 @@
+//! Clients that attack the daemon through everything they can reach, beside one that works.
+//!
+//! The attacker is another user, pinned to CPU 1. The tenant is a checker, both ends pinned to
+//! CPU 0, so that what is compared is not who gets how much of a CPU: its rate beside the attacker
+//! must be at least 80% of its rate beside a program that uses up CPU 1 without a NIC, measured
+//! before and after the attack (the lower of the two counts, since the machine has other work).
+//! Every byte and completion of the tenant is checked all the time, and so is memory that nobody
+//! has a key for; afterwards the daemon has nothing left of the attacker.
+//!
+//! An attack takes 20 seconds, 10 minutes with `RNIC_LONG=1`, or `RNIC_ATTACK_SECONDS`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use system_tests::checker;
+use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::dist::Dist;
+use system_tests::inspect::Census;
+use system_tests::lab::{Lab, Need, cpu_of};
+use system_tests::native::{self, HOSTILE, VICTIM};
+use system_tests::paths::Scratch;
+use system_tests::place::{Host, Node, Place};
+use system_tests::process::{Cmd, Output, Running, User, wait_until};
+use system_tests::programs::Dialogue;
+
+/// What the tenant must keep of its rate.
+const SHARE: f64 = 0.8;
+/// Seconds of each measurement beside the spinning program.
+const BASELINE: f64 = 3.0;
+
+/// So small that an attacker meets them all; as much as a tenant needs.
+const QUOTAS: &str = "[quota]\nsessions = 60\nqps = 50\ncqs = 40\nmrs = 200\npds = 30\n\
+                      channels = 20\nring-bytes = 67108864\n";
+
+struct Stage {
+    _lab: Lab,
+    tenant: Node,
+    attacker: Host,
+    _scratch: Scratch,
+}
+
+fn stage(test: &str) -> Result<Option<Stage>> {
+    let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(None) };
+    for folder in [checker::build()?, native::victim()?, native::hostile()?] {
+        lab.tools = lab.tools.clone().with_built(folder);
+    }
+    let scratch = Scratch::new("hostile")?;
+    let config = scratch.join("rnicd.toml");
+    std::fs::write(&config, QUOTAS)?;
+    // The checkout may be closed to other users.
+    let program = scratch.join(HOSTILE);
+    std::fs::copy(lab.tools.program(HOSTILE)?, &program)?;
+    let mut spec = Spec::new(Io::Loopback);
+    spec.extra =
+        vec!["--config".into(), config.display().to_string(), "--log".into(), "error".into()];
+    let daemon = Daemon::start(Dist::get()?, &spec)?;
+    let here = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
+    let attacker_tools = lab.tools.clone().with_built(scratch.path().to_owned());
+    let attacker =
+        Host { cpu: cpu_of(1), user: Some(User::NOBODY), tools: attacker_tools, ..here.clone() };
+    let tenant = Node::new(daemon, Host { cpu: cpu_of(0), ..here }, Dist::get()?);
+    Ok(Some(Stage { _lab: lab, tenant, attacker, _scratch: scratch }))
+}
+
+/// How long an attack takes, in seconds.
+fn attack_seconds() -> Result<f64> {
+    let long = std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1");
+    match std::env::var("RNIC_ATTACK_SECONDS") {
+        Ok(text) => text.parse().context("RNIC_ATTACK_SECONDS is a number of seconds"),
+        Err(_) if long => Ok(600.0),
+        Err(_) => Ok(20.0),
+    }
+}
+
+impl Stage {
+    /// The attacker's program, as another user.
+    fn attack(&self, kind: &str, seconds: f64, seed: u64) -> Cmd {
+        let program = self._scratch.join(HOSTILE);
+        let (seconds_text, seed) = (seconds.to_string(), seed.to_string());
+        Cmd::new(program)
+            .args([kind, "--seconds", &seconds_text, "--seed", &seed])
+            .env("RNIC_SOCKET", self.tenant.daemon.socket())
+            .as_user(self.attacker.user)
+            .on_cpu(self.attacker.cpu)
+            .limit(Duration::from_secs_f64(seconds + 30.0))
+    }
+
+    /// The tenant's rate in MB/s over so many seconds.
+    fn rate(&self, seconds: f64) -> Result<f64> {
+        let dialogue = Dialogue::new(&format!("checker -t {seconds}"));
+        let limit = Duration::from_secs_f64(seconds + 60.0);
+        let said = dialogue.limit(limit).run(&self.tenant, &self.tenant)?;
+        checker::megabytes_per_second(&said.client.stdout)
+    }
+
+    fn rate_beside_a_spinner(&self) -> Result<f64> {
+        let spinner = self.attack("spin", BASELINE + 2.0, 1).start()?;
+        let rate = self.rate(BASELINE)?;
+        drop(spinner);
+        Ok(rate)
+    }
+
+    fn guard(&self) -> Result<Running> {
+        let gid = self.tenant.gid_index().to_string();
+        let cmd = self.tenant.cmd(VICTIM)?.args(["-d", self.tenant.device(), "-g", &gid, "guard"]);
+        let mut guard = cmd.limit(Duration::from_secs(3600)).start()?;
+        wait_until("guard", Duration::from_secs(10), || {
+            ensure!(guard.try_status()?.is_none(), "the guard failed: {}", guard.stderr());
+            Ok(guard.stdout().contains("ready"))
+        })?;
+        Ok(guard)
+    }
+
+    /// Attacks until the time is over; an attacker that is thrown out comes again.
+    fn attack_for(&self, kind: &str, seconds: f64) -> Result<Vec<Output>> {
+        let began = Instant::now();
+        let mut outputs = Vec::new();
+        while began.elapsed().as_secs_f64() < seconds {
+            let left = (seconds - began.elapsed().as_secs_f64()).max(0.5);
+            let output = self.attack(kind, left, outputs.len() as u64 + 1).run()?;
+            ensure!(output.code() < 100, "the attacker itself broke: {output}");
+            outputs.push(output);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(outputs)
+    }
+}
+
+fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
+    let Some(stage) = stage(kind)? else { return Ok(None) };
+    let seconds = attack_seconds()?;
+    // Everything has run once before anything is counted.
+    stage.attack_for(kind, 1.0)?;
+    stage.rate(1.0)?;
+    let before = Census::of(&stage.tenant)?;
+    let mut guard = stage.guard()?;
+    let calm = stage.rate_beside_a_spinner()?;
+    let (rate, outputs) = std::thread::scope(|scope| -> Result<_> {
+        let attacking = scope.spawn(|| stage.attack_for(kind, seconds));
+        let rate = stage.rate(seconds)?;
+        Ok((rate, attacking.join().expect("no panic")?))
+    })
+    .with_context(|| format!("the daemon's log:\n{}", stage.tenant.daemon.log()))?;
+    let calm = calm.min(stage.rate_beside_a_spinner()?);
+    let last = outputs.last().context("no attack was made")?;
+    eprintln!(
+        "{kind}: {} attackers, the last {}; tenant {rate:.0} MB/s of {calm:.0} ({:.0}%)",
+        outputs.len(),
+        last.stdout.trim().lines().last().unwrap_or_default(),
+        100.0 * rate / calm
+    );
+    ensure!(guard.try_status()?.is_none(), "guarded memory: {}", guard.stderr());
+    drop(guard);
+    let after = before.returns(&stage.tenant, Duration::from_secs(10))?;
+    eprintln!("{kind}: before {before:?}\n{kind}: after  {after:?}");
+    ensure!(rate >= SHARE * calm, "{kind}: only {rate:.0} of {calm:.0} MB/s were left");
+    stage.tenant.stop()?;
+    Ok(Some(outputs))
+}
+
+#[test]
+fn random_values_in_every_shared_word() -> Result<()> {
+    withstands("scribble").map(drop)
+}
+
+#[test]
+fn doorbells_of_every_queue_there_is_and_is_not() -> Result<()> {
+    withstands("doorbells").map(drop)
+}
+
+#[test]
+fn impossible_work_requests() -> Result<()> {
+    withstands("wqes").map(drop)
+}
+
+#[test]
+fn guessed_keys() -> Result<()> {
+    withstands("keys").map(drop)
+}
+
+#[test]
+fn control_messages_that_make_no_sense() -> Result<()> {
+    withstands("control").map(drop)
+}
+
+#[test]
+fn as_much_of_everything_as_the_daemon_gives() -> Result<()> {
+    let Some(outputs) = withstands("quotas")? else { return Ok(()) };
+    // A client that opened a device has one PD, CQ and MR of its own, and is one session.
+    let expected = "got 29 pds, 39 cqs, 20 channels, 199 mrs, 50 qps, 59 sessions";
+    let first = outputs.first().context("no attack was made")?;
+    ensure!(first.stdout.contains(expected), "not {expected:?}: {first}");
+    Ok(())
+}
