@@ -9,6 +9,7 @@ mod auto;
 mod composite;
 mod fault;
 mod frames;
+mod handover;
 mod loopback;
 mod packet;
 mod split;
@@ -16,6 +17,7 @@ mod udp;
 mod xdp;
 
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
@@ -24,6 +26,7 @@ pub(crate) use auto::{WireConfig, open};
 use composite::Composite;
 pub(crate) use fault::Fault;
 use fault::FaultWire;
+use handover::{Inlet, ShardWire, Shards};
 
 /// A way outside.
 trait Link: Send {
@@ -60,12 +63,14 @@ pub(crate) type LinkCounters = Vec<(&'static str, u64)>;
 pub(crate) struct DeviceWire {
     mode: String,
     inner: FaultWire<Composite>,
+    shards: Shards,
 }
 
 impl DeviceWire {
     /// A device with `outside`, or with loopback only.
     fn new(mode: String, outside: Option<Box<dyn Link>>) -> Self {
-        Self { mode, inner: FaultWire::new(Composite::new(outside), FAULT) }
+        let inner = FaultWire::new(Composite::new(outside), FAULT);
+        Self { mode, inner, shards: Shards::default() }
     }
 
     /// The packet I/O in use, e.g. `udp` or `af-xdp native`.
@@ -73,15 +78,25 @@ impl DeviceWire {
         &self.mode
     }
 
-    /// The descriptor that is readable while frames wait.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.get().fd()
+    /// Descriptors that are readable while frames wait.
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.get().fd().into_iter().chain(self.shards.fds()).collect()
+    }
+
+    /// A wire for a further shard, which sends through this one, and where to put what arrives
+    /// for it. Add it before the descriptors are asked for.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(crate) fn add_shard(&mut self) -> io::Result<(ShardWire, Inlet)> {
+        let caps = self.inner.caps();
+        self.shards.add(caps)
     }
 
     /// Frames wait that no descriptor tells about: what was looped back, what the link could not
     /// take yet, or what an injected fault holds back.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.inner.has_backlog() || self.inner.get().has_backlog()
+        self.inner.has_backlog() || self.inner.get().has_backlog() || self.shards.has_backlog()
     }
 
     /// Follows a change of the interface.
@@ -93,6 +108,7 @@ impl DeviceWire {
     pub(crate) fn counters(&mut self) -> LinkCounters {
         let mut counters = self.inner.get_mut().counters();
         counters.extend(self.inner.counters());
+        counters.extend(self.shards.counters());
         counters
     }
 
@@ -110,6 +126,7 @@ impl Wire for DeviceWire {
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
         self.inner.receive(trains);
+        self.shards.collect(&mut self.inner);
     }
 
     fn rx(&self, arena: ArenaId) -> &[u8] {

@@ -1,6 +1,6 @@
 //! Every kind of wire against every other, on veth pairs, through the `Wire` trait.
 
-mod exchange;
+pub(super) mod exchange;
 mod speed;
 
 use super::{DeviceWire, WireConfig, open};
@@ -8,7 +8,11 @@ use crate::config::{Io, XdpMode};
 use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root};
 use crate::net::{NetConfig, Network};
 use exchange::{Seen, Shape, Side};
+use rnic_abi::verbs::AhAttr;
+use rnic_core::command::Path;
 use rnic_core::ports::{HopId, Wire};
+use roce_wire::Flow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 const UDP: WireConfig = WireConfig { io: Io::Udp, xdp_mode: XdpMode::Auto };
@@ -23,6 +27,16 @@ fn start(namespace: &Namespace, config: WireConfig) -> (Arc<Network>, DeviceWire
         let wire = open(&config, &network).unwrap();
         (network, wire)
     })
+}
+
+/// From a device to itself.
+pub(super) fn loopback_path() -> Path {
+    let address = IpAddr::from([127, 0, 0, 1]);
+    Path {
+        attr: AhAttr::default(),
+        flow: Flow::new(address, address, 0xc001),
+        hop: crate::net::LOOPBACK,
+    }
 }
 
 /// Both ends of a veth pair, with paths to each other; `None` without root.

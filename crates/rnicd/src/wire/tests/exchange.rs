@@ -18,7 +18,7 @@ const BURST: usize = 256 * 1024;
 const BURST_DATAGRAMS: usize = 128;
 
 /// The path to `peer` from the address of its family.
-pub(super) fn path(network: &Network, peer: IpAddr) -> Path {
+pub(in crate::wire) fn path(network: &Network, peer: IpAddr) -> Path {
     let same_family = |gid: &Gid| gid.to_ip().is_ipv4() == peer.is_ipv4();
     let gids = network.gids();
     let source = gids.iter().find(|entry| same_family(&Gid(entry.gid))).unwrap();
@@ -35,34 +35,34 @@ pub(super) fn path(network: &Network, peer: IpAddr) -> Path {
 }
 
 /// One end.
-pub(super) struct Side {
+pub(in crate::wire) struct Side {
     network: Arc<Network>,
-    pub(super) wire: DeviceWire,
+    pub(in crate::wire) wire: DeviceWire,
     paths: [Path; 2],
     ip_id: u16,
 }
 
 impl Side {
-    pub(super) fn new(network: Arc<Network>, wire: DeviceWire, paths: [Path; 2]) -> Self {
+    pub(in crate::wire) fn new(network: Arc<Network>, wire: DeviceWire, paths: [Path; 2]) -> Self {
         Self { network, wire, paths, ip_id: 0xfff0 }
     }
 
-    pub(super) fn network(&self) -> &Network {
+    pub(in crate::wire) fn network(&self) -> &Network {
         &self.network
     }
 
     /// To the other side, IPv4 (0) or IPv6 (1).
-    pub(super) fn path(&self, family: usize) -> Path {
+    pub(in crate::wire) fn path(&self, family: usize) -> Path {
         self.paths[family]
     }
 }
 
 /// A run of datagrams: all of the first length but the last.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) count: u32,
-    pub(super) len: u32,
-    pub(super) last: u32,
+pub(in crate::wire) struct Shape {
+    pub(in crate::wire) count: u32,
+    pub(in crate::wire) len: u32,
+    pub(in crate::wire) last: u32,
 }
 
 /// What every pair must carry, given the longest datagram of both.
@@ -90,7 +90,7 @@ fn datagram(number: u32, len: usize) -> Vec<u8> {
 }
 
 /// Reserves and fills one train whose first datagram has `number`; `None` when the burst is full.
-pub(super) fn put(
+pub(in crate::wire) fn put(
     wire: &mut impl Wire,
     path: &Path,
     ip_id: u16,
@@ -125,16 +125,16 @@ pub(super) fn put(
 
 /// What has arrived.
 #[derive(Default, Debug)]
-pub(super) struct Seen {
+pub(in crate::wire) struct Seen {
     /// Numbers, in order of arrival.
-    pub(super) numbers: Vec<u32>,
-    pub(super) trains: usize,
+    pub(in crate::wire) numbers: Vec<u32>,
+    pub(in crate::wire) trains: usize,
     /// Datagrams whose identification was not the predicted one.
-    pub(super) unpredicted: usize,
+    pub(in crate::wire) unpredicted: usize,
 }
 
 /// Takes what is there and checks every byte of it.
-pub(super) fn take(wire: &mut impl Wire, expected: &Flow, seen: &mut Seen) {
+pub(in crate::wire) fn take(wire: &mut impl Wire, expected: &Flow, seen: &mut Seen) {
     let mut trains: Vec<RxTrain> = Vec::with_capacity(64);
     wire.receive(&mut trains);
     for train in &trains {
@@ -163,7 +163,12 @@ pub(super) fn take(wire: &mut impl Wire, expected: &Flow, seen: &mut Seen) {
 
 /// Takes until `count` datagrams have arrived.
 #[track_caller]
-pub(super) fn take_all(wire: &mut impl Wire, expected: &Flow, seen: &mut Seen, count: usize) {
+pub(in crate::wire) fn take_all(
+    wire: &mut impl Wire,
+    expected: &Flow,
+    seen: &mut Seen,
+    count: usize,
+) {
     let start = Instant::now();
     while seen.numbers.len() < count {
         take(wire, expected, seen);
@@ -173,7 +178,7 @@ pub(super) fn take_all(wire: &mut impl Wire, expected: &Flow, seen: &mut Seen, c
 }
 
 /// Sends all shapes from `from` to `to`.
-pub(super) fn converse(from: &mut Side, to: &mut Side, family: usize) {
+pub(in crate::wire) fn converse(from: &mut Side, to: &mut Side, family: usize) {
     let path = from.paths[family];
     let (caps, other) = (from.wire.caps(), to.wire.caps());
     let longest = caps.max_datagram.min(other.max_datagram);

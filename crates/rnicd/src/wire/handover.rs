@@ -1,0 +1,432 @@
+//! Frames of further shards.
+//!
+//! The wire belongs to one shard. Another one has a [`ShardWire`]: what it sends goes through a
+//! bounded queue to the owner's wire, which sends it with its next burst; what the owner receives
+//! for the other shard's queue pairs goes the other way through an [`Inlet`]. Buffers travel back
+//! and forth, so nothing is allocated once traffic flows. A full queue towards the wire is
+//! backpressure; a full queue towards a shard loses the frame, as any NIC's would.
+//!
+//! Waking: a sender whose parcel is alone in the queue after it was pushed writes the receiver's
+//! eventfd; a receiver clears the eventfd before it empties the queue. So a parcel that is not
+//! seen by the present emptying was pushed alone, or behind one that was.
+
+use super::{LinkCounters, MAX_RESERVED, train_len};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rnic_core::ports::{ArenaId, Range, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A train and its bytes.
+struct Parcel<T> {
+    train: T,
+    bytes: Vec<u8>,
+}
+
+/// Sends parcels one way and gets their buffers back.
+struct Outbox<T> {
+    parcels: Sender<Parcel<T>>,
+    empties: Receiver<Vec<u8>>,
+    wake: Arc<OwnedFd>,
+}
+
+/// Takes parcels and gives their buffers back.
+struct Inbox<T> {
+    parcels: Receiver<Parcel<T>>,
+    empties: Sender<Vec<u8>>,
+    wake: Arc<OwnedFd>,
+}
+
+fn queue<T>(capacity: usize) -> io::Result<(Outbox<T>, Inbox<T>)> {
+    let (parcels, taken) = bounded(capacity);
+    let (returned, empties) = bounded(capacity);
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let outbox = Outbox { parcels, empties, wake: Arc::clone(&wake) };
+    Ok((outbox, Inbox { parcels: taken, empties: returned, wake }))
+}
+
+impl<T> Outbox<T> {
+    /// False when the queue is full, or nobody takes parcels any more.
+    fn send(&self, train: T, bytes: &[u8]) -> bool {
+        if self.parcels.is_full() {
+            return false;
+        }
+        let mut buffer = self.empties.try_recv().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        let sent = self.parcels.try_send(Parcel { train, bytes: buffer }).is_ok();
+        if self.parcels.len() == 1 {
+            // Fails only when the counter is full, and then the other side wakes anyhow.
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+        sent
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Shows the parcels that wait to `each`, until that refuses one, which is then lost.
+    fn empty(&self, mut room: impl FnMut(usize) -> bool, mut each: impl FnMut(T, &[u8])) {
+        if self.parcels.is_empty() {
+            return;
+        }
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        let mut taken = 0;
+        while room(taken)
+            && let Ok(Parcel { train, bytes }) = self.parcels.try_recv()
+        {
+            taken += 1;
+            each(train, &bytes);
+            // A full return queue only means that the buffer is freed.
+            let _ = self.empties.try_send(bytes);
+        }
+    }
+}
+
+/// The wire's capabilities as one word, for all shards.
+#[derive(Default)]
+struct SharedCaps(AtomicU64);
+
+const SEGMENTS_SHIFT: u32 = 20;
+const TRAIN_SHIFT: u32 = 32;
+const OURS: u64 = 1 << 63;
+
+impl SharedCaps {
+    fn store(&self, caps: WireCaps) {
+        let ours = if caps.tx_ip_id == TxIpId::Ours { OURS } else { 0 };
+        let word = u64::from(caps.max_datagram & 0xf_ffff)
+            | u64::from(caps.max_segments & 0xfff) << SEGMENTS_SHIFT
+            | u64::from(caps.max_train & 0xff_ffff) << TRAIN_SHIFT
+            | ours;
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> WireCaps {
+        let word = self.0.load(Ordering::Relaxed);
+        WireCaps {
+            max_datagram: (word & 0xf_ffff) as u32,
+            max_segments: (word >> SEGMENTS_SHIFT & 0xfff) as u32,
+            max_train: (word >> TRAIN_SHIFT & 0xff_ffff) as u32,
+            tx_ip_id: if word & OURS != 0 { TxIpId::Ours } else { TxIpId::SegmentIndex },
+        }
+    }
+}
+
+/// The owner's side: what the shards want sent.
+#[derive(Default)]
+pub(super) struct Shards {
+    caps: Arc<SharedCaps>,
+    inboxes: Vec<Inbox<TxTrain>>,
+    /// Who is served first.
+    turn: usize,
+    /// Trains taken over, and those for which the wire had no room after all.
+    sent: u64,
+    lost: u64,
+}
+
+impl Shards {
+    /// One more shard.
+    pub(super) fn add(&mut self, caps: WireCaps) -> io::Result<(ShardWire, Inlet)> {
+        self.caps.store(caps);
+        let (to_owner, from_shard) = queue(TRAINS)?;
+        let (to_shard, from_owner) = queue(DATAGRAMS)?;
+        self.inboxes.push(from_shard);
+        let wire = ShardWire {
+            caps: Arc::clone(&self.caps),
+            to_owner,
+            from_owner,
+            tx: vec![0; ARENA],
+            tx_used: 0,
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            submitted: 0,
+            rx: vec![0; ARENA],
+            rx_used: 0,
+        };
+        Ok((wire, Inlet { to_shard, lost: Arc::default() }))
+    }
+
+    /// Readable while a shard has something to send.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.inboxes.iter().map(|inbox| inbox.wake.as_fd())
+    }
+
+    pub(super) fn has_backlog(&self) -> bool {
+        self.inboxes.iter().any(|inbox| !inbox.parcels.is_empty())
+    }
+
+    pub(super) fn counters(&self) -> LinkCounters {
+        if self.inboxes.is_empty() {
+            return Vec::new();
+        }
+        vec![("shard_tx_trains", self.sent), ("shard_tx_lost", self.lost)]
+    }
+
+    /// Reserves on `wire` what the shards have sent; it leaves with the next submit.
+    pub(super) fn collect(&mut self, wire: &mut impl Wire) {
+        if self.inboxes.is_empty() {
+            return;
+        }
+        self.caps.store(wire.caps());
+        self.turn = self.turn.wrapping_add(1);
+        let count = self.inboxes.len();
+        let (mut sent, mut lost) = (0, 0);
+        for step in 0..count {
+            let inbox = &self.inboxes[(self.turn + step) % count];
+            inbox.empty(
+                |taken| taken < TRAINS_A_TURN,
+                |train, bytes| match reserve(wire, &train, bytes) {
+                    Some(()) => sent += 1,
+                    None => lost += 1,
+                },
+            );
+        }
+        self.sent += sent;
+        self.lost += lost;
+    }
+}
+
+/// Copies a train's datagrams to where the wire wants them.
+fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
+    let slot = wire.reserve(train)?;
+    let arena = wire.tx(slot.arena);
+    let mut at = slot.offset as usize;
+    for datagram in bytes.chunks(train.segment_len.max(1) as usize) {
+        arena.get_mut(at..at + datagram.len())?.copy_from_slice(datagram);
+        at += slot.stride as usize;
+    }
+    Some(())
+}
+
+/// Where the owner puts frames for the other shard.
+pub(crate) struct Inlet {
+    to_shard: Outbox<RxTrain>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Inlet {
+    /// Hands over one datagram of a received train. When the shard does not keep up it is lost.
+    pub(crate) fn hand_over(&self, train: &RxTrain, datagram: &[u8]) {
+        if !self.to_shard.send(*train, datagram) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Datagrams lost so far.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// The wire of a further shard. See the [module](self).
+pub(crate) struct ShardWire {
+    caps: Arc<SharedCaps>,
+    to_owner: Outbox<TxTrain>,
+    from_owner: Inbox<RxTrain>,
+    tx: Vec<u8>,
+    tx_used: usize,
+    /// Trains with their bytes in `tx`, in order; the first `submitted` wait for the queue.
+    reserved: Vec<(TxTrain, Range)>,
+    submitted: usize,
+    rx: Vec<u8>,
+    rx_used: usize,
+}
+
+impl ShardWire {
+    /// Readable while frames wait, for epoll.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.from_owner.wake.as_fd()
+    }
+
+    /// Frames wait that the descriptor may not tell about.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.submitted > 0 || !self.from_owner.parcels.is_empty()
+    }
+}
+
+impl Wire for ShardWire {
+    fn caps(&self) -> WireCaps {
+        self.caps.load()
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let Self { from_owner, rx, rx_used, .. } = self;
+        let room = trains.capacity() - trains.len();
+        let mut used = *rx_used;
+        let free = (rx.len() - used) / LONGEST;
+        from_owner.empty(
+            |taken| taken < room.min(free),
+            |train, bytes| {
+                let Some(place) = rx.get_mut(used..used + bytes.len()) else { return };
+                place.copy_from_slice(bytes);
+                let len = bytes.len() as u32;
+                let range = Range { offset: used as u32, len };
+                trains.push(RxTrain { arena: ARENA_ID, range, segment_len: len, ..train });
+                used += bytes.len();
+            },
+        );
+        *rx_used = used;
+    }
+
+    fn rx(&self, _: ArenaId) -> &[u8] {
+        &self.rx
+    }
+
+    fn release(&mut self) {
+        self.rx_used = 0;
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let len = train_len(train)?;
+        let end = self.tx_used.checked_add(len as usize)?;
+        if self.submitted > 0 || end > self.tx.len() || self.reserved.len() == MAX_RESERVED {
+            return None;
+        }
+        let offset = self.tx_used as u32;
+        self.reserved.push((*train, Range { offset, len }));
+        self.tx_used = end;
+        Some(TxSlot { arena: ARENA_ID, offset, stride: train.segment_len })
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        let found = self.reserved.iter().rposition(|(_, range)| range.offset == slot.offset);
+        if let Some(first) = found.filter(|first| *first >= self.submitted) {
+            self.reserved.truncate(first);
+            self.tx_used = slot.offset as usize;
+        }
+    }
+
+    fn tx(&mut self, _: ArenaId) -> &mut [u8] {
+        &mut self.tx
+    }
+
+    fn submit(&mut self) {
+        let mut sent = 0;
+        for (train, range) in &self.reserved {
+            let start = range.offset as usize;
+            if !self.to_owner.send(*train, &self.tx[start..start + range.len as usize]) {
+                break;
+            }
+            sent += 1;
+        }
+        self.reserved.drain(..sent);
+        self.submitted = self.reserved.len();
+        if self.submitted == 0 {
+            self.tx_used = 0;
+        }
+    }
+}
+
+const ARENA_ID: ArenaId = ArenaId(0);
+/// Bytes of a shard's arenas: a turn's worth.
+const ARENA: usize = 2 << 20;
+/// Longest train.
+const LONGEST: usize = 64 * 1024;
+/// Trains on their way to the wire.
+const TRAINS: usize = 256;
+/// Datagrams on their way to a shard.
+const DATAGRAMS: usize = 4096;
+/// Trains taken over from one shard between two submits.
+const TRAINS_A_TURN: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::exchange::{self, Seen, Shape};
+    use super::super::{DeviceWire, tests};
+    use super::*;
+    use rnic_core::ports::RxIpId;
+
+    #[test]
+    fn capabilities_fit_a_word() {
+        for tx_ip_id in [TxIpId::Ours, TxIpId::SegmentIndex] {
+            let caps =
+                WireCaps { max_datagram: 65_507, max_segments: 64, max_train: 65_536, tx_ip_id };
+            let shared = SharedCaps::default();
+            shared.store(caps);
+            assert_eq!(shared.load(), caps);
+        }
+    }
+
+    fn turn(owner: &mut DeviceWire, inlet: &Inlet) {
+        let mut trains = Vec::with_capacity(64);
+        owner.receive(&mut trains);
+        for train in &trains {
+            let start = train.range.offset as usize;
+            let bytes = &owner.rx(train.arena)[start..start + train.range.len as usize];
+            for (k, datagram) in bytes.chunks(train.segment_len as usize).enumerate() {
+                let RxIpId::Seen(first) = train.ip_id else { panic!() };
+                let ip_id = RxIpId::Seen(first + k as u16);
+                inlet.hand_over(&RxTrain { ip_id, ..*train }, datagram);
+            }
+        }
+        owner.release();
+        owner.submit();
+    }
+
+    #[test]
+    fn a_shard_reaches_itself_through_the_owner() {
+        let mut owner = DeviceWire::new("loopback".into(), None);
+        let (mut shard, inlet) = owner.add_shard().unwrap();
+        assert_eq!(shard.caps(), owner.caps());
+        let path = tests::loopback_path();
+        let mut seen = Seen::default();
+        let shape = Shape { count: 15, len: 4136, last: 1000 };
+        let mut number = 0;
+        while number < 60_000 {
+            while exchange::put(&mut shard, &path, 0, number, shape).is_some() {
+                number += shape.count;
+            }
+            shard.submit();
+            while owner.has_backlog() || shard.has_backlog() {
+                turn(&mut owner, &inlet);
+                exchange::take(&mut shard, &path.flow, &mut seen);
+                shard.submit();
+            }
+        }
+        assert!(seen.numbers.iter().copied().eq(0..number));
+        assert_eq!(inlet.lost(), 0);
+    }
+
+    #[test]
+    fn a_parcel_wakes_the_other_side() {
+        let mut owner = DeviceWire::new("loopback".into(), None);
+        let (mut shard, inlet) = owner.add_shard().unwrap();
+        let path = tests::loopback_path();
+        let readable = |fd: BorrowedFd<'_>| {
+            let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            rustix::event::poll(&mut fds, Some(&none)).unwrap() == 1
+        };
+        let shape = Shape { count: 1, len: 64, last: 64 };
+        for _ in 0..3 {
+            assert!(!owner.fds().into_iter().any(readable) && !readable(shard.fd()));
+            exchange::put(&mut shard, &path, 0, 0, shape).unwrap();
+            exchange::put(&mut shard, &path, 0, 1, shape).unwrap();
+            shard.submit();
+            assert!(owner.fds().into_iter().any(readable) && owner.has_backlog());
+            turn(&mut owner, &inlet);
+            turn(&mut owner, &inlet);
+            assert!(readable(shard.fd()) && shard.has_backlog());
+            let mut seen = Seen::default();
+            exchange::take(&mut shard, &path.flow, &mut seen);
+            assert_eq!(seen.numbers, [0, 1]);
+        }
+    }
+
+    #[test]
+    fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
+        let mut owner = DeviceWire::new("loopback".into(), None);
+        let (shard, inlet) = owner.add_shard().unwrap();
+        let flow = tests::loopback_path().flow;
+        let range = Range { offset: 0, len: 64 };
+        let train =
+            RxTrain { flow, arena: ArenaId(0), range, segment_len: 64, ip_id: RxIpId::Hidden };
+        for _ in 0..DATAGRAMS + 10 {
+            inlet.hand_over(&train, &[0; 64]);
+        }
+        assert_eq!(inlet.lost(), 10);
+        drop(shard);
+        inlet.hand_over(&train, &[0; 64]);
+        assert_eq!(inlet.lost(), 11);
+    }
+}
