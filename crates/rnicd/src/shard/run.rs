@@ -66,7 +66,7 @@ impl Shard {
             stopping: false,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
-        if let Some(fd) = shard.wire.fd() {
+        for fd in shard.wire.fds() {
             shard.watch(fd, Token::Wire)?;
         }
         Ok(shard)
