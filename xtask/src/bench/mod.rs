@@ -4,6 +4,7 @@
 //! run, one after the other, and the table shows ratios. A run whose raw reference is not far
 //! enough above TCP was taken on a machine that was busy or throttled, and is void.
 
+mod crowd;
 mod machine;
 mod probes;
 mod report;
@@ -141,7 +142,7 @@ impl Run {
                             }
                         }
                         Err(error) => {
-                            eprintln!("{}/{} {key:<46} FAILED", round + 1, self.rounds);
+                            eprintln!("{}/{} {key:<46} FAILED\n{error:#}", round + 1, self.rounds);
                             *failed.entry(key).or_default() += 1;
                             self.failures.insert(key, format!("{error:#}"));
                         }
@@ -200,7 +201,7 @@ fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Out
     for probe in probes {
         let outcome = match probe.work {
             Work::Perftest { shared: true, .. } if !props.shares_memory => {
-                Err(anyhow::anyhow!("`rnic run` has no --shared-memory yet"))
+                Err(anyhow::anyhow!("no --shared-memory yet"))
             }
             _ => quietest(props, &set, probe, tries),
         };

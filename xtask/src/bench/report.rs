@@ -43,7 +43,7 @@ fn lines(run: &Run) -> Vec<Line> {
 fn line(run: &Run, row: &'static Row) -> Line {
     let ours = match run.readings.spread(row.probe, row.metric) {
         Some(spread) => row.metric.show_range(spread),
-        None => note(run.failures.get(row.probe).map_or("not measured", String::as_str)),
+        None => note(run.failures.get(row.probe)),
     };
     let column = |wanted: Column| {
         let against = row.against.iter().find(|against| against.column == wanted);
@@ -74,13 +74,17 @@ fn verdict(run: &Run, row: &Row, against: &Against) -> Option<Verdict> {
     })
 }
 
-/// The first line of an error.
-fn note(text: &str) -> String {
-    let mut line = text.lines().next().unwrap_or_default().to_owned();
-    if line.chars().count() > 40 {
-        line = line.chars().take(39).chain(['…']).collect();
+/// Why there is no number. The whole error was shown when it happened.
+fn note(failure: Option<&String>) -> String {
+    let Some(text) = failure else { return "not measured".into() };
+    if text.lines().count() > 1 {
+        return "failed".into();
     }
-    format!("- {line}")
+    let mut line = text.clone();
+    if line.chars().count() > 28 {
+        line = line.chars().take(27).chain(['…']).collect();
+    }
+    line
 }
 
 const METHOD: &str = "\
@@ -106,12 +110,12 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
     for line in lines(run) {
         if line.row.group != group {
             group = line.row.group;
-            let _ = writeln!(text, "\n{group:<76}{:>8}{:>8}  target", "/ TCP", "/ raw");
+            let _ = writeln!(text, "\n{group:<82}{:>8}{:>8}  target", "/ TCP", "/ raw");
         }
         let verdicts: Vec<_> = line.targets.iter().map(Verdict::show).collect();
         let _ = writeln!(
             text,
-            "  {:<42}{:>32}{:>8}{:>8}  {}",
+            "  {:<52}{:>28}{:>8}{:>8}  {}",
             line.row.title,
             line.ours,
             line.tcp,
@@ -125,7 +129,7 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
     for finding in &run.standing {
         let _ = writeln!(
             text,
-            "  {:<42}{:>32}{:>16}  {}",
+            "  {:<52}{:>28}{:>16}  {}",
             finding.title,
             finding.value,
             "",

@@ -9,6 +9,7 @@ use system_tests::interrupt;
 use system_tests::lab;
 use system_tests::netns::NetPair;
 
+use super::crowd;
 use super::scene::Props;
 use super::series::Spread;
 
@@ -42,6 +43,22 @@ const GROUP: &str = "standing costs";
 const COSTS: &[Cost] = &[
     Cost { title: "daemon start, udp", target: "< 200 ms", measure: start_time },
     Cost { title: "idle daemon", target: "< 1 % of a core", measure: idle },
+    Cost { title: "ibv_reg_mr of 1 GiB", target: "< 1 ms", measure: crowd::registration },
+    Cost {
+        title: "memory of an idle QP",
+        target: "<= 4 KiB of the engine",
+        measure: crowd::memory,
+    },
+    Cost {
+        title: "time per message, 10,000 idle QPs",
+        target: "<= 1.1x of none",
+        measure: crowd::in_one_process,
+    },
+    Cost {
+        title: "the same in 100 processes",
+        target: "<= 1.1x of none",
+        measure: crowd::in_many_processes,
+    },
 ];
 
 pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<Vec<Finding>> {

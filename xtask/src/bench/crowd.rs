@@ -1,0 +1,115 @@
+//! What many silent queue pairs cost: `tests/idleqps` beside the program that is measured.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use system_tests::daemon::Io;
+use system_tests::lab::Pair;
+use system_tests::native;
+use system_tests::place::Node;
+use system_tests::process::{Running, wait_until};
+use system_tests::programs::{Dialogue, perftest};
+
+use super::scene::{self, Props};
+use super::series::Spread;
+
+const PROGRAM: &str = "idleqps";
+const QPS: usize = 10_000;
+/// Between two programs; the time of a message is what limits it.
+const MESSAGES: &str = "ib_write_bw -s 8 -n 50000";
+const READY: Duration = Duration::from_secs(120);
+
+fn pair(props: &Props) -> Result<Pair> {
+    let mut pair = scene::pair(props, Io::Udp, "auto")?;
+    let folder = native::build(PROGRAM, &[PROGRAM])?;
+    for node in [&mut pair.left, &mut pair.right] {
+        node.host.tools = node.host.tools.clone().with_built(folder.clone());
+    }
+    Ok(pair)
+}
+
+/// Silent processes with queue pairs, all of them ready; killed on drop.
+fn crowd(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
+    let cmd = node.cmd(PROGRAM)?.args(["-d", node.daemon.device(), "-n", &qps.to_string()]);
+    let cmd = cmd.limit(Duration::from_secs(600));
+    let mut crowd = Vec::new();
+    for _ in 0..processes {
+        crowd.push(cmd.start()?);
+    }
+    for process in &mut crowd {
+        let mut ended = None;
+        wait_until("ready queue pairs", READY, || {
+            ended = process.try_status()?;
+            Ok(ended.is_some() || process.stdout().contains("ready"))
+        })?;
+        if let Some(status) = ended {
+            anyhow::bail!("{PROGRAM} ended with {status}: {}", process.stderr());
+        }
+    }
+    Ok(crowd)
+}
+
+/// Time per message with `processes` times `qps` silent queue pairs on both sides, divided by the
+/// time without, round by round.
+fn slowdown(props: &Props, processes: usize, qps: usize, quick: bool) -> Result<(String, bool)> {
+    let pair = pair(props)?;
+    let rate = || -> Result<f64> {
+        let text = Dialogue::new(MESSAGES).run(&pair.left, &pair.right)?.client.stdout;
+        Ok(perftest::bandwidth(&text)?.last().context("no row")?.messages)
+    };
+    let mut ratios = Vec::new();
+    for _ in 0..if quick { 2 } else { 5 } {
+        let alone = rate()?;
+        let crowds = [&pair.left, &pair.right].map(|node| crowd(node, processes, qps));
+        let [left, right] = crowds;
+        let (_left, _right) = (left?, right?);
+        ratios.push(alone / rate()?);
+    }
+    pair.stop()?;
+    let Spread { median, min, max } = Spread::of(ratios).context("no round")?;
+    Ok((format!("{median:.2}x ({min:.2}..{max:.2})"), median <= 1.1))
+}
+
+pub(super) fn in_one_process(props: &Props, quick: bool) -> Result<(String, bool)> {
+    slowdown(props, 1, QPS, quick)
+}
+
+pub(super) fn in_many_processes(props: &Props, quick: bool) -> Result<(String, bool)> {
+    slowdown(props, 100, QPS / 100, quick)
+}
+
+/// Private memory of the daemon per silent queue pair, and that of the rings beside it.
+pub(super) fn memory(props: &Props, _quick: bool) -> Result<(String, bool)> {
+    let pair = pair(props)?;
+    let pid = pair.left.daemon.pid();
+    // A first client pays for what all share.
+    let _first = crowd(&pair.left, 1, 2)?;
+    let before = [resident(pid, "RssAnon")?, resident(pid, "RssShmem")?];
+    let _crowd = crowd(&pair.left, 1, QPS)?;
+    let after = [resident(pid, "RssAnon")?, resident(pid, "RssShmem")?];
+    let [engine, rings] = [0, 1].map(|i| (after[i] - before[i]) / QPS as f64);
+    Ok((format!("{engine:.2} KiB (+ rings {rings:.2} KiB)"), engine <= 4.0))
+}
+
+/// A line of `/proc/PID/status` in KiB.
+fn resident(pid: u32, name: &str) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.split_whitespace().nth(1));
+    value.and_then(|word| word.parse().ok()).with_context(|| format!("no {name} of {pid}"))
+}
+
+pub(super) fn registration(props: &Props, quick: bool) -> Result<(String, bool)> {
+    let pair = pair(props)?;
+    let cmd = pair.left.cmd(PROGRAM)?.args(["-d", pair.left.daemon.device(), "-r", "1024"]);
+    let mut times = Vec::new();
+    for _ in 0..if quick { 3 } else { 7 } {
+        let text = cmd.check()?;
+        let time = text.split(" in ").nth(1).and_then(|rest| rest.split(' ').next());
+        times.push(time.context("no time")?.parse::<f64>()?);
+    }
+    pair.stop()?;
+    let Spread { median, min, max } = Spread::of(times).context("no round")?;
+    Ok((format!("{median:.0} us ({min:.0}..{max:.0})"), median < 1000.0))
+}
