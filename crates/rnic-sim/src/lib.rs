@@ -22,3 +22,8 @@ pub mod sweep;
 pub mod trace;
 pub mod verbs;
 pub mod world;
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

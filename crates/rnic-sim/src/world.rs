@@ -118,6 +118,8 @@ pub struct World {
     turn_time: u64,
     sent: u64,
     turns: u64,
+    /// Turns of all engines since the last completion of any.
+    without_completion: u32,
     capture: Capture,
     strays: Vec<(Instant, Packet)>,
     rng: Rng,
@@ -127,6 +129,8 @@ pub struct World {
 
 /// Turns without any effect after which an engine is considered to spin.
 const FRUITLESS_LIMIT: u32 = 10_000;
+/// Turns without any completion after which the engines are considered to talk in circles.
+const CIRCLES_LIMIT: u32 = 100_000;
 const CAPTURE_BYTES: usize = 8 << 20;
 /// The clock of a host does not start at zero.
 const START: Instant = Instant::from_nanos(1_000_000_000);
@@ -156,6 +160,7 @@ impl World {
             turn_time: config.turn_time,
             sent: 0,
             turns: 0,
+            without_completion: 0,
             capture: Capture::new(CAPTURE_BYTES),
             strays: Vec::new(),
             rng,
@@ -298,6 +303,12 @@ impl World {
         if schedule.fruitless > FRUITLESS_LIMIT {
             let turn = format!("{turn:?}");
             self.fail(&format!("host {id} spins: {FRUITLESS_LIMIT} turns did nothing; {turn}"));
+        }
+        self.without_completion = if before.1 == after.1 { self.without_completion + 1 } else { 0 };
+        if self.without_completion > CIRCLES_LIMIT {
+            self.fail(&format!(
+                "the engines talk in circles: {CIRCLES_LIMIT} turns, no completion"
+            ));
         }
         for packet in output {
             self.transmit(id, packet);

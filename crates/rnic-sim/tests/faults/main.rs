@@ -52,6 +52,16 @@ fn some(rng: &mut Rng, most: u32) -> u32 {
 }
 
 #[test]
+fn one_seed_is_one_world() {
+    for seed in 0..5 {
+        let mut plan = Plan::random(seed, 0);
+        plan.faults.loss = 50_000;
+        plan.faults.reorder = 50_000;
+        assert_eq!(traffic::run(&plan), traffic::run(&plan));
+    }
+}
+
+#[test]
 fn good_links() {
     let sum = run(1, |_, _| {});
     // A lazy application may let the peer wait for a receive, but nothing is ever missed.
