@@ -36,7 +36,7 @@ struct Stage {
     _lab: Lab,
     tenant: Node,
     attacker: Host,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 fn stage(test: &str) -> Result<Option<Stage>> {
@@ -59,7 +59,7 @@ fn stage(test: &str) -> Result<Option<Stage>> {
     let attacker =
         Host { cpu: cpu_of(1), user: Some(User::NOBODY), tools: attacker_tools, ..here.clone() };
     let tenant = Node::new(daemon, Host { cpu: cpu_of(0), ..here }, Dist::get()?);
-    Ok(Some(Stage { _lab: lab, tenant, attacker, _scratch: scratch }))
+    Ok(Some(Stage { _lab: lab, tenant, attacker, scratch }))
 }
 
 /// How long an attack takes, in seconds.
@@ -75,7 +75,7 @@ fn attack_seconds() -> Result<f64> {
 impl Stage {
     /// The attacker's program, as another user.
     fn attack(&self, kind: &str, seconds: f64, seed: u64) -> Cmd {
-        let program = self._scratch.join(HOSTILE);
+        let program = self.scratch.join(HOSTILE);
         let (seconds_text, seed) = (seconds.to_string(), seed.to_string());
         Cmd::new(program)
             .args([kind, "--seconds", &seconds_text, "--seed", &seed])
@@ -126,6 +126,13 @@ impl Stage {
     }
 }
 
+/// What an attacker says at its end.
+fn things_done(output: &Output) -> u64 {
+    let line =
+        output.stdout.lines().find_map(|line| line.strip_prefix("did ")?.strip_suffix(" things"));
+    line.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
 fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     let Some(stage) = stage(kind)? else { return Ok(None) };
     let seconds = attack_seconds()?;
@@ -142,11 +149,11 @@ fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     })
     .with_context(|| format!("the daemon's log:\n{}", stage.tenant.daemon.log()))?;
     let calm = calm.min(stage.rate_beside_a_spinner()?);
-    let last = outputs.last().context("no attack was made")?;
+    let done: u64 = outputs.iter().map(things_done).sum();
+    ensure!(done > 100, "no attack was made: {:?}", outputs.first());
     eprintln!(
-        "{kind}: {} attackers, the last {}; tenant {rate:.0} MB/s of {calm:.0} ({:.0}%)",
+        "{kind}: {} attackers did {done} things; tenant {rate:.0} MB/s of {calm:.0} ({:.0}%)",
         outputs.len(),
-        last.stdout.trim().lines().last().unwrap_or_default(),
         100.0 * rate / calm
     );
     ensure!(guard.try_status()?.is_none(), "guarded memory: {}", guard.stderr());
