@@ -98,6 +98,10 @@ pub(crate) struct QpIdentity {
     pub(crate) client_slot: u32,
 }
 
+/// An idle QP stays small: this, its reply tables (about 80 bytes for each READ of its depth) and
+/// the SGEs of one receive WQE. The shadow send queue comes with the first doorbell.
+const _: () = assert!(size_of::<Qp>() <= 1024);
+
 /// Completions that one visit flushes.
 const FLUSH_PER_VISIT: u32 = 64;
 
