@@ -38,6 +38,26 @@ enum Action {
     Cq(Target),
     /// Counters of port and engine
     Counters(Target),
+    /// Inject faults into what the device receives
+    ///
+    /// A fault is KIND[=PROBABILITY][,qp=QPN][,opcode=N][,psn=FIRST-LAST][,count=N], where KIND is
+    /// drop, duplicate, reorder, delay:TIME (250us, 3ms), corrupt or mark (ECN congestion
+    /// experienced). They replace those before; without any, injection ends.
+    Fault(Faults),
+}
+
+/// What to inject.
+#[derive(Args, Debug)]
+struct Faults {
+    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Equal seeds treat equal arrivals alike
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    /// e.g. drop=0.01,qp=0x11
+    #[arg(value_name = "FAULT")]
+    faults: Vec<String>,
 }
 
 /// Which daemon, and how to show what it says.
@@ -61,6 +81,7 @@ pub fn main(command: Command) -> ExitCode {
         Action::Mr(target) => show::list(&target, Inspect::Mrs, show::MR),
         Action::Cq(target) => show::list(&target, Inspect::Cqs, show::CQ),
         Action::Counters(target) => show::counters(&target),
+        Action::Fault(faults) => inject(faults),
     };
     match shown {
         Ok(text) => print(&text),
@@ -69,6 +90,15 @@ pub fn main(command: Command) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn inject(Faults { socket, seed, faults }: Faults) -> anyhow::Result<String> {
+    let text = match faults.len() {
+        0 => "no faults are injected any more".to_owned(),
+        count => format!("{count} faults from now on, seed {seed}; `rnic counters` counts them"),
+    };
+    client::Client::connect(socket.as_deref())?.inject(faults, seed)?;
+    Ok(text)
 }
 
 /// A reader that has seen enough (`| head`) is no error.

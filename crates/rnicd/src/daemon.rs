@@ -3,21 +3,20 @@
 use crate::config::{Args, Config, Io, XdpMode};
 use crate::net::{NetConfig, Network};
 use crate::server::{Registry, Service, serve, socket_group};
-use crate::shard::{Inbox, Message, Shard, ShardHandle, channel};
+use crate::shard::Crew;
 use crate::system::{self, notify};
 use crate::wire::{self, WireConfig};
 use anyhow::{Context, Result, bail};
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::{EventFd, Listener};
+use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
-use rnic_core::{EngineConfig, PortState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Runs until SIGTERM, SIGINT or, where asked for, until the last client has gone.
@@ -28,26 +27,25 @@ pub fn run(args: Args) -> Result<()> {
     let config = Config::resolve(args)?;
     start_log(&config.log)?;
     let signals = Signals::new()?;
-    let (shard, inbox) = channel().context("too many open files")?;
-    let network = start_network(&config, &shard)?;
-    let (thread, io) = start_shard(&config, &network, inbox)?;
+    // First of all: a second daemon must not disturb the first one's traffic.
+    let listener = listen(&config)?;
+    let (network, crew, io) = start_engine(&config)?;
     let service = Arc::new(Service {
         device: describe_device(&config, &network),
         network,
-        shard,
+        crew,
         quota: config.quota,
         io,
         registry: Registry::new()?,
         started: Instant::now(),
         stop: EventFd::new()?,
     });
-    let listener = listen(&config)?;
     announce(&config, &service);
     notify("READY=1");
     accept_until_told(&config, &service, &listener, &signals)?;
     notify("STOPPING=1");
     drop(listener);
-    stop(&service, thread);
+    stop(&service);
     Ok(())
 }
 
@@ -84,42 +82,28 @@ impl Signals {
     }
 }
 
-fn start_network(config: &Config, shard: &ShardHandle) -> Result<Arc<Network>> {
-    let shard = shard.clone();
-    let on_change = move |change| shard.tell(Message::Network(change));
+/// Looks at the network, opens the wire and starts the first engine on it. The text says which
+/// packet I/O it became.
+fn start_engine(config: &Config) -> Result<(Arc<Network>, Arc<Crew>, String)> {
+    let crew: Arc<OnceLock<Arc<Crew>>> = Arc::default();
+    let followers = Arc::clone(&crew);
+    let on_change = move |change| {
+        if let Some(crew) = followers.get() {
+            crew.follow(change);
+        }
+    };
     let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
-    Ok(Network::start(place, Box::new(on_change))?)
-}
-
-fn start_shard(
-    config: &Config,
-    network: &Arc<Network>,
-    inbox: Inbox,
-) -> Result<(JoinHandle<()>, String)> {
+    let network = Network::start(place, Box::new(on_change))?;
     let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode };
-    let wire = wire::open(&wires, network).map_err(|error| explain_wire(config, error))?;
+    let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
     let io = wire.mode().to_owned();
-    let port = network.port();
     let mut engine = EngineConfig::new(system::random().context("no randomness")?);
-    engine.gid_table_len = port.gid_table_len;
-    engine.port =
-        PortState { active: port.active, active_mtu: port.active_mtu, gids_changed: false };
-    let config = config.clone();
-    let (report, ready) = crossbeam_channel::bounded(1);
-    let thread = std::thread::Builder::new()
-        .name("rnic-engine".into())
-        .spawn(move || match Shard::new(engine, wire, inbox, &config) {
-            Ok(shard) => {
-                let _ = report.send(Ok(()));
-                shard.run();
-            }
-            Err(error) => {
-                let _ = report.send(Err(error));
-            }
-        })
-        .context("cannot start the engine's thread")?;
-    ready.recv().context("the engine's thread has ended")?.context("cannot prepare the engine")?;
-    Ok((thread, io))
+    engine.gid_table_len = network.port().gid_table_len;
+    let started = Crew::start(config.clone(), engine, wire).context("cannot start the engine")?;
+    let started = Arc::clone(crew.get_or_init(|| Arc::new(started)));
+    // Whatever changed before anybody could follow.
+    started.follow(network.now());
+    Ok((network, started, io))
 }
 
 fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
@@ -273,8 +257,8 @@ fn accept(service: &Arc<Service>, listener: &Listener) {
     }
 }
 
-/// Ends all sessions, then the engine.
-fn stop(service: &Service, engine: JoinHandle<()>) {
+/// Ends all sessions, then the engines.
+fn stop(service: &Service) {
     if let Err(error) = service.stop.wake() {
         tracing::error!("cannot end the sessions: {error}");
     }
@@ -286,16 +270,13 @@ fn stop(service: &Service, engine: JoinHandle<()>) {
         let _ = poll(&mut fds, Some(&wait));
         let _ = ended.drain();
     }
-    service.shard.tell(Message::Stop);
-    if engine.join().is_err() {
-        tracing::error!("the engine's thread has panicked");
-    }
+    service.crew.stop();
 }
 
 /// With `--exit-with-last-client`: how long to wait for the first one.
 const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(60);
 /// And for the next one after the last has gone: programs open devices more than once.
-const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(2);
+const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long sessions may take to end; one may wait for a neighbour that does not answer.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);

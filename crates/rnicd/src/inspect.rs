@@ -1,12 +1,12 @@
 //! What `rnic status|qp|mr|cq|counters` show, as JSON.
 
-use crate::wire::DeviceWire;
+use crate::shard::Port;
 use rnic_abi::control::Inspect;
 use rnic_core::{CqView, Engine, QpView};
 use serde_json::{Map, Value, json};
 
 /// The objects of one engine: an array's worth of values, or one object for counters.
-pub(crate) fn engine(engine: &Engine, wire: &mut DeviceWire, what: Inspect) -> Vec<Value> {
+pub(crate) fn engine(engine: &Engine, wire: &mut Port, lost: u64, what: Inspect) -> Vec<Value> {
     match what {
         Inspect::Status => vec![totals(engine)],
         Inspect::Qps => engine.qps().map(|view| qp(&view)).collect(),
@@ -28,6 +28,7 @@ pub(crate) fn engine(engine: &Engine, wire: &mut DeviceWire, what: Inspect) -> V
         Inspect::Counters => {
             let mut all: Map<String, Value> =
                 engine.counters().iter().map(|(name, value)| (name.into(), value.into())).collect();
+            all.insert("shard_rx_lost".into(), lost.into());
             all.extend(wire.counters().into_iter().map(|(name, n)| (name.into(), n.into())));
             vec![Value::Object(all)]
         }
@@ -75,4 +76,24 @@ fn cq(view: &CqView) -> Value {
         "queues": view.users,
         "broken": view.broken,
     })
+}
+
+/// What all engines have together: lists one after the other, numbers added up.
+pub(crate) fn join(what: Inspect, found: Vec<Vec<Value>>) -> Vec<Value> {
+    let all = found.into_iter().flatten();
+    if !matches!(what, Inspect::Status | Inspect::Counters) {
+        return all.collect();
+    }
+    let mut sums: Map<String, Value> = Map::new();
+    for (name, value) in all
+        .filter_map(|value| match value {
+            Value::Object(object) => Some(object),
+            _ => None,
+        })
+        .flatten()
+    {
+        let sum = sums.entry(name).or_insert(json!(0));
+        *sum = json!(sum.as_u64().unwrap_or(0) + value.as_u64().unwrap_or(0));
+    }
+    vec![Value::Object(sums)]
 }

@@ -3,13 +3,19 @@
 //! The thread owns engine, wire and DMA; everybody else sends it [`Message`]s. It spins while
 //! there is work and sleeps in epoll when there is none (see [`idle`]).
 
+mod crew;
 mod host;
 mod idle;
 mod message;
 mod placement;
+mod port;
 mod run;
 mod tokens;
 
+pub(crate) use crew::Crew;
 pub(crate) use host::EventSocket;
-pub(crate) use message::{Inbox, Message, NewClient, ShardHandle, channel};
-pub(crate) use run::Shard;
+pub(crate) use message::{Message, NewClient, ShardHandle};
+pub(crate) use port::Port;
+
+use message::channel;
+use run::Shard;

@@ -26,7 +26,8 @@ pub(crate) use auto::{WireConfig, open};
 use composite::Composite;
 pub(crate) use fault::Fault;
 use fault::FaultWire;
-use handover::{Inlet, ShardWire, Shards};
+use handover::Shards;
+pub(crate) use handover::{Inlet, ShardWire};
 
 /// A way outside.
 trait Link: Send {

@@ -75,4 +75,12 @@ impl Client {
             }
         }
     }
+
+    /// Injects faults into what the daemon receives.
+    pub(super) fn inject(&self, faults: Vec<String>, seed: u64) -> Result<()> {
+        match self.call(&Request::InjectFaults { faults, seed })? {
+            Reply::Done => Ok(()),
+            _ => bail!("the daemon gave an answer to another question"),
+        }
+    }
 }

@@ -52,7 +52,8 @@ impl Arenas {
     }
 
     /// Bytes in use by rings.
-    pub(crate) fn used_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn used_bytes(&self) -> u64 {
         self.used * 8
     }
 

@@ -7,7 +7,7 @@ use super::registry::Service;
 use super::session::Attached;
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
-use crate::shard::{EventSocket, Message, NewClient};
+use crate::shard::{EventSocket, Message, NewClient, ShardHandle};
 use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
@@ -20,6 +20,8 @@ use std::sync::Arc;
 /// See the [module](self). Dropping it removes the client.
 pub(super) struct Context {
     pub(super) service: Arc<Service>,
+    /// The engine for this client's user.
+    pub(super) shard: ShardHandle,
     pub(super) client: ClientId,
     pub(super) space: SpaceId,
     pub(super) peer: Credentials,
@@ -60,10 +62,12 @@ impl Context {
         let process = Process::new(peer.pid)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
+        let shard = service.crew.of(&peer)?;
         let (client, space) = service.registry.open(session);
         let (client, space) = (ClientId(client), SpaceId(space));
         let context = Self {
             service: Arc::clone(service),
+            shard,
             client,
             space,
             peer,
@@ -77,7 +81,7 @@ impl Context {
             next_channel: 0,
         };
         let new = NewClient { client, space, process, doorbells, wake, events };
-        service
+        context
             .shard
             .ask(|answer| Message::AddClient(Box::new(new), answer))
             .map_err(engine_gone)?
@@ -88,8 +92,7 @@ impl Context {
     /// Tells the engine and waits.
     pub(super) fn engine(&self, command: ClientCommand) -> Result<Outcome, Refused> {
         let command = Command::Client(self.client, command);
-        self.service
-            .shard
+        self.shard
             .ask(|answer| Message::Execute(command, answer))
             .map_err(engine_gone)?
             .map_err(refused_by_engine)
@@ -148,14 +151,14 @@ impl Context {
         let channel = self.next_channel;
         self.next_channel = self.next_channel.wrapping_add(1);
         self.channels.insert(channel, ());
-        self.service.shard.tell(Message::AddChannel(self.client, ChannelId(channel), ours));
+        self.shard.tell(Message::AddChannel(self.client, ChannelId(channel), ours));
         Ok((Reply::Handle(channel), vec![theirs]))
     }
 
     fn destroy_channel(&mut self, channel: u32) -> Result<Reply, Refused> {
         self.channel(Some(channel))?;
         self.channels.remove(&channel);
-        self.service.shard.tell(Message::RemoveChannel(self.client, ChannelId(channel)));
+        self.shard.tell(Message::RemoveChannel(self.client, ChannelId(channel)));
         Ok(Reply::Done)
     }
 
@@ -181,12 +184,11 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // Once this is answered the engine has let go of memory, rings and descriptors.
-        let gone =
-            self.service.shard.ask(|answer| Message::RemoveClient(self.client, self.space, answer));
+        let gone = self.shard.ask(|answer| Message::RemoveClient(self.client, self.space, answer));
         if let Ok(Err(error)) = gone {
             tracing::error!("removing client {}: {}", self.client.0, error.reason);
         }
-        self.regions.release_spaces(&self.service);
+        self.regions.release_spaces(&self.shard, &self.service.registry);
         self.service.registry.close(self.client.0, self.space.0);
     }
 }

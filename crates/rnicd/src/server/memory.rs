@@ -1,10 +1,10 @@
 //! Registration of memory.
 
 use super::context::{Context, over_quota, surprised};
-use super::registry::Service;
+use super::registry::Registry;
 use crate::dma::{Mapping, Space, probe};
 use crate::refusal::{Refused, refuse, refused_by_kernel};
-use crate::shard::Message;
+use crate::shard::{Message, ShardHandle};
 use rnic_abi::control::Reply;
 use rnic_abi::verbs::AccessFlags;
 use rnic_core::{ClientCommand, Outcome, SpaceId};
@@ -26,11 +26,11 @@ struct Region {
 
 impl Regions {
     /// Gives the numbers of address spaces back, once the client is gone.
-    pub(super) fn release_spaces(&mut self, service: &Service) {
+    pub(super) fn release_spaces(&mut self, shard: &ShardHandle, registry: &Registry) {
         for region in self.regions.drain() {
             if let Some(space) = region.1.space {
-                service.shard.tell(Message::RemoveSpace(space));
-                service.registry.give_space(space.0);
+                shard.tell(Message::RemoveSpace(space));
+                registry.give_space(space.0);
             }
         }
     }
@@ -98,13 +98,13 @@ impl Context {
         let mapping = Mapping::new(file, offset, length, writable)
             .map_err(refused_by_kernel("the memory file cannot be used"))?;
         let space = SpaceId(self.service.registry.take_space());
-        self.service.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
+        self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
         Ok(space)
     }
 
     fn unmap(&self, space: Option<SpaceId>) {
         if let Some(space) = space {
-            self.service.shard.tell(Message::RemoveSpace(space));
+            self.shard.tell(Message::RemoveSpace(space));
             self.service.registry.give_space(space.0);
         }
     }

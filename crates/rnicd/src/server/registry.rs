@@ -3,7 +3,7 @@
 use crate::config::{Config, Quota};
 use crate::net::Network;
 use crate::refusal::{Refused, refuse};
-use crate::shard::ShardHandle;
+use crate::shard::Crew;
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::{Credentials, EventFd};
 use serde_json::{Value, json};
@@ -17,8 +17,8 @@ pub(crate) struct Service {
     pub(crate) device: DeviceInfo,
     /// Its network.
     pub(crate) network: Arc<Network>,
-    /// Its engine.
-    pub(crate) shard: ShardHandle,
+    /// Its engines.
+    pub(crate) crew: Arc<Crew>,
     /// Limits of one client.
     pub(crate) quota: Quota,
     /// Packet I/O in words.

@@ -2,13 +2,14 @@
 
 use super::context::Context;
 use super::registry::Service;
+use crate::inspect;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
 use crate::system;
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, Inspect, MAX_MESSAGE, Reply, Request, decode, encode};
 use rnic_abi::os::{Connection, Credentials, Descriptors};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,9 @@ pub(crate) fn serve(service: Arc<Service>, connection: Connection) {
             Ok(session) => session,
             Err(refusal) => return turn_away(&connection, refusal),
         };
-        if let Err(error) = (Session { service: &service, connection, peer, session }).run() {
+        let owner = rustix::process::geteuid().as_raw();
+        let served = Session { service: &service, connection, peer, session, owner };
+        if let Err(error) = served.run() {
             tracing::info!("session {session} of process {} ends: {error:#}", peer.pid);
         }
         service.registry.leave(session);
@@ -39,6 +42,9 @@ pub(crate) fn serve(service: Arc<Service>, connection: Connection) {
 /// Answers the first request with a refusal, so that the program can say why.
 fn turn_away(connection: &Connection, refusal: Refused) {
     tracing::warn!("a client is turned away: {refusal}");
+    let mut fds = [PollFd::new(connection, PollFlags::IN)];
+    let _ = poll(&mut fds, Some(&GREETING_PATIENCE));
+    let _ = connection.try_recv(&mut vec![0; MAX_MESSAGE]);
     let answer: Answer = Err(refusal);
     let _ = connection.send_message(&answer, &[]);
 }
@@ -48,6 +54,8 @@ struct Session<'a> {
     connection: Connection,
     peer: Credentials,
     session: u32,
+    /// The daemon's user.
+    owner: u32,
 }
 
 /// What travels beside a reply.
@@ -155,6 +163,7 @@ impl Session<'_> {
                 Reply::Gids(gids)
             }
             Request::Inspect { what, skip } => self.inspect(what, skip)?,
+            Request::InjectFaults { faults, seed } => self.inject(&faults, seed)?,
             Request::OpenDevice { name } => return self.open(&name, context),
             request => match context {
                 Some(context) => return context.execute(request, fds),
@@ -182,12 +191,22 @@ impl Session<'_> {
         Ok((Reply::Opened { device, num_comp_vectors: COMP_VECTORS }, attached))
     }
 
+    fn inject(&self, faults: &[String], seed: u64) -> Result<Reply, Refused> {
+        if ![0, self.owner].contains(&self.peer.uid) {
+            let text = "faults strike every user's traffic: only root and the daemon's own user \
+                        may inject them";
+            return Err(refuse(libc::EPERM, text));
+        }
+        let faults: Result<_, String> = faults.iter().map(|fault| fault.parse()).collect();
+        let faults = faults.map_err(|error| refuse(libc::EINVAL, error))?;
+        tracing::warn!("injecting faults: {faults:?}");
+        self.service.crew.first().tell(Message::Inject(faults, seed));
+        Ok(Reply::Done)
+    }
+
     fn inspect(&self, what: Inspect, skip: u32) -> Result<Reply, Refused> {
-        let found = self
-            .service
-            .shard
-            .ask(|answer| Message::Inspect(what, answer))
-            .map_err(|_| refuse(libc::EIO, "the engine has stopped"))?;
+        let found = self.service.crew.ask_all(|answer| Message::Inspect(what, answer));
+        let found = inspect::join(what, found);
         let whole = match what {
             Inspect::Status => {
                 let totals = found.into_iter().next().unwrap_or_default();
@@ -229,5 +248,7 @@ fn hello(abi: u32) -> Result<(), Refused> {
 const STACK: usize = 256 * 1024;
 /// Bytes of JSON in one answer.
 const PAGE: usize = MAX_MESSAGE - 4096;
+/// How long one that is turned away may take to say something.
+const GREETING_PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// All CQs are served by one engine thread.
 const COMP_VECTORS: u32 = 1;

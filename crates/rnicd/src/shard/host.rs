@@ -4,9 +4,10 @@
 //! kept here and follows when it has room again.
 
 use super::tokens::Token;
+use crate::wire::Inlet;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
 use rnic_core::command::{ChannelId, ClientId};
-use rnic_core::ports::Host;
+use rnic_core::ports::{Host, RxTrain};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -77,6 +78,8 @@ impl EventSocket {
 pub(super) struct ClientEvents {
     epoll: Arc<OwnedFd>,
     clients: HashMap<ClientId, Sockets>,
+    /// The ways to further shards, by their number.
+    inlets: Vec<Option<Inlet>>,
 }
 
 struct Sockets {
@@ -86,7 +89,20 @@ struct Sockets {
 
 impl ClientEvents {
     pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
-        Self { epoll, clients: HashMap::new() }
+        Self { epoll, clients: HashMap::new(), inlets: Vec::new() }
+    }
+
+    pub(super) fn add_inlet(&mut self, shard: u8, inlet: Inlet) {
+        let at = usize::from(shard);
+        if at >= self.inlets.len() {
+            self.inlets.resize_with(at + 1, || None);
+        }
+        self.inlets[at] = Some(inlet);
+    }
+
+    /// Datagrams for further shards that did not keep up.
+    pub(super) fn lost_in_hand_over(&self) -> u64 {
+        self.inlets.iter().flatten().map(Inlet::lost).sum()
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
@@ -165,6 +181,13 @@ impl Host for ClientEvents {
         let Some(sockets) = self.clients.get_mut(&client) else { return };
         if sockets.events.send(event.encode()) {
             watch(&self.epoll, &sockets.events, Token::Events(client));
+        }
+    }
+
+    fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
+        // A QPN names a shard that does not exist only when somebody made it up.
+        if let Some(Some(inlet)) = self.inlets.get(usize::from(shard)) {
+            inlet.hand_over(train, datagram);
         }
     }
 }

@@ -3,6 +3,8 @@
 use super::host::EventSocket;
 use crate::dma::{Process, Space};
 use crate::net::Change;
+use crate::wire::Fault;
+use crate::wire::ShardWire;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::control::Inspect;
 use rnic_abi::doorbell::Doorbells;
@@ -49,8 +51,12 @@ pub(crate) enum Message {
     RemoveChannel(ClientId, ChannelId),
     /// The network changed.
     Network(Change),
+    /// A further shard, which sends through this one. Answered with its wire.
+    AddShard(u8, Sender<io::Result<ShardWire>>),
     /// JSON values of what the engine has: one per object, or one object.
     Inspect(Inspect, Sender<Vec<serde_json::Value>>),
+    /// Faults for what arrives, and their seed.
+    Inject(Vec<Fault>, u64),
     /// End.
     Stop,
 }

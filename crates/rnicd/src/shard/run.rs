@@ -4,12 +4,13 @@ use super::host::ClientEvents;
 use super::idle::{IdlePolicy, Next};
 use super::message::{CommandResult, Inbox, Message, NewClient};
 use super::placement::Placement;
+use super::port::Port;
 use super::tokens::Token;
 use crate::config::Config;
 use crate::dma::{Space, SystemDma};
 use crate::inspect;
 use crate::net::Change;
-use crate::wire::DeviceWire;
+use crate::wire::ShardWire;
 use rnic_abi::os::EventFd;
 use rnic_core::ports::Ports;
 use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome};
@@ -24,7 +25,9 @@ use std::time::Duration;
 /// An engine with everything around it. See [`run`](Self::run).
 pub(crate) struct Shard {
     engine: Engine,
-    wire: DeviceWire,
+    wire: Port,
+    /// Descriptors of the wire that are watched.
+    watched: usize,
     dma: SystemDma,
     events: ClientEvents,
     /// Eventfds of clients, written when they ring while the engine sleeps.
@@ -46,14 +49,15 @@ impl Shard {
     /// When there are too many open files.
     pub(crate) fn new(
         engine: EngineConfig,
-        wire: DeviceWire,
+        wire: Port,
         inbox: Inbox,
         config: &Config,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
-        let shard = Self {
+        let mut shard = Self {
             engine: Engine::new(engine, Instant::ZERO),
             wire,
+            watched: 0,
             dma: SystemDma::new(),
             events: ClientEvents::new(Arc::clone(&epoll)),
             wakes: HashMap::new(),
@@ -66,15 +70,23 @@ impl Shard {
             stopping: false,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
-        for fd in shard.wire.fds() {
-            shard.watch(fd, Token::Wire)?;
-        }
+        shard.watch_wire()?;
         Ok(shard)
     }
 
     fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
         let data = EventData::new_u64(token.encode());
         Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
+    }
+
+    /// Watches what the wire has got since the last time.
+    fn watch_wire(&mut self) -> io::Result<()> {
+        let fds = self.wire.fds();
+        for fd in fds.iter().skip(self.watched) {
+            self.watch(*fd, Token::Wire)?;
+        }
+        self.watched = fds.len();
+        Ok(())
     }
 
     fn now(&self) -> Instant {
@@ -191,11 +203,27 @@ impl Shard {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
             }
-            Message::Inspect(what, answer) => {
-                let _ = answer.send(inspect::engine(&self.engine, &mut self.wire, what));
+            Message::AddShard(number, answer) => {
+                let _ = answer.send(self.add_shard(number));
             }
+            Message::Inspect(what, answer) => {
+                let _ = answer.send(inspect::engine(
+                    &self.engine,
+                    &mut self.wire,
+                    self.events.lost_in_hand_over(),
+                    what,
+                ));
+            }
+            Message::Inject(faults, seed) => self.wire.inject(faults, seed),
             Message::Stop => self.stopping = true,
         }
+    }
+
+    fn add_shard(&mut self, number: u8) -> io::Result<ShardWire> {
+        let (wire, inlet) = self.wire.add_shard()?;
+        self.watch_wire()?;
+        self.events.add_inlet(number, inlet);
+        Ok(wire)
     }
 
     fn execute(&mut self, now: Instant, command: Command) -> CommandResult {

@@ -1,0 +1,107 @@
+//! The wire of a shard: the device's own, or the way through the shard that has it.
+
+use crate::wire::{DeviceWire, Fault, Inlet, LinkCounters, ShardWire};
+use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+/// See the [module](self).
+pub(crate) enum Port {
+    /// The first shard's.
+    Device(Box<DeviceWire>),
+    /// A further shard's.
+    Shard(Box<ShardWire>),
+}
+
+impl Port {
+    /// Descriptors that are readable while frames wait. New ones come last.
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Device(wire) => wire.fds(),
+            Self::Shard(wire) => vec![wire.fd()],
+        }
+    }
+
+    /// Frames wait that no descriptor tells about.
+    pub(super) fn has_backlog(&self) -> bool {
+        match self {
+            Self::Device(wire) => wire.has_backlog(),
+            Self::Shard(wire) => wire.has_backlog(),
+        }
+    }
+
+    /// Follows a change of the interface; a further shard's wire does so by itself.
+    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        if let Self::Device(wire) = self {
+            wire.follow(addresses, mtu);
+        }
+    }
+
+    /// Counters of the links, which only their owner has.
+    pub(crate) fn counters(&mut self) -> LinkCounters {
+        match self {
+            Self::Device(wire) => wire.counters(),
+            Self::Shard(_) => Vec::new(),
+        }
+    }
+
+    /// Disturbs what arrives, as [`DeviceWire::inject`].
+    pub(super) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
+        if let Self::Device(wire) = self {
+            wire.inject(faults, seed);
+        }
+    }
+
+    /// The wire of one more shard, and the way there.
+    pub(super) fn add_shard(&mut self) -> io::Result<(ShardWire, Inlet)> {
+        match self {
+            Self::Device(wire) => wire.add_shard(),
+            Self::Shard(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+/// The same for both.
+macro_rules! either {
+    ($self:expr, $wire:ident => $do:expr) => {
+        match $self {
+            Port::Device($wire) => $do,
+            Port::Shard($wire) => $do,
+        }
+    };
+}
+
+impl Wire for Port {
+    fn caps(&self) -> WireCaps {
+        either!(self, wire => wire.caps())
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        either!(self, wire => wire.receive(trains));
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        either!(self, wire => wire.rx(arena))
+    }
+
+    fn release(&mut self) {
+        either!(self, wire => wire.release());
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        either!(self, wire => wire.reserve(train))
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        either!(self, wire => wire.cancel_from(slot));
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        either!(self, wire => wire.tx(arena))
+    }
+
+    fn submit(&mut self) {
+        either!(self, wire => wire.submit());
+    }
+}
