@@ -140,7 +140,11 @@ impl Ingress {
         let qpn = packet.headers.bth.dest_qp;
         let shard = self.codec.decode(qpn).shard;
         if self.last.is_none_or(|(last, _)| last != qpn) && shard != self.shard {
-            host.hand_over(shard, arrival.train, arrival.bytes);
+            let ip_id = match id {
+                IpIdHint::Known(id) => RxIpId::Seen(id),
+                IpIdHint::Predicted(_) => RxIpId::Hidden,
+            };
+            host.hand_over(shard, &RxTrain { ip_id, ..*arrival.train }, arrival.bytes);
             return Err(None);
         }
         let slot = self.find(target.qps, qpn)?;
