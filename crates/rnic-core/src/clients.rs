@@ -72,7 +72,7 @@ impl Clients {
         u32::try_from(slot).ok()
     }
 
-    /// From now on a doorbell of `record` means QP `qp`; `None` forgets it.
+    /// From now on a doorbell of `record` means QP `qp`, which begins at index 0; `None` forgets it.
     pub(crate) fn bind(&mut self, slot: u32, record: RecordIndex, qp: Option<u32>) {
         let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
         let at = record.value() as usize;
@@ -80,6 +80,14 @@ impl Clients {
             client.records.resize(at + 1, NO_QP);
         }
         client.records[at] = qp.unwrap_or(NO_QP);
+        client.doorbells.reset(record);
+    }
+
+    /// The queue of `record` starts over at index 0: what was posted is forgotten.
+    pub(crate) fn start_over(&self, slot: u32, record: RecordIndex) {
+        if let Some(Some(client)) = self.slots.get(slot as usize) {
+            client.doorbells.reset(record);
+        }
     }
 
     /// Is `record` free to be given to a queue?

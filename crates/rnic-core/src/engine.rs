@@ -150,6 +150,11 @@ impl Engine {
         self.shared.wheel.next_deadline()
     }
 
+    /// Entries of the timer wheel: a few per QP that waits for something.
+    pub fn pending_timers(&self) -> usize {
+        self.shared.wheel.len()
+    }
+
     /// Before sleeping: from now on doorbells wake the engine. False when one rang meanwhile; do
     /// not sleep then.
     #[must_use = "when this is false a doorbell is pending"]
@@ -218,7 +223,11 @@ impl Engine {
         let mut fired = false;
         for slot in due.drain(..) {
             let Some(qp) = self.qps.by_slot_mut(slot as usize) else { continue };
-            qp.wheel_at = None;
+            if qp.wheel_at.is_some_and(|at| at > now) {
+                // An entry that nobody remembers: scheduling it again would keep it for ever.
+                continue;
+            }
+            qp.wheel_at = qp.wheel_later.take().filter(|later| *later > now);
             match qp.deadline {
                 Some(deadline) if deadline <= now => {
                     fired = true;

@@ -69,6 +69,9 @@ impl Shared {
     }
 }
 
+/// Nanoseconds that an entry of the wheel may lie ahead; a later deadline takes several.
+const LONGEST_ENTRY: u64 = 4_000_000_000;
+
 /// What every stage gets: the time, the shared state, the listener.
 pub(crate) struct Ctx<'a, T> {
     pub(crate) now: Instant,
@@ -105,9 +108,13 @@ impl<T: Tap> Ctx<'_, T> {
     #[inline]
     pub(crate) fn set_deadline(&mut self, qp: &mut Qp, deadline: Instant) {
         qp.deadline = Some(deadline);
-        if qp.wheel_at.is_none_or(|at| deadline < at) {
-            qp.wheel_at = Some(deadline);
-            self.shared.wheel.schedule(deadline, qp.slot);
+        // The longest timeout is hours; what a QP that is gone leaves in the wheel is not.
+        let at = deadline.min(self.now.after_nanos(LONGEST_ENTRY));
+        if qp.wheel_at.is_none_or(|earlier| at < earlier) {
+            // The overtaken entry (RNR waits are short) will serve again.
+            qp.wheel_later = qp.wheel_at;
+            qp.wheel_at = Some(at);
+            self.shared.wheel.schedule(at, qp.slot);
         }
     }
 

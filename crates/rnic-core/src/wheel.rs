@@ -149,6 +149,16 @@ impl Wheel {
         self.scratch = entries;
     }
 
+    /// Entries not mentioned yet.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// When [`expire`](Self::expire) should be called next; never later than the earliest entry.
     pub fn next_deadline(&self) -> Option<Instant> {
         (self.len > 0).then(|| Instant::from_nanos(self.next_stop().saturating_mul(TICK)))

@@ -19,7 +19,7 @@ pub(crate) mod sq;
 
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
-use crate::shared::Ctx;
+use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
 use requester::Requester;
 use responder::Responder;
@@ -84,6 +84,8 @@ pub(crate) struct Qp {
     pub(crate) deadline: Option<Instant>,
     /// The earliest wheel entry of this QP.
     pub(crate) wheel_at: Option<Instant>,
+    /// The entry that the earliest one has overtaken.
+    pub(crate) wheel_later: Option<Instant>,
     pub(crate) counters: QpCounters,
     pub(crate) async_events: u64,
 }
@@ -130,6 +132,7 @@ impl Qp {
             responder: Responder::default(),
             deadline: None,
             wheel_at: None,
+            wheel_later: None,
             counters: QpCounters::default(),
             async_events: 0,
         }
@@ -184,7 +187,7 @@ impl Qp {
             self.set_path(path);
         }
         match (from, to) {
-            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Reset) => self.reset(ctx.shared),
             (QpState::Init, QpState::Rtr) => {
                 self.mtu = 128 << self.attr.path_mtu;
                 self.responder.start(&self.attr);
@@ -203,7 +206,10 @@ impl Qp {
     }
 
     /// Both queues become empty without completions.
-    fn reset(&mut self) {
+    fn reset(&mut self, shared: &Shared) {
+        for record in [self.sq.record, self.rq.record] {
+            shared.clients.start_over(self.client_slot, record);
+        }
         self.sq.reset();
         self.rq.reset();
         self.requester = Requester::default();

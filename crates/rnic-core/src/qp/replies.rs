@@ -134,8 +134,7 @@ impl Replies {
             ReplyKind::Read { va: start, .. } if cfg!(mutant = "read_restart_offset") => start,
             _ => va,
         };
-        self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true));
-        true
+        self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true))
     }
 
     /// A duplicate atomic: the saved result is sent again, the operation is not repeated.
@@ -145,19 +144,27 @@ impl Replies {
             .iter()
             .find(|r| r.first == psn && matches!(r.kind, ReplyKind::Atomic { .. }));
         let Some(saved) = saved else { return false };
-        self.restart(Reply::new(saved.kind, psn, 1, true));
-        true
+        self.restart(Reply::new(saved.kind, psn, 1, true))
     }
 
-    /// The requester went back: replies from its PSN on will be asked for again.
-    fn restart(&mut self, reply: Reply) {
+    /// The requester went back: replies from its PSN on will be asked for again. False when the
+    /// queue is full all the same: only a peer that asks for pieces, and for more of them than it
+    /// may have requests outstanding, comes to that.
+    fn restart(&mut self, reply: Reply) -> bool {
         self.truncate_from(reply.first);
-        self.queue.push_back(reply);
+        let has_room = self.queue.len() < self.depth;
+        if has_room {
+            self.queue.push_back(reply);
+        }
+        has_room
     }
 
     /// Forgets replies that reach `psn` or beyond.
     pub(crate) fn truncate_from(&mut self, psn: Psn) {
-        self.queue.retain(|r| r.first.wrapping_add(r.packets).distance_from(psn) <= 0);
+        // The longest reply takes half of all PSNs: its end is no serial number to compare with.
+        self.queue.retain(|r| {
+            u32::try_from(psn.distance_from(r.first)).is_ok_and(|ahead| ahead >= r.packets)
+        });
     }
 
     /// First PSN of the oldest remembered request after `psn`: an acknowledgement that reached it
@@ -189,5 +196,43 @@ impl Replies {
         let keep = if reply.sent >= reply.limit { nth } else { nth + 1 };
         self.queue.truncate(keep);
         Some(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Replies, ReplyKind};
+    use roce_wire::Psn;
+
+    const KEY: u32 = 7;
+
+    fn with_read(first: Psn, packets: u32, len: u32) -> Replies {
+        let mut replies = Replies::default();
+        replies.resize(4);
+        replies.push_new(ReplyKind::Read { va: 0, rkey: KEY, len }, first, packets);
+        replies
+    }
+
+    #[test]
+    fn a_duplicate_of_the_longest_read_takes_the_place_of_the_reply_under_way() {
+        let (first, packets, len) = (Psn::new(0x00ff_fff0), 1 << 23, 1 << 31);
+        let mut replies = with_read(first, packets, len);
+        for _ in 0..3 {
+            assert!(replies.push_duplicate_read(first, (0, KEY, len), packets));
+            assert_eq!(replies.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_asks_for_piece_after_piece_finds_the_queue_full() {
+        let first = Psn::new(5);
+        let mut replies = with_read(first, 100, 25_600);
+        let mut ask = |k: u32| {
+            let piece = (u64::from(k) * 256, KEY, 256);
+            replies.push_duplicate_read(first.wrapping_add(k), piece, 1)
+        };
+        let accepted = (0..100).filter(|k| ask(*k)).count();
+        assert_eq!(accepted, 4);
+        assert_eq!(replies.len(), 4);
     }
 }
