@@ -25,8 +25,8 @@ const PEER_QPN: Qpn = Qpn::new(0x22);
 const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
 const MAX_STEPS: usize = 64;
 const BURST: usize = 16;
-/// Of memory that must not change.
-const UNTOUCHED: u8 = 0xb7;
+/// A page that must not change.
+const UNTOUCHED: [u8; PAGE as usize] = [0xb7; PAGE as usize];
 
 /// Runs a script.
 pub fn run(input: &[u8]) {
@@ -310,11 +310,11 @@ impl Scene {
             assert_eq!(owed, (0, 0), "work requests were not flushed");
         }
         let foreign = self.victim.bytes(&self.world, &self.regions[FOREIGN]);
-        assert!(foreign.iter().all(|b| *b == UNTOUCHED), "another protection domain was written");
+        assert!(foreign == UNTOUCHED, "another protection domain was written");
         assert_eq!(views(&self.world, &self.bystander), self.before, "a bystander changed");
         assert!(self.bystander.poll().is_empty(), "a bystander got a completion");
         let kept = self.bystander.bytes(&self.world, &self.kept);
-        assert!(kept.iter().all(|b| *b == UNTOUCHED), "a bystander's memory was written");
+        assert!(kept == UNTOUCHED, "a bystander's memory was written");
         self.world.check();
     }
 }
@@ -347,7 +347,7 @@ fn regions(world: &mut World, victim: &Tenant) -> [Mr; 5] {
     let foreign = victim.region(world, other_pd, PAGE, full_access());
     // Longer than any message, and nowhere.
     let unmapped = victim.register(world, pd, 1 << 40, 5 << 30, full_access());
-    victim.fill(world, &foreign, UNTOUCHED);
+    victim.fill(world, &foreign, UNTOUCHED[0]);
     let mut regions = [open; 5];
     regions[LOCAL] = private;
     regions[READABLE] = readable;
@@ -359,7 +359,7 @@ fn regions(world: &mut World, victim: &Tenant) -> [Mr; 5] {
 
 /// The bystanders have receives posted and one request in flight.
 fn stand_by(world: &mut World, bystander: &mut Tenant, kept: &Mr) {
-    bystander.fill(world, kept, UNTOUCHED);
+    bystander.fill(world, kept, UNTOUCHED[0]);
     for nth in 0..bystander.qps.len() {
         bystander.post_recv(nth, 1, &[kept.sge(0, 64)]);
         let mut control = SendControl::new(WrOpcode::Write, SendFlags::SIGNALED, 2);

@@ -48,7 +48,8 @@ impl Ledger {
         ];
         assert_eq!(drops.iter().sum::<u64>(), self.dropped, "drops and counters disagree");
         assert!(counters.duplicate_request >= self.duplicates);
-        assert_eq!(counters.completions, self.completed, "completions and counters disagree");
+        // Commands have no listener, and one that stops a QP may complete its current receive.
+        assert!(counters.completions >= self.completed, "completions were not counted");
     }
 
     fn note(&mut self, event: &Event) {

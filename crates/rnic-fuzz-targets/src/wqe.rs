@@ -416,7 +416,7 @@ impl Honest {
             self.due = self.due.checked_sub(1).expect("a completion for each request");
             if self.due == 0 {
                 let bytes = &self.tenant.bytes(world, &self.to)[..MESSAGE as usize];
-                assert!(bytes.iter().all(|byte| *byte == self.posted), "wrong data arrived");
+                assert!(*bytes == [self.posted; MESSAGE as usize], "wrong data arrived");
             }
         }
     }
