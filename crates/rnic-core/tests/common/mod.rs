@@ -1,6 +1,7 @@
 //! Two engines, or one engine and a hand-written peer, over wires and memory of this process.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
+pub mod requester;
 pub mod wire;
 
 use rnic_abi::control::AsyncEvent;
