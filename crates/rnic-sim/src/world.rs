@@ -38,8 +38,8 @@ pub struct WorldConfig {
     pub ipv6: bool,
     /// Nanoseconds that a turn of an engine takes.
     pub turn_time: u64,
-    /// Changes what engines are made with.
-    pub engine: fn(&mut EngineConfig),
+    /// What engines are made with; each gets a secret of its own.
+    pub engine: EngineConfig,
 }
 
 impl WorldConfig {
@@ -51,18 +51,25 @@ impl WorldConfig {
             faults: Faults::default(),
             ipv6: false,
             turn_time: 1_000,
-            engine: |_| {},
+            engine: EngineConfig::new([0; 2]),
         }
     }
 
-    /// Two hosts with any ports.
+    /// Two hosts with any ports and any budgets of their engines.
     pub fn random_pair(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x0070_6f72_7473);
-        let port = PortConfig::random(&mut rng);
-        // Without trains on one side there are none on the wire, but each end cuts its own.
-        let ports = vec![port, PortConfig::random(&mut rng)];
+        let ports = vec![PortConfig::random(&mut rng), PortConfig::random(&mut rng)];
         let turn_time = rng.pick(&[100, 1_000, 5_000]);
-        Self { ports, ipv6: rng.chance(300_000), turn_time, ..Self::pair(seed) }
+        let plain = Self::pair(seed);
+        let engine = EngineConfig {
+            carry_small_receives: rng.chance(700_000),
+            window_bytes: rng.pick(&[1, 20_000, plain.engine.window_bytes]),
+            visit_bytes: rng.pick(&[1, 5_000, plain.engine.visit_bytes]),
+            turn_bytes: rng.pick(&[1, 20_000, plain.engine.turn_bytes]),
+            park_after_nanos: rng.pick(&[1, 50_000, plain.engine.park_after_nanos]),
+            ..plain.engine
+        };
+        Self { ports, ipv6: rng.chance(300_000), turn_time, engine, ..plain }
     }
 }
 
@@ -141,8 +148,7 @@ impl World {
         let mut rng = Rng::new(config.seed);
         let hosts: Vec<Host> = (0..config.ports.len())
             .map(|id| {
-                let mut engine = EngineConfig::new([rng.word(), rng.word()]);
-                (config.engine)(&mut engine);
+                let engine = EngineConfig { secret: [rng.word(), rng.word()], ..config.engine };
                 let mut host = Host::new(address(id, config.ipv6), engine, config.ports[id], START);
                 if std::env::var_os(sweep::TRACE).is_some() {
                     host.trace.keep_all();

@@ -42,6 +42,10 @@ impl Area {
         self.mr.addr + slot as u64 * self.stride
     }
 
+    pub(crate) fn mr(&self) -> Mr {
+        self.mr
+    }
+
     /// One past the last byte of a message of `len` bytes in a slot.
     pub(crate) fn end(&self, slot: usize, len: u64) -> u64 {
         self.addr(slot) + GUARD + len

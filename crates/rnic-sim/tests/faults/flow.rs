@@ -3,9 +3,10 @@
 use crate::area::Area;
 use crate::message::{INLINE, Message, Payload, Verb};
 use rnic_abi::cqe::{Cqe, CqeFlags};
-use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus};
+use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcOpcode, WcStatus};
 use rnic_core::time::Instant;
 use rnic_sim::host::SPACE;
+use rnic_sim::memory::PageAccess;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
 use rnic_sim::verbs::SendWr;
@@ -52,6 +53,7 @@ pub(crate) struct Flow {
     expected: VecDeque<(Message, Vec<u8>)>,
     pub(crate) expects_errors: bool,
     pub(crate) has_failed: bool,
+    pub(crate) is_paused: bool,
 }
 
 impl Flow {
@@ -96,6 +98,7 @@ impl Flow {
             expected: VecDeque::new(),
             expects_errors: false,
             has_failed: false,
+            is_paused: false,
             rng,
         }
     }
@@ -355,6 +358,25 @@ impl Flow {
             world.fail(&format!("unexpected {cqe:?}"));
         }
         self.has_failed = true;
+    }
+
+    /// RTS to SQD, or back.
+    pub(crate) fn toggle_pause(&mut self, world: &mut World) {
+        let state = if self.is_paused { QpState::Rts } else { QpState::Sqd };
+        self.is_paused = !self.is_paused;
+        world.host(self.from.host).set_state(self.from.qp, state);
+    }
+
+    /// The responder deregisters what this flow writes to.
+    pub(crate) fn deregister_target(&self, world: &mut World) {
+        world.host(self.to.host).dereg_mr(&self.target.mr());
+    }
+
+    /// The responder unmaps what this flow writes to.
+    pub(crate) fn unmap_target(&self, world: &mut World) {
+        let mr = self.target.mr();
+        let memory = &mut world.host(self.to.host).memory;
+        memory.protect(SPACE, mr.addr, mr.len, PageAccess::Hole);
     }
 
     /// At the end every byte of every slot is what it must be.

@@ -148,9 +148,24 @@ fn everything_at_once() {
 }
 
 #[test]
+fn send_queues_that_are_drained_now_and_then() {
+    let sum = run(10, |plan, rng| {
+        plan.pauses = some(rng, 200_000);
+        plan.faults.loss = rng.pick(&[0, 20_000]);
+    });
+    sum.happened("losses", |s| s.faults.lost);
+}
+
+#[test]
 fn errors_in_the_middle_of_traffic() {
     let sum = run(9, |plan, rng| {
-        plan.ending = rng.pick(&[Ending::OneSideFails, Ending::OneSideResets, Ending::Destroyed]);
+        plan.ending = rng.pick(&[
+            Ending::OneSideFails,
+            Ending::OneSideResets,
+            Ending::Destroyed,
+            Ending::KeyVanishes,
+            Ending::PageVanishes,
+        ]);
         plan.faults.loss = rng.pick(&[0, 20_000]);
     });
     sum.happened("flushed requests", |s| s.counters.flushed_wqes);

@@ -22,6 +22,10 @@ pub(crate) enum Ending {
     OneSideResets,
     /// It is destroyed.
     Destroyed,
+    /// The memory region that the first flow writes to is deregistered.
+    KeyVanishes,
+    /// The application unmaps that memory.
+    PageVanishes,
 }
 
 /// What to run.
@@ -32,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     pub(crate) receive_delay: u64,
     pub(crate) ending: Ending,
+    /// Chance per step that a send queue is paused (SQD) or resumed.
+    pub(crate) pauses: u32,
     connections: usize,
     path_mtu: u8,
     messages: u64,
@@ -54,6 +60,7 @@ impl Plan {
             faults: Faults { delay: 500 + rng.below(20_000), ..Faults::default() },
             receive_delay: 0,
             ending: Ending::Clean,
+            pauses: 0,
             connections,
             path_mtu: rng.pick(&[1, 1, 2, 3, 4, 5]),
             messages: MESSAGES / (2 * connections as u64),
@@ -155,13 +162,14 @@ impl Traffic {
         loop {
             self.drive(false);
             self.disrupt();
+            self.pause();
             if self.world.now() > end {
                 self.world.fail("the traffic does not come to an end");
             }
             if self.world.step() {
                 continue;
             }
-            if self.drive(true) {
+            if self.drive(true) || self.resume_all() {
                 continue;
             }
             if self.flows.iter().all(Flow::is_done) && self.has_disrupted {
@@ -249,6 +257,8 @@ impl Traffic {
             Ending::OneSideFails => host.set_state(end.qp, QpState::Err),
             Ending::OneSideResets => host.set_state(end.qp, QpState::Reset),
             Ending::Destroyed => host.destroy_qp(end.qp),
+            Ending::KeyVanishes => self.flows[0].deregister_target(&mut self.world),
+            Ending::PageVanishes => self.flows[0].unmap_target(&mut self.world),
         }
         for flow in &mut self.flows[..2] {
             flow.has_failed = true;
@@ -278,28 +288,44 @@ impl Traffic {
         }
     }
 
-    /// The peer of the failed end fails too, and everything posted there completes.
+    /// Both ends of the first connection fail, and everything posted there completes.
     fn flush_rest(&mut self) {
-        let peer = self.flows[0].to;
-        self.world.run_to_silence(TIME_LIMIT);
-        self.poll(peer.host);
-        if self.world.host(peer.host).state(peer.qp) != QpState::Err {
-            self.world.host(peer.host).set_state(peer.qp, QpState::Err);
+        let Flow { from, to, .. } = &self.flows[0];
+        let mut ends = vec![*to, *from];
+        if matches!(self.plan.ending, Ending::OneSideResets | Ending::Destroyed) {
+            ends.pop();
         }
-        self.world.run_to_silence(TIME_LIMIT);
-        self.poll(peer.host);
-        let owed = self.world.host(peer.host).owed(peer.qp);
-        if owed != (0, 0) {
-            self.world.fail(&format!("sends and receives that were never flushed: {owed:?}"));
-        }
-        let end = self.flows[0].from;
-        if self.plan.ending == Ending::OneSideFails {
+        for end in ends {
+            self.world.run_to_silence(TIME_LIMIT);
+            self.poll(end.host);
+            if self.world.host(end.host).state(end.qp) != QpState::Err {
+                self.world.host(end.host).set_state(end.qp, QpState::Err);
+            }
+            self.world.run_to_silence(TIME_LIMIT);
             self.poll(end.host);
             let owed = self.world.host(end.host).owed(end.qp);
             if owed != (0, 0) {
                 self.world.fail(&format!("sends and receives that were never flushed: {owed:?}"));
             }
         }
+    }
+
+    /// Now and then a send queue is drained, or goes on.
+    fn pause(&mut self) {
+        if self.rng.chance(self.plan.pauses) {
+            let flow = usize::try_from(self.rng.below(self.flows.len() as u64)).unwrap();
+            self.flows[flow].toggle_pause(&mut self.world);
+        }
+    }
+
+    /// All send queues go on. True when any was paused.
+    fn resume_all(&mut self) -> bool {
+        let mut any = false;
+        for flow in self.flows.iter_mut().filter(|flow| flow.is_paused) {
+            flow.toggle_pause(&mut self.world);
+            any = true;
+        }
+        any
     }
 
     /// Fetch-and-adds of all flows were executed once each, one after the other.
