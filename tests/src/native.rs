@@ -18,6 +18,8 @@ use crate::{dist, paths};
 pub const VICTIM: &str = "victim";
 /// An application that makes every mistake: `tests/errors`.
 pub const ERRORS: &str = "errors";
+/// A program that watches a page of its own memory: `tests/watch`.
+pub const WATCH: &str = "watch";
 /// A client that attacks the daemon: the crate of this name, in Rust.
 pub const HOSTILE: &str = "rnic-hostile";
 
@@ -78,7 +80,7 @@ pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
         .arg("-o")
         .arg(&fresh)
         .args(&files)
-        .arg("-libverbs")
+        .args(["-Wl,--as-needed", "-libverbs"])
         .limit(Duration::from_secs(60))
         .check()?;
     std::fs::rename(&fresh, folder.join(program))?;

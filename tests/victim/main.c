@@ -14,6 +14,7 @@ static const struct {
 	{ "exec", "become another program", becomes_another },
 	{ "mainless", "go on after the main thread has ended", loses_main_thread },
 	{ "reborn", "give one's process id to a stranger while a peer writes", is_reborn },
+	{ "exploit", "become the program HOST while a peer writes", becomes_root },
 	{ "wait", "wait in every way for a daemon that dies", waits_for_daemon },
 	{ "events", "print asynchronous events", watches_events },
 	{ "hold", "open HOST queue pairs and sleep", holds },

@@ -23,6 +23,8 @@ int orphan(const struct rc_options *opt);
 int becomes_another(const struct rc_options *opt);
 int loses_main_thread(const struct rc_options *opt);
 int is_reborn(const struct rc_options *opt);
+/* exploit.c */
+int becomes_root(const struct rc_options *opt);
 /* waits.c: those who wait for the daemon */
 int waits_for_daemon(const struct rc_options *opt);
 int watches_events(const struct rc_options *opt);

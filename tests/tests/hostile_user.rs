@@ -1,0 +1,144 @@
+//! Users of one machine against each other: whose socket, whose objects, whose memory.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::dist::Dist;
+use system_tests::inspect::ask;
+use system_tests::lab::{Lab, Need};
+use system_tests::native::{self, VICTIM, WATCH};
+use system_tests::paths::Scratch;
+use system_tests::place::{Host, Node, Place};
+use system_tests::process::{Cmd, Output, User, wait_until};
+
+/// An ordinary user who is not the attacker.
+const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
+
+/// Programs and libraries where every user finds them.
+struct Stage {
+    lab: Lab,
+    dist: &'static Dist,
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn open(test: &str) -> Result<Option<Self>> {
+        let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devices"])? else { return Ok(None) };
+        let scratch = Scratch::new("users")?;
+        for folder in [native::victim()?, native::build(WATCH, &["watch"])?] {
+            for program in [VICTIM, WATCH] {
+                if folder.join(program).is_file() {
+                    fs::copy(folder.join(program), scratch.join(program))?;
+                }
+            }
+        }
+        lab.tools = lab.tools.clone().with_built(scratch.path().to_owned());
+        // One copy for the test's whole life; nodes refer to it.
+        let dist = Box::leak(Box::new(Dist::get()?.copy_to(&scratch.join("dist"))?));
+        Ok(Some(Self { lab, dist, scratch }))
+    }
+
+    fn daemon(&self, user: Option<User>, extra: &[&str]) -> Result<Node> {
+        let mut spec = Spec { user, ..Spec::new(Io::Loopback) };
+        spec.extra = extra.iter().map(|arg| (*arg).to_owned()).collect();
+        let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &self.lab.tools);
+        Ok(Node::new(Daemon::start(self.dist, &spec)?, host, self.dist))
+    }
+
+    /// A copy of [`WATCH`] that runs as root whoever starts it.
+    fn program_of_roots(&self) -> Result<PathBuf> {
+        let path = self.scratch.join("watch-as-root");
+        fs::copy(self.scratch.join(WATCH), &path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))?;
+        Ok(path)
+    }
+}
+
+/// A command line of a user beside a daemon.
+fn run_as(node: &Node, user: Option<User>, program: &str, args: &[&str]) -> Result<Output> {
+    node.cmd(program)?.args(args).as_user(user).limit(Duration::from_secs(30)).run()
+}
+
+#[test]
+fn the_socket_of_another_user_is_closed() -> Result<()> {
+    let Some(stage) = Stage::open("the_socket_of_another_user")? else { return Ok(()) };
+    for (owner, extra) in [(Some(SOMEBODY), &[][..]), (None, &["--mode", "0600"][..])] {
+        let node = stage.daemon(owner, extra)?;
+        let own = run_as(&node, owner, "ibv_devices", &[])?;
+        ensure!(own.stdout.contains("rnic0"), "its owner must reach it: {own}");
+        let other = run_as(&node, Some(User::NOBODY), "ibv_devices", &[])?;
+        ensure!(!other.stdout.contains("rnic0"), "another user must not: {other}");
+        node.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_daemon_that_may_not_reach_a_clients_memory_says_so() -> Result<()> {
+    let Some(stage) = Stage::open("a_daemon_that_may_not_reach")? else { return Ok(()) };
+    // The socket is open to all, but this daemon has no right to other users' memory.
+    let node = stage.daemon(Some(SOMEBODY), &["--mode", "0666"])?;
+    let output = run_as(&node, Some(User::NOBODY), VICTIM, &["-d", "rnic0", "fork"])?;
+    ensure!(
+        !output.success() && output.stderr.contains("ibv_reg_mr: Operation not permitted"),
+        "{output}"
+    );
+    node.stop()?;
+    Ok(())
+}
+
+#[test]
+fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
+    let Some(stage) = Stage::open("users_of_one_daemon")? else { return Ok(()) };
+    let node = stage.daemon(None, &[])?;
+    let mut holder = node.cmd(VICTIM)?.args(["-d", node.device(), "hold", "2"]).start()?;
+    wait_until("holder", Duration::from_secs(10), || {
+        ensure!(holder.try_status()?.is_none(), "the holder failed: {}", holder.stderr());
+        Ok(holder.stdout().contains("ready"))
+    })?;
+    for what in ["qp", "mr", "cq"] {
+        let seen = ask(&node, what)?;
+        ensure!(
+            seen.as_array().is_some_and(|list| !list.is_empty()),
+            "root sees no {what}: {seen}"
+        );
+        let cmd = Cmd::new(stage.dist.bin("rnic")).args([what, "--json"]);
+        let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket());
+        let text = cmd.as_user(Some(User::NOBODY)).check()?;
+        // Keys, QP numbers and PSNs are all that it takes to write into somebody's memory.
+        ensure!(text.trim() == "[]", "another user sees root's {what}: {text}");
+    }
+    drop(holder);
+    node.stop()?;
+    Ok(())
+}
+
+/// A client may become a program of root's while the daemon still has its session: the kernel
+/// lets a process of the same number be written to, and only the daemon's own rights decide.
+#[test]
+fn a_client_that_becomes_root_is_not_written_to() -> Result<()> {
+    let Some(stage) = Stage::open("a_client_that_becomes_root")? else { return Ok(()) };
+    let node = stage.daemon(None, &[])?;
+    let program = stage.program_of_roots()?;
+    let program = program.to_str().expect("a name of ours");
+    let output = run_as(&node, Some(User::NOBODY), VICTIM, &["-d", "rnic0", "exploit", program])?;
+    ensure!(output.stdout.contains("watching as user 0"), "not root's: {output}");
+    ensure!(output.stdout.contains("the page is intact"), "{output}");
+    ensure!(output.stdout.contains("the peer's write: REM_"), "the peer must be told: {output}");
+    node.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_process_id_that_comes_again_is_not_the_client() -> Result<()> {
+    let Some(stage) = Stage::open("a_process_id_that_comes_again")? else { return Ok(()) };
+    let node = stage.daemon(None, &[])?;
+    let output = run_as(&node, None, VICTIM, &["-d", "rnic0", "reborn"])?;
+    ensure!(output.success() && output.stdout.contains("stranger's page intact"), "{output}");
+    node.stop()?;
+    Ok(())
+}
