@@ -209,6 +209,14 @@ pub enum Request {
         /// Objects to skip: long lists come in pages.
         skip: u32,
     },
+    /// For the `rnic` command: faults for what arrives from now on, instead of those before; none
+    /// ends it. Only for root and the daemon's own user. Answer: [`Reply::Done`].
+    InjectFaults {
+        /// As `rnic fault` takes them, e.g. `drop=0.01,qp=17`.
+        faults: Vec<String>,
+        /// Equal seeds treat equal arrivals alike.
+        seed: u64,
+    },
 }
 
 /// What `rnic status|qp|mr|cq|counters` ask for.
