@@ -22,6 +22,8 @@ use std::{io, thread};
 
 /// See the [module](self).
 pub(crate) struct Crew {
+    /// The daemon is root. Sessions, which ask for shards, are not: they act as their clients.
+    privileged: bool,
     config: Config,
     engine: EngineConfig,
     first: ShardHandle,
@@ -50,7 +52,8 @@ impl Crew {
         let port = Port::Device(Box::new(wire));
         let (first, thread) = start(&config, EngineConfig { shard: 0, ..engine }, port, None)?;
         let shards = Shards { threads: vec![thread], ..Shards::default() };
-        Ok(Self { config, engine, first, shards: Mutex::new(shards) })
+        let privileged = rustix::process::geteuid().is_root();
+        Ok(Self { privileged, config, engine, first, shards: Mutex::new(shards) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Shards> {
@@ -62,7 +65,7 @@ impl Crew {
     /// # Errors
     /// EUSERS when there are too many users.
     pub(crate) fn of(&self, peer: &Credentials) -> Result<ShardHandle, Refused> {
-        if !rustix::process::geteuid().is_root() || peer.uid == 0 {
+        if !self.privileged || peer.uid == 0 {
             return Ok(self.first.clone());
         }
         let user = (peer.uid, peer.gid);
