@@ -42,7 +42,7 @@ fn shared(len: usize) -> (SystemDma, rnic_abi::words::Words) {
 #[test]
 fn ranges_need_not_be_cut_alike() {
     let mut dma = own_process();
-    let target = vec![0u8; 100];
+    let target = Box::new([0u8; 100]);
     let at = target.as_ptr() as usize;
     let arena: Vec<u8> = (0..=255).collect();
     let to = [mem(at + 50, 3), mem(at, 30), mem(at + 90, 7)];
