@@ -16,6 +16,7 @@
 //! | [`native`] | helper programs in C |
 //! | [`checker`] | a C program that verifies every byte and completion |
 //! | [`emulator`] | a faulty link in user space between two hosts |
+//! | [`frame`] | RoCEv2 frames as bytes, to judge and to forge |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //!
@@ -28,6 +29,7 @@ pub mod checker;
 pub mod daemon;
 pub mod dist;
 pub mod emulator;
+pub mod frame;
 pub mod inspect;
 pub mod interrupt;
 pub mod lab;

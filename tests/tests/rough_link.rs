@@ -14,6 +14,7 @@ use system_tests::checker;
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{EmulatedPair, Faults, LinkReport};
+use system_tests::frame::Frame;
 use system_tests::inspect::{ask, counter};
 use system_tests::lab::{Lab, Need, at_end};
 use system_tests::netns::End;
@@ -107,7 +108,9 @@ fn frames_are_the_daemons(node: &Node, capture: &Path) -> Result<()> {
     while let Some(packet) = reader.next_packet() {
         let packet = packet?;
         frames += 1;
-        icrc_is_right(&packet.data).with_context(|| format!("frame {frames}"))?;
+        let frame = Frame::parse(&packet.data).with_context(|| format!("frame {frames}"))?;
+        let (found, right) = (frame.icrc(), frame.computed_icrc());
+        ensure!(found == right, "frame {frames}: ICRC {found:08x}, computed {right:08x}");
     }
     let sent = counter(node, "tx_packets")?;
     ensure!(frames == sent, "{frames} frames captured, {sent} counted by the daemon");
@@ -126,53 +129,6 @@ fn tshark_agrees(lab: &Lab, capture: &Path) -> Result<()> {
     let shown: Vec<_> = bad.lines().take(5).collect();
     ensure!(shown.is_empty(), "{} frames tshark does not like:\n{shown:#?}", bad.lines().count());
     Ok(())
-}
-
-/// RoCEv2 annex, ICRC: a CRC-32 over eight bytes of ones (the missing LRH) and the packet from
-/// its IP header on, with ones in place of the fields that a router may change.
-fn icrc_is_right(frame: &[u8]) -> Result<()> {
-    let version = frame.get(14).context("a frame without an IP header")? >> 4;
-    let (udp, masked): (usize, &[usize]) = match version {
-        // Type of service, time to live, header checksum.
-        4 => (34, &[15, 22, 24, 25]),
-        // Traffic class and flow label (the low nibble of byte 14 and three more), hop limit.
-        6 => (54, &[15, 16, 17, 21]),
-        other => anyhow::bail!("IP version {other}"),
-    };
-    ensure!(frame.len() >= udp + 8 + 12 + 4, "{} bytes are too few", frame.len());
-    let length = usize::from(u16::from_be_bytes([frame[udp + 4], frame[udp + 5]]));
-    let end = udp + length - 4;
-    let mut packet = frame[..end].to_vec();
-    for at in masked {
-        packet[*at] = 0xff;
-    }
-    if version == 6 {
-        packet[14] |= 0x0f;
-    }
-    // UDP checksum; the reserved byte (FECN, BECN) of the BTH.
-    for at in [udp + 6, udp + 7, udp + 8 + 4] {
-        packet[at] = 0xff;
-    }
-    let computed = crc32([0xff; 8].iter().chain(&packet[14..]).copied());
-    let found = u32::from_le_bytes(frame[end..end + 4].try_into()?);
-    ensure!(computed == found, "ICRC {found:08x}, computed {computed:08x}");
-    Ok(())
-}
-
-/// CRC-32 of IEEE 802.3, one bit at a time.
-fn crc32(bytes: impl Iterator<Item = u8>) -> u32 {
-    !bytes.fold(u32::MAX, |mut crc, byte| {
-        crc ^= u32::from(byte);
-        for _ in 0..8 {
-            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
-        }
-        crc
-    })
-}
-
-#[test]
-fn crc32_of_the_check_string() {
-    assert_eq!(crc32(b"123456789".iter().copied()), 0xcbf4_3926);
 }
 
 #[test]

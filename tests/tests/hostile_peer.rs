@@ -1,0 +1,276 @@
+//! Somebody on the path between two hosts who sends what nobody should: damaged, replayed and
+//! forged packets, while a checker works.
+//!
+//! Whoever can read the wire and forge the peer's address knows everything that a connection
+//! knows: RoCEv2 has no cryptography. What is shown here is that nothing less is enough: not a
+//! wrong ICRC, not another source, not a PSN outside the window, not an old packet.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
+use system_tests::checker;
+use system_tests::daemon::{Daemon, Io};
+use system_tests::dist::Dist;
+use system_tests::emulator::{Dice, EmulatedPair, Faults};
+use system_tests::frame::Frame;
+use system_tests::inspect::{Census, counter};
+use system_tests::lab::{Lab, Need, at_end};
+use system_tests::netns::End;
+use system_tests::paths::Scratch;
+use system_tests::place::{Host, Node};
+use system_tests::programs::Dialogue;
+
+/// Packets that somebody on the path remembers.
+const MEMORY: usize = 4096;
+/// Packets sent in one go, before the next look at the wire.
+const BURST: usize = 16;
+
+/// How a good packet becomes a bad one.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Some bytes changed anywhere, ICRC left.
+    Fuzzed,
+    /// One bit of the ICRC flipped.
+    BadIcrc,
+    /// All right, but from a host that is no peer.
+    WrongSource,
+    /// As it was, but long ago.
+    Replayed,
+    /// A response for a PSN that is not outstanding.
+    GhostResponse,
+    /// All right, for a QP that does not exist.
+    NoSuchQp,
+    /// A random opcode and length, from a host that is no peer.
+    Malformed,
+}
+
+const WAYS: [Way; 7] = [
+    Way::Fuzzed,
+    Way::BadIcrc,
+    Way::WrongSource,
+    Way::Replayed,
+    Way::GhostResponse,
+    Way::NoSuchQp,
+    Way::Malformed,
+];
+
+/// A port of the middle: hears one host and speaks to it in the other's name.
+struct Intruder {
+    tx: Box<dyn DataLinkSender>,
+    rx: Box<dyn DataLinkReceiver>,
+    heard: VecDeque<Frame>,
+    numbers: Dice,
+    sent: u64,
+}
+
+impl Intruder {
+    fn at(port: &str, seed: u64) -> Result<Self> {
+        let all = datalink::interfaces();
+        let port = all.into_iter().find(|i| i.name == port).context("no such port")?;
+        let config = Config {
+            read_timeout: Some(Duration::from_millis(1)),
+            read_buffer_size: 8192,
+            write_buffer_size: 8192,
+            ..Config::default()
+        };
+        let Channel::Ethernet(tx, rx) = datalink::channel(&port, config)? else {
+            bail!("not an Ethernet interface")
+        };
+        // Every roll is a random number.
+        let numbers = Dice::new(seed, Faults { corrupt: 1.0, ..Faults::NONE });
+        Ok(Self { tx, rx, heard: VecDeque::new(), numbers, sent: 0 })
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        let number = self.numbers.roll().flipped_bit.unwrap_or_default();
+        usize::try_from(number % below as u64).unwrap_or(0)
+    }
+
+    fn byte(&mut self) -> u8 {
+        u8::try_from(self.random(256)).unwrap_or(0)
+    }
+
+    /// Remembers what goes by towards the host whose MAC address this is.
+    fn listen(&mut self, mac: [u8; 6]) {
+        while let Ok(bytes) = self.rx.next() {
+            let Some(frame) = Frame::parse(bytes).filter(|_| bytes[..6] == mac) else { continue };
+            if self.heard.len() == MEMORY {
+                self.heard.pop_front();
+            }
+            self.heard.push_back(frame);
+            if self.heard.len() == MEMORY && self.random(64) == 0 {
+                return;
+            }
+        }
+    }
+
+    fn speak(&mut self) -> Result<()> {
+        let way = WAYS[self.random(WAYS.len())];
+        let Some(frame) = self.forge(way) else { return Ok(()) };
+        if let Some(sent) = self.tx.send_to(frame.bytes(), None) {
+            // A frame cut short by fuzzing its length fields is still a frame; the kernel may
+            // find its queue full, which is no concern of an attacker.
+            self.sent += u64::from(sent.is_ok());
+        }
+        Ok(())
+    }
+
+    fn forge(&mut self, way: Way) -> Option<Frame> {
+        if self.heard.len() < 64 {
+            return None;
+        }
+        let recent = self.heard.len() - 1 - self.random(32);
+        let mut frame = self.heard[recent].clone();
+        match way {
+            Way::Fuzzed => {
+                for _ in 0..=self.random(6) {
+                    let at = 14 + self.random(frame.bytes().len() - 14);
+                    let value = self.byte();
+                    frame.set(at, value);
+                }
+                // What is right in spite of it is no fuzz.
+                if Frame::parse(frame.bytes())?.icrc() == frame.computed_icrc() {
+                    return None;
+                }
+            }
+            Way::BadIcrc => {
+                let at = frame.bytes().len() - 1 - self.random(4);
+                frame.set(at, frame.bytes()[at] ^ 1);
+            }
+            Way::WrongSource => {
+                frame.set_source_host(66);
+                frame.seal();
+            }
+            Way::Replayed => {
+                let old = self.random(self.heard.len() / 2);
+                frame = self.heard[old].clone();
+            }
+            Way::GhostResponse => return self.ghost(),
+            Way::NoSuchQp => {
+                let qpn = u32::try_from(self.random(1 << 24)).ok()?;
+                frame.set_qpn(qpn);
+                frame.seal();
+            }
+            Way::Malformed => {
+                let opcode = self.byte();
+                frame.set(frame.bth(), opcode);
+                let flags = self.byte();
+                frame.set(frame.bth() + 1, flags);
+                frame.set_source_host(66);
+                frame.seal();
+            }
+        }
+        Some(frame)
+    }
+
+    /// An ACK or NAK of any syndrome, in the peer's name, 2^21 PSNs before or behind the window.
+    fn ghost(&mut self) -> Option<Frame> {
+        const ACKNOWLEDGE: u8 = 0x11;
+        let found = self.heard.iter().rev().find(|frame| frame.opcode() == ACKNOWLEDGE)?;
+        let mut frame = found.clone();
+        let far = 1 << 21;
+        let psn =
+            if self.random(2) == 0 { frame.psn() + far } else { frame.psn().wrapping_sub(far) };
+        frame.set_psn(psn);
+        let syndromes = [0x1f, 0x60, 0x61, 0x62, 0x63, 0x21, 0x00];
+        let syndrome = syndromes[self.random(syndromes.len())];
+        frame.set(frame.bth() + 12, syndrome);
+        frame.seal();
+        Some(frame)
+    }
+}
+
+/// Speaks to `host`, whose port of the link is `port`, until told to stop.
+fn intrude(
+    link: &EmulatedPair,
+    port: &str,
+    host: &End,
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<u64> {
+    let mut mac = [0; 6];
+    for (byte, text) in mac.iter_mut().zip(host.mac.split(':')) {
+        *byte = u8::from_str_radix(text, 16)?;
+    }
+    let mut intruder = link.middle().enter(|| Intruder::at(port, seed))??;
+    while !stop.load(Ordering::Relaxed) {
+        intruder.listen(mac);
+        for _ in 0..BURST {
+            intruder.speak()?;
+        }
+    }
+    Ok(intruder.sent)
+}
+
+fn attack_seconds() -> Result<f64> {
+    let long = std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1");
+    match std::env::var("RNIC_ATTACK_SECONDS") {
+        Ok(text) => text.parse().context("RNIC_ATTACK_SECONDS is a number of seconds"),
+        Err(_) => Ok(if long { 600.0 } else { 10.0 }),
+    }
+}
+
+fn withstands(test: &str, io: Io) -> Result<()> {
+    let Some(mut lab) = Lab::open(test, Need::Root, &["ethtool"])? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(checker::build()?);
+    let folder = Scratch::new("link")?;
+    let link = EmulatedPair::new(1500, Faults::NONE, 1, folder.path())?;
+    let node = |end: &End| -> Result<Node> {
+        let daemon = Daemon::start(Dist::get()?, &at_end(end, io))?;
+        Ok(Node::new(daemon, Host::at_end(end, &lab.tools), Dist::get()?))
+    };
+    let (left, right) = (node(&link.left)?, node(&link.right)?);
+    Dialogue::new("checker -n 200 -m 1024").run(&left, &right)?;
+    let before = [Census::of(&left)?, Census::of(&right)?];
+
+    let seconds = attack_seconds()?;
+    let dialogue =
+        Dialogue::new(&format!("checker -m 1024 -t {seconds} -s 0,1,64,1024,5000,65536"));
+    let dialogue = dialogue.limit(Duration::from_secs_f64(seconds + 60.0));
+    let stop = AtomicBool::new(false);
+    let began = Instant::now();
+    let (said, sent) = std::thread::scope(|scope| -> Result<_> {
+        let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, &stop));
+        let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, &stop));
+        let said = dialogue.run(&left, &right);
+        stop.store(true, Ordering::Relaxed);
+        let sent = [to_left, to_right].map(|thread| thread.join().expect("no panic"));
+        let [to_left, to_right] = sent;
+        Ok((said?, to_left? + to_right?))
+    })
+    .with_context(|| format!("{}\n{}", left.daemon.log(), right.daemon.log()))?;
+
+    eprintln!("{sent} bad packets in {:.0?}: {}", began.elapsed(), said.client.stdout.trim());
+    ensure!(sent > 1000, "only {sent} bad packets were sent");
+    // Each way of being bad was noticed and counted.
+    let counters = [
+        "rx_icrc_encapsulated",
+        "rx_bad_address",
+        "rx_no_qp",
+        "rx_ghost_response",
+        "duplicate_request",
+    ];
+    for name in counters {
+        let count = counter(&left, name)? + counter(&right, name)?;
+        eprintln!("  {name} {count}");
+        ensure!(count > 0, "no {name}");
+    }
+    before[0].returns(&left, Duration::from_secs(5))?;
+    before[1].returns(&right, Duration::from_secs(5))?;
+    left.stop()?;
+    right.stop()?;
+    Ok(())
+}
+
+#[test]
+fn bad_packets_over_af_xdp() -> Result<()> {
+    withstands("bad_packets_over_af_xdp", Io::AfXdp)
+}
+
+#[test]
+fn bad_packets_over_udp() -> Result<()> {
+    withstands("bad_packets_over_udp", Io::Udp)
+}

@@ -1,0 +1,118 @@
+//! What a daemon costs when there is nothing to do, and what it does to latency when there are
+//! more spinning threads than cores.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use system_tests::daemon::Io;
+use system_tests::inspect::cpu_time;
+use system_tests::lab::{Lab, Need, Pair};
+use system_tests::native::{self, VICTIM};
+use system_tests::place::{Node, Place};
+use system_tests::process::{Running, wait_until};
+use system_tests::programs::Dialogue;
+
+/// Of a core.
+const IDLE_LIMIT: f64 = 0.01;
+const IDLE_TIME: Duration = Duration::from_secs(5);
+/// Round trips of each latency test.
+const ROUND_TRIPS: usize = 10_000;
+/// Of all round trips, those longer than a millisecond.
+const SLOW_LIMIT: f64 = 0.01;
+
+fn holder(node: &Node, queue_pairs: &str) -> Result<Running> {
+    let gid = node.gid_index().to_string();
+    let cmd = node.cmd(VICTIM)?.args(["-d", node.device(), "-g", &gid, "hold", queue_pairs]);
+    let mut holder = cmd.start()?;
+    wait_until("open queue pairs", Duration::from_secs(20), || {
+        ensure!(holder.try_status()?.is_none(), "the holder failed: {}", holder.stderr());
+        Ok(holder.stdout().contains("ready"))
+    })?;
+    Ok(holder)
+}
+
+fn idle_over(test: &str, io: Io) -> Result<()> {
+    let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::victim()?);
+    let pair = lab.pair(io, 1500)?;
+    let holder = holder(&pair.left, "100")?;
+    // What is still being acknowledged is not idleness.
+    std::thread::sleep(Duration::from_millis(500));
+    let pids = [pair.left.daemon.pid(), pair.right.daemon.pid(), holder.pid()];
+    let used = || -> Result<Vec<Duration>> { pids.iter().map(|pid| cpu_time(*pid)).collect() };
+    let (before, began) = (used()?, Instant::now());
+    std::thread::sleep(IDLE_TIME);
+    let (after, elapsed) = (used()?, began.elapsed());
+    let names = ["daemon with 100 QPs", "daemon without", "program with 100 QPs"];
+    for ((name, before), after) in names.iter().zip(before).zip(after) {
+        let share = (after - before).as_secs_f64() / elapsed.as_secs_f64();
+        eprintln!("{name}: {:.2}% of a core", 100.0 * share);
+        ensure!(share < IDLE_LIMIT, "an idle {name} uses {:.2}% of a core", 100.0 * share);
+    }
+    drop(holder);
+    pair.stop()
+}
+
+#[test]
+fn an_idle_daemon_costs_nothing_over_udp() -> Result<()> {
+    idle_over("an_idle_daemon_over_udp", Io::Udp)
+}
+
+#[test]
+fn an_idle_daemon_costs_nothing_over_af_xdp() -> Result<()> {
+    idle_over("an_idle_daemon_over_af_xdp", Io::AfXdp)
+}
+
+/// Round trips, in microseconds, that perftest lists with `-U` (unsorted).
+fn round_trips(printed: &str) -> Vec<f64> {
+    let rows = printed.lines().map(|line| line.split(',').map(str::trim).collect::<Vec<_>>());
+    rows.filter_map(|row| match row[..] {
+        [number, value] if number.parse::<u32>().is_ok() => value.parse().ok(),
+        _ => None,
+    })
+    .collect()
+}
+
+fn few_are_slow(pair: &Pair, program: &str) -> Result<()> {
+    let line = format!("{program} -s 8 -n {ROUND_TRIPS} -U");
+    let dialogue = Dialogue::new(&line).limit(Duration::from_secs(120));
+    let printed = dialogue.run(&pair.left, &pair.right)?.client.stdout;
+    let mut times = round_trips(&printed);
+    let start: String = printed.chars().take(2000).collect();
+    ensure!(times.len() >= ROUND_TRIPS - 1, "{} round trips in:\n{start}", times.len());
+    times.sort_by(f64::total_cmp);
+    // Perftest prints half a round trip.
+    let slow = times.iter().filter(|half| 2.0 * **half > 1000.0).count();
+    #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
+    let share = slow as f64 / times.len() as f64;
+    let at = |part: usize| 2.0 * times[(times.len() - 1) * part / 1000];
+    eprintln!(
+        "{program}: round trip p50 {:.1} us, p99 {:.1}, p99.9 {:.1}, {slow} above 1 ms",
+        at(500),
+        at(990),
+        at(999)
+    );
+    ensure!(share < SLOW_LIMIT, "{program}: {slow} of {} round trips above 1 ms", times.len());
+    Ok(())
+}
+
+/// Two daemons and two programs that poll, on two cores: each program shares a core with its
+/// daemon, and must get it back as soon as there is something for it.
+fn spinning(test: &str, io: Io) -> Result<()> {
+    let Some(lab) = Lab::open(test, Need::Root, &["ib_write_lat"])? else { return Ok(()) };
+    let pair = lab.pair(io, 1500)?;
+    for program in ["ib_write_lat", "ib_send_lat"] {
+        few_are_slow(&pair, program).with_context(|| format!("over {}", io.as_str()))?;
+    }
+    pair.stop()
+}
+
+#[test]
+fn more_spinning_threads_than_cores_over_udp() -> Result<()> {
+    spinning("more_spinning_threads_over_udp", Io::Udp)
+}
+
+#[test]
+fn more_spinning_threads_than_cores_over_af_xdp() -> Result<()> {
+    spinning("more_spinning_threads_over_af_xdp", Io::AfXdp)
+}
