@@ -50,23 +50,6 @@ fn rc_pingpong_over_af_packet() -> Result<()> {
 }
 
 #[test]
-fn the_other_pingpongs() -> Result<()> {
-    let Some(lab) = Lab::open("the_other_pingpongs", Need::Root, &PROGRAMS)? else {
-        return Ok(());
-    };
-    let pair = lab.pair(Io::Udp, 4200)?;
-    exchange(&pair, "ibv_uc_pingpong", 1024, 4096)?;
-    // UD knows no path MTU: a message is one packet.
-    for line in
-        ["ibv_ud_pingpong -c -s 1024 -n 500", "ibv_srq_pingpong -c -m 1024 -s 4096 -n 500 -q 4"]
-    {
-        let transcript = Dialogue::new(line).run(&pair.left, &pair.right)?;
-        pingpong::result(&transcript.client.stdout)?;
-    }
-    pair.stop()
-}
-
-#[test]
 fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let name = "a_pingpong_that_sleeps_for_completions";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
