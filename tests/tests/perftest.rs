@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use system_tests::daemon::Io;
-use system_tests::lab::{Lab, Need, Pair};
+use system_tests::lab::{Lab, Need};
+use system_tests::place::{OverV6, Place};
 use system_tests::programs::{Dialogue, perftest};
 
 const PROGRAMS: [&str; 1] = ["ib_write_bw"];
@@ -11,51 +12,55 @@ const PROGRAMS: [&str; 1] = ["ib_write_bw"];
 type Case = (&'static str, usize);
 
 /// All sizes from 2 bytes to 8 MiB (`-a`), path MTUs, many QPs, both directions, completion
-/// events. `ib_read_*` and `ib_atomic_*` know no UC; atomics move 8 bytes.
-const BANDWIDTH: [Case; 19] = [
-    ("ib_write_bw -a -n 50 -m 4096", 23),
-    ("ib_read_bw -a -n 50 -m 4096", 23),
-    ("ib_send_bw -a -n 50 -m 4096", 23),
-    ("ib_write_bw -a -n 20 -m 256", 23),
-    ("ib_write_bw -s 65536 -n 1000 -m 1024", 1),
-    ("ib_read_bw -s 65536 -n 1000 -m 1024", 1),
-    ("ib_send_bw -s 65536 -n 1000 -m 1024", 1),
-    ("ib_write_bw -s 4096 -n 1000 -q 8", 1),
-    ("ib_read_bw -s 4096 -n 1000 -q 8", 1),
-    ("ib_send_bw -s 4096 -n 1000 -q 8", 1),
-    ("ib_write_bw -s 65536 -n 1000 -b", 1),
-    ("ib_read_bw -s 65536 -n 1000 -b", 1),
-    ("ib_send_bw -s 65536 -n 1000 -b", 1),
-    ("ib_write_bw -s 4096 -n 1000 -e", 1),
-    ("ib_send_bw -s 4096 -n 1000 -e", 1),
-    ("ib_atomic_bw -n 1000 -A FETCH_AND_ADD", 1),
-    ("ib_atomic_bw -n 1000 -A CMP_AND_SWAP", 1),
-    ("ib_send_bw -s 65536 -n 1000 -r 64 --use-srq", 1),
-    ("ib_write_bw -s 65536 -n 1000 -c UC", 1),
-];
-
-const LATENCY: [Case; 9] = [
-    ("ib_write_lat -a -n 100", 23),
-    ("ib_read_lat -a -n 100", 23),
-    ("ib_send_lat -a -n 100", 23),
-    ("ib_write_lat -s 8 -n 1000 -m 1024", 1),
-    ("ib_send_lat -s 8 -n 1000 -e", 1),
-    ("ib_send_lat -s 220 -n 1000 -I 220", 1),
-    ("ib_atomic_lat -n 1000", 1),
-    ("ib_send_lat -s 8 -n 1000 -c UC", 1),
-    ("ib_send_lat -s 8 -n 1000 -c UD", 1),
-];
-
-/// The few that show that another packet I/O carries everything.
-const SHORT: [Case; 4] = [
+/// events. `ib_write_*` and `ib_read_*` have no receives to sleep for, but sleep for their sends.
+const BANDWIDTH: [Case; 18] = [
     ("ib_write_bw -a -n 20 -m 4096", 23),
-    ("ib_read_bw -s 65536 -n 500 -m 4096", 1),
-    ("ib_send_bw -s 65536 -n 500 -m 1024 -q 8", 1),
-    ("ib_send_lat -s 8 -n 500", 1),
+    ("ib_read_bw -a -n 20 -m 4096", 23),
+    ("ib_send_bw -a -n 20 -m 4096", 23),
+    ("ib_write_bw -a -n 10 -m 256", 23),
+    ("ib_read_bw -s 65536 -n 500 -m 256", 1),
+    ("ib_send_bw -s 65536 -n 500 -m 256", 1),
+    ("ib_write_bw -s 65536 -n 500 -m 1024", 1),
+    ("ib_read_bw -s 65536 -n 500 -m 1024", 1),
+    ("ib_send_bw -s 65536 -n 500 -m 1024", 1),
+    ("ib_write_bw -s 4096 -n 500 -q 8", 1),
+    ("ib_read_bw -s 4096 -n 500 -q 8", 1),
+    ("ib_send_bw -s 4096 -n 500 -q 8", 1),
+    ("ib_write_bw -s 65536 -n 500 -b", 1),
+    ("ib_read_bw -s 65536 -n 500 -b", 1),
+    ("ib_send_bw -s 65536 -n 500 -b", 1),
+    ("ib_write_bw -s 4096 -n 500 -e", 1),
+    ("ib_read_bw -s 4096 -n 500 -e", 1),
+    ("ib_send_bw -s 4096 -n 500 -e", 1),
 ];
 
-fn run(pair: &Pair, (line, rows): Case) -> Result<()> {
-    let client = Dialogue::new(line).run(&pair.left, &pair.right)?.client;
+const LATENCY: [Case; 7] = [
+    ("ib_write_lat -a -n 50", 23),
+    ("ib_read_lat -a -n 50", 23),
+    ("ib_send_lat -a -n 50", 23),
+    ("ib_write_lat -s 8 -n 500 -m 1024", 1),
+    ("ib_read_lat -s 8 -n 500 -e", 1),
+    ("ib_send_lat -s 8 -n 500 -e", 1),
+    ("ib_send_lat -s 220 -n 500 -I 220", 1),
+];
+
+const ATOMIC: [Case; 3] = [
+    ("ib_atomic_bw -n 500 -A FETCH_AND_ADD", 1),
+    ("ib_atomic_bw -n 500 -A CMP_AND_SWAP", 1),
+    ("ib_atomic_lat -n 500", 1),
+];
+
+/// The few that show that another packet I/O or address family carries everything.
+const SHORT: [Case; 5] = [
+    ("ib_write_bw -a -n 10 -m 4096", 23),
+    ("ib_read_bw -s 65536 -n 200 -m 4096", 1),
+    ("ib_send_bw -s 65536 -n 200 -m 1024 -q 8", 1),
+    ("ib_write_lat -s 8 -n 200", 1),
+    ("ib_send_lat -s 8 -n 200", 1),
+];
+
+fn run(server: &dyn Place, client: &dyn Place, (line, rows): Case) -> Result<()> {
+    let client = Dialogue::new(line).run(server, client)?.client;
     let found = if line.contains("_lat ") {
         perftest::latency(&client.stdout)?.len()
     } else {
@@ -65,39 +70,50 @@ fn run(pair: &Pair, (line, rows): Case) -> Result<()> {
     Ok(())
 }
 
-fn all(test: &str, io: Io, cases: &[Case]) -> Result<()> {
+fn all(test: &str, io: Io, tables: &[&[Case]]) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(io, 4200)?;
-    for case in cases {
-        run(&pair, *case).with_context(|| format!("{} over {}", case.0, io.as_str()))?;
+    for case in tables.concat() {
+        run(&pair.left, &pair.right, case)
+            .with_context(|| format!("{} over {}", case.0, io.as_str()))?;
+    }
+    pair.stop()
+}
+
+fn over_ipv6(test: &str, io: Io) -> Result<()> {
+    let Some(lab) = Lab::open(test, Need::Root, &[PROGRAMS[0], "ibv_devinfo"])? else {
+        return Ok(());
+    };
+    let pair = lab.pair(io, 4200)?;
+    let left = OverV6::of(&pair.left, pair.net.left.ipv6)?;
+    let right = OverV6::of(&pair.right, pair.net.right.ipv6)?;
+    for case in SHORT {
+        run(&left, &right, case).with_context(|| format!("{} over IPv6", case.0))?;
     }
     pair.stop()
 }
 
 #[test]
-fn bandwidth_over_udp() -> Result<()> {
-    all("bandwidth_over_udp", Io::Udp, &BANDWIDTH)
+fn everything_over_udp() -> Result<()> {
+    all("everything_over_udp", Io::Udp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
 }
 
 #[test]
-fn latency_over_udp() -> Result<()> {
-    all("latency_over_udp", Io::Udp, &LATENCY)
-}
-
-#[test]
-fn a_selection_over_af_xdp() -> Result<()> {
-    all("a_selection_over_af_xdp", Io::AfXdp, &SHORT)
+fn everything_over_af_xdp() -> Result<()> {
+    all("everything_over_af_xdp", Io::AfXdp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
 }
 
 #[test]
 fn a_selection_over_af_packet() -> Result<()> {
-    all("a_selection_over_af_packet", Io::AfPacket, &SHORT)
+    all("a_selection_over_af_packet", Io::AfPacket, &[&SHORT, &ATOMIC])
 }
 
-/// Connections made by the RDMA CM in place of perftest's own TCP exchange.
 #[test]
-fn connected_by_the_rdma_cm() -> Result<()> {
-    const CASES: [Case; 2] =
-        [("ib_write_bw -R -s 65536 -n 500", 1), ("ib_send_lat -R -s 8 -n 500", 1)];
-    all("connected_by_the_rdma_cm", Io::Udp, &CASES)
+fn a_selection_over_udp_and_ipv6() -> Result<()> {
+    over_ipv6("a_selection_over_udp_and_ipv6", Io::Udp)
+}
+
+#[test]
+fn a_selection_over_af_xdp_and_ipv6() -> Result<()> {
+    over_ipv6("a_selection_over_af_xdp_and_ipv6", Io::AfXdp)
 }
