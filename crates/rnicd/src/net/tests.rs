@@ -199,3 +199,21 @@ fn addresses_without_an_interface_are_found_on_their_own() {
     let missing = failed(NetConfig { netdev: Some("eth9".into()), addresses: Vec::new() });
     assert!(missing.to_string().contains("has eth0, lo"), "{missing}");
 }
+
+#[test]
+fn sessions_without_rights_resolve_too() {
+    if !is_root("sessions_without_rights_resolve_too") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, _changes) = start(&pair, on_eth0());
+    for (peer, index) in [(V4_B, 0), (V6_B, 1)] {
+        let path = pair.a.run(|| {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            network.resolve(&to(&peer.to_string(), index)).unwrap()
+        });
+        let hop = network.hops().get(path.hop).unwrap();
+        assert_eq!(hop.dst_mac, mac_of(&pair, true, "eth0"));
+    }
+}

@@ -94,7 +94,12 @@ impl Wire for Composite {
             self.loopback.receive(trains);
         }
         if let Some(link) = &mut self.outside {
+            let before = trains.len();
             link.receive(trains);
+            if trains.len() == before {
+                // The engine gives back what it has seen; what was refused it never sees.
+                link.release();
+            }
         }
         if self.outside_first {
             self.loopback.receive(trains);

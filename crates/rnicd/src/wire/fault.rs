@@ -129,6 +129,10 @@ impl<W: Wire> FaultWire<W> {
             }
         }
         self.arrived = arrived;
+        if trains.is_empty() {
+            // The engine gives back what it has seen.
+            self.inner.release();
+        }
     }
 
     /// Decides what becomes of a datagram.

@@ -7,8 +7,9 @@
 //! backpressure; a full queue towards a shard loses the frame, as any NIC's would.
 //!
 //! Waking: a sender whose parcel is alone in the queue after it was pushed writes the receiver's
-//! eventfd; a receiver clears the eventfd before it empties the queue. So a parcel that is not
-//! seen by the present emptying was pushed alone, or behind one that was.
+//! eventfd; a receiver clears the eventfd before it empties the queue, and writes it again when it
+//! leaves something. So a parcel that is not seen by the present emptying was pushed alone, or
+//! behind one that was, or is left with the eventfd written.
 
 use super::{LinkCounters, MAX_RESERVED, train_len};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -47,6 +48,11 @@ fn queue<T>(capacity: usize) -> io::Result<(Outbox<T>, Inbox<T>)> {
     Ok((outbox, Inbox { parcels: taken, empties: returned, wake }))
 }
 
+fn wake(eventfd: &OwnedFd) {
+    // Fails only when the counter is full, and then the other side wakes anyhow.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
 impl<T> Outbox<T> {
     /// False when the queue is full, or nobody takes parcels any more.
     fn send(&self, train: T, bytes: &[u8]) -> bool {
@@ -58,8 +64,7 @@ impl<T> Outbox<T> {
         buffer.extend_from_slice(bytes);
         let sent = self.parcels.try_send(Parcel { train, bytes: buffer }).is_ok();
         if self.parcels.len() == 1 {
-            // Fails only when the counter is full, and then the other side wakes anyhow.
-            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+            wake(&self.wake);
         }
         sent
     }
@@ -80,6 +85,9 @@ impl<T> Inbox<T> {
             each(train, &bytes);
             // A full return queue only means that the buffer is freed.
             let _ = self.empties.try_send(bytes);
+        }
+        if !self.parcels.is_empty() {
+            wake(&self.wake);
         }
     }
 }

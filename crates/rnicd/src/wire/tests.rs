@@ -5,13 +5,13 @@ mod speed;
 
 use super::{DeviceWire, WireConfig, open};
 use crate::config::{Io, XdpMode};
-use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root};
+use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
 use crate::net::{NetConfig, Network};
 use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{HopId, Wire};
-use roce_wire::Flow;
+use roce_wire::{Flow, MacAddr};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -212,4 +212,61 @@ fn auto_chooses_by_interface() {
         let none = WireConfig { io: Io::Loopback, ..auto };
         assert_eq!(open(&none, &network).unwrap().mode(), "loopback");
     });
+}
+
+#[test]
+fn refused_frames_use_nothing_up() {
+    // More than there is memory for, all for another Ethernet address.
+    for (config, frames) in [(NATIVE, 6000), (PACKET, 300)] {
+        let Some((pair, mut from, mut to)) = pair_of(PACKET, config, 4200) else { return };
+        let path = from.path(0);
+        let mac = pair.b.run(|| xdp_io::netdev::mac("eth0").unwrap());
+        let hops = from.network().hops();
+        let neighbour = |mac: MacAddr| {
+            pair.a.ip(&format!("neigh replace {V4_B} lladdr {mac} dev eth0 nud permanent"));
+            wait_for("the hop to change", || (hops.get(path.hop)?.dst_mac == mac).then_some(()));
+        };
+        let one = Shape { count: 1, len: 100, last: 100 };
+        let mut seen = Seen::default();
+        if config == PACKET {
+            // The interface's own filter would stop foreign frames.
+            pair.b.ip("link set eth0 promisc on");
+        }
+        neighbour(MacAddr([2, 0, 0, 0, 0, 0x99]));
+        for _ in 0..frames / 30 {
+            for _ in 0..30 {
+                exchange::put(&mut from.wire, &path, 0, 0, one).unwrap();
+            }
+            from.wire.submit();
+            exchange::take(&mut to.wire, &path.flow, &mut seen);
+        }
+        exchange::take(&mut to.wire, &path.flow, &mut seen);
+        assert_eq!(seen.numbers, []);
+        let counters = to.wire.counters();
+        let foreign = counters.iter().find(|(n, _)| *n == "link_rx_foreign_mac").unwrap().1;
+        assert!(foreign > frames * 9 / 10, "{counters:?}");
+        neighbour(MacAddr(mac));
+        exchange::put(&mut from.wire, &path, 0, 7, one).unwrap();
+        from.wire.submit();
+        exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);
+    }
+}
+
+#[test]
+fn dropped_trains_use_nothing_up() {
+    let Some((_pair, mut from, mut to)) = pair_of(UDP, UDP, 4200) else { return };
+    let path = from.path(0);
+    to.wire.inject(vec!["drop".parse().unwrap()], 1);
+    let one = Shape { count: 1, len: 100, last: 100 };
+    let mut seen = Seen::default();
+    for _ in 0..1000 {
+        exchange::put(&mut from.wire, &path, 0, 0, one).unwrap();
+        from.wire.submit();
+        exchange::take(&mut to.wire, &path.flow, &mut seen);
+    }
+    assert_eq!(seen.numbers, []);
+    to.wire.inject(Vec::new(), 1);
+    exchange::put(&mut from.wire, &path, 0, 7, one).unwrap();
+    from.wire.submit();
+    exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);
 }
