@@ -178,6 +178,26 @@ fn a_fault_of_one_qp_does_not_touch_another() {
     assert_eq!(pair.memory(d, PAGE - 700, 3000), data);
 }
 
+/// The witness of `memory` fails the world when the order is not asked for.
+#[test]
+fn the_end_of_every_write_of_a_burst_is_stored_last() {
+    let mut d = dialogue();
+    let addr = d.nic.mr.addr;
+    for end in [8, 16, 600] {
+        d.world.host(0).memory.poll_last_byte(SPACE, addr + end);
+    }
+    d.say_all(&[
+        write_only(&d, 0, 0, &[1; 8]),
+        write_only(&d, 1, 8, &[2; 8]),
+        request(&d, Opcode::RcWriteFirst, 2, (300, 300)).payload(&[3; 256]),
+        Say::new(Opcode::RcWriteLast, d.peer_psn(3)).payload(&[3; 44]),
+        write_only(&d, 4, 1000, &[4; 8]),
+    ]);
+    d.expect_aeth(d.peer_psn(4), ACK, 4);
+    assert_eq!(d.memory(0, 16), [[1; 8], [2; 8]].concat());
+    assert_eq!(d.memory(300, 300), [3; 300]);
+}
+
 #[test]
 fn a_hole_under_a_read_response_is_refused() {
     let mut d = dialogue();

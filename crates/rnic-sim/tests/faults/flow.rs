@@ -4,6 +4,7 @@ use crate::area::Area;
 use crate::message::{INLINE, Message, Payload, Verb};
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcOpcode, WcStatus};
+use rnic_abi::wqe::Sge;
 use rnic_core::time::Instant;
 use rnic_sim::host::SPACE;
 use rnic_sim::memory::PageAccess;
@@ -118,7 +119,7 @@ impl Flow {
 
     /// There is something left to post, and room for it.
     pub(crate) fn can_post(&self) -> bool {
-        !self.has_failed && self.next < self.total && self.in_flight.len() < DEPTH
+        !self.has_failed && self.next < self.total && !self.free.is_empty()
     }
 
     /// A receive buffer that is posted only later.
@@ -135,7 +136,7 @@ impl Flow {
         if self.next == self.total || self.rng.chance(300_000) {
             return;
         }
-        let room = DEPTH - self.in_flight.len();
+        let room = self.free.len();
         let burst = usize::try_from(1 + self.rng.below(6)).unwrap().min(room);
         let mut wrs = Vec::new();
         for _ in 0..burst {
@@ -192,14 +193,12 @@ impl Flow {
     ) -> SendWr {
         let (id, slot, len) = (message.number, message.slot, message.len);
         let cuts = 1 + usize::try_from(self.rng.below(5)).unwrap();
-        let rng = &mut self.rng;
         let wr = match message.verb {
             Verb::Send | Verb::Write => {
-                self.source.refill(world, slot, rng);
-                let data = self.source.expected(slot, len).to_vec();
-                let sges = self.source.sges(slot, len, cuts, rng);
+                let (data, sges) = self.payload(world, message, cuts);
+                let len = message.len;
                 let wr = if message.verb == Verb::Write {
-                    self.target.refill(world, slot, rng);
+                    self.target.refill(world, slot, &mut self.rng);
                     self.target.expect(slot, &data);
                     if len > 0 {
                         let end = self.target.end(slot, len);
@@ -220,20 +219,44 @@ impl Flow {
                 }
             }
             Verb::Read => {
-                self.store.refill(world, slot, rng);
-                self.sink.refill(world, slot, rng);
+                self.store.refill(world, slot, &mut self.rng);
+                self.sink.refill(world, slot, &mut self.rng);
                 message.fetched = Some(self.store.expected(slot, len).to_vec());
-                let sges = self.sink.sges(slot, len, cuts, rng);
+                let sges = self.sink.sges(slot, len, cuts, &mut self.rng);
                 SendWr::read(id, &sges, self.store.remote(slot))
             }
             Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd => {
-                self.sink.refill(world, slot, rng);
+                self.sink.refill(world, slot, &mut self.rng);
                 self.describe_atomic(shared, message)
             }
         };
         debug_assert!(message.payload != Payload::Inline || len <= INLINE);
         let wr = if message.is_signaled() { wr } else { wr.unsignaled() };
         wr.flags(message.flags)
+    }
+
+    /// What a SEND or WRITE carries: new bytes, or what an earlier READ fetches.
+    fn payload(
+        &mut self,
+        world: &mut World,
+        message: &mut Message,
+        cuts: usize,
+    ) -> (Vec<u8>, Vec<Sge>) {
+        let forwards = message.may_forward() && self.rng.chance(700_000);
+        let taken = |slot| self.in_flight.iter().any(|m| m.forwards == Some(slot));
+        let read = |m: &&Message| m.verb == Verb::Read && !taken(m.slot);
+        let source = if forwards { self.in_flight.iter().find(read) } else { None };
+        if let Some(source) = source {
+            message.len = message.len.min(source.len);
+            message.forwards = Some(source.slot);
+            let len = usize::try_from(message.len).unwrap();
+            let data = source.fetched.as_ref().map_or(&[][..], |bytes| &bytes[..len]).to_vec();
+            return (data, self.sink.sges(source.slot, message.len, cuts, &mut self.rng));
+        }
+        let (slot, len) = (message.slot, message.len);
+        self.source.refill(world, slot, &mut self.rng);
+        let data = self.source.expected(slot, len).to_vec();
+        (data, self.source.sges(slot, len, cuts, &mut self.rng))
     }
 
     fn describe_atomic(&mut self, shared: &SharedWord, message: &mut Message) -> SendWr {
@@ -305,7 +328,11 @@ impl Flow {
                 shared.adds.push((old, shared_addend(message.number)));
             }
         }
-        self.free.push(slot);
+        // Memory that a later request still sends from is not used again before that is complete.
+        if !self.in_flight.iter().any(|later| later.forwards == Some(slot)) {
+            self.free.push(slot);
+        }
+        self.free.extend(message.forwards);
     }
 
     /// A completion of the responder's receive queue.

@@ -37,6 +37,8 @@ pub(crate) struct Message {
     pub(crate) flags: SendFlags,
     /// What the requester's memory must hold when it is complete (READ and atomics).
     pub(crate) fetched: Option<Vec<u8>>,
+    /// Its payload is what an earlier READ fetches to this slot; it is fenced.
+    pub(crate) forwards: Option<usize>,
 }
 
 impl Message {
@@ -63,7 +65,13 @@ impl Message {
         };
         let with_imm = has_payload && rng.chance(300_000);
         let imm = if with_imm { Some(rng.below32(u32::MAX)) } else { None };
-        Self { number, slot, verb, len, imm, payload, flags, fetched: None }
+        Self { number, slot, verb, len, imm, payload, flags, fetched: None, forwards: None }
+    }
+
+    /// It may send what an earlier READ fetches.
+    pub(crate) fn may_forward(&self) -> bool {
+        let sends = matches!(self.verb, Verb::Send | Verb::Write);
+        sends && self.payload == Payload::Sges && self.flags.contains(SendFlags::FENCE)
     }
 
     /// The peer sees a receive completion.
