@@ -31,6 +31,7 @@ mod headers;
 mod ingress;
 pub mod mr;
 mod placement;
+mod planted;
 pub mod ports;
 mod qp;
 pub mod qpn;

@@ -8,6 +8,7 @@
 //! forgotten, and the QP fails at that packet; other QPs notice nothing.
 
 use crate::event::{Event, Tap};
+use crate::planted::Bug;
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use crate::qp::Qp;
 use crate::shared::Ctx;
@@ -155,8 +156,7 @@ impl Batch {
             push_range(&mut self.from, piece.from);
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
-            // Planted bug: the end of a message may become visible before the rest of it.
-            if piece.is_tail && !cfg!(mutant = "tail_not_last") {
+            if piece.is_tail && !Bug::TailNotLast.is_planted() {
                 self.tails.push(bytes);
             }
             end = i + 1;
@@ -277,7 +277,7 @@ fn deliver<T: Tap>(
     // The slot is free before the completion is visible: who polls it may post at once.
     qp.rq.release(cqe.wqe_index);
     ctx.complete(qp.recv_cq, &cqe);
-    if cfg!(mutant = "double_cqe") {
+    if Bug::DoubleCqe.is_planted() {
         ctx.complete(qp.recv_cq, &cqe);
     }
 }

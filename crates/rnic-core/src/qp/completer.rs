@@ -9,6 +9,7 @@ use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
+use crate::planted::{Bug, Rule};
 use crate::ports::{MemRange, Range, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
@@ -58,12 +59,13 @@ impl Qp {
     fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
         let psn = packet.psn();
         let Some(aeth) = packet.headers.aeth else { return Answer::Drop(DropReason::Malformed) };
-        let target = match aeth.syndrome {
-            Syndrome::Ack { .. } => psn.wrapping_add(1),
-            Syndrome::Reserved(_) => return Answer::Drop(DropReason::ReservedSyndrome),
-            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => psn,
+        let Some(target) = self.acknowledged_by(psn, aeth.syndrome) else {
+            return Answer::Drop(DropReason::ReservedSyndrome);
         };
-        if !self.acknowledge(ctx, target) && !cfg!(mutant = "no_implied_nak") {
+        if self.requester.in_rnr_wait && !Rule::AckInRnrWait.applies() {
+            return Answer::Done;
+        }
+        if !self.acknowledge(ctx, target) && !Bug::NoImpliedNak.is_planted() {
             return self.implied_nak(ctx);
         }
         match aeth.syndrome {
@@ -71,17 +73,33 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => self.handle_sequence_nak(ctx),
             Syndrome::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
                 ctx.shared.counters.req_remote_invalid_request += 1;
-                Answer::Fail(WcStatus::RemInvReqErr)
+                fail(Rule::InvalidRequestStatus, WcStatus::RemInvReqErr)
             }
             Syndrome::Nak(NakCode::RemoteAccess) => {
                 ctx.shared.counters.req_remote_access_errors += 1;
-                Answer::Fail(WcStatus::RemAccessErr)
+                fail(Rule::AccessErrorStatus, WcStatus::RemAccessErr)
             }
             Syndrome::Nak(NakCode::RemoteOperational) => {
                 ctx.shared.counters.req_remote_op_errors += 1;
-                Answer::Fail(WcStatus::RemOpErr)
+                fail(Rule::OperationalErrorStatus, WcStatus::RemOpErr)
             }
             _ => Answer::Done,
+        }
+    }
+
+    /// One past the last PSN that an AETH acknowledges: an ACK its own, a NAK all before its own.
+    /// The MSN completes nothing, it may run ahead of the PSN. Reserved syndromes mean nothing.
+    fn acknowledged_by(&self, psn: Psn, syndrome: Syndrome) -> Option<Psn> {
+        match syndrome {
+            Syndrome::Reserved(_) if Rule::ReservedSyndromeIgnored.applies() => None,
+            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => {
+                let names_failed = Rule::NakAcknowledgesEarlier.applies();
+                Some(if names_failed { psn } else { self.requester.una })
+            }
+            _ if Rule::AckUpToItsPsn.applies() && Rule::ResponseAhead.applies() => {
+                Some(psn.wrapping_add(1))
+            }
+            _ => Some(self.requester.max_psn),
         }
     }
 
@@ -92,14 +110,18 @@ impl Qp {
         let mut complete = true;
         while self.requester.una.distance_from(target) < 0 {
             let wr = self.sq.wr(self.requester.acked_index);
-            if wr.wants_data() && !cfg!(mutant = "no_implied_nak") {
+            let notices = Rule::ImpliedNak.applies() && !Bug::NoImpliedNak.is_planted();
+            if wr.wants_data() && notices {
                 complete = false;
                 break;
             }
-            if wr.packet_of(target) < wr.packets {
+            if wr.packet_of(target) < wr.packets && Rule::AckInsideMessage.applies() {
                 self.requester.una = target;
             } else {
                 self.finish_wr(wr.end());
+            }
+            if !Rule::AckCoalesces.applies() {
+                break;
             }
         }
         if self.requester.una != before {
@@ -129,10 +151,12 @@ impl Qp {
             requester.cursor.psn = requester.una;
             requester.reads = 0;
         }
-        requester.reload(&self.attr);
+        if Rule::ProgressReloadsRetries.applies() {
+            requester.reload(&self.attr);
+        }
         let psn = requester.una.wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
-        if !self.requester.in_rnr_wait {
+        if !self.requester.in_rnr_wait && Rule::ProgressRestartsTimer.applies() {
             self.restart_timer(ctx);
         }
         ctx.settle_later(self);
@@ -353,6 +377,11 @@ impl Qp {
             ctx.qp_event(self, AsyncEventType::SqDrained);
         }
     }
+}
+
+/// What a NAK fails its request with.
+fn fail(rule: Rule, status: WcStatus) -> Answer {
+    Answer::Fail(if rule.applies() { status } else { WcStatus::FatalErr })
 }
 
 /// Is a READ response at this place of the request possible? A restarted READ may begin with FIRST

@@ -6,6 +6,7 @@ use super::responder::{AtomicRequest, Checked, MAX_DMA_LEN, Message, Packet, Ste
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::placement::{Piece, PieceKind};
+use crate::planted::Bug;
 use crate::ports::{MemRange, Range, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
@@ -142,8 +143,7 @@ impl Qp {
         if len > 0 {
             let target = self.check_key(ctx, rkey, va, len, AccessFlags::REMOTE_WRITE)?;
             let piece = self.piece(packet, PieceKind::Write, target.space);
-            // Planted bug: the last packet of a WRITE is acknowledged but not stored.
-            let lost = cfg!(mutant = "lost_tail_write") && ends && !packet.info.position.is_start();
+            let lost = Bug::LostTailWrite.is_planted() && ends && !packet.info.position.is_start();
             if !lost {
                 let to = MemRange { addr: target.addr, len };
                 ctx.shared.batch.place(Piece { to, is_tail: ends, ..piece });

@@ -19,6 +19,7 @@ pub(crate) mod sq;
 
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
+use crate::planted::Rule;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
 use requester::Requester;
@@ -311,6 +312,8 @@ impl Qp {
     #[inline]
     pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
         let ahead = psn.distance_from(self.requester.una);
-        ahead >= 0 && ahead < self.requester.max_psn.distance_from(self.requester.una)
+        let sent = self.requester.max_psn.distance_from(self.requester.una);
+        (ahead >= 0 || !Rule::ResponseBehind.applies())
+            && (ahead < sent || !Rule::ResponseAhead.applies())
     }
 }

@@ -4,6 +4,7 @@
 //! of replies not fully sent, in ascending PSN, and the *remembered* requests that a duplicate may
 //! ask for again. READ data is not kept: it is read from memory again.
 
+use crate::planted::Bug;
 use roce_wire::{Opcode, Position, Psn};
 use std::collections::VecDeque;
 
@@ -129,9 +130,8 @@ impl Replies {
         }) else {
             return false;
         };
-        // Planted bug: a restarted READ begins at the start of the original one.
         let va = match original.kind {
-            ReplyKind::Read { va: start, .. } if cfg!(mutant = "read_restart_offset") => start,
+            ReplyKind::Read { va: start, .. } if Bug::ReadRestartOffset.is_planted() => start,
             _ => va,
         };
         self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true))

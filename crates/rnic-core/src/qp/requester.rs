@@ -9,6 +9,7 @@ use super::segment::{Segment, Source, segment};
 use super::sq::{FetchRules, Wr};
 use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
+use crate::planted::{Bug, Rule};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpAttr, QpState, SendFlags};
 use roce_wire::Psn;
@@ -119,7 +120,8 @@ impl Qp {
         budget: &mut Budget,
         plan: &mut Vec<Segment>,
     ) -> bool {
-        if self.requester.in_rnr_wait && !cfg!(mutant = "rnr_no_wait") {
+        let waits = Rule::RnrWait.applies() && !Bug::RnrNoWait.is_planted();
+        if self.requester.in_rnr_wait && waits {
             return false;
         }
         let window = self.window(&ctx.shared.config);
@@ -188,7 +190,7 @@ impl Qp {
         // FENCE: all earlier READs and atomics are complete.
         if wr.control.flags.contains(SendFlags::FENCE)
             && reads > 0
-            && !cfg!(mutant = "fence_ignored")
+            && !Bug::FenceIgnored.is_planted()
         {
             return false;
         }

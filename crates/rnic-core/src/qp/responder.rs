@@ -9,6 +9,7 @@ use super::Qp;
 use super::replies::Replies;
 use super::rq::NoRecv;
 use crate::event::{DropReason, Event, NakReason, Tap};
+use crate::planted::Bug;
 use crate::ports::{Range, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
@@ -148,7 +149,7 @@ impl Responder {
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far.
     pub(super) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
-        let ahead = if cfg!(mutant = "psn_wrap") {
+        let ahead = if Bug::PsnSticks.is_planted() {
             Psn::new(psn.value().saturating_add(packets).min(0x00ff_ffff))
         } else {
             psn.wrapping_add(packets)
@@ -160,7 +161,7 @@ impl Responder {
         }
         let nak_waits = self.ack.is_some_and(|ack| !matches!(ack.syndrome, Syndrome::Ack { .. }));
         if ack_req || nak_waits {
-            let psn = if cfg!(mutant = "ack_off_by_one") { psn.wrapping_add(1) } else { psn };
+            let psn = if Bug::AckOffByOne.is_planted() { psn.wrapping_add(1) } else { psn };
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
         }
     }
@@ -177,7 +178,7 @@ impl Qp {
         if ahead > 0 {
             return self.handle_gap(ctx);
         }
-        if ahead < 0 && !cfg!(mutant = "skip_duplicate_check") {
+        if ahead < 0 && !Bug::SkipDuplicateCheck.is_planted() {
             return self.handle_duplicate(ctx, packet);
         }
         match self.execute_request(ctx, packet) {

@@ -4,6 +4,7 @@ use super::Qp;
 use super::completer::Answer;
 use super::requester::Cursor;
 use crate::event::{Event, RewindCause, Tap};
+use crate::planted::{Bug, Rule};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, WcStatus};
 use roce_wire::headers::rnr_timer_ns;
@@ -64,11 +65,14 @@ impl Qp {
 
     /// Goes back to the oldest unacknowledged packet, if the retries allow it.
     fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
-        if self.requester.retries == 0 && !cfg!(mutant = "retry_never_ends") {
+        let ends = Rule::RetriesEnd.applies() && !Bug::RetryNeverEnds.is_planted();
+        if self.requester.retries == 0 && ends {
             ctx.shared.counters.req_retry_exceeded += 1;
             return Answer::Fail(WcStatus::RetryExcErr);
         }
-        self.requester.retries = self.requester.retries.saturating_sub(1);
+        if costs_retry(cause, self.attr.retry_cnt) {
+            self.requester.retries = self.requester.retries.saturating_sub(1);
+        }
         self.rewind(ctx, cause);
         self.deadline = None;
         Answer::Done
@@ -87,8 +91,11 @@ impl Qp {
     /// NAK: PSN sequence error. Everything before it is acknowledged already.
     pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
         ctx.shared.counters.packet_seq_err += 1;
-        if self.requester.in_rnr_wait {
+        if self.requester.in_rnr_wait && Rule::SequenceNakInRnrWait.applies() {
             // Some peers send it behind an RNR NAK for the packets they dropped.
+            return Answer::Done;
+        }
+        if !Rule::SequenceNakRewinds.applies() {
             return Answer::Done;
         }
         self.retry(ctx, RewindCause::SequenceNak)
@@ -113,12 +120,12 @@ impl Qp {
             return Answer::Done;
         }
         let left = self.requester.rnr_retries;
-        if left == 0 {
+        if left == 0 && Rule::RnrRetriesEnd.applies() {
             ctx.shared.counters.rnr_nak_retry_err += 1;
             return Answer::Fail(WcStatus::RnrRetryExcErr);
         }
-        if left != RNR_FOR_EVER {
-            self.requester.rnr_retries = left - 1;
+        if left != RNR_FOR_EVER || !Rule::RnrSevenIsInfinite.applies() {
+            self.requester.rnr_retries = left.saturating_sub(1);
         }
         self.requester.cursor =
             Cursor { index: self.requester.acked_index, psn: self.requester.una };
@@ -135,4 +142,14 @@ impl Qp {
     pub(crate) fn sends(&self) -> bool {
         matches!(self.attr.state, QpState::Rts | QpState::Sqd)
     }
+}
+
+/// Timeouts, sequence NAKs and implied NAKs each cost a retry, and seven retries are seven.
+fn costs_retry(cause: RewindCause, retry_cnt: u8) -> bool {
+    let counts = match cause {
+        RewindCause::SequenceNak => Rule::SequenceNakCostsRetry.applies(),
+        RewindCause::ImpliedNak => Rule::ImpliedNakCostsRetry.applies(),
+        RewindCause::Timeout | RewindCause::Rnr => true,
+    };
+    counts && (retry_cnt != 7 || Rule::SevenRetriesAreSeven.applies())
 }

@@ -1,0 +1,129 @@
+//! Switches that make the engine wrong on purpose, to prove that tests notice.
+//!
+//! Each [`Rule`] is a row of `docs/compliance.md`: where the engine keeps it, and the test that
+//! fails when it does not. Each [`Bug`] is a mistake that the random walks of rnic-sim must find.
+//! `cargo xtask compliance` turns them on one by one: compiled with `--cfg planted`, the engine
+//! reads the name of one of them from the environment variable `RNIC_PLANTED`. In every other
+//! build the answers are constants and the switches cost nothing.
+
+macro_rules! switches {
+    ($(#[$about:meta])* $name:ident: $($(#[$what:meta])* $switch:ident,)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum $name {
+            $($(#[$what])* $switch,)*
+        }
+
+        #[cfg(planted)]
+        impl $name {
+            fn by_name(wanted: &str) -> Option<Self> {
+                let all = [$((stringify!($switch), Self::$switch),)*];
+                all.into_iter().find(|(name, _)| *name == wanted).map(|(_, switch)| switch)
+            }
+        }
+    };
+}
+
+switches! {
+    /// A rule of the specification. `docs/compliance.md` says which.
+    Rule:
+    // Requester: responses.
+    ResponseAhead,
+    ResponseBehind,
+    AckUpToItsPsn,
+    AckCoalesces,
+    AckInsideMessage,
+    ImpliedNak,
+    ImpliedNakCostsRetry,
+    NakAcknowledgesEarlier,
+    ReservedSyndromeIgnored,
+    SequenceNakRewinds,
+    SequenceNakCostsRetry,
+    InvalidRequestStatus,
+    AccessErrorStatus,
+    OperationalErrorStatus,
+    // Requester: timers and retries.
+    RetriesEnd,
+    SevenRetriesAreSeven,
+    ProgressReloadsRetries,
+    ProgressRestartsTimer,
+    RnrWait,
+    RnrRetriesEnd,
+    RnrSevenIsInfinite,
+    SequenceNakInRnrWait,
+    AckInRnrWait,
+}
+
+switches! {
+    /// A mistake.
+    Bug:
+    /// The ACK names the PSN after the one it acknowledges.
+    AckOffByOne,
+    /// A request before the expected PSN is executed again.
+    SkipDuplicateCheck,
+    /// A response beyond an unanswered READ or atomic completes it.
+    NoImpliedNak,
+    /// The expected PSN sticks at 0xFFFFFF instead of wrapping.
+    PsnSticks,
+    /// An RNR NAK is answered by sending again at once.
+    RnrNoWait,
+    /// Exhausted retries never fail the request.
+    RetryNeverEnds,
+    /// The last packet of a long WRITE is acknowledged but not stored.
+    LostTailWrite,
+    /// The end of a message may become visible before the rest.
+    TailNotLast,
+    /// A fenced request does not wait for earlier READs.
+    FenceIgnored,
+    /// A restarted READ answers with the data of its beginning.
+    ReadRestartOffset,
+    /// A receive completion is written twice.
+    DoubleCqe,
+}
+
+impl Rule {
+    /// Does the engine keep it?
+    #[inline(always)]
+    pub(crate) fn applies(self) -> bool {
+        #[cfg(planted)]
+        return chosen::get() != Some(chosen::Switch::Rule(self));
+        #[cfg(not(planted))]
+        true
+    }
+}
+
+impl Bug {
+    /// Does the engine make it?
+    #[inline(always)]
+    pub(crate) fn is_planted(self) -> bool {
+        #[cfg(planted)]
+        return chosen::get() == Some(chosen::Switch::Bug(self));
+        #[cfg(not(planted))]
+        false
+    }
+}
+
+/// What this process was told to do wrong.
+#[cfg(planted)]
+mod chosen {
+    use super::{Bug, Rule};
+    use std::sync::OnceLock;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum Switch {
+        Rule(Rule),
+        Bug(Bug),
+    }
+
+    static CHOSEN: OnceLock<Option<Switch>> = OnceLock::new();
+
+    pub(super) fn get() -> Option<Switch> {
+        *CHOSEN.get_or_init(|| {
+            let name = std::env::var("RNIC_PLANTED").ok()?;
+            let rule = Rule::by_name(&name).map(Switch::Rule);
+            let switch = rule.or_else(|| Bug::by_name(&name).map(Switch::Bug));
+            assert!(switch.is_some(), "RNIC_PLANTED={name} is neither a rule nor a bug");
+            switch
+        })
+    }
+}
