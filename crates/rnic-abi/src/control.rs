@@ -217,6 +217,10 @@ pub enum Request {
         /// Equal seeds treat equal arrivals alike.
         seed: u64,
     },
+    /// For the `rnic` command, with one descriptor beside it: writes what the device sends and
+    /// receives to it, as pcapng, until the session ends. Only for root and the daemon's own user.
+    /// Answer: [`Reply::Done`].
+    Capture,
 }
 
 /// What `rnic status|qp|mr|cq|counters` ask for.

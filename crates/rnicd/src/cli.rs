@@ -1,5 +1,6 @@
 //! The `rnic` command.
 
+mod capture;
 mod client;
 mod private;
 mod run;
@@ -44,6 +45,8 @@ enum Action {
     /// drop, duplicate, reorder, delay:TIME (250us, 3ms), corrupt or mark (ECN congestion
     /// experienced). They replace those before; without any, injection ends.
     Fault(Faults),
+    /// Show what the device sends and receives, or write it to a file for Wireshark
+    Capture(capture::Options),
 }
 
 /// What to inject.
@@ -82,6 +85,7 @@ pub fn main(command: Command) -> ExitCode {
         Action::Cq(target) => show::list(&target, Inspect::Cqs, show::CQ),
         Action::Counters(target) => show::counters(&target),
         Action::Fault(faults) => inject(faults),
+        Action::Capture(options) => capture::capture(&options),
     };
     match shown {
         Ok(text) => print(&text),

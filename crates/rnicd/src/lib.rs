@@ -9,6 +9,7 @@
 //! | `dma` | the memory of applications |
 //! | `wire` | packet I/O |
 //! | `net` | interfaces, addresses, routes, neighbours |
+//! | `pcapng` | capture files |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod daemon;
 mod dma;
 mod inspect;
 mod net;
+mod pcapng;
 mod refusal;
 mod server;
 mod shard;

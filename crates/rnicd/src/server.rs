@@ -5,6 +5,7 @@
 //! its session cannot do either. Engines are only told, never touched.
 
 mod arena;
+mod capture;
 mod context;
 mod memory;
 mod queues;

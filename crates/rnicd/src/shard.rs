@@ -12,7 +12,7 @@ mod port;
 mod run;
 mod tokens;
 
-pub(crate) use crew::Crew;
+pub(crate) use crew::{Crew, Seat};
 pub(crate) use host::EventSocket;
 pub(crate) use message::{Message, NewClient, ShardHandle};
 pub(crate) use port::Port;

@@ -4,12 +4,15 @@ use rustix::process::{Gid, Uid};
 use std::io;
 use std::os::unix::net::UnixDatagram;
 
-/// Makes the calling thread, and it alone, act as `uid` and `gid` and without capabilities. A
+/// A user and a group.
+pub(crate) type User = (u32, u32);
+
+/// Makes the calling thread, and it alone, act as `user`, for good and without capabilities. A
 /// daemon that is not root has no other identity to take: the kernel then checks for itself.
 ///
 /// # Errors
 /// What the kernel says.
-pub(crate) fn take_identity(uid: u32, gid: u32) -> io::Result<()> {
+pub(crate) fn become_user((uid, gid): User) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() || uid == 0 {
         return Ok(());
     }
@@ -17,8 +20,33 @@ pub(crate) fn take_identity(uid: u32, gid: u32) -> io::Result<()> {
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     // Leaving user 0 in all three ways also drops every capability.
-    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-    Ok(())
+    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
+}
+
+/// Makes the calling thread, and it alone, act as `user` until [`act_as_root`]. Its effective
+/// capabilities are gone meanwhile, and the kernel judges what it does to other processes by the
+/// user's rights.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn act_as((uid, gid): User) -> io::Result<()> {
+    act_as_root()?;
+    if uid == 0 {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, Gid::ROOT)?;
+    Ok(rustix::thread::set_thread_res_uid(uid, uid, Uid::ROOT)?)
+}
+
+/// Ends [`act_as`].
+///
+/// # Errors
+/// When the thread never was root.
+pub(crate) fn act_as_root() -> io::Result<()> {
+    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    Ok(rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?)
 }
 
 /// Asks the scheduler for slices of so many nanoseconds for the calling thread: the shorter they
@@ -54,6 +82,21 @@ pub(crate) fn request_slice(nanos: u64) -> io::Result<()> {
     // SAFETY: thread 0 is the calling one, and the kernel reads `size` bytes of a live structure.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What decides which threads share CPU time as one, of the process with this name in `/proc`: its
+/// control group and its session's automatic group. The scheduler gives way only inside of it.
+pub(crate) fn scheduling_group(process: &str) -> (String, String) {
+    let read =
+        |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+    // "number:controllers:path"; version 2 has one line without controllers.
+    let is_cpu = |line: &&str| {
+        line.split(':')
+            .nth(1)
+            .is_some_and(|all| all.is_empty() || all.split(',').any(|c| c == "cpu"))
+    };
+    let control_groups = read("cgroup").lines().filter(is_cpu).collect();
+    (control_groups, read("autogroup"))
 }
 
 /// Tells the service manager, when there is one (sd_notify).

@@ -1,11 +1,12 @@
 //! The device's wire: where the engine's frames go and come from.
 //!
-//! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, a [`composite`] of the
-//! internal [`loopback`] (queue pairs of the device among themselves) and at most one way outside
+//! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, [`capture`](mod@capture), a
+//! [`composite`] of the internal [`loopback`] (queue pairs of the device among themselves) and at most one way outside
 //! ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
 //! [`HopId`](rnic_core::ports::HopId) says which of the two it takes.
 
 mod auto;
+mod capture;
 mod composite;
 mod fault;
 mod frames;
@@ -16,6 +17,7 @@ mod split;
 mod udp;
 mod xdp;
 
+use crate::net::HopTable;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::io;
 use std::net::IpAddr;
@@ -23,6 +25,8 @@ use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 
 pub(crate) use auto::{WireConfig, open};
+use capture::CaptureWire;
+pub(crate) use capture::{CaptureFeed, CaptureTap, Captured, capture};
 use composite::Composite;
 pub(crate) use fault::Fault;
 use fault::FaultWire;
@@ -63,14 +67,14 @@ pub(crate) type LinkCounters = Vec<(&'static str, u64)>;
 /// Everything a device sends and receives through. See the [module](self).
 pub(crate) struct DeviceWire {
     mode: String,
-    inner: FaultWire<Composite>,
+    inner: FaultWire<CaptureWire<Composite>>,
     shards: Shards,
 }
 
 impl DeviceWire {
     /// A device with `outside`, or with loopback only.
-    fn new(mode: String, outside: Option<Box<dyn Link>>) -> Self {
-        let inner = FaultWire::new(Composite::new(outside), FAULT);
+    fn new(mode: String, outside: Option<Box<dyn Link>>, hops: HopTable) -> Self {
+        let inner = FaultWire::new(CaptureWire::new(Composite::new(outside), hops), FAULT);
         Self { mode, inner, shards: Shards::default() }
     }
 
@@ -81,7 +85,7 @@ impl DeviceWire {
 
     /// Descriptors that are readable while frames wait.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.get().fd().into_iter().chain(self.shards.fds()).collect()
+        self.inner.get().get().fd().into_iter().chain(self.shards.fds()).collect()
     }
 
     /// A wire for a further shard, which sends through this one, and where to put what arrives
@@ -97,20 +101,27 @@ impl DeviceWire {
     /// Frames wait that no descriptor tells about: what was looped back, what the link could not
     /// take yet, or what an injected fault holds back.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.inner.has_backlog() || self.inner.get().has_backlog() || self.shards.has_backlog()
+        self.inner.has_backlog()
+            || self.inner.get().get().has_backlog()
+            || self.shards.has_backlog()
     }
 
     /// Follows a change of the interface.
     pub(crate) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        self.inner.get_mut().follow(addresses, mtu);
+        self.inner.get_mut().get_mut().follow(addresses, mtu);
     }
 
     /// Counters of the links and of injected faults.
     pub(crate) fn counters(&mut self) -> LinkCounters {
-        let mut counters = self.inner.get_mut().counters();
+        let mut counters = self.inner.get_mut().get_mut().counters();
         counters.extend(self.inner.counters());
         counters.extend(self.shards.counters());
         counters
+    }
+
+    /// Shows what is sent and received to one more watcher.
+    pub(crate) fn capture(&mut self, tap: CaptureTap) {
+        self.inner.get_mut().add_tap(tap);
     }
 
     /// Injects these faults into what arrives from now on, instead of those before; none ends it.

@@ -5,6 +5,7 @@ use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths};
 use serde_json::Value;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// See the [module](self).
@@ -74,6 +75,13 @@ impl Client {
                 return Ok(Value::Array(all));
             }
         }
+    }
+
+    /// Has the daemon write what it sends and receives to `to`, as pcapng.
+    pub(super) fn capture(&self, to: BorrowedFd<'_>) -> Result<()> {
+        let (answer, _) =
+            self.connection.call(&Request::Capture, &[to]).context("the daemon went away")?;
+        answer.map(|_| ()).map_err(|refusal| anyhow::anyhow!("{refusal}"))
     }
 
     /// Injects faults into what the daemon receives.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::fs::DirBuilder;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -28,27 +29,47 @@ pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
         return Ok(socket);
     }
     let log = directory.join(format!("{name}.log"));
-    let mut child = start(executable, &socket, &log)?;
+    let usual = start(executable, &[], &socket, &log);
+    let Err(error) = usual else { return Ok(socket) };
+    // Another user's private daemon may have the port on 127.0.0.1: there are 16 million others.
+    match start(executable, &["--address", &own_address().to_string()], &socket, &log) {
+        Ok(()) => Ok(socket),
+        Err(_) => Err(error),
+    }
+}
+
+/// A loopback address that no other user's daemon takes.
+fn own_address() -> Ipv4Addr {
+    let [a, b, c, d] = rustix::process::geteuid().as_raw().to_be_bytes();
+    Ipv4Addr::new(127, 64 | (a ^ b) & 63, c, d.max(2))
+}
+
+/// Starts the daemon and waits until it answers.
+fn start(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result<()> {
+    let mut child = spawn(executable, place, socket, log)?;
     let started = Instant::now();
     loop {
-        if Client::at(&socket).is_ok() {
-            return Ok(socket);
+        if Client::at(socket).is_ok() {
+            return Ok(());
         }
         if let Some(status) = child.try_wait()? {
-            bail!("the private daemon ended with {status}: {}", said(&log));
+            bail!("the private daemon ended with {status}: {}", said(log));
         }
         if started.elapsed() > PATIENCE {
-            bail!("the private daemon does not answer: {}", said(&log));
+            let _ = child.kill();
+            bail!("the private daemon does not answer: {}", said(log));
         }
         std::thread::sleep(POLL);
     }
 }
 
-fn start(executable: &Path, socket: &Path, log: &Path) -> Result<Child> {
+fn spawn(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result<Child> {
     let output =
         std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     Command::new(executable)
-        .args(["--io", "udp", "--exit-with-last-client", "--socket"])
+        .args(["--io", "udp", "--exit-with-last-client"])
+        .args(place)
+        .arg("--socket")
         .arg(socket)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -97,5 +118,5 @@ fn network_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino())
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(5);

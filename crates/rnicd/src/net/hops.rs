@@ -92,6 +92,11 @@ impl HopTable {
         wanted != 0 && self.own.iter().any(|own| own.load(Ordering::Relaxed) == wanted)
     }
 
+    /// The interface's Ethernet address; zero where there is none.
+    pub(crate) fn own(&self) -> MacAddr {
+        mac(self.own[0].load(Ordering::Relaxed))
+    }
+
     /// Sets our own Ethernet addresses.
     pub(super) fn set_own(&self, macs: &[MacAddr]) {
         for (place, at) in self.own.iter().zip(0..) {

@@ -7,7 +7,8 @@ use super::registry::Service;
 use super::session::Attached;
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
-use crate::shard::{EventSocket, Message, NewClient, ShardHandle};
+use crate::shard::{EventSocket, Message, NewClient, Seat};
+use crate::system;
 use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub(super) struct Context {
     pub(super) service: Arc<Service>,
     /// The engine for this client's user.
-    pub(super) shard: ShardHandle,
+    pub(super) shard: Seat,
     pub(super) client: ClientId,
     pub(super) space: SpaceId,
     pub(super) peer: Credentials,
@@ -62,7 +63,7 @@ impl Context {
         let process = Process::new(peer.pid)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
-        let shard = service.crew.of(&peer)?;
+        let shard = service.crew.seat(&peer)?;
         let (client, space) = service.registry.open(session);
         let (client, space) = (ClientId(client), SpaceId(space));
         let context = Self {
@@ -80,7 +81,9 @@ impl Context {
             channels: HashMap::new(),
             next_channel: 0,
         };
-        let new = NewClient { client, space, process, doorbells, wake, events };
+        let stranger =
+            system::scheduling_group("self") != system::scheduling_group(&peer.pid.to_string());
+        let new = NewClient { client, space, process, doorbells, wake, events, stranger };
         context
             .shard
             .ask(|answer| Message::AddClient(Box::new(new), answer))

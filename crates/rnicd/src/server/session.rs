@@ -1,5 +1,6 @@
 //! One connection: its requests, one after the other, until it hangs up or its process dies.
 
+use super::capture::Capture;
 use super::context::Context;
 use super::registry::Service;
 use crate::inspect;
@@ -65,9 +66,10 @@ impl Session<'_> {
     fn run(self) -> anyhow::Result<()> {
         let process = self.connection.peer_pidfd()?;
         // Memory of the client is looked at with the client's rights.
-        system::take_identity(self.peer.uid, self.peer.gid)?;
+        system::become_user((self.peer.uid, self.peer.gid))?;
         let mut greeted = false;
         let mut context = None;
+        let mut capture = None;
         let mut buffer = vec![0; MAX_MESSAGE];
         while let Some((len, fds)) = self.next(&process, &mut buffer)? {
             let request: Request = match decode(&buffer[..len]) {
@@ -79,7 +81,11 @@ impl Session<'_> {
                     anyhow::bail!("a request that makes no sense");
                 }
             };
-            let (answer, attached) = match self.answer(request, fds, &mut greeted, &mut context) {
+            let answer = match request {
+                Request::Capture if greeted => self.capture(fds, &mut capture),
+                request => self.answer(request, fds, &mut greeted, &mut context),
+            };
+            let (answer, attached) = match answer {
                 Ok((reply, attached)) => (Ok(reply), attached),
                 Err(refusal) => {
                     tracing::debug!("refused to process {}: {refusal}", self.peer.pid);
@@ -191,12 +197,29 @@ impl Session<'_> {
         Ok((Reply::Opened { device, num_comp_vectors: COMP_VECTORS }, attached))
     }
 
-    fn inject(&self, faults: &[String], seed: u64) -> Result<Reply, Refused> {
-        if ![0, self.owner].contains(&self.peer.uid) {
-            let text = "faults strike every user's traffic: only root and the daemon's own user \
-                        may inject them";
-            return Err(refuse(libc::EPERM, text));
+    /// Capture and faults concern every user's traffic.
+    fn only_the_owner(&self) -> Result<(), Refused> {
+        if [0, self.owner].contains(&self.peer.uid) {
+            return Ok(());
         }
+        let text = "this concerns the traffic of all users: only root and the daemon's own user \
+                    may do it";
+        Err(refuse(libc::EPERM, text))
+    }
+
+    fn capture(
+        &self,
+        fds: Descriptors,
+        capture: &mut Option<Capture>,
+    ) -> Result<(Reply, Attached), Refused> {
+        self.only_the_owner()?;
+        let [fd] = fds.exactly().map_err(|error| refuse(libc::EINVAL, error.to_string()))?;
+        *capture = Some(Capture::start(self.service, fd)?);
+        Ok((Reply::Done, Vec::new()))
+    }
+
+    fn inject(&self, faults: &[String], seed: u64) -> Result<Reply, Refused> {
+        self.only_the_owner()?;
         let faults: Result<_, String> = faults.iter().map(|fault| fault.parse()).collect();
         let faults = faults.map_err(|error| refuse(libc::EINVAL, error))?;
         tracing::warn!("injecting faults: {faults:?}");

@@ -2,21 +2,23 @@
 //!
 //! A shard serves clients of one user, and its thread carries that user's rights and no more: a
 //! client may turn itself into a setuid program while its registrations live, and it is the kernel
-//! that must then refuse to touch its memory. The first shard has the daemon's own rights, owns
-//! the wire and serves the daemon's own user; a daemon that is not root has only that one.
+//! that must then refuse to touch its memory. The first shard owns the wire; it serves the user
+//! who comes first, and another one once it has no clients left, so that a single user never needs
+//! a second shard. A daemon that is not root has only that one.
 
 use super::{Message, Port, Shard, ShardHandle, channel};
 use crate::config::Config;
 use crate::net::Change;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
-use crate::system;
+use crate::system::{self, User};
 use crate::wire::DeviceWire;
 use crossbeam_channel::Sender;
 use rnic_abi::os::Credentials;
 use rnic_core::EngineConfig;
 use rnic_core::qpn::MAX_SHARDS;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::{io, thread};
 
@@ -32,11 +34,37 @@ pub(crate) struct Crew {
 
 #[derive(Default)]
 struct Shards {
-    /// By user and group.
-    others: BTreeMap<(u32, u32), ShardHandle>,
+    /// Whom the first shard serves, and how many clients it has.
+    first: Option<(User, usize)>,
+    others: BTreeMap<User, ShardHandle>,
     threads: Vec<JoinHandle<()>>,
     /// How the network is, for shards to come.
     network: Option<Change>,
+}
+
+/// A client's place at a shard; its clients must be gone when it is dropped.
+pub(crate) struct Seat {
+    crew: Arc<Crew>,
+    user: User,
+    shard: ShardHandle,
+}
+
+impl Deref for Seat {
+    type Target = ShardHandle;
+
+    fn deref(&self) -> &ShardHandle {
+        &self.shard
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some((user, clients)) = &mut self.crew.lock().first
+            && *user == self.user
+        {
+            *clients -= 1;
+        }
+    }
 }
 
 impl Crew {
@@ -60,36 +88,58 @@ impl Crew {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shard for clients of this user, started when there is none yet.
+    /// A place for a client at the shard of its user, which is started when there is none.
     ///
     /// # Errors
     /// EUSERS when there are too many users.
-    pub(crate) fn of(&self, peer: &Credentials) -> Result<ShardHandle, Refused> {
-        if !self.privileged || peer.uid == 0 {
+    pub(crate) fn seat(self: &Arc<Self>, peer: &Credentials) -> Result<Seat, Refused> {
+        let user = match peer.uid {
+            0 => (0, 0),
+            uid => (uid, peer.gid),
+        };
+        let shard = self.shard_of(user)?;
+        Ok(Seat { crew: Arc::clone(self), user, shard })
+    }
+
+    fn shard_of(&self, user: User) -> Result<ShardHandle, Refused> {
+        if !self.privileged {
             return Ok(self.first.clone());
         }
-        let user = (peer.uid, peer.gid);
+        let failed = refused_by_kernel("no engine for this user");
         let mut shards = self.lock();
         if let Some(shard) = shards.others.get(&user) {
             return Ok(shard.clone());
         }
+        match &mut shards.first {
+            Some((first, clients)) if *first == user => {
+                *clients += 1;
+                return Ok(self.first.clone());
+            }
+            Some((_, 1..)) => {}
+            _ => {
+                let acting = self.first.ask(|answer| Message::ActAs(user, answer));
+                acting.map_err(engine_gone)?.map_err(failed)?;
+                shards.first = Some((user, 1));
+                return Ok(self.first.clone());
+            }
+        }
+        self.add(&mut shards, user)
+    }
+
+    fn add(&self, shards: &mut Shards, user: User) -> Result<ShardHandle, Refused> {
         let number = u8::try_from(1 + shards.others.len()).unwrap_or(u8::MAX);
         if number >= MAX_SHARDS {
-            let text = format!(
-                "this daemon serves root and {} other users at most: start one daemon per user",
-                MAX_SHARDS - 1
-            );
+            let text =
+                format!("this daemon serves {MAX_SHARDS} users at most: start one daemon per user");
             return Err(refuse(libc::EUSERS, text));
         }
-        let wire = self
-            .first
-            .ask(|answer| Message::AddShard(number, answer))
-            .map_err(|_| refuse(libc::EIO, "the engine has stopped"))?
-            .map_err(refused_by_kernel("no engine for this user"))?;
+        let failed = refused_by_kernel("no engine for this user");
+        let wire = self.first.ask(|answer| Message::AddShard(number, answer));
+        let wire = wire.map_err(engine_gone)?.map_err(&failed)?;
         let engine = EngineConfig { shard: number, ..self.engine };
         let (shard, thread) = start(&self.config, engine, Port::Shard(Box::new(wire)), Some(user))
-            .map_err(refused_by_kernel("no engine for this user"))?;
-        tracing::info!("engine {number} serves user {}", peer.uid);
+            .map_err(&failed)?;
+        tracing::info!("engine {number} serves user {}", user.0);
         if let Some(change) = &shards.network {
             shard.tell(Message::Network(change.clone()));
         }
@@ -141,14 +191,14 @@ fn start(
     config: &Config,
     engine: EngineConfig,
     port: Port,
-    user: Option<(u32, u32)>,
+    user: Option<User>,
 ) -> io::Result<(ShardHandle, JoinHandle<()>)> {
     let (handle, inbox) = channel()?;
     let config = config.clone();
     let (report, ready) = crossbeam_channel::bounded(1);
     let name = format!("rnic-engine-{}", engine.shard);
     let thread = thread::Builder::new().name(name).spawn(move || {
-        let identity = user.map_or(Ok(()), |(uid, gid)| system::take_identity(uid, gid));
+        let identity = user.map_or(Ok(()), system::become_user);
         match identity.and_then(|()| Shard::new(engine, port, inbox, &config)) {
             Ok(shard) => {
                 let _ = report.send(Ok(()));
@@ -161,4 +211,8 @@ fn start(
     })?;
     ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
     Ok((handle, thread))
+}
+
+fn engine_gone<T>(_: T) -> Refused {
+    refuse(libc::EIO, "the engine has stopped")
 }

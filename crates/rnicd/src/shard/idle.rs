@@ -27,9 +27,10 @@ impl IdlePolicy {
         Self { idle: config.idle, spin_nanos, last_work: Instant::ZERO }
     }
 
-    /// What to do after a turn at `now` that did something or not.
+    /// What to do after a turn at `now` that did something or not. `may_spin` is false when others
+    /// need the CPU.
     #[inline]
-    pub(crate) fn after_turn(&mut self, now: Instant, worked: bool) -> Next {
+    pub(crate) fn after_turn(&mut self, now: Instant, worked: bool, may_spin: bool) -> Next {
         if worked {
             self.last_work = now;
             return Next::Turn;
@@ -37,7 +38,7 @@ impl IdlePolicy {
         let silent = now.as_nanos().saturating_sub(self.last_work.as_nanos());
         match self.idle {
             Idle::Busy => Next::Turn,
-            Idle::Adaptive if silent < self.spin_nanos => Next::Turn,
+            Idle::Adaptive if may_spin && silent < self.spin_nanos => Next::Turn,
             Idle::Adaptive | Idle::Event => Next::Sleep,
         }
     }
@@ -55,16 +56,17 @@ mod tests {
     fn adaptive_spins_after_work_and_then_sleeps() {
         let mut policy = policy(Idle::Adaptive);
         let at = Instant::from_nanos;
-        assert_eq!(policy.after_turn(at(1000), true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1049), false), Next::Turn);
-        assert_eq!(policy.after_turn(at(1050), false), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1000), true, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1049), false, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1049), false, false), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1050), false, true), Next::Sleep);
     }
 
     #[test]
     fn busy_never_sleeps_and_event_always_does() {
         let later = Instant::from_nanos(u64::MAX);
-        assert_eq!(policy(Idle::Busy).after_turn(later, false), Next::Turn);
-        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, false), Next::Sleep);
-        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, true), Next::Turn);
+        assert_eq!(policy(Idle::Busy).after_turn(later, false, true), Next::Turn);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, false, true), Next::Sleep);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, true, true), Next::Turn);
     }
 }

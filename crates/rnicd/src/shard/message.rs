@@ -3,8 +3,8 @@
 use super::host::EventSocket;
 use crate::dma::{Process, Space};
 use crate::net::Change;
-use crate::wire::Fault;
-use crate::wire::ShardWire;
+use crate::system::User;
+use crate::wire::{CaptureTap, Fault, ShardWire};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::control::Inspect;
 use rnic_abi::doorbell::Doorbells;
@@ -28,6 +28,8 @@ pub(crate) struct NewClient {
     pub(crate) wake: EventFd,
     /// Our end of its async event socket.
     pub(crate) events: EventSocket,
+    /// Its process is in another scheduling group than the daemon.
+    pub(crate) stranger: bool,
 }
 
 /// The answer to a command.
@@ -51,10 +53,14 @@ pub(crate) enum Message {
     RemoveChannel(ClientId, ChannelId),
     /// The network changed.
     Network(Change),
+    /// Act as this user from now on; only for a shard without clients whose thread is root's.
+    ActAs(User, Sender<io::Result<()>>),
     /// A further shard, which sends through this one. Answered with its wire.
     AddShard(u8, Sender<io::Result<ShardWire>>),
     /// JSON values of what the engine has: one per object, or one object.
     Inspect(Inspect, Sender<Vec<serde_json::Value>>),
+    /// Somebody watches what is sent and received.
+    Capture(CaptureTap),
     /// Faults for what arrives, and their seed.
     Inject(Vec<Fault>, u64),
     /// End.

@@ -5,6 +5,10 @@
 //! finds nothing. Then each runs exactly when it has something to do. Giving way at every turn
 //! that found nothing, or never, costs milliseconds instead: threads of equal weight change places
 //! only at the end of their slices.
+//!
+//! Giving way only reaches threads of the same scheduling group, and a daemon that a service
+//! manager started is not in that of its programs. The engine then sleeps as soon as it has
+//! nothing to do: waking up is what takes a CPU from a thread of another group.
 
 use crate::config::Placement as Policy;
 use rnic_core::Engine;
@@ -19,6 +23,8 @@ pub(crate) struct Placement {
     /// The CPU shared with a program.
     cpu: Option<u32>,
     looked: Instant,
+    /// Some programs are in another scheduling group.
+    strangers: bool,
 }
 
 /// How often to look where programs are, nanoseconds.
@@ -42,13 +48,29 @@ impl Placement {
         if let Err(error) = crate::system::request_slice(SLICE) {
             tracing::debug!("the scheduler grants no short slice: {error}");
         }
-        Self { follows, allowed, cpu: None, looked: Instant::ZERO }
+        Self { follows, allowed, cpu: None, looked: Instant::ZERO, strangers: false }
+    }
+
+    /// Whether some programs are in another scheduling group.
+    pub(crate) fn set_strangers(&mut self, strangers: bool, engine: &mut Engine) {
+        self.strangers = strangers;
+        if strangers && self.cpu.is_some() {
+            self.cpu = self.move_to(None);
+            engine.publish_engine_cpu(None);
+        }
+    }
+
+    /// True when spinning keeps nobody from running.
+    #[inline]
+    pub(crate) fn may_spin(&self) -> bool {
+        !(self.follows && self.strangers)
     }
 
     /// Moves to the CPU of a program, when there is one to follow.
     #[inline]
     pub(crate) fn after_turn(&mut self, now: Instant, engine: &mut Engine) {
-        if self.follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
+        let follows = self.follows && !self.strangers;
+        if follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
             self.looked = now;
             self.look(engine);
         }

@@ -1,6 +1,6 @@
 //! The wire of a shard: the device's own, or the way through the shard that has it.
 
-use crate::wire::{DeviceWire, Fault, Inlet, LinkCounters, ShardWire};
+use crate::wire::{CaptureTap, DeviceWire, Fault, Inlet, LinkCounters, ShardWire};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::io;
 use std::net::IpAddr;
@@ -50,6 +50,13 @@ impl Port {
     pub(super) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
         if let Self::Device(wire) = self {
             wire.inject(faults, seed);
+        }
+    }
+
+    /// Shows what is sent and received to one more watcher.
+    pub(super) fn capture(&mut self, tap: CaptureTap) {
+        if let Self::Device(wire) = self {
+            wire.capture(tap);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::dma::{Space, SystemDma};
 use crate::inspect;
 use crate::net::Change;
+use crate::system::{self, User};
 use crate::wire::ShardWire;
 use rnic_abi::os::EventFd;
 use rnic_core::ports::Ports;
@@ -30,8 +31,7 @@ pub(crate) struct Shard {
     watched: usize,
     dma: SystemDma,
     events: ClientEvents,
-    /// Eventfds of clients, written when they ring while the engine sleeps.
-    wakes: HashMap<ClientId, EventFd>,
+    clients: HashMap<ClientId, Client>,
     inbox: Inbox,
     epoll: Arc<OwnedFd>,
     idle: IdlePolicy,
@@ -39,7 +39,17 @@ pub(crate) struct Shard {
     origin: std::time::Instant,
     /// Scratch of `sleep`.
     ready: Vec<Event>,
+    /// The user whose rights the thread has for the time being.
+    acts_as: Option<User>,
     stopping: bool,
+}
+
+/// What the thread keeps of a client.
+struct Client {
+    /// Written by the client when it rings while the engine sleeps.
+    wake: EventFd,
+    /// In another scheduling group.
+    stranger: bool,
 }
 
 impl Shard {
@@ -60,13 +70,14 @@ impl Shard {
             watched: 0,
             dma: SystemDma::new(),
             events: ClientEvents::new(Arc::clone(&epoll)),
-            wakes: HashMap::new(),
+            clients: HashMap::new(),
             inbox,
             epoll,
             idle: IdlePolicy::new(config),
             placement: Placement::new(config.placement),
             origin: std::time::Instant::now(),
             ready: Vec::with_capacity(MAX_READY),
+            acts_as: None,
             stopping: false,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
@@ -107,7 +118,8 @@ impl Shard {
                 self.placement.after_delivery();
             }
             let worked = told || turn.worked || turn.more;
-            if self.idle.after_turn(now, worked) == Next::Sleep {
+            let may_spin = self.placement.may_spin();
+            if self.idle.after_turn(now, worked, may_spin) == Next::Sleep {
                 self.sleep(now);
             }
         }
@@ -125,10 +137,11 @@ impl Shard {
         }
         self.engine.awake();
         let now = self.now();
-        for event in std::mem::take(&mut self.ready) {
+        let mut ready = std::mem::take(&mut self.ready);
+        for event in ready.drain(..) {
             self.handle_event(now, Token::decode(event.data.u64()));
         }
-        self.ready = Vec::with_capacity(MAX_READY);
+        self.ready = ready;
     }
 
     /// How long the sleep may be; `None` is for ever.
@@ -151,8 +164,8 @@ impl Shard {
                 let _ = self.inbox.wake.drain();
             }
             Some(Token::Client(client)) => {
-                if let Some(wake) = self.wakes.get(&client) {
-                    let _ = wake.drain();
+                if let Some(known) = self.clients.get(&client) {
+                    let _ = known.wake.drain();
                     self.engine.client_rang(now, client);
                 }
             }
@@ -186,9 +199,10 @@ impl Shard {
                 let outcome = self.engine.execute(now, Command::RemoveClient { client });
                 self.dma.remove(space);
                 self.events.remove_client(client);
-                if let Some(wake) = self.wakes.remove(&client) {
-                    let _ = epoll::delete(&*self.epoll, wake.as_fd());
+                if let Some(known) = self.clients.remove(&client) {
+                    let _ = epoll::delete(&*self.epoll, known.wake.as_fd());
                 }
+                self.look_for_strangers();
                 let _ = answer.send(outcome);
             }
             Message::AddSpace(id, space) => self.dma.insert(id, space),
@@ -198,10 +212,14 @@ impl Shard {
             }
             Message::RemoveChannel(client, channel) => self.events.remove_channel(client, channel),
             Message::Network(Change { port, addresses, mtu }) => {
-                self.wire.follow(&addresses, mtu);
+                self.as_root(|wire| wire.follow(&addresses, mtu));
                 if let Err(error) = self.engine.execute(now, Command::SetPort(port)) {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
+            }
+            Message::ActAs(user, answer) => {
+                self.acts_as = Some(user);
+                let _ = answer.send(system::act_as(user));
             }
             Message::AddShard(number, answer) => {
                 let _ = answer.send(self.add_shard(number));
@@ -214,8 +232,21 @@ impl Shard {
                     what,
                 ));
             }
+            Message::Capture(tap) => self.wire.capture(tap),
             Message::Inject(faults, seed) => self.wire.inject(faults, seed),
             Message::Stop => self.stopping = true,
+        }
+    }
+
+    /// Does something to the wire for which a user has no right.
+    fn as_root(&mut self, act: impl FnOnce(&mut Port)) {
+        let Some(user) = self.acts_as else { return act(&mut self.wire) };
+        let changed = system::act_as_root();
+        act(&mut self.wire);
+        if let Err(error) = changed.and_then(|()| system::act_as(user)) {
+            tracing::error!("an engine cannot act as user {}: {error}", user.0);
+            // With more rights than its clients it must not touch their memory.
+            self.dma = SystemDma::new();
         }
     }
 
@@ -224,6 +255,11 @@ impl Shard {
         self.watch_wire()?;
         self.events.add_inlet(number, inlet);
         Ok(wire)
+    }
+
+    fn look_for_strangers(&mut self) {
+        let strangers = self.clients.values().any(|client| client.stranger);
+        self.placement.set_strangers(strangers, &mut self.engine);
     }
 
     fn execute(&mut self, now: Instant, command: Command) -> CommandResult {
@@ -242,14 +278,15 @@ impl Shard {
     }
 
     fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
-        let NewClient { client, space, process, doorbells, wake, events } = new;
+        let NewClient { client, space, process, doorbells, wake, events, stranger } = new;
         let outcome = self.engine.execute(now, Command::AddClient { client, space, doorbells })?;
         if let Err(error) = self.watch(wake.as_fd(), Token::Client(client)) {
             tracing::error!("a client cannot wake its engine: {error}");
         }
         self.dma.insert(space, Space::Process(process));
         self.events.add_client(client, events);
-        self.wakes.insert(client, wake);
+        self.clients.insert(client, Client { wake, stranger });
+        self.look_for_strangers();
         Ok(outcome)
     }
 }

@@ -48,7 +48,7 @@ type Opened = Result<(String, Box<dyn Link>), String>;
 pub(crate) fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire, WireError> {
     let ground = Ground { network, interface: network.interface(), now: network.now() };
     let opened = match config.io {
-        Io::Loopback => return Ok(DeviceWire::new("loopback".to_owned(), None)),
+        Io::Loopback => return Ok(DeviceWire::new("loopback".to_owned(), None, network.hops())),
         Io::Udp => ground.udp(),
         Io::AfXdp => ground.xdp(config.xdp_mode),
         Io::AfPacket => ground.packet(),
@@ -57,7 +57,7 @@ pub(crate) fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire,
     let (mode, link) = opened.map_err(WireError)?;
     let name = &ground.interface.name;
     tracing::info!("packet I/O {mode} on {name}, addresses {:?}", ground.now.addresses);
-    Ok(DeviceWire::new(mode, Some(link)))
+    Ok(DeviceWire::new(mode, Some(link), network.hops()))
 }
 
 /// What a link is opened on.

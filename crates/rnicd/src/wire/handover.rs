@@ -342,6 +342,7 @@ mod tests {
     use super::super::tests::exchange::{self, Seen, Shape};
     use super::super::{DeviceWire, tests};
     use super::*;
+    use crate::net::HopTable;
     use rnic_core::ports::RxIpId;
 
     #[test]
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_shard_reaches_itself_through_the_owner() {
-        let mut owner = DeviceWire::new("loopback".into(), None);
+        let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
         let (mut shard, inlet) = owner.add_shard().unwrap();
         assert_eq!(shard.caps(), owner.caps());
         let path = tests::loopback_path();
@@ -397,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_parcel_wakes_the_other_side() {
-        let mut owner = DeviceWire::new("loopback".into(), None);
+        let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
         let (mut shard, inlet) = owner.add_shard().unwrap();
         let path = tests::loopback_path();
         let readable = |fd: BorrowedFd<'_>| {
@@ -423,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
-        let mut owner = DeviceWire::new("loopback".into(), None);
+        let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
         let (shard, inlet) = owner.add_shard().unwrap();
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };

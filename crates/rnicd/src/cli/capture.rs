@@ -1,0 +1,77 @@
+//! `rnic capture`: frames as lines, or as a file for Wireshark.
+
+use super::client::Client;
+use crate::pcapng;
+use crate::wire::Captured;
+use anyhow::{Context, Result};
+use clap::Args;
+use roce_wire::{Datagram, Frame};
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+/// What to capture, and where to.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Write a pcapng file for Wireshark instead of printing lines
+    #[arg(short, long, value_name = "FILE")]
+    write: Option<PathBuf>,
+    /// End after so many frames [default: never]
+    #[arg(short, long, value_name = "NUMBER")]
+    count: Option<u64>,
+}
+
+/// Captures until the count is reached, the daemon ends, or the user interrupts.
+pub(super) fn capture(options: &Options) -> Result<String> {
+    let client = Client::connect(options.socket.as_deref())?;
+    let mut file = match &options.write {
+        Some(path) => {
+            let file = File::create(path);
+            Some(file.with_context(|| format!("cannot write {}", path.display()))?)
+        }
+        None => None,
+    };
+    let (read, write) = io::pipe().context("cannot make a pipe")?;
+    client.capture(write.as_fd())?;
+    drop(write);
+    let mut from = BufReader::new(read);
+    let mut frames = 0;
+    while options.count.is_none_or(|count| frames < count)
+        && let Some(block) = pcapng::read_block(&mut from).context("reading the capture")?
+    {
+        let captured = pcapng::frame_in(&block);
+        frames += u64::from(captured.is_some());
+        let written = match (&mut file, captured) {
+            (Some(file), _) => file.write_all(&block),
+            (None, Some(captured)) => writeln!(io::stdout(), "{}", line(&captured)),
+            (None, None) => Ok(()),
+        };
+        match written {
+            // A reader that has seen enough (`| head`) is no error.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            other => other.context("cannot write")?,
+        }
+    }
+    Ok(format!("{frames} frames"))
+}
+
+/// Time of day (UTC), direction, peers, packet.
+fn line(captured: &Captured) -> String {
+    let since = captured.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (seconds, micros) = (since.as_secs() % 86_400, since.subsec_micros());
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let direction = if captured.sent { "out" } else { "in " };
+    let text = match Frame::parse(&captured.frame) {
+        Ok(frame) => match Datagram::parse(frame.payload()) {
+            Ok(datagram) => format!("{} > {} {datagram}", frame.flow.src, frame.flow.dst),
+            Err(error) => format!("{} > {} {error}", frame.flow.src, frame.flow.dst),
+        },
+        Err(error) => error.to_string(),
+    };
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {direction} {text}")
+}
