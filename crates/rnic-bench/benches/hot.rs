@@ -1,0 +1,221 @@
+//! The engine's hot paths, for counting instructions: two engines back to back over a wire that
+//! swaps buffers and memory that is not copied.
+//!
+//! `hot CASE MESSAGES` warms up, then runs MESSAGES messages. The turns that count are
+//! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of them.
+
+#[path = "../../rnic-core/tests/common/mod.rs"]
+mod common;
+
+use std::hint::black_box;
+
+use common::{BASE, Node, Options, START, attrs, send_control};
+use rnic_abi::verbs::{QpAttr, QpState, WrOpcode};
+use rnic_core::Instant;
+use rnic_core::ports::{
+    ArenaId, Dma, DmaFault, MemRange, Range, RxIpId, RxTrain, SpaceId, TxIpId, TxSlot, TxTrain,
+    Wire, WireCaps,
+};
+
+/// Trains of one turn at most.
+const TRAINS: usize = 256;
+/// Messages on the way at most.
+const DEPTH: usize = 32;
+/// Messages before those that count.
+const WARM_UP: usize = 2 * DEPTH;
+
+struct SwapWire {
+    rx: Vec<u8>,
+    tx: Vec<u8>,
+    incoming: Vec<RxTrain>,
+    outgoing: Vec<RxTrain>,
+    used: u32,
+}
+
+impl SwapWire {
+    fn new() -> Self {
+        let trains = || Vec::with_capacity(TRAINS);
+        let arena = || vec![0; 1 << 20];
+        Self { rx: arena(), tx: arena(), incoming: trains(), outgoing: trains(), used: 0 }
+    }
+
+    /// What was sent becomes what the peer receives.
+    fn pass_to(&mut self, peer: &mut Self) {
+        if peer.incoming.is_empty() && !self.outgoing.is_empty() {
+            std::mem::swap(&mut self.tx, &mut peer.rx);
+            std::mem::swap(&mut self.outgoing, &mut peer.incoming);
+            self.used = 0;
+        }
+    }
+}
+
+impl Wire for SwapWire {
+    fn caps(&self) -> WireCaps {
+        let tx_ip_id = TxIpId::Ours;
+        WireCaps { max_datagram: 4200, max_segments: 64, max_train: 65_000, tx_ip_id }
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let count = (trains.capacity() - trains.len()).min(self.incoming.len());
+        trains.extend(self.incoming.drain(..count));
+    }
+
+    fn rx(&self, _arena: ArenaId) -> &[u8] {
+        &self.rx
+    }
+
+    fn release(&mut self) {}
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let len = (train.segments - 1) * train.segment_len + train.last_len;
+        if (self.used + len) as usize > self.tx.len() || self.outgoing.len() == TRAINS {
+            return None;
+        }
+        let (arena, offset) = (ArenaId(0), self.used);
+        self.used += len;
+        let range = Range { offset, len };
+        let ip_id = RxIpId::Seen(train.ip_id);
+        let (flow, segment_len) = (train.flow, train.segment_len);
+        self.outgoing.push(RxTrain { flow, arena, range, segment_len, ip_id });
+        Some(TxSlot { arena, offset, stride: segment_len })
+    }
+
+    fn cancel_from(&mut self, _slot: &TxSlot) {}
+
+    fn tx(&mut self, _arena: ArenaId) -> &mut [u8] {
+        &mut self.tx
+    }
+
+    fn submit(&mut self) {}
+}
+
+/// Memory without bytes.
+struct NoDma;
+
+impl Dma for NoDma {
+    fn read(
+        &mut self,
+        _space: SpaceId,
+        _from: &[MemRange],
+        _arena: &mut [u8],
+        _to: &[Range],
+    ) -> Result<(), DmaFault> {
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        _space: SpaceId,
+        _arena: &[u8],
+        _from: &[Range],
+        _to: &[MemRange],
+        _tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        _space: SpaceId,
+        _addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        Ok(update(0))
+    }
+}
+
+type Side = Node<SwapWire, NoDma>;
+
+/// Two connected sides and one message that is sent again and again.
+struct Stage {
+    requester: Side,
+    responder: Side,
+    opcode: WrOpcode,
+    len: u32,
+    now: Instant,
+}
+
+impl Stage {
+    fn new(opcode: WrOpcode, len: u32) -> Self {
+        // A secret of its own for each side: addresses and numbers must not collide by accident.
+        let options = Options::default();
+        let mut requester = Node::over(1, &options, SwapWire::new(), NoDma);
+        let mut responder = Node::over(2, &options, SwapWire::new(), NoDma);
+        let attr = QpAttr { path_mtu: 5, ..attrs() };
+        let (ips, qpns) = ((requester.ip, responder.ip), (requester.qpn, responder.qpn));
+        requester.connect(ips.1, qpns.1, attr, QpState::Rts);
+        responder.connect(ips.0, qpns.0, attr, QpState::Rts);
+        Self { requester, responder, opcode, len, now: START }
+    }
+
+    fn run(&mut self, messages: usize, counted: bool) {
+        let (mut posted, mut completed) = (0, 0);
+        while completed < messages {
+            while posted < messages && posted - completed < DEPTH {
+                self.post();
+                posted += 1;
+            }
+            self.now = self.now.after_nanos(1000);
+            if counted {
+                requester_turn(&mut self.requester, self.now);
+            } else {
+                self.requester.quiet_turn(self.now);
+            }
+            self.requester.wire.pass_to(&mut self.responder.wire);
+            if counted {
+                responder_turn(&mut self.responder, self.now);
+            } else {
+                self.responder.quiet_turn(self.now);
+            }
+            self.responder.wire.pass_to(&mut self.requester.wire);
+            completed += self.requester.poll().len();
+            self.responder.poll();
+        }
+    }
+
+    fn post(&mut self) {
+        if self.opcode == WrOpcode::Send {
+            let sge = self.responder.sge(0, self.len);
+            self.responder.post_recv(1, &[sge]);
+        }
+        let control = send_control(self.opcode, 1);
+        let control =
+            rnic_abi::wqe::SendControl { remote_addr: BASE, rkey: self.responder.key, ..control };
+        let sge = self.requester.sge(0, self.len);
+        self.requester.post_send(control, &[sge]);
+    }
+}
+
+// Two functions that differ, so that the compiler does not make them one.
+#[inline(never)]
+fn requester_turn(side: &mut Side, now: Instant) {
+    black_box(1);
+    side.quiet_turn(now);
+}
+
+#[inline(never)]
+fn responder_turn(side: &mut Side, now: Instant) {
+    black_box(2);
+    side.quiet_turn(now);
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo bench` and `cargo test` pass flags of the test harness.
+    let words: Vec<&str> =
+        arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
+    let (case, messages) = match words[..] {
+        [case, messages] => (case, messages.parse().expect("a number of messages")),
+        _ => ("write-65536", 1000),
+    };
+    let (opcode, len) = case.split_once('-').expect("OPCODE-BYTES");
+    let opcode = match opcode {
+        "write" => WrOpcode::Write,
+        "read" => WrOpcode::Read,
+        "send" => WrOpcode::Send,
+        other => panic!("no case has the opcode {other}"),
+    };
+    let mut stage = Stage::new(opcode, len.parse().expect("a number of bytes"));
+    stage.run(WARM_UP, false);
+    stage.run(messages, true);
+}

@@ -1,0 +1,198 @@
+//! `cargo xtask budget`: instructions that the engine's hot paths take, held against a file.
+//!
+//! Instructions are counted by callgrind, so the numbers do not depend on what else the machine
+//! does. Only lines of our own sources count: copying payload and computing CRCs is other people's
+//! code and depends on the processor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use system_tests::dist::cargo;
+use system_tests::packages::Apt;
+use system_tests::paths::{self, Scratch};
+use system_tests::process::{Cmd, is_root};
+
+/// Cases of `crates/rnic-bench/benches/hot.rs`. The path MTU is 4096.
+const CASES: [&str; 5] = ["write-8", "write-65536", "write-1048576", "send-8", "read-65536"];
+const SIDES: [&str; 2] = ["requester", "responder"];
+/// Messages that are counted; more would change nothing.
+const MESSAGES: u64 = 64;
+/// How far a count may be from the budget.
+const TOLERANCE: f64 = 0.03;
+/// Sources whose instructions count.
+const OURS: [&str; 3] = ["crates/rnic-core/src/", "crates/rnic-abi/src/", "crates/roce-wire/src/"];
+const LIMIT: Duration = Duration::from_secs(1800);
+
+type Counts = BTreeMap<String, u64>;
+
+/// Counts, and compares with the budget or writes a new one.
+pub(crate) fn run(write: bool) -> Result<()> {
+    provide_valgrind()?;
+    let program = build()?;
+    let mut counts = Counts::new();
+    for case in CASES {
+        for side in SIDES {
+            let instructions = count(&program, case, side)?;
+            println!("{case:<16} {side:<12} {instructions:>8} instructions per message");
+            counts.insert(format!("{case} {side}"), instructions);
+        }
+    }
+    let file = paths::repository().join("crates/rnic-bench/budget.txt");
+    if write {
+        return fs::write(&file, render(&counts))
+            .with_context(|| format!("cannot write {}", file.display()));
+    }
+    let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+    let faults = compare(&parse(&text)?, &counts);
+    if !faults.is_empty() {
+        bail!(
+            "the hot paths left their budget; if that is right, run `cargo xtask budget --write`:\
+             \n  {}",
+            faults.join("\n  ")
+        );
+    }
+    Ok(())
+}
+
+/// The stage of `cargo xtask test`.
+pub(crate) fn stage() -> Result<()> {
+    run(false)
+}
+
+fn provide_valgrind() -> Result<()> {
+    if Cmd::new("valgrind").arg("--version").run().is_ok_and(|output| output.success()) {
+        return Ok(());
+    }
+    ensure!(is_root(), "the instruction budget needs the package valgrind, which root installs");
+    Apt::system().install(&["valgrind"])
+}
+
+fn build() -> Result<PathBuf> {
+    let text = cargo()
+        .args(["build", "--profile", "bench", "--quiet", "--message-format=json"])
+        .args(["-p", "rnic-bench", "--bench", "hot"])
+        .limit(LIMIT)
+        .check()?;
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut made = messages
+        .filter(|message| message["target"]["name"] == "hot")
+        .filter_map(|message| Some(message["executable"].as_str()?.to_owned()));
+    made.next().map(PathBuf::from).context("cargo made no benchmark `hot`")
+}
+
+/// Instructions per message in the turns of one side.
+fn count(program: &Path, case: &str, side: &str) -> Result<u64> {
+    let scratch = Scratch::new("callgrind")?;
+    let out = scratch.join("out");
+    Cmd::new("valgrind")
+        .args(["--tool=callgrind", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect=*{side}_turn*"))
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .args(["--compress-strings=no", "--compress-pos=no"])
+        .arg(program)
+        .args([case, &MESSAGES.to_string()])
+        .limit(Duration::from_secs(300))
+        .check()?;
+    let ours = own_instructions(&fs::read_to_string(&out)?);
+    ensure!(ours > 0, "callgrind counted nothing for {side} of {case}");
+    Ok(ours / MESSAGES)
+}
+
+/// Instructions of lines of our sources in callgrind's profile.
+///
+/// A line of the profile is a position and a count; the source file is the last that `fl=`, `fi=`
+/// or `fe=` named. The line after `calls=` is what a call cost, which its callee counts already.
+fn own_instructions(profile: &str) -> u64 {
+    let mut ours = false;
+    let mut skip = false;
+    let mut sum = 0;
+    for line in profile.lines() {
+        if let Some((key, value)) = line.split_once('=') {
+            match key {
+                "fl" | "fi" | "fe" => ours = OURS.iter().any(|dir| value.contains(dir)),
+                "calls" => skip = true,
+                _ => {}
+            }
+        } else if line.starts_with(|c: char| c.is_ascii_digit()) {
+            let count = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
+            if ours && !skip {
+                sum += count.unwrap_or(0);
+            }
+            skip = false;
+        }
+    }
+    sum
+}
+
+const HEADER: &str = "\
+# Instructions per message of the engine's hot paths (path MTU 4096, 32 messages on the way).
+# Written by `cargo xtask budget --write`; `cargo xtask budget` compares, within 3 %.
+";
+
+fn render(counts: &Counts) -> String {
+    let mut text = HEADER.to_owned();
+    for (key, count) in counts {
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{key} {count}");
+    }
+    text
+}
+
+fn parse(text: &str) -> Result<Counts> {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (key, count) = line.rsplit_once(' ').context("a line is CASE SIDE COUNT")?;
+            Ok((key.to_owned(), count.parse().with_context(|| line.to_owned())?))
+        })
+        .collect()
+}
+
+fn compare(budget: &Counts, counts: &Counts) -> Vec<String> {
+    let keys: BTreeSet<_> = budget.keys().chain(counts.keys()).collect();
+    let fault = |key: &String| match (budget.get(key), counts.get(key)) {
+        (Some(&wanted), Some(&found)) => {
+            let change = found as f64 / wanted as f64 - 1.0;
+            (change.abs() > TOLERANCE).then(|| {
+                format!("{key}: {found} instructions, {:+.1} % of {wanted}", change * 100.0)
+            })
+        }
+        (None, _) => Some(format!("{key} has no budget")),
+        (_, None) => Some(format!("{key} is no case any more")),
+    };
+    keys.into_iter().filter_map(fault).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_own_lines_count_and_calls_do_not_count_twice() {
+        let profile = "events: Ir\n\
+            fl=/w/crates/rnic-core/src/engine.rs\nfn=turn\n10 5\ncalls=1 20\n11 1000\n12 7\n\
+            fi=/rustc/x/core/src/iter.rs\n3 100\nfe=/w/crates/roce-wire/src/icrc.rs\n4 1\n\
+            totals: 1113\n";
+        assert_eq!(own_instructions(profile), 13);
+    }
+
+    #[test]
+    fn a_budget_survives_writing_and_reading() {
+        let counts = Counts::from([("write-8 requester".to_owned(), 812)]);
+        assert_eq!(parse(&render(&counts)).unwrap(), counts);
+    }
+
+    #[test]
+    fn small_changes_are_within_the_budget() {
+        let counts = |count| Counts::from([("a b".to_owned(), count)]);
+        assert!(compare(&counts(1000), &counts(1029)).is_empty());
+        assert_eq!(compare(&counts(1000), &counts(1031)).len(), 1);
+        assert_eq!(compare(&counts(1000), &counts(960)).len(), 1);
+        assert_eq!(compare(&counts(1000), &Counts::new()).len(), 1);
+    }
+}
