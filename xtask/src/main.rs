@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod budget;
 mod demo;
 mod layers;
 mod lint;
@@ -38,6 +39,12 @@ enum Command {
     },
     /// Measure ours, kernel TCP and the raw limits side by side, as ratios
     Bench(bench::Options),
+    /// Count the instructions of the engine's hot paths and compare with the budget
+    Budget {
+        /// Make what is counted the new budget
+        #[arg(long)]
+        write: bool,
+    },
     /// Check formatting, clippy, layering and documentation
     Lint,
     /// Check which crate may depend on which
@@ -65,6 +72,7 @@ fn run(command: &Command) -> Result<()> {
             Ok(())
         }
         Command::Bench(options) => bench::run(options),
+        Command::Budget { write } => budget::run(*write),
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),
     }
