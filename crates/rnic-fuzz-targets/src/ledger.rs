@@ -26,6 +26,11 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// A turn begins: what was accepted before it is over.
+    pub(crate) fn begin(&mut self) {
+        self.last = None;
+    }
+
     /// Every received datagram was accepted, dropped for a reason, a congestion notification or
     /// handed to another shard; and the counters tell the same story.
     pub(crate) fn check(&self, counters: &Counters, handed_over: u64) {

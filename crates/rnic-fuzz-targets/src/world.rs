@@ -95,6 +95,7 @@ impl World {
     /// One turn, with every promise checked that can be checked at once.
     pub(crate) fn turn(&mut self) -> Turn {
         self.now = self.now.after_nanos(TURN_NANOS);
+        self.ledger.begin();
         let before = *self.engine.counters();
         let (events, dma) = (self.ledger.events, self.memory.counts.bytes);
         let Self { engine, port, memory, ledger, notices, now } = self;

@@ -1,0 +1,90 @@
+//! The shortest captured frame of each kind.
+
+use crate::Seed;
+use roce_wire::cm::CmMad;
+use roce_wire::{Datagram, Frame};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longer frames teach a fuzzer nothing but payload.
+const LONGEST: usize = 400;
+/// What the first byte of an input of this target says.
+const FRAME: u8 = 0;
+const DATAGRAM: u8 = 1;
+const MAD: u8 = 2;
+
+pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
+    let mut shortest: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for file in pcaps(captures)? {
+        for bytes in frames(&fs::read(file)?) {
+            for (kind, input) in inputs(bytes) {
+                let known = shortest.entry(kind).or_insert_with(|| input.clone());
+                if input.len() < known.len() {
+                    *known = input;
+                }
+            }
+        }
+    }
+    Ok(shortest.into_iter().collect())
+}
+
+/// A frame is a seed, and so are what it carries.
+fn inputs(bytes: &[u8]) -> Vec<Seed> {
+    if bytes.len() > LONGEST {
+        return Vec::new();
+    }
+    let Ok(frame) = Frame::parse(bytes) else {
+        return vec![("frame_refused".into(), tagged(FRAME, bytes))];
+    };
+    let ip = if frame.flow.is_ipv4() { "ipv4" } else { "ipv6" };
+    let vlan = if frame.vlan.is_some() { "_vlan" } else { "" };
+    let mut inputs = vec![(format!("frame_{ip}{vlan}"), tagged(FRAME, bytes))];
+    if let Ok(datagram) = Datagram::parse(frame.payload()) {
+        let name = datagram.opcode().name().to_lowercase();
+        inputs.push((format!("datagram_{name}"), tagged(DATAGRAM, frame.payload())));
+        if let Some(aeth) = datagram.headers.aeth {
+            let kind = aeth.syndrome.to_u8() >> 5;
+            inputs.push((format!("syndrome_{kind}"), tagged(DATAGRAM, frame.payload())));
+        }
+        if let Ok(mad) = CmMad::parse(datagram.payload()) {
+            let name = mad.message.name().to_lowercase();
+            inputs.push((format!("mad_{name}"), tagged(MAD, datagram.payload())));
+            inputs.push((format!("frame_mad_{name}"), tagged(FRAME, bytes)));
+        }
+    }
+    inputs
+}
+
+fn tagged(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[kind], bytes].concat()
+}
+
+fn pcaps(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(pcaps(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "pcap") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The frames of a little-endian capture file.
+fn frames(file: &[u8]) -> Vec<&[u8]> {
+    const FILE_HEADER: usize = 24;
+    const RECORD_HEADER: usize = 16;
+    let mut rest = file.get(FILE_HEADER..).unwrap_or(&[]);
+    let mut frames = Vec::new();
+    while let Some((header, behind)) = rest.split_at_checked(RECORD_HEADER) {
+        let len = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+        let Some((frame, later)) = behind.split_at_checked(len as usize) else { break };
+        frames.push(frame);
+        rest = later;
+    }
+    frames
+}

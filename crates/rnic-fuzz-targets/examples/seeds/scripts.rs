@@ -1,0 +1,124 @@
+//! Scripts for the engine targets: short stories that reach the far corners, for the fuzzer to
+//! garble. The bytes are what `engine_rx::Scene::step` and `wqe::Scene::step` read.
+
+use crate::Seed;
+
+/// More steps may follow before the engine's turn.
+const NO_TURN: u8 = 0x40;
+/// The second of the two QPs.
+const OTHER_QP: u8 = 0x80;
+/// A byte that leaves a PSN as it is.
+const EXACT: u8 = 0xff;
+/// Setup bytes: frames one by one, PSNs that wrap; trains with hidden headers.
+const FRAMES: u8 = 0;
+const TRAINS: u8 = 0x51;
+
+const SIGNALED: u8 = 2;
+const FENCE: u8 = 1;
+const INLINE: u8 = 8;
+
+const SEND: u8 = 0;
+const WRITE: u8 = 2;
+const READ: u8 = 4;
+const CMP_SWAP: u8 = 5;
+
+/// Three receives of 256 open bytes.
+fn receives() -> Vec<u8> {
+    [vec![10, 2], [1, 0, 2, 1].repeat(3)].concat()
+}
+
+/// A SEND or WRITE of so many packets, in sequence, to the open region.
+fn message(packets: u8, is_write: bool, imm: bool, lost: u8) -> Vec<u8> {
+    let bits = (packets - 1) | u8::from(imm) << 3 | u8::from(is_write) << 4;
+    vec![4, bits, 100, EXACT, 0, 0, lost, lost, 0, 0]
+}
+
+/// One packet by its place in the opcode table, with a RETH or AtomicETH for the open region.
+fn packet(opcode: u8, expected: u8, rest: &[u8]) -> Vec<u8> {
+    [&[0, EXACT, opcode, 0, expected, EXACT, 1], rest, &[0, 0]].concat()
+}
+
+fn post(opcode: u8, flags: u8, len_kind: u8) -> Vec<u8> {
+    let sges: &[u8] = if flags & INLINE != 0 { &[0, 24] } else { &[1, 0, len_kind, 0, 0, 1] };
+    [&[8, opcode, flags], sges, &[0; 3]].concat()
+}
+
+/// Answers the request that was sent `nth`, with a syndrome as `packet::any_syndrome` chooses.
+fn answer(nth: u8, syndrome: &[u8]) -> Vec<u8> {
+    [&[6, nth, EXACT], syndrome, &[0, 0]].concat()
+}
+
+fn on_other_qp(mut step: Vec<u8>) -> Vec<u8> {
+    step[0] |= OTHER_QP;
+    step
+}
+
+fn together(mut step: Vec<u8>) -> Vec<u8> {
+    step[0] |= NO_TURN;
+    step
+}
+
+fn story(name: &str, setup: u8, steps: &[Vec<u8>]) -> Seed {
+    (name.into(), [vec![setup], steps.concat()].concat())
+}
+
+const POLL: [u8; 1] = [15];
+
+pub(crate) fn engine_rx() -> Vec<Seed> {
+    let (ack, rnr, gap, refused) = (&[0][..], &[4, 1][..], &[5][..], &[6, 1][..]);
+    let wait = |exponent| vec![11, exponent];
+    let state = |kind| vec![12, kind];
+    let memory = |region, kind| vec![13, region, kind];
+    let read_request = packet(12, 0, &[0, 0, 2, 0, 2]);
+    let atomic = packet(19, 0, &[0, 0, 1, 1]);
+    let poll = POLL.to_vec();
+    vec![
+        story("sends", FRAMES, &[receives(), message(1, false, true, 0), poll.clone()]),
+        story("long_send", TRAINS, &[receives(), message(3, false, false, 0), poll.clone()]),
+        story("writes", FRAMES, &[message(8, true, false, 0), message(2, true, true, 0)]),
+        story("gap", TRAINS, &[message(8, true, false, 4), message(8, true, false, 0)]),
+        story("no_receive", FRAMES, &[message(1, false, false, 0), wait(20), receives()]),
+        story("reads", FRAMES, &[read_request.clone(), read_request.clone(), atomic.clone()]),
+        story("atomics", TRAINS, &[together(atomic.clone()), atomic, read_request]),
+        story("send_ack", FRAMES, &[post(SEND, SIGNALED, 2), answer(0, ack), poll.clone()]),
+        story("write_rnr", FRAMES, &[post(WRITE, SIGNALED, 3), answer(0, rnr), wait(20)]),
+        story("write_gap", TRAINS, &[post(WRITE, 0, 2), answer(0, gap), answer(0, ack)]),
+        story("refused", FRAMES, &[post(WRITE, SIGNALED, 2), answer(0, refused), poll.clone()]),
+        story("read", TRAINS, &[post(READ, SIGNALED, 2), answer(0, ack), poll.clone()]),
+        story("fence", FRAMES, &[post(READ, 0, 2), post(SEND, FENCE, 2), answer(0, ack)]),
+        story("swap", FRAMES, &[post(CMP_SWAP, SIGNALED, 1), answer(0, ack), poll.clone()]),
+        story("inline", TRAINS, &[post(SEND, SIGNALED | INLINE, 0), answer(0, ack)]),
+        story("timeouts", FRAMES, &[post(SEND, SIGNALED, 2), [wait(30), wait(30)].concat(), poll]),
+        story("states", FRAMES, &[post(SEND, 0, 2), state(1), state(2), state(0), state(5)]),
+        story(
+            "holes",
+            FRAMES,
+            &[memory(0, 0), message(2, true, false, 0), on_other_qp(message(1, true, false, 0))],
+        ),
+        story("deregister", TRAINS, &[post(WRITE, 2, 4), memory(0, 3), answer(0, gap)]),
+        story("raw", FRAMES, &[[vec![14, 40], vec![4; 40]].concat(), [vec![14, 0]].concat()]),
+    ]
+}
+
+pub(crate) fn wqe() -> Vec<Seed> {
+    let honest = vec![15];
+    let works = |qp: u8| vec![14 | qp << 4];
+    let ring = |qp: u8, producer: u8| vec![4 | qp << 4, 1, producer, 1];
+    // Opcode, SIGNALED, one SGE of 256 bytes of the first region, in the first slot.
+    let wqe = |opcode: u8| vec![0, 2, opcode, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0];
+    let scribble = |queue: u8, at: u8| vec![7, queue, at, 0, 0];
+    let bits = |area: u8, at: u8| vec![9, area, at, 0];
+    vec![
+        story("honest", FRAMES, &[honest.clone(), honest.clone()]),
+        story("works", TRAINS, &[works(0), works(1), works(2), honest.clone()]),
+        story("send", FRAMES, &[wqe(2), ring(0, 1), wqe(0), ring(0, 2)]),
+        story("read", TRAINS, &[wqe(4), ring(0, 1), honest.clone()]),
+        story("receive", FRAMES, &[vec![3, 1, 0, 1, 1, 1, 0], ring(1, 1), works(0)]),
+        story("overrun", FRAMES, &[ring(0, 31), works(0), ring(1, 9)]),
+        story("scribble", TRAINS, &[scribble(0, 16), works(0), scribble(1, 16), scribble(2, 0)]),
+        story("doorbells", FRAMES, &[bits(0, 8), bits(0, 16), bits(1, 0), bits(3, 0), honest]),
+        story("commands", FRAMES, &(0..8).map(|kind| vec![11, kind, 0, 0]).collect::<Vec<_>>()),
+        story("modify", FRAMES, &[[vec![12, 6], vec![0; 30]].concat(), vec![13], works(0)]),
+        story("wait", TRAINS, &[works(2), vec![10, 30], vec![10, 30], vec![10, 36]]),
+    ]
+}
