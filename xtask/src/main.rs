@@ -5,6 +5,7 @@
 mod bench;
 mod budget;
 mod demo;
+mod fuzz;
 mod layers;
 mod lint;
 mod stages;
@@ -39,12 +40,17 @@ enum Command {
     },
     /// Measure ours, kernel TCP and the raw limits side by side, as ratios
     Bench(bench::Options),
+<<<<<<< Updated upstream
     /// Count the instructions of the engine's hot paths and compare with the budget
     Budget {
         /// Make what is counted the new budget
         #[arg(long)]
         write: bool,
     },
+=======
+    /// Run the fuzzers for long, in parts that add up
+    Fuzz(fuzz::Options),
+>>>>>>> Stashed changes
     /// Check formatting, clippy, layering and documentation
     Lint,
     /// Check which crate may depend on which
@@ -72,7 +78,11 @@ fn run(command: &Command) -> Result<()> {
             Ok(())
         }
         Command::Bench(options) => bench::run(options),
+<<<<<<< Updated upstream
         Command::Budget { write } => budget::run(*write),
+=======
+        Command::Fuzz(options) => fuzz::run(options),
+>>>>>>> Stashed changes
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),
     }

@@ -1,0 +1,239 @@
+//! `cargo xtask fuzz`: long runs of the fuzzers, in parts that add up.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use system_tests::paths;
+use system_tests::process::{Cmd, tail};
+
+/// A fuzzer of `fuzz/`.
+struct Target {
+    name: &'static str,
+    /// Which sanitizer it is built with: where there is no unsafe code, none, which is faster.
+    sanitizer: &'static str,
+    /// Bytes of the longest input.
+    max_len: u32,
+}
+
+const TARGETS: [Target; 4] = [
+    Target { name: "frame", sanitizer: "none", max_len: 512 },
+    Target { name: "engine_rx", sanitizer: "none", max_len: 1024 },
+    // It scribbles on rings, which are behind raw pointers.
+    Target { name: "wqe", sanitizer: "address", max_len: 1024 },
+    Target { name: "control", sanitizer: "none", max_len: 1024 },
+];
+
+/// Executions of a part. What is known after it is kept when a later part is interrupted.
+const PART: u64 = 250_000;
+const PART_LIMIT: Duration = Duration::from_secs(1800);
+const BUILD_LIMIT: Duration = Duration::from_secs(3600);
+const HOST: &str = "x86_64-unknown-linux-gnu";
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only this target: frame, engine_rx, wqe or control; may be given several times
+    #[arg(long, value_name = "NAME")]
+    target: Vec<String>,
+    /// Executions of each target, those of earlier calls included
+    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    runs: u64,
+    /// Stop each target after so many seconds, however many executions there were
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// Count from zero again
+    #[arg(long)]
+    fresh: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let chosen = choose(&options.target)?;
+    let tool = cargo_fuzz()?;
+    let mut reports = Vec::new();
+    for target in chosen {
+        eprintln!("== {}", target.name);
+        let binary = build(target, &tool)?;
+        reports.push(fuzz(target, &binary, options)?);
+    }
+    println!();
+    for report in &reports {
+        println!("{report}");
+    }
+    let findings: usize = reports.iter().map(|report| report.findings.len()).sum();
+    ensure!(findings == 0, "{findings} findings: run a target's binary with one of the files");
+    Ok(())
+}
+
+fn choose(names: &[String]) -> Result<Vec<&'static Target>> {
+    if names.is_empty() {
+        return Ok(TARGETS.iter().collect());
+    }
+    let find = |name: &String| {
+        TARGETS.iter().find(|target| target.name == name).with_context(|| {
+            let known: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+            format!("there is no target {name}; there are {}", known.join(", "))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// `cargo-fuzz`, installed into the cache when it is not there.
+fn cargo_fuzz() -> Result<PathBuf> {
+    let root = paths::cache("cargo-fuzz")?;
+    let tool = root.join("bin/cargo-fuzz");
+    if !tool.exists() {
+        eprintln!("installing cargo-fuzz");
+        Cmd::new("cargo")
+            .args(["install", "cargo-fuzz", "--locked", "--root"])
+            .arg(&root)
+            .limit(BUILD_LIMIT)
+            .check()?;
+    }
+    Ok(tool)
+}
+
+fn out() -> PathBuf {
+    paths::target().join("fuzz")
+}
+
+/// Builds a fuzzer with the nightly toolchain, which only libFuzzer's instrumentation needs.
+fn build(target: &Target, tool: &Path) -> Result<PathBuf> {
+    let built = Cmd::new("rustup")
+        .args(["run", "nightly"])
+        .arg(tool)
+        .args(["fuzz", "build", "--fuzz-dir", "fuzz", "--sanitizer", target.sanitizer])
+        .arg("--target-dir")
+        .arg(out().join(target.sanitizer))
+        .arg(target.name)
+        .without_env("CARGO")
+        .dir(paths::repository())
+        .limit(BUILD_LIMIT)
+        .run()?;
+    ensure!(
+        built.success(),
+        "{built}\nfuzzing needs a nightly toolchain: rustup toolchain install nightly"
+    );
+    Ok(out().join(target.sanitizer).join(HOST).join("release").join(target.name))
+}
+
+/// What became of a target.
+struct Report {
+    name: &'static str,
+    /// Executions of this call and of all since counting began.
+    done: u64,
+    total: u64,
+    seconds: f64,
+    findings: Vec<PathBuf>,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, done, total, seconds, findings } = self;
+        let rate = if *seconds > 0.0 { *done as f64 / seconds } else { 0.0 };
+        write!(f, "{name:<12} {total:>12} executions, {done} now ({rate:.0}/s)")?;
+        write!(f, ", {} findings", findings.len())?;
+        findings.iter().try_for_each(|file| write!(f, "\n    {}", file.display()))
+    }
+}
+
+/// Runs part after part until there were enough executions, time is up or something was found.
+fn fuzz(target: &Target, binary: &Path, options: &Options) -> Result<Report> {
+    let count = out().join(format!("{}.executions", target.name));
+    if options.fresh {
+        let _ = fs::remove_file(&count);
+    }
+    let before = read_count(&count);
+    let began = Instant::now();
+    let mut report = Report {
+        name: target.name,
+        done: 0,
+        total: before,
+        seconds: 0.0,
+        findings: findings(target)?,
+    };
+    let time_left = || match options.seconds {
+        Some(seconds) => Duration::from_secs(seconds).saturating_sub(began.elapsed()),
+        None => PART_LIMIT,
+    };
+    while report.total < options.runs && !time_left().is_zero() && report.findings.is_empty() {
+        let runs = PART.min(options.runs - report.total);
+        let executed = part(target, binary, runs, time_left().min(PART_LIMIT))?;
+        report.done += executed;
+        report.total += executed;
+        fs::write(&count, report.total.to_string()).context("cannot keep the count")?;
+        report.findings = findings(target)?;
+        report.seconds = began.elapsed().as_secs_f64();
+        eprintln!("{report}");
+    }
+    Ok(report)
+}
+
+fn read_count(file: &Path) -> u64 {
+    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// One call of the fuzzer, which writes what it learns to the corpus. Returns its executions.
+fn part(target: &Target, binary: &Path, runs: u64, time: Duration) -> Result<u64> {
+    let corpus = folder("corpus", target)?;
+    let artifacts = folder("findings", target)?;
+    let kept = |kind: &str| paths::repository().join("fuzz").join(kind).join(target.name);
+    let inputs = [corpus, kept("seeds"), kept("regressions")];
+    let output = Cmd::new("nice")
+        .args(["-n", "19"])
+        .arg(binary)
+        .arg(format!("-runs={runs}"))
+        .arg(format!("-max_total_time={}", time.as_secs().max(1)))
+        .arg(format!("-max_len={}", target.max_len))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .args(["-timeout=10", "-print_final_stats=1", "-verbosity=0"])
+        .args(inputs.iter().filter(|folder| folder.exists()))
+        .limit(time + PART_LIMIT)
+        .run()?;
+    let executed = executions(&output.stderr);
+    if !output.success() {
+        eprintln!("{}", tail(&output.stderr, 60));
+        if findings(target)?.is_empty() {
+            bail!("the fuzzer {} failed without an input to blame", target.name);
+        }
+    }
+    Ok(executed)
+}
+
+/// What libFuzzer's statistics say.
+fn executions(text: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Inputs that broke a promise, also those of earlier calls.
+fn findings(target: &Target) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder("findings", target)?)?;
+    let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn folder(kind: &str, target: &Target) -> Result<PathBuf> {
+    let folder = out().join(kind).join(target.name);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executions_are_read_from_the_statistics() {
+        let text = "Done 12 runs\nstat::number_of_executed_units: 4271079\nstat::peak_rss_mb: 28\n";
+        assert_eq!(executions(text), 4_271_079);
+        assert_eq!(executions("==1== ERROR: libFuzzer: deadly signal"), 0);
+    }
+
+    #[test]
+    fn an_unknown_target_is_refused_with_the_known_ones() {
+        let error = choose(&["frames".into()]).err().unwrap().to_string();
+        assert!(error.contains("engine_rx"), "{error}");
+    }
+}
