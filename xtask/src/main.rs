@@ -40,17 +40,14 @@ enum Command {
     },
     /// Measure ours, kernel TCP and the raw limits side by side, as ratios
     Bench(bench::Options),
-<<<<<<< Updated upstream
     /// Count the instructions of the engine's hot paths and compare with the budget
     Budget {
         /// Make what is counted the new budget
         #[arg(long)]
         write: bool,
     },
-=======
     /// Run the fuzzers for long, in parts that add up
     Fuzz(fuzz::Options),
->>>>>>> Stashed changes
     /// Check formatting, clippy, layering and documentation
     Lint,
     /// Check which crate may depend on which
@@ -78,11 +75,8 @@ fn run(command: &Command) -> Result<()> {
             Ok(())
         }
         Command::Bench(options) => bench::run(options),
-<<<<<<< Updated upstream
         Command::Budget { write } => budget::run(*write),
-=======
         Command::Fuzz(options) => fuzz::run(options),
->>>>>>> Stashed changes
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),
     }
