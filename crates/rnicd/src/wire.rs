@@ -38,11 +38,11 @@ trait Link: Send {
     /// What it can do now.
     fn caps(&self) -> WireCaps;
     /// Readable while frames wait.
-    fn fd(&self) -> BorrowedFd<'_>;
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
     /// As [`Wire::receive`].
     fn receive(&mut self, trains: &mut Vec<RxTrain>);
     /// As [`Wire::rx`].
-    fn rx(&self) -> &[u8];
+    fn rx(&self, arena: ArenaId) -> &[u8];
     /// As [`Wire::release`].
     fn release(&mut self);
     /// As [`Wire::reserve`], with the reason of a refusal.
@@ -85,7 +85,7 @@ impl DeviceWire {
 
     /// Descriptors that are readable while frames wait.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.get().get().fd().into_iter().chain(self.shards.fds()).collect()
+        self.inner.get().get().fds().into_iter().chain(self.shards.fds()).collect()
     }
 
     /// A wire for a further shard, which sends through this one, and where to put what arrives
@@ -183,6 +183,8 @@ const LOOPBACK: ArenaId = ArenaId(0);
 const OUTSIDE: ArenaId = ArenaId(1);
 const SINK: ArenaId = ArenaId(2);
 const FAULT: ArenaId = ArenaId(3);
+/// Receive queue n of an interface, where n is not 0: this plus n.
+const QUEUES: ArenaId = ArenaId(4);
 /// The longest datagram of RoCEv2: path MTU 4096 and every header there is.
 const MAX_DATAGRAM: u32 = 4096 + 96;
 const IPV4_UDP: u32 = 28;

@@ -70,9 +70,18 @@ pub(crate) const V6_B: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xfd88, 0, 0,
 
 impl Pair {
     pub(crate) fn new(mtu: u32) -> Pair {
+        Pair::with_queues(mtu, 1)
+    }
+
+    /// With so many queues in both directions.
+    pub(crate) fn with_queues(mtu: u32, queues: u32) -> Pair {
         let (a, b) = (Namespace::new(), Namespace::new());
         let path = b.path();
-        a.ip(&format!("link add eth0 mtu {mtu} type veth peer name eth0 mtu {mtu} netns {path}"));
+        let queues = format!("numtxqueues {queues} numrxqueues {queues}");
+        a.ip(&format!(
+            "link add eth0 mtu {mtu} {queues} type veth peer name eth0 mtu {mtu} {queues} netns \
+             {path}"
+        ));
         for (namespace, v4, v6) in [(&a, V4_A, V6_A), (&b, V4_B, V6_B)] {
             // The usual link-local address would come up some time later.
             namespace.ip("link set eth0 addrgenmode none");

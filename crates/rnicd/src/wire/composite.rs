@@ -35,9 +35,9 @@ impl Composite {
         }
     }
 
-    /// The descriptor that is readable while frames wait.
-    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.outside.as_ref().map(|link| link.fd())
+    /// Descriptors that are readable while frames wait.
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.outside.as_ref().map_or_else(Vec::new, |link| link.fds())
     }
 
     /// Frames wait that no descriptor tells about: what was looped back, or what the link could
@@ -109,8 +109,8 @@ impl Wire for Composite {
     fn rx(&self, arena: ArenaId) -> &[u8] {
         match (arena, &self.outside) {
             (LOOPBACK, _) => self.loopback.rx(),
-            (OUTSIDE, Some(link)) => link.rx(),
-            _ => &[],
+            (_, Some(link)) => link.rx(arena),
+            (_, None) => &[],
         }
     }
 

@@ -3,7 +3,7 @@
 use super::frames::{Ethernet, MIN_FRAME, pad};
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
 use crate::net::HopTable;
-use rnic_core::ports::{RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::ROCE_PORT;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -60,8 +60,8 @@ impl Link for PacketWire {
         }
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.port.as_fd()
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.port.as_fd()]
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
@@ -84,7 +84,7 @@ impl Link for PacketWire {
         }
     }
 
-    fn rx(&self) -> &[u8] {
+    fn rx(&self, _: ArenaId) -> &[u8] {
         self.port.rx_arena()
     }
 

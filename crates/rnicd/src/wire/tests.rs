@@ -303,3 +303,24 @@ fn what_is_captured_is_what_was_on_the_wire() {
         exchange::take_all(&mut to.wire, &path.flow, &mut Seen::default(), segments as usize);
     }
 }
+
+#[test]
+fn frames_arrive_on_every_queue() {
+    if !is_root("frames_arrive_on_every_queue") {
+        return;
+    }
+    let pair = Pair::with_queues(4200, 4);
+    let (sender, mut from) = start(&pair.a, PACKET);
+    let (_receiver, mut to) = start(&pair.b, NATIVE);
+    assert_eq!(to.fds().len(), 4);
+    let mut path = pair.a.run(|| exchange::path(&sender, V4_B));
+    let one = Shape { count: 1, len: 2000, last: 2000 };
+    let mut seen = Seen::default();
+    for number in 0..64 {
+        path.flow.sport = 0xc000 + number as u16;
+        exchange::put(&mut from, &path, 0, number, one).unwrap();
+        from.submit();
+        exchange::take_all(&mut to, &path.flow, &mut seen, number as usize + 1);
+    }
+    assert_eq!(seen.arenas.len(), 4, "{:?}", seen.arenas);
+}

@@ -4,7 +4,7 @@
 //! control plane gives their flows that port (the ICRC covers it).
 
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
-use rnic_core::ports::{Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -63,8 +63,8 @@ impl Link for UdpWire {
         }
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.port.as_fd()
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.port.as_fd()]
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
@@ -86,7 +86,7 @@ impl Link for UdpWire {
         }));
     }
 
-    fn rx(&self) -> &[u8] {
+    fn rx(&self, _: ArenaId) -> &[u8] {
         self.port.rx_arena()
     }
 

@@ -1,19 +1,23 @@
 //! RoCEv2 frames over AF_XDP.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
-use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split};
+use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, QUEUES, max_datagram, split};
 use crate::net::HopTable;
-use rnic_core::ports::{RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::{FrameHeader, ROCE_PORT};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use xdp_io::TxRefusal;
 use xdp_io::program::AttachMode;
 use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
 
 /// See the [module](self).
 pub(crate) struct XdpWire {
-    port: XskPort,
+    /// One per receive queue; the first one sends.
+    ports: Vec<XskPort>,
+    /// Which queue is asked first.
+    turn: usize,
     ethernet: Ethernet,
     addresses: Vec<IpAddr>,
     max_datagram: u32,
@@ -23,7 +27,7 @@ pub(crate) struct XdpWire {
 }
 
 impl XdpWire {
-    /// Opens queue 0 of `interface`.
+    /// Opens all queues of `interface`.
     ///
     /// # Errors
     /// As [`XskPort::open`].
@@ -37,9 +41,11 @@ impl XdpWire {
         let mut config = XskConfig::new(interface, ROCE_PORT);
         config.addresses = addresses.to_vec();
         config.mode = mode;
-        let port = XskPort::open(&config)?;
+        let mut ports = vec![XskPort::open(&config)?];
+        open_further(&mut ports, config)?;
         let mut wire = Self {
-            port,
+            ports,
+            turn: 0,
             ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
             max_datagram: 0,
@@ -51,14 +57,43 @@ impl XdpWire {
         Ok(wire)
     }
 
+    fn first(&self) -> &XskPort {
+        &self.ports[0]
+    }
+
+    fn first_mut(&mut self) -> &mut XskPort {
+        &mut self.ports[0]
+    }
+
+    /// Takes what waits on one queue.
+    fn receive_from(&mut self, queue: usize, trains: &mut Vec<RxTrain>) {
+        let port = &mut self.ports[queue];
+        let room = (trains.capacity() - trains.len()).min(self.frames.len());
+        let count = port.receive(&mut self.frames[..room]);
+        let bytes = port.rx_arena();
+        let joined = port.caps().mode == AttachMode::Generic;
+        for frame in &self.frames[..count] {
+            let Some(mut train) = self.ethernet.strip(bytes, frame.offset, frame.len) else {
+                continue;
+            };
+            train.arena = arena_of(queue);
+            if let (true, RxIpId::Seen(id)) = (joined, train.ip_id) {
+                let start = train.range.offset as usize;
+                let bytes = &bytes[start..start + train.range.len as usize];
+                train.segment_len = split::segment_len(&train.flow, id, bytes) as u32;
+            }
+            trains.push(train);
+        }
+    }
+
     /// e.g. `af-xdp native`.
     pub(crate) fn describe(&self) -> String {
-        let caps = self.port.caps();
+        let caps = self.first().caps();
         if caps.zero_copy { "af-xdp zero-copy".into() } else { format!("af-xdp {}", caps.mode) }
     }
 
     fn set_mtu(&mut self, mtu: u32) {
-        let frame_room = (self.port.caps().max_frame - FrameHeader::MAX_LEN) as u32;
+        let frame_room = (self.first().caps().max_frame - FrameHeader::MAX_LEN) as u32;
         self.max_datagram = max_datagram(mtu, &self.addresses).min(frame_room);
     }
 }
@@ -73,34 +108,24 @@ impl Link for XdpWire {
         }
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.port.as_fd()
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.ports.iter().map(AsFd::as_fd).collect()
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
-        let room = (trains.capacity() - trains.len()).min(self.frames.len());
-        let count = self.port.receive(&mut self.frames[..room]);
-        let arena = self.port.rx_arena();
-        let joined = self.port.caps().mode == AttachMode::Generic;
-        for frame in &self.frames[..count] {
-            let Some(mut train) = self.ethernet.strip(arena, frame.offset, frame.len) else {
-                continue;
-            };
-            if let (true, RxIpId::Seen(id)) = (joined, train.ip_id) {
-                let start = train.range.offset as usize;
-                let bytes = &arena[start..start + train.range.len as usize];
-                train.segment_len = split::segment_len(&train.flow, id, bytes) as u32;
-            }
-            trains.push(train);
+        let queues = self.ports.len();
+        self.turn = self.turn.wrapping_add(1);
+        for step in 0..queues {
+            self.receive_from(self.turn.wrapping_add(step) % queues, trains);
         }
     }
 
-    fn rx(&self) -> &[u8] {
-        self.port.rx_arena()
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        self.ports.get(queue_of(arena)).map_or(&[], |port| port.rx_arena())
     }
 
     fn release(&mut self) {
-        self.port.release_rx();
+        self.ports.iter_mut().for_each(XskPort::release_rx);
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Result<TxSlot, TxRefusal> {
@@ -109,8 +134,8 @@ impl Link for XdpWire {
         }
         let header = self.ethernet.header(train)?;
         let len = train.last_len as usize;
-        let slot = self.port.reserve((header.len() + len).max(MIN_FRAME))?;
-        let frame = &mut self.port.tx_arena_mut()[slot.range()];
+        let slot = self.first_mut().reserve((header.len() + len).max(MIN_FRAME))?;
+        let frame = &mut self.first_mut().tx_arena_mut()[slot.range()];
         pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
@@ -119,12 +144,13 @@ impl Link for XdpWire {
 
     fn cancel(&mut self, slot: &TxSlot) {
         if let Some(index) = self.reserved.iter().rposition(|(_, at)| *at == slot.offset) {
-            self.port.truncate(&self.reserved.swap_remove(index).0, 0);
+            let slot = self.reserved.swap_remove(index).0;
+            self.first_mut().truncate(&slot, 0);
         }
     }
 
     fn tx(&mut self) -> &mut [u8] {
-        self.port.tx_arena_mut()
+        self.first_mut().tx_arena_mut()
     }
 
     fn submit(&mut self) {
@@ -132,7 +158,7 @@ impl Link for XdpWire {
             return;
         }
         self.reserved.clear();
-        self.backlog = self.port.submit().queued > 0;
+        self.backlog = self.first_mut().submit().queued > 0;
     }
 
     fn has_backlog(&self) -> bool {
@@ -141,12 +167,12 @@ impl Link for XdpWire {
 
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
-            if let Err(error) = self.port.remove_address(*gone) {
+            if let Err(error) = self.first().remove_address(*gone) {
                 tracing::warn!("cannot give {gone} back to the kernel: {error}");
             }
         }
         for new in addresses.iter().filter(|new| !self.addresses.contains(new)) {
-            if let Err(error) = self.port.add_address(*new) {
+            if let Err(error) = self.first().add_address(*new) {
                 tracing::warn!("cannot serve {new}: {error}");
             }
         }
@@ -155,17 +181,65 @@ impl Link for XdpWire {
     }
 
     fn counters(&mut self) -> LinkCounters {
-        let stats = self.port.stats();
-        let lost = stats.rx_dropped + stats.rx_oversized + stats.rx_bad_descriptors;
+        let mut sum = [0; 6];
+        for port in &self.ports {
+            let stats = port.stats();
+            let lost = stats.rx_dropped + stats.rx_oversized + stats.rx_bad_descriptors;
+            let all = [
+                stats.rx_frames,
+                lost,
+                stats.rx_ring_full + stats.fill_empty,
+                stats.tx_frames,
+                stats.tx_backpressure,
+                stats.tx_errors.total() + stats.tx_invalid,
+            ];
+            sum.iter_mut().zip(all).for_each(|(sum, one)| *sum += one);
+        }
+        let [rx_frames, rx_dropped, rx_no_buffer, tx_frames, tx_backpressure, tx_errors] = sum;
         vec![
-            ("link_rx_frames", stats.rx_frames),
+            ("link_rx_frames", rx_frames),
             ("link_rx_malformed", self.ethernet.refused.malformed),
             ("link_rx_foreign_mac", self.ethernet.refused.foreign),
-            ("link_rx_dropped", lost),
-            ("link_rx_no_buffer", stats.rx_ring_full + stats.fill_empty),
-            ("link_tx_frames", stats.tx_frames),
-            ("link_tx_backpressure", stats.tx_backpressure),
-            ("link_tx_errors", stats.tx_errors.total() + stats.tx_invalid),
+            ("link_rx_dropped", rx_dropped),
+            ("link_rx_no_buffer", rx_no_buffer),
+            ("link_tx_frames", tx_frames),
+            ("link_tx_backpressure", tx_backpressure),
+            ("link_tx_errors", tx_errors),
         ]
     }
 }
+
+/// Opens the queues behind the first, as many as there are: receive side scaling may put frames on
+/// any of them, and what no socket takes goes to the kernel.
+fn open_further(ports: &mut Vec<XskPort>, mut config: XskConfig) -> xdp_io::Result<()> {
+    config.rx_frames = FURTHER_RX_FRAMES;
+    config.tx_frames = FURTHER_TX_FRAMES;
+    let program = Arc::clone(ports[0].program());
+    while ports.len() < MAX_QUEUES {
+        config.queue = ports.len() as u32;
+        match XskPort::open_queue(&config, Arc::clone(&program)) {
+            Ok(port) => ports.push(port),
+            Err(xdp_io::Error::QueueMissing { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    tracing::warn!(
+        "only {MAX_QUEUES} queues of {0} are served; use `ethtool -L {0} combined {MAX_QUEUES}`",
+        config.interface
+    );
+    Ok(())
+}
+
+fn arena_of(queue: usize) -> ArenaId {
+    if queue == 0 { OUTSIDE } else { ArenaId(QUEUES.0 + queue as u8) }
+}
+
+fn queue_of(arena: ArenaId) -> usize {
+    if arena == OUTSIDE { 0 } else { usize::from(arena.0.saturating_sub(QUEUES.0)) }
+}
+
+/// Most receive queues of one interface.
+const MAX_QUEUES: usize = 64;
+/// Memory of a queue behind the first, which does not send.
+const FURTHER_RX_FRAMES: usize = 2048;
+const FURTHER_TX_FRAMES: usize = 16;

@@ -4,7 +4,7 @@ use crate::net::{Network, testbed};
 use crate::wire::DeviceWire;
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
-use rnic_core::ports::{RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire};
+use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire};
 use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, Gid, IcrcCheck};
 use std::net::IpAddr;
@@ -129,6 +129,8 @@ pub(in crate::wire) struct Seen {
     /// Numbers, in order of arrival.
     pub(in crate::wire) numbers: Vec<u32>,
     pub(in crate::wire) trains: usize,
+    /// Where they were, each once.
+    pub(in crate::wire) arenas: Vec<ArenaId>,
     /// Datagrams whose identification was not the predicted one.
     pub(in crate::wire) unpredicted: usize,
 }
@@ -144,6 +146,9 @@ pub(in crate::wire) fn take(wire: &mut impl Wire, expected: &Flow, seen: &mut Se
         let start = train.range.offset as usize;
         let bytes = &wire.rx(train.arena)[start..start + train.range.len as usize];
         seen.trains += 1;
+        if !seen.arenas.contains(&train.arena) {
+            seen.arenas.push(train.arena);
+        }
         for (k, got) in bytes.chunks(train.segment_len as usize).enumerate() {
             let hint = match train.ip_id {
                 RxIpId::Seen(id) => IpIdHint::Known(id.wrapping_add(k as u16)),
