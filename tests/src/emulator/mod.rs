@@ -103,9 +103,10 @@ impl EmulatedPair {
             stop: Arc::new(AtomicBool::new(false)),
         };
         std::fs::create_dir_all(folder)?;
-        let plan = Plan { faults, seed, mtu };
+        let plan = Plan { faults, seed, mtu, sender: mac(&pair.left.mac)? };
         pair.start(plan, LEFT, RIGHT, folder)?;
-        pair.start(Plan { seed: seed ^ 0x5555_aaaa, ..plan }, RIGHT, LEFT, folder)?;
+        let plan = Plan { seed: seed ^ 0x5555_aaaa, sender: mac(&pair.right.mac)?, ..plan };
+        pair.start(plan, RIGHT, LEFT, folder)?;
         Ok(pair)
     }
 
@@ -194,10 +195,22 @@ struct Plan {
     faults: Faults,
     seed: u64,
     mtu: u32,
+    /// The MAC address of the host that sends. A packet socket also sees what others send out of
+    /// its interface: the opposite direction's frames, which must not turn back.
+    sender: [u8; 6],
+}
+
+fn mac(text: &str) -> Result<[u8; 6]> {
+    let mut bytes = [0; 6];
+    for (byte, digits) in bytes.iter_mut().zip(text.split(':')) {
+        *byte = u8::from_str_radix(digits, 16).with_context(|| format!("MAC address {text}"))?;
+    }
+    Ok(bytes)
 }
 
 /// One direction of the link.
 struct Forwarder {
+    sender: [u8; 6],
     dice: Dice,
     rx: Box<dyn DataLinkReceiver>,
     tx: Box<dyn DataLinkSender>,
@@ -221,6 +234,7 @@ impl Forwarder {
         let (_, rx) = packet_socket(from, plan.mtu)?;
         let (tx, _) = packet_socket(to, plan.mtu)?;
         Ok(Self {
+            sender: plan.sender,
             dice: Dice::new(plan.seed, plan.faults),
             rx,
             tx,
@@ -235,6 +249,7 @@ impl Forwarder {
     fn run(mut self, stop: &AtomicBool) -> Result<Tally> {
         while !stop.load(Ordering::Relaxed) {
             match self.rx.next() {
+                Ok(frame) if frame.get(6..12) != Some(&self.sender) => {}
                 Ok(frame) => {
                     let frame = frame.to_vec();
                     self.take(frame)?;
