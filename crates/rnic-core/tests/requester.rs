@@ -150,6 +150,27 @@ fn an_rnr_nak_waits_its_time_and_blocks_new_requests() {
 }
 
 #[test]
+fn the_sequence_nak_behind_an_rnr_nak_costs_no_retry_when_it_is_late() {
+    let mut d = Dialogue::new();
+    d.post(WrOpcode::Send, 1, 3 * MTU);
+    d.sent();
+    for _ in 0..20 {
+        // Code 1 is 10 us: what follows the RNR NAK comes when the wait is over.
+        d.ack(0, RNR | 1);
+        assert_eq!(d.sent(), []);
+        d.wait(20_000);
+        assert_eq!(d.sent().len(), 3);
+        d.ack(0, NAK_SEQUENCE);
+        assert_eq!(d.sent(), []);
+    }
+    // The next one is a loss.
+    d.ack(1, NAK_SEQUENCE);
+    assert_eq!(d.sent().len(), 2);
+    d.ack(2, ACK);
+    assert_eq!(d.statuses(), [(1, Success)]);
+}
+
+#[test]
 fn rnr_retries_are_counted_and_seven_is_for_ever() {
     for (rnr_retry, allowed) in [(0, 0), (2, 2), (7, 20)] {
         let mut d = Dialogue::with(QpAttr { rnr_retry, ..attrs() });

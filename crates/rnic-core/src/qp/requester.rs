@@ -41,6 +41,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_retries: u8,
     /// Waiting out an RNR NAK: nothing is sent.
     pub(crate) in_rnr_wait: bool,
+    /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
+    pub(crate) rnr_echo_due: bool,
     /// `una` when an implied NAK last made us go back: stale responses make only one.
     pub(crate) implied_at: Option<Psn>,
 }
@@ -67,6 +69,7 @@ impl Requester {
         self.retries = attr.retry_cnt;
         self.rnr_retries = attr.rnr_retry;
         self.implied_at = None;
+        self.rnr_echo_due = false;
     }
 
     /// The QP goes to ERR.

@@ -91,8 +91,10 @@ impl Qp {
     /// NAK: PSN sequence error. Everything before it is acknowledged already.
     pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
         ctx.shared.counters.packet_seq_err += 1;
-        if self.requester.in_rnr_wait && Rule::SequenceNakInRnrWait.applies() {
-            // Some peers send it behind an RNR NAK for the packets they dropped.
+        let echo = std::mem::take(&mut self.requester.rnr_echo_due);
+        if (self.requester.in_rnr_wait || echo) && Rule::SequenceNakInRnrWait.applies() {
+            // Some peers send one behind an RNR NAK for the packets they dropped. It may arrive
+            // only when a short wait is over: then it must not cost a retry either.
             return Answer::Done;
         }
         if !Rule::SequenceNakRewinds.applies() {
@@ -131,6 +133,7 @@ impl Qp {
             Cursor { index: self.requester.acked_index, psn: self.requester.una };
         self.requester.reads = 0;
         self.requester.in_rnr_wait = true;
+        self.requester.rnr_echo_due = true;
         let until = ctx.now.after_nanos(rnr_timer_ns(timer));
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
