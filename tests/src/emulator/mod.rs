@@ -13,6 +13,7 @@ mod queue;
 
 use std::fs::File;
 use std::io::BufWriter;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 pub use faults::{Dice, Fate, Faults, REORDER_SPAN};
 use queue::Queue;
@@ -320,13 +323,23 @@ fn packet_socket(
         read_buffer_size: mtu as usize + 64,
         write_buffer_size: mtu as usize + 64,
         read_timeout: Some(Duration::from_micros(500)),
-        socket_fd: None,
+        socket_fd: Some(roomy_socket()?.into_raw_fd()),
         ..Config::default()
     };
     match datalink::channel(&interface, config)? {
         Channel::Ethernet(tx, rx) => Ok((tx, rx)),
         _ => bail!("not an Ethernet interface"),
     }
+}
+
+/// A packet socket, not yet bound, whose queue holds whatever arrives while this thread has no
+/// CPU: the link loses what it is told to lose, and nothing else.
+fn roomy_socket() -> Result<OwnedFd> {
+    const ROOM: usize = 64 << 20;
+    let kind = (AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC);
+    let socket = socket_with(kind.0, kind.1, kind.2, None)?;
+    set_socket_recv_buffer_size_force(&socket, ROOM)?;
+    Ok(socket)
 }
 
 /// Where the RoCE packet is in a frame.
