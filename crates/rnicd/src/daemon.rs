@@ -274,7 +274,7 @@ fn stop(service: &Service) {
 }
 
 /// With `--exit-with-last-client`: how long to wait for the first one.
-const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 /// And for the next one after the last has gone: programs open devices more than once.
 const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

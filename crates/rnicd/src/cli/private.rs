@@ -31,17 +31,18 @@ pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
     let log = directory.join(format!("{name}.log"));
     let usual = start(executable, &[], &socket, &log);
     let Err(error) = usual else { return Ok(socket) };
-    // Another user's private daemon may have the port on 127.0.0.1: there are 16 million others.
-    match start(executable, &["--address", &own_address().to_string()], &socket, &log) {
-        Ok(()) => Ok(socket),
-        Err(_) => Err(error),
-    }
+    // Another private daemon may have the port on 127.0.0.1: there are 16 million others.
+    let elsewhere = (0..ADDRESSES_TRIED).find(|attempt| {
+        let address = own_address(*attempt).to_string();
+        start(executable, &["--address", &address], &socket, &log).is_ok()
+    });
+    elsewhere.map(|_| socket).ok_or(error)
 }
 
-/// A loopback address that no other user's daemon takes.
-fn own_address() -> Ipv4Addr {
+/// Loopback addresses that hardly anybody else takes.
+fn own_address(attempt: u8) -> Ipv4Addr {
     let [a, b, c, d] = rustix::process::geteuid().as_raw().to_be_bytes();
-    Ipv4Addr::new(127, 64 | (a ^ b) & 63, c, d.max(2))
+    Ipv4Addr::new(127, 64 | (a ^ b ^ attempt) & 63, c, d.max(2))
 }
 
 /// Starts the daemon and waits until it answers.
@@ -118,5 +119,7 @@ fn network_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino())
 }
 
+/// Addresses to try when the port is taken on 127.0.0.1.
+const ADDRESSES_TRIED: u8 = 8;
 const PATIENCE: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(5);
