@@ -67,9 +67,10 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 ];
 
 /// Kernel modules loaded at boot. rxe needs a crc32 that it does not name as a dependency.
-const MODULES: [&str; 8] = [
+const MODULES: [&str; 9] = [
     "virtio_pci",
     "virtio_net",
+    "veth",
     "crc32_generic",
     "crc32_pclmul",
     "rdma_rxe",

@@ -9,6 +9,7 @@ mod machine;
 mod probes;
 mod report;
 mod rows;
+mod rxe;
 mod scene;
 mod series;
 mod standing;
@@ -21,6 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use system_tests::dist::Dist;
 use system_tests::packages::Toolbox;
 use system_tests::process::is_root;
+use system_tests::rxe::HOST_PROGRAMS;
 use system_tests::{interrupt, netns, paths};
 
 use probes::{PROBES, Probe, Scene, Work};
@@ -47,6 +49,9 @@ pub(crate) struct Options {
     /// Also write docs/performance.md
     #[arg(long)]
     write: bool,
+    /// Also compare with Linux rxe, both in one emulated machine
+    #[arg(long)]
+    rxe: bool,
     /// Raise the priority of everything measured, on a machine that others use too
     #[arg(long)]
     boost: bool,
@@ -70,6 +75,7 @@ pub(super) struct Run {
     disturbed: BTreeMap<&'static str, usize>,
     rounds: usize,
     standing: Vec<standing::Finding>,
+    rxe: Vec<standing::Finding>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -79,13 +85,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(rounds > 0, "--runs must be at least 1");
     netns::sweep()?;
     paths::sweep()?;
-    let tools = Toolbox::provide(&PROGRAMS)?;
+    let mut programs = PROGRAMS.to_vec();
+    if options.rxe {
+        programs.extend(HOST_PROGRAMS);
+    }
+    let tools = Toolbox::provide(&programs)?;
     eprintln!("building (release)");
     let props = Props::new(Dist::get()?, tools)?;
     let _boost = options.boost.then(machine::Boost::raise).transpose()?;
     let mut run = Run::choose(&options.case, rounds);
     run.measure(&props, if options.quick { 2 } else { 4 })?;
     run.standing = standing::measure(&props, &options.case, options.quick)?;
+    if options.rxe {
+        run.rxe = rxe::measure(&props, options.quick)?;
+    }
     let machine = machine::describe()?;
     if options.json {
         println!("{}", report::json(&run, &machine));
@@ -119,6 +132,7 @@ impl Run {
             disturbed: BTreeMap::new(),
             rounds,
             standing: Vec::new(),
+            rxe: Vec::new(),
         }
     }
 

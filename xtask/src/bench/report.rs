@@ -8,6 +8,7 @@ use super::Run;
 use super::machine::Machine;
 use super::rows::{Against, Column, Row};
 use super::series::Spread;
+use super::standing::Finding;
 
 /// A row with its numbers.
 struct Line {
@@ -87,6 +88,18 @@ fn note(failure: Option<&String>) -> String {
     line
 }
 
+/// The findings that are no rows; the first of a kind comes with its heading.
+fn findings(run: &Run) -> impl Iterator<Item = (Option<&'static str>, &Finding)> {
+    let kinds = [
+        ("Standing costs", &run.standing),
+        ("Linux rxe, both in one emulated machine (ratios only)", &run.rxe),
+    ];
+    kinds.into_iter().flat_map(|(heading, findings)| {
+        let first = move |index| (index == 0).then_some(heading);
+        findings.iter().enumerate().map(move |(index, finding)| (first(index), finding))
+    })
+}
+
 const METHOD: &str = "\
 Every row is measured once per round, round after round; a cell is the median of the rounds, with \
 the lowest and the highest. Ratios are taken round by round, then their median. Programs and raw \
@@ -123,10 +136,10 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
             verdicts.join("; ")
         );
     }
-    if !run.standing.is_empty() {
-        let _ = writeln!(text, "\nStanding costs");
-    }
-    for finding in &run.standing {
+    for (heading, finding) in findings(run) {
+        if let Some(heading) = heading {
+            let _ = writeln!(text, "\n{heading}");
+        }
         let _ = writeln!(
             text,
             "  {:<52}{:>28}{:>16}  {}",
@@ -158,10 +171,10 @@ pub(super) fn markdown(run: &Run, machine: &Machine) -> String {
         let _ =
             writeln!(text, "| {} | {ours} | {tcp} | {raw} | {} |", row.title, verdicts.join("; "));
     }
-    if !run.standing.is_empty() {
-        text += "\n## Standing costs\n\n| | measured | target |\n|---|---|---|\n";
-    }
-    for finding in &run.standing {
+    for (heading, finding) in findings(run) {
+        if let Some(heading) = heading {
+            let _ = write!(text, "\n## {heading}\n\n| | measured | target |\n|---|---|---|\n");
+        }
         let _ = writeln!(text, "| {} | {} | {} |", finding.title, finding.value, finding.verdict());
     }
     text
@@ -190,14 +203,15 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
             "failure": run.failures.get(row.probe),
         })
     });
-    let standing = run
-        .standing
-        .iter()
-        .map(|finding| json!({"title": finding.title, "value": finding.value, "met": finding.met}));
+    let list = |findings: &[Finding]| -> Vec<Value> {
+        let one = |f: &Finding| json!({"title": f.title, "value": f.value, "met": f.met, "ratio": f.ratio});
+        findings.iter().map(one).collect()
+    };
     json!({
         "machine": machine.line(),
         "rounds": run.rounds,
         "rows": rows.collect::<Vec<_>>(),
-        "standing": standing.collect::<Vec<_>>(),
+        "standing": list(&run.standing),
+        "rxe": list(&run.rxe),
     })
 }

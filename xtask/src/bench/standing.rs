@@ -19,10 +19,15 @@ pub(super) struct Finding {
     pub(super) value: String,
     pub(super) target: &'static str,
     pub(super) met: Option<bool>,
+    /// To what `target` names, where that is no bound but something to compare with.
+    pub(super) ratio: Option<f64>,
 }
 
 impl Finding {
     pub(super) fn verdict(&self) -> String {
+        if let Some(ratio) = self.ratio {
+            return format!("{ratio:.2}x {}", self.target);
+        }
         match self.met {
             Some(true) => format!("{}: met", self.target),
             Some(false) => format!("{}: MISSED", self.target),
@@ -78,7 +83,7 @@ pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<
             }
         };
         eprintln!("{:<50} {value}", cost.title);
-        findings.push(Finding { title: cost.title, value, target: cost.target, met });
+        findings.push(Finding { title: cost.title, value, target: cost.target, met, ratio: None });
     }
     Ok(findings)
 }
