@@ -7,7 +7,7 @@ use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex, SUMMARY};
 use rnic_abi::verbs::{
     AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags, WcStatus,
 };
-use rnic_abi::words::Words;
+use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
 use rnic_core::ports::{HopId, SpaceId};
@@ -17,6 +17,7 @@ use rnic_sim::oracle::{Posted, QueueOracle};
 use rnic_sim::verbs::{Connection, Mr};
 use roce_wire::{Flow, Gid, Qpn};
 use std::net::IpAddr;
+use std::ops::Range;
 
 /// What every QP is made with.
 pub(crate) const CAPS: QpCaps = QpCaps {
@@ -68,13 +69,16 @@ thread_local! {
     static AREAS: [Words; CLIENTS] = std::array::from_fn(|_| Words::heap(AREA_WORDS));
 }
 
-/// Words of an area that are ever written: the summary and the first page of records.
-pub(crate) const USED_AREA: usize = SUMMARY.end + 512;
+/// Runs of words of an area that are ever written: what stands before the bitmap and its upper
+/// levels, the bits of the first records, and these records.
+pub(crate) const USED: [Range<usize>; 3] =
+    [0..17 * LINE, PAGE_WORDS..PAGE_WORDS + 16, SUMMARY.end..SUMMARY.end + 16];
+const PAGE_WORDS: usize = 512;
 
 fn wiped_area(nth: usize) -> Words {
     AREAS.with(|areas| {
         let area = areas[nth].clone();
-        area.copy_in(0, &[0; USED_AREA]);
+        USED.into_iter().flatten().for_each(|at| area.set(at, 0));
         area
     })
 }

@@ -2,8 +2,9 @@
 //! asks for anything, while another client of the same engine moves checked data.
 
 use crate::script::Script;
-use crate::tenant::{CAPS, Tenant, USED_AREA};
+use crate::tenant::{CAPS, Tenant, USED};
 use crate::world::{HERE, World};
+use rnic_abi::doorbell::SUMMARY;
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpState, SendFlags, WrOpcode};
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::wqe::{SendControl, Sge};
@@ -105,14 +106,15 @@ impl Scene {
         words.set(at, any_word(script));
     }
 
-    /// One word anywhere in the doorbell area.
+    /// One word of the doorbell area.
     fn scribble_bits(&mut self, script: &mut Script<'_>) {
+        let [first, bits, records] = USED;
         let at = match script.below(4) {
-            // The words that mean something are few.
-            0 => script.below(17) * LINE,
-            1 => 512 + script.below(2),
-            2 => usize::from(script.u16()) % USED_AREA,
-            _ => USED_AREA - 512 + script.below(16),
+            // Few words there mean something, and each has a cache line of its own.
+            0 => first.start + script.below(first.len() / LINE) * LINE,
+            1 => first.start + script.below(first.len()),
+            2 => bits.start + script.below(bits.len()),
+            _ => records.start + script.below(records.len()),
         };
         self.hostile.area.set(at, any_word(script));
     }
@@ -191,7 +193,7 @@ impl Scene {
         for slot in 0..CAPS.max_send_wr as usize {
             write_slot(&app.sq.words, slot, app.sq.ring.stride(), &words);
         }
-        let before = self.hostile.area.get(USED_AREA - 512 + app.sq.record.value() as usize);
+        let before = self.hostile.area.get(SUMMARY.end + app.sq.record.value() as usize);
         #[expect(clippy::cast_possible_truncation, reason = "producer indices are 32 bits")]
         let producer = (before as u32).wrapping_add(1);
         let _ = self.hostile.bell.ring(app.sq.record, producer);
