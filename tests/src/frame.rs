@@ -78,6 +78,15 @@ impl Frame {
         self.bytes[at] = host;
     }
 
+    /// Leaves the UDP checksum out, where IPv4 allows it, so that the kernel does not find damage
+    /// before the ICRC does, which does not cover it.
+    pub fn leave_udp_checksum_out(&mut self) {
+        if !self.is_v6() {
+            let at = self.udp + 6;
+            self.bytes[at..at + 2].fill(0);
+        }
+    }
+
     /// Makes checksums right after changes: IPv4 header, ICRC; the UDP checksum is left out where
     /// IPv4 allows it, and computed over IPv6.
     pub fn seal(&mut self) {
