@@ -18,6 +18,7 @@
 //! | [`emulator`] | a faulty link in user space between two hosts |
 //! | [`frame`] | RoCEv2 frames as bytes, to judge and to forge |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
+//! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //!
 //! Everything that changes the machine is a value whose `Drop` changes it back, also when a test
@@ -31,6 +32,7 @@ pub mod dist;
 pub mod emulator;
 pub mod frame;
 pub mod inspect;
+pub mod interop;
 pub mod interrupt;
 pub mod lab;
 pub mod native;

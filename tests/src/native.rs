@@ -18,6 +18,8 @@ use crate::{dist, paths};
 pub const VICTIM: &str = "victim";
 /// An application that makes every mistake: `tests/errors`.
 pub const ERRORS: &str = "errors";
+/// Two processes, one operation that is refused: `tests/refusals`.
+pub const REFUSALS: &str = "refusals";
 /// A program that watches a page of its own memory: `tests/watch`.
 pub const WATCH: &str = "watch";
 /// A client that attacks the daemon: the crate of this name, in Rust.
@@ -37,6 +39,14 @@ pub fn victim() -> Result<PathBuf> {
 /// As [`build`].
 pub fn errors() -> Result<PathBuf> {
     build(ERRORS, &["common", "errors"])
+}
+
+/// Compiles [`REFUSALS`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn refusals() -> Result<PathBuf> {
+    build(REFUSALS, &["common", "refusals"])
 }
 
 /// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::daemon::Daemon;
 use crate::dist::Dist;
@@ -198,34 +198,64 @@ impl Place for Node {
     }
 }
 
-/// A node seen under its IPv6 address.
+/// A place's entries of the GID table that are RoCEv2: index and address.
+///
+/// # Errors
+/// When `ibv_devinfo` fails there.
+pub fn gid_table(place: &dyn Place) -> Result<Vec<(u32, IpAddr)>> {
+    let args = ["-v", "-d", place.device()].map(str::to_owned);
+    let output = place.start("ibv_devinfo", &args, Duration::from_secs(30))?.wait()?;
+    ensure!(output.success(), "{output}");
+    let gids: Vec<_> = output.stdout.lines().filter_map(gid_of_line).collect();
+    ensure!(!gids.is_empty(), "{} has no RoCEv2 GID: {output}", place.device());
+    Ok(gids)
+}
+
+/// `GID[  1]:  ::ffff:10.0.0.1, RoCE v2` of `ibv_devinfo -v`. Cards list each address twice,
+/// once for RoCE v1.
+fn gid_of_line(line: &str) -> Option<(u32, IpAddr)> {
+    let (index, rest) = line.trim().strip_prefix("GID[")?.split_once("]:")?;
+    let (gid, kind) = rest.split_once(',').unwrap_or((rest, ""));
+    let gid: IpAddr = gid.trim().parse().ok()?;
+    (kind.trim() != "RoCE v1").then_some((index.trim().parse().ok()?, gid.to_canonical()))
+}
+
+/// A place whose RDMA traffic goes over IPv6. TCP goes where it went: perftest and the pingpongs
+/// listen on IPv4 alone.
 pub struct OverV6<'a> {
-    node: &'a Node,
-    address: Ipv6Addr,
+    place: &'a dyn Place,
     gid_index: u32,
 }
 
 impl<'a> OverV6<'a> {
-    /// Looks the address up in the device's GID table.
+    /// Looks an address up in the device's GID table.
     ///
     /// # Errors
     /// When the device does not have it.
-    pub fn of(node: &'a Node, address: Ipv6Addr) -> Result<Self> {
-        let text = node.cmd("ibv_devinfo")?.arg("-v").check()?;
-        let wanted = address.to_string();
-        let gid_index = text
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("GID[")?.split_once(']'))
-            .find(|(_, rest)| rest.contains(&wanted))
-            .and_then(|(index, _)| index.trim().parse().ok())
-            .with_context(|| format!("no GID {wanted} in:\n{text}"))?;
-        Ok(Self { node, address, gid_index })
+    pub fn of(place: &'a dyn Place, address: Ipv6Addr) -> Result<Self> {
+        Self::with(place, |gid| gid == address)
+    }
+
+    /// The place's first address that is not link-local.
+    ///
+    /// # Errors
+    /// When the device has none.
+    pub fn global(place: &'a dyn Place) -> Result<Self> {
+        Self::with(place, |gid| matches!(gid, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
+    }
+
+    fn with(place: &'a dyn Place, wanted: impl Fn(IpAddr) -> bool) -> Result<Self> {
+        let gids = gid_table(place)?;
+        let found = gids.iter().find(|(_, gid)| wanted(*gid));
+        let (gid_index, _) =
+            found.with_context(|| format!("{} has no such IPv6 GID: {gids:?}", place.device()))?;
+        Ok(Self { place, gid_index: *gid_index })
     }
 }
 
 impl Place for OverV6<'_> {
     fn device(&self) -> &str {
-        self.node.device()
+        self.place.device()
     }
 
     fn gid_index(&self) -> u32 {
@@ -233,15 +263,15 @@ impl Place for OverV6<'_> {
     }
 
     fn address(&self) -> IpAddr {
-        self.address.into()
+        self.place.address()
     }
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
-        self.node.start(program, args, limit)
+        self.place.start(program, args, limit)
     }
 
     fn listens(&self, port: u16) -> Result<bool> {
-        self.node.listens(port)
+        self.place.listens(port)
     }
 }
 
@@ -274,6 +304,16 @@ pub fn has_listener(table: &str, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_of_roce_v1_are_left_out() {
+        let line = "\t\t\tGID[  3]:\t\t::ffff:10.0.0.1, RoCE v2";
+        assert_eq!(gid_of_line(line), Some((3, IpAddr::from([10, 0, 0, 1]))));
+        assert_eq!(gid_of_line("GID[  2]:\t\t::ffff:10.0.0.1, RoCE v1"), None);
+        let old = "\t\t\tGID[  0]:\t\tfd77:0000:0000:0000:0000:0000:0000:0001";
+        assert_eq!(gid_of_line(old), Some((0, "fd77::1".parse().unwrap())));
+        assert_eq!(gid_of_line("\t\t\tport_lid:\t0"), None);
+    }
 
     #[test]
     fn only_a_listening_socket_counts() {

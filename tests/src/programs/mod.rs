@@ -73,7 +73,9 @@ impl Dialogue {
             "rping" => Family::Rping,
             "qperf" => Family::Qperf,
             "iperf3" => Family::Iperf3,
-            crate::checker::PROGRAM | crate::native::VICTIM => Family::Pingpong,
+            crate::checker::PROGRAM | crate::native::VICTIM | crate::native::REFUSALS => {
+                Family::Pingpong
+            }
             name if name.starts_with("ibv_") => Family::Pingpong,
             name if name.starts_with("ib_") => Family::Perftest,
             name => panic!("{name} belongs to no known family of programs"),

@@ -1,0 +1,162 @@
+//! What the suite runs.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Kind, Role};
+use crate::native;
+use crate::programs::{Dialogue, Transcript, perftest, pingpong};
+
+const LIMIT: Duration = Duration::from_secs(90);
+const BOTH: &[Role] = &[Role::Client, Role::Server];
+
+/// One dialogue and what must come of it.
+pub enum Case {
+    /// A program of others. `-m PATH_MTU` is added.
+    Program(&'static str),
+    /// The checker, which has both roles at once, so that who calls whom is one fact more.
+    Checker {
+        /// Its arguments beside path MTU and seed.
+        line: &'static str,
+        /// Our part in the connection.
+        role: [Role; 1],
+    },
+    /// An operation that the responder refuses, or serves late.
+    Refusal(&'static Refusal),
+}
+
+/// Programs that others wrote. perftest asks for as many outstanding READs and atomics as the
+/// *peer's* device has at most (rxe: 128), which a device that has fewer must refuse, as cards do:
+/// `-o` names what both have.
+pub const PROGRAMS: &[Case] = &[
+    Case::Program("ibv_rc_pingpong -c -s 30001 -n 50"),
+    Case::Program("ib_send_bw -s 65536 -n 40"),
+    Case::Program("ib_write_bw -s 65536 -n 40"),
+    Case::Program("ib_read_bw -s 65536 -n 40 -o 16"),
+    Case::Program("ib_atomic_bw -A FETCH_AND_ADD -n 50 -o 16"),
+    Case::Program("ib_atomic_bw -A CMP_AND_SWAP -n 50 -o 16"),
+    Case::Program("ib_send_lat -s 64 -n 50"),
+    Case::Program("ib_write_lat -s 64 -n 50"),
+    Case::Program("ib_read_lat -s 64 -n 50 -o 16"),
+    Case::Program("ib_atomic_lat -A FETCH_AND_ADD -n 50 -o 16"),
+    Case::Program("ib_atomic_lat -A CMP_AND_SWAP -n 50 -o 16"),
+];
+
+/// Every opcode and size with every byte, completion and their order checked: 0, 1, around the
+/// path MTU and its multiples, up to 1 MiB; with 1, 4 and 16 outstanding READs and atomics.
+pub const CHECKER: &[Case] = &[
+    Case::Checker { line: "-n 100 -T 16 -R 1", role: [Role::Client] },
+    Case::Checker { line: "-n 100 -T 16 -R 4", role: [Role::Server] },
+    Case::Checker { line: "-n 100 -T 16 -R 16 --events", role: [Role::Client] },
+];
+
+/// An operation of `tests/refusals` and its completion statuses.
+pub struct Refusal {
+    name: &'static str,
+    /// At the requester.
+    send: &'static str,
+    /// At the responder, when it posted a receive.
+    receive: &'static str,
+    /// The same when rxe is the responder, where that differs.
+    rxe: Option<(&'static str, &'static str)>,
+}
+
+const fn refusal(name: &'static str, send: &'static str) -> Refusal {
+    Refusal { name, send, receive: "none", rxe: None }
+}
+
+/// The completion status of everything that can be refused.
+pub const REFUSALS: &[Refusal] = &[
+    refusal("nothing", "SUCCESS"),
+    refusal("wrong_key_write", "REM_ACCESS_ERR"),
+    refusal("wrong_key_read", "REM_ACCESS_ERR"),
+    refusal("wrong_key_atomic", "REM_ACCESS_ERR"),
+    refusal("wrong_key_empty_write", "SUCCESS"),
+    refusal("write_behind_the_end", "REM_ACCESS_ERR"),
+    refusal("read_behind_the_end", "REM_ACCESS_ERR"),
+    refusal("write_without_right", "REM_ACCESS_ERR"),
+    refusal("read_without_right", "REM_ACCESS_ERR"),
+    refusal("atomic_without_right", "REM_ACCESS_ERR"),
+    refusal("qp_without_write", "REM_INV_REQ_ERR"),
+    refusal("qp_without_read", "REM_INV_REQ_ERR"),
+    Refusal {
+        receive: "LOC_LEN_ERR",
+        // Linux 6.1 finds out only when it scatters the data.
+        rxe: Some(("REM_OP_ERR", "LOC_QP_OP_ERR")),
+        ..refusal("send_too_long", "REM_INV_REQ_ERR")
+    },
+    Refusal {
+        receive: "LOC_PROT_ERR",
+        rxe: Some(("REM_OP_ERR", "LOC_QP_OP_ERR")),
+        ..refusal("receive_key_wrong", "REM_OP_ERR")
+    },
+    Refusal { receive: "SUCCESS", ..refusal("receiver_late", "SUCCESS") },
+    refusal("receiver_never", "RNR_RETRY_EXC_ERR"),
+    refusal("peer_gone", "RETRY_EXC_ERR"),
+];
+
+/// All of [`REFUSALS`] as cases.
+#[must_use]
+pub fn refusals() -> Vec<Case> {
+    REFUSALS.iter().map(Case::Refusal).collect()
+}
+
+impl Case {
+    /// What the report calls it.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self {
+            Self::Program(line) => (*line).to_owned(),
+            Self::Checker { line, .. } => format!("checker {line}"),
+            Self::Refusal(refusal) => format!("{}: {}", refusal.name, refusal.send),
+        }
+    }
+
+    pub(super) fn roles(&self) -> &[Role] {
+        match self {
+            Self::Program(_) | Self::Refusal(_) => BOTH,
+            Self::Checker { role, .. } => role,
+        }
+    }
+
+    pub(super) fn dialogue(&self, path_mtu: u32) -> Dialogue {
+        let line = match self {
+            Self::Program(line) => format!("{line} -m {path_mtu}"),
+            Self::Checker { line, .. } => format!("checker {line} -m {path_mtu} -x {path_mtu}"),
+            Self::Refusal(refusal) => format!("{} -T 17 {}", native::REFUSALS, refusal.name),
+        };
+        Dialogue::new(&line).limit(LIMIT)
+    }
+
+    /// Whether what was printed is as it must be. That both ends succeeded is known.
+    pub(super) fn check(&self, said: &Transcript, peer: Kind, ours: Role) -> Result<()> {
+        match self {
+            Self::Program(line) if line.starts_with("ibv_") => {
+                pingpong::result(&said.client.stdout)?;
+            }
+            Self::Program(line) if line.contains("_lat") => {
+                perftest::latency(&said.client.stdout)?;
+            }
+            Self::Program(_) => {
+                perftest::bandwidth(&said.client.stdout)?;
+            }
+            Self::Checker { .. } => {}
+            Self::Refusal(refusal) => refusal.check(said, peer, ours)?,
+        }
+        Ok(())
+    }
+}
+
+impl Refusal {
+    fn check(&self, said: &Transcript, peer: Kind, ours: Role) -> Result<()> {
+        let served = said.server.as_ref().context("the responder printed nothing")?;
+        let by_rxe = peer == Kind::Rxe && ours == Role::Client;
+        let spec = (self.send, self.receive);
+        let (send, receive) = if by_rxe { self.rxe.unwrap_or(spec) } else { spec };
+        let expected = format!("send {send}, receive {receive}");
+        let found = format!("{}, {}", said.client.stdout.trim(), served.stdout.trim());
+        ensure!(found == expected, "{found}, not {expected}");
+        Ok(())
+    }
+}

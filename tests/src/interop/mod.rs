@@ -1,0 +1,212 @@
+//! The interoperability suite: our NIC against another implementation, each side as server and as
+//! client.
+//!
+//! [`cases`] is what is run, as data; [`Contest`] runs it; [`rivals`] makes the two sides. The peer
+//! is anything that implements [`Peer`]. The suite is the same for all; where a peer is known to
+//! answer otherwise than the specification has it, the case says so.
+
+pub mod cases;
+pub mod rivals;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::place::{OverV6, Place};
+use crate::programs::{Dialogue, Transcript};
+use crate::{checker, interrupt, native};
+pub use cases::Case;
+
+/// Which of the known implementations a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Linux's soft RoCE, whose divergences the cases know.
+    Rxe,
+    /// Anything else: what the specification says is expected.
+    Standard,
+}
+
+/// Another implementation and the host it is on.
+pub trait Peer: Place {
+    /// Which implementation it is.
+    fn kind(&self) -> Kind;
+
+    /// Copies a program of this machine there, so that [`Place::start`] finds it by its name.
+    ///
+    /// # Errors
+    /// When it cannot be copied.
+    fn install(&self, program: &Path) -> Result<()>;
+
+    /// What its kernel or scripts wrote, for the reader of a failure.
+    fn log(&self) -> String;
+}
+
+/// The programs of the suite that are built here, and the folder they are in.
+///
+/// # Errors
+/// As [`native::build`].
+pub fn programs() -> Result<PathBuf> {
+    checker::build()?;
+    native::refusals()
+}
+
+/// Copies [`programs`] to a peer.
+///
+/// # Errors
+/// When they cannot be built or copied.
+pub fn equip(peer: &dyn Peer) -> Result<()> {
+    let folder = programs()?;
+    [checker::PROGRAM, native::REFUSALS]
+        .iter()
+        .try_for_each(|name| peer.install(&folder.join(name)))
+}
+
+/// What the packets of a run look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// RoCE over IPv6, else over IPv4.
+    pub v6: bool,
+    /// Path MTU in bytes.
+    pub path_mtu: u32,
+}
+
+/// All kinds of packets that the suite runs over.
+pub const WIRES: [Wire; 4] = [
+    Wire { v6: false, path_mtu: 1024 },
+    Wire { v6: false, path_mtu: 4096 },
+    Wire { v6: true, path_mtu: 1024 },
+    Wire { v6: true, path_mtu: 4096 },
+];
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IPv{}, {}", if self.v6 { 6 } else { 4 }, self.path_mtu)
+    }
+}
+
+/// Who calls whom: the requester of a one-way program is the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Our NIC calls the peer.
+    Client,
+    /// The peer calls our NIC.
+    Server,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Client { "we call" } else { "we serve" })
+    }
+}
+
+/// How one dialogue went.
+pub struct Outcome {
+    /// The case.
+    pub title: String,
+    /// Its packets.
+    pub wire: Wire,
+    /// Our part.
+    pub role: Role,
+    /// From start to end.
+    pub took: Duration,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// Our NIC and a peer, ready to talk.
+pub struct Contest<'a> {
+    ours: &'a dyn Place,
+    peer: &'a dyn Peer,
+    over_v6: [OverV6<'a>; 2],
+}
+
+impl<'a> Contest<'a> {
+    /// Looks the IPv6 addresses of both up.
+    ///
+    /// # Errors
+    /// When one has none, or its device cannot be asked.
+    pub fn new(ours: &'a dyn Place, peer: &'a dyn Peer) -> Result<Self> {
+        let over_v6 = [
+            OverV6::global(ours).context("our side of IPv6")?,
+            OverV6::global(peer).context("the peer's side of IPv6")?,
+        ];
+        Ok(Self { ours, peer, over_v6 })
+    }
+
+    /// Runs cases over one kind of packets, each in all roles that it asks for, and goes on behind
+    /// a failure.
+    ///
+    /// # Errors
+    /// When an interrupt arrives.
+    pub fn run(&self, cases: &[Case], wire: Wire) -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        for case in cases {
+            for role in case.roles() {
+                let began = Instant::now();
+                let error = self.one(case, wire, *role).err().map(|error| format!("{error:#}"));
+                interrupt::check()?;
+                let outcome = Outcome {
+                    title: case.title(),
+                    wire,
+                    role: *role,
+                    took: began.elapsed(),
+                    error,
+                };
+                eprintln!("{outcome}");
+                outcomes.push(outcome);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    fn one(&self, case: &Case, wire: Wire, role: Role) -> Result<()> {
+        let sides: [&dyn Place; 2] = match wire.v6 {
+            true => [&self.over_v6[0], &self.over_v6[1]],
+            false => [self.ours, self.peer],
+        };
+        let transcript = self.talk(&case.dialogue(wire.path_mtu), sides, role)?;
+        case.check(&transcript, self.peer.kind(), role).with_context(|| shown(&transcript))
+    }
+
+    fn talk(&self, dialogue: &Dialogue, sides: [&dyn Place; 2], role: Role) -> Result<Transcript> {
+        let [ours, peer] = sides;
+        let (server, client) = if role == Role::Client { (peer, ours) } else { (ours, peer) };
+        dialogue.run(server, client)
+    }
+}
+
+fn shown(transcript: &Transcript) -> String {
+    let server = transcript.server.as_ref().map(ToString::to_string).unwrap_or_default();
+    format!("client: {}\nserver: {server}", transcript.client)
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { title, wire, role, took, error } = self;
+        let verdict = if error.is_some() { "FAILED" } else { "ok" };
+        write!(f, "{verdict:<6} {:>5.1} s  {title}  ({wire}, {role})", took.as_secs_f64())?;
+        error.as_ref().map_or(Ok(()), |error| write!(f, "\n{error}"))
+    }
+}
+
+/// Fails when an outcome is a failure, and names them.
+///
+/// # Errors
+/// See there.
+pub fn all_well(outcomes: &[Outcome]) -> Result<()> {
+    let failed: Vec<_> = outcomes
+        .iter()
+        .filter(|outcome| outcome.error.is_some())
+        .map(ToString::to_string)
+        .collect();
+    ensure!(
+        failed.is_empty(),
+        "{} of {} failed:\n{}",
+        failed.len(),
+        outcomes.len(),
+        failed.join("\n")
+    );
+    Ok(())
+}
