@@ -5,6 +5,7 @@
 //! out of range is EINVAL and changes nothing.
 
 use crate::command::{CommandError, Errno};
+use crate::planted::Rule;
 use rnic_abi::verbs::{AttrMask, QpAttr, QpState, QpType};
 use roce_wire::PathMtu;
 
@@ -67,6 +68,9 @@ const XRC_INITIATOR_SQD_OPTIONAL: AttrMask = UC_SQD_OPTIONAL
     .union(AttrMask::RNR_RETRY)
     .union(AttrMask::MAX_QP_RD_ATOMIC);
 const RC_SQD_OPTIONAL: AttrMask = XRC_TARGET_SQD_OPTIONAL.union(XRC_INITIATOR_SQD_OPTIONAL);
+
+/// What a state machine without a table would allow.
+const ANYTHING: Allowed = Allowed { required: NONE, optional: AttrMask::all() };
 
 fn allowed(qp_type: QpType, from: QpState, to: QpState) -> Option<Allowed> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -144,17 +148,20 @@ pub fn modify(
     new: &QpAttr,
     limits: &AttrLimits,
 ) -> Result<QpAttr, CommandError> {
-    if mask.contains(AttrMask::CUR_STATE) && new.cur_state != current.state {
+    let lies = mask.contains(AttrMask::CUR_STATE) && new.cur_state != current.state;
+    if lies && Rule::CurrentState.applies() {
         return Err(invalid("cur_qp_state is not the QP's state"));
     }
     let to = if mask.contains(AttrMask::STATE) { new.state } else { current.state };
     let allowed = allowed(qp_type, current.state, to)
+        .or((!Rule::Transitions.applies()).then_some(ANYTHING))
         .ok_or(invalid("there is no such transition from the QP's state"))?;
     let given = mask.difference(AttrMask::STATE);
-    if !given.contains(allowed.required) {
+    if !given.contains(allowed.required) && Rule::RequiredAttributes.applies() {
         return Err(invalid("an attribute that this transition requires is missing"));
     }
-    if !allowed.required.union(allowed.optional).contains(given) {
+    let known = allowed.required.union(allowed.optional);
+    if !known.contains(given) && Rule::AllowedAttributes.applies() {
         return Err(invalid("an attribute is given that this transition does not allow"));
     }
     check_ranges(given, new, limits)?;
@@ -168,21 +175,48 @@ pub fn modify(
 }
 
 fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
-    let require = |attr: AttrMask, ok: bool, why| {
-        if mask.contains(attr) && !ok { Err(invalid(why)) } else { Ok(()) }
+    let require = |rule: Rule, attr: AttrMask, ok: bool, why| {
+        let refused = mask.contains(attr) && !ok && rule.applies();
+        if refused { Err(invalid(why)) } else { Ok(()) }
     };
-    require(AttrMask::PORT, new.port_num == 1, "port_num is not 1")?;
-    require(AttrMask::PKEY_INDEX, new.pkey_index == 0, "the P_Key table has one entry, 0")?;
-    require(AttrMask::TIMEOUT, new.timeout <= 31, "timeout is beyond 31")?;
-    require(AttrMask::RETRY_CNT, new.retry_cnt <= 7, "retry_cnt is beyond 7")?;
-    require(AttrMask::RNR_RETRY, new.rnr_retry <= 7, "rnr_retry is beyond 7")?;
-    require(AttrMask::MIN_RNR_TIMER, new.min_rnr_timer <= 31, "min_rnr_timer is beyond 31")?;
+    require(Rule::PortRange, AttrMask::PORT, new.port_num == 1, "port_num is not 1")?;
+    require(
+        Rule::PKeyIndexRange,
+        AttrMask::PKEY_INDEX,
+        new.pkey_index == 0,
+        "the P_Key table has one entry, 0",
+    )?;
+    require(
+        Rule::TimeoutExponentRange,
+        AttrMask::TIMEOUT,
+        new.timeout <= 31,
+        "timeout is beyond 31",
+    )?;
+    require(Rule::RetryCntRange, AttrMask::RETRY_CNT, new.retry_cnt <= 7, "retry_cnt is beyond 7")?;
+    require(Rule::RnrRetryRange, AttrMask::RNR_RETRY, new.rnr_retry <= 7, "rnr_retry is beyond 7")?;
+    require(
+        Rule::MinRnrTimerRange,
+        AttrMask::MIN_RNR_TIMER,
+        new.min_rnr_timer <= 31,
+        "min_rnr_timer is beyond 31",
+    )?;
     let mtu = PathMtu::from_code(new.path_mtu).is_some() && new.path_mtu <= limits.active_mtu;
-    require(AttrMask::PATH_MTU, mtu, "path_mtu is not a code or beyond the port's active_mtu")?;
+    require(
+        Rule::PathMtuRange,
+        AttrMask::PATH_MTU,
+        mtu,
+        "path_mtu is not a code or beyond the port's active_mtu",
+    )?;
     let initiator = new.max_rd_atomic <= limits.max_init_rd_atomic;
-    require(AttrMask::MAX_QP_RD_ATOMIC, initiator, "max_rd_atomic is beyond the device's limit")?;
+    require(
+        Rule::RdAtomicRange,
+        AttrMask::MAX_QP_RD_ATOMIC,
+        initiator,
+        "max_rd_atomic is beyond the device's limit",
+    )?;
     let responder = new.max_dest_rd_atomic <= limits.max_dest_rd_atomic;
     require(
+        Rule::DestRdAtomicRange,
         AttrMask::MAX_DEST_RD_ATOMIC,
         responder,
         "max_dest_rd_atomic is beyond the device's limit",
@@ -191,7 +225,16 @@ fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(),
         && u32::from(new.ah.sgid_index) < limits.gid_table_len
         && new.ah.dgid != [0; 16]
         && new.ah.flow_label < 1 << 20;
-    require(AttrMask::AV, address, "RoCE needs a global route with a good sgid_index and dgid")?;
+    require(
+        Rule::AddressRange,
+        AttrMask::AV,
+        address,
+        "RoCE needs a global route with a good sgid_index and dgid",
+    )?;
+    check_qkey(mask, new, limits)
+}
+
+fn check_qkey(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
     if mask.contains(AttrMask::QKEY) && new.qkey >> 31 != 0 && !limits.privileged {
         return Err(CommandError {
             errno: Errno::Perm,
@@ -202,7 +245,7 @@ fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(),
 }
 
 fn copy(mask: AttrMask, new: &QpAttr, result: &mut QpAttr) {
-    const PSN_MASK: u32 = 0x00ff_ffff;
+    let psn_mask = if Rule::PsnMasked.applies() { 0x00ff_ffff } else { u32::MAX };
     let mut take = |attr: AttrMask, assign: &dyn Fn(&mut QpAttr)| {
         if mask.contains(attr) {
             assign(result);
@@ -217,9 +260,9 @@ fn copy(mask: AttrMask, new: &QpAttr, result: &mut QpAttr) {
     take(AttrMask::TIMEOUT, &|r| r.timeout = new.timeout);
     take(AttrMask::RETRY_CNT, &|r| r.retry_cnt = new.retry_cnt);
     take(AttrMask::RNR_RETRY, &|r| r.rnr_retry = new.rnr_retry);
-    take(AttrMask::RQ_PSN, &|r| r.rq_psn = new.rq_psn & PSN_MASK);
-    take(AttrMask::SQ_PSN, &|r| r.sq_psn = new.sq_psn & PSN_MASK);
-    take(AttrMask::DEST_QPN, &|r| r.dest_qpn = new.dest_qpn & PSN_MASK);
+    take(AttrMask::RQ_PSN, &|r| r.rq_psn = new.rq_psn & psn_mask);
+    take(AttrMask::SQ_PSN, &|r| r.sq_psn = new.sq_psn & psn_mask);
+    take(AttrMask::DEST_QPN, &|r| r.dest_qpn = new.dest_qpn & psn_mask);
     take(AttrMask::MAX_QP_RD_ATOMIC, &|r| r.max_rd_atomic = new.max_rd_atomic);
     take(AttrMask::MAX_DEST_RD_ATOMIC, &|r| r.max_dest_rd_atomic = new.max_dest_rd_atomic);
     take(AttrMask::MIN_RNR_TIMER, &|r| r.min_rnr_timer = new.min_rnr_timer);

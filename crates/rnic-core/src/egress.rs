@@ -9,6 +9,7 @@
 use crate::event::{Event, NakReason, Tap};
 use crate::gather::{Gather, Unreadable};
 use crate::headers::{headers_of, info_of};
+use crate::planted::Rule;
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -267,7 +268,9 @@ impl Egress {
             for (k, (segment, datagram)) in (0u16..).zip(self.datagrams(train, arena)) {
                 let end = datagram.len().saturating_sub(roce_wire::datagram::ICRC_LEN);
                 let pad = usize::from(segment.pad());
-                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end) {
+                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end)
+                    && Rule::PadIsZero.applies()
+                {
                     pad.fill(0);
                 }
                 roce_wire::icrc::seal(flow, first.wrapping_add(k), datagram);
@@ -314,6 +317,9 @@ impl Qp {
     /// Appends queued replies and, behind the last, the acknowledgement. Returns true when the
     /// budget ended it.
     fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
+        if !Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan) {
+            return true;
+        }
         let mut nth = 0;
         while let Some(reply) = self.responder.replies.get(nth) {
             for k in reply.sent..reply.limit {
@@ -330,13 +336,17 @@ impl Qp {
             }
             nth += 1;
         }
-        if let Some(ack) = self.responder.ack {
-            let next = Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0);
-            if !budget.take(&next) {
-                return true;
-            }
-            plan.push(next);
+        Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan)
+    }
+
+    /// Appends the acknowledgement that is due. Returns true when the budget ended it.
+    fn plan_ack(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
+        let Some(ack) = self.responder.ack else { return false };
+        let next = Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0);
+        if !budget.take(&next) {
+            return true;
         }
+        plan.push(next);
         false
     }
 
@@ -350,7 +360,7 @@ impl Qp {
         reason: NakReason,
     ) {
         let Some((psn, is_duplicate)) = self.responder.replies.fail(nth, k) else { return };
-        if !is_duplicate {
+        if !is_duplicate || !Rule::DuplicateErrorSilent.applies() {
             self.end_with_nak(ctx, psn, reason, false);
         }
     }

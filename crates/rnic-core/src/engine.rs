@@ -19,6 +19,7 @@ use crate::egress::Egress;
 use crate::event::{Event, Tap};
 use crate::ingress::{Ingress, Target};
 use crate::mr::Region;
+use crate::planted::Rule;
 use crate::ports::{Dma, Host, Ports, Wire};
 use crate::qp::{Qp, QpCounters};
 use crate::qpn::{MAX_QPS, QpnCodec};
@@ -255,7 +256,9 @@ impl Engine {
     /// An overflowed CQ takes its QPs with it: CQ_ERR, then QP_FATAL for each.
     fn fail_broken_cqs<T: Tap>(&mut self, now: Instant, tap: &mut T) {
         while let Some(cq) = self.shared.broken_cqs.pop() {
-            if let Some(object) = self.shared.cqs.get_mut(cq) {
+            if let Some(object) = self.shared.cqs.get_mut(cq)
+                && Rule::OverflowTold.applies()
+            {
                 object.async_events += 1;
                 let event = AsyncEvent { event: AsyncEventType::CqErr, element: cq };
                 self.shared.async_events.push((object.client, event));
@@ -265,6 +268,7 @@ impl Engine {
                 .qps
                 .iter()
                 .filter(|(_, qp)| qp.send_cq == cq || qp.recv_cq == cq)
+                .filter(|_| Rule::OverflowEndsQps.applies())
                 .map(|(handle, _)| handle)
                 .collect();
             let mut ctx = Ctx { now, shared: &mut self.shared, tap };

@@ -7,6 +7,7 @@ use crate::command::{
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::mr::NewMr;
+use crate::planted::Rule;
 use crate::qp::{Qp, QpIdentity};
 use crate::qpn::QpnParts;
 use crate::shared::{Ctx, Pd};
@@ -99,11 +100,13 @@ impl Engine {
     fn set_port(&mut self, port: PortState) -> Outcome {
         let before = std::mem::replace(&mut self.shared.config.port, port);
         let state = match (before.active, port.active) {
+            _ if !Rule::PortEvents.applies() => None,
             (false, true) => Some(AsyncEventType::PortActive),
             (true, false) => Some(AsyncEventType::PortErr),
             _ => None,
         };
-        let gids = port.gids_changed.then_some(AsyncEventType::GidChange);
+        let gids_changed = port.gids_changed && Rule::GidEvents.applies();
+        let gids = gids_changed.then_some(AsyncEventType::GidChange);
         for event in state.into_iter().chain(gids) {
             for client in self.shared.clients.iter() {
                 self.shared.async_events.push((client.id, AsyncEvent { event, element: 1 }));
@@ -126,7 +129,8 @@ impl Engine {
 
     fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> Answer {
         let qps = self.owned_pd(client, pd)?.qps;
-        if qps > 0 || self.shared.mrs.pd_in_use(pd) {
+        let used = qps > 0 || self.shared.mrs.pd_in_use(pd);
+        if used && Rule::DomainInUse.applies() {
             return Err(refuse(Errno::Busy, "queue pairs or memory regions use the domain"));
         }
         self.shared.pds.remove(pd);
@@ -145,7 +149,7 @@ impl Engine {
 
     fn destroy_cq(&mut self, client: ClientId, cq: u32) -> Answer {
         let object = self.owned_cq(client, cq)?;
-        if object.users > 0 {
+        if object.users > 0 && Rule::CqInUse.applies() {
             return Err(refuse(Errno::Busy, "queue pairs use the completion queue"));
         }
         let (completion_events, async_events) = (object.completion_events, object.async_events);
@@ -155,7 +159,7 @@ impl Engine {
 
     fn create_qp(&mut self, client: ClientId, new: NewQp) -> Answer {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
-        if new.qp_type != QpType::Rc {
+        if new.qp_type != QpType::Rc && Rule::QpTypes.applies() {
             return Err(refuse(Errno::NotSupported, "only RC queue pairs are supported"));
         }
         self.owned_pd(client, new.pd)?;
@@ -195,7 +199,8 @@ impl Engine {
     }
 
     fn owned_qp(&mut self, client: ClientId, qp: u32) -> Result<&mut Qp, CommandError> {
-        self.qps.get_mut(qp).filter(|qp| qp.client_id == client).ok_or(NO_QP)
+        let mine = |qp: &&mut Qp| qp.client_id == client || !Rule::OwnQps.applies();
+        self.qps.get_mut(qp).filter(mine).ok_or(NO_QP)
     }
 
     fn modify_qp(
@@ -216,7 +221,7 @@ impl Engine {
             privileged: false,
         };
         let qp = self.owned_qp(client, handle)?;
-        if mask.contains(AttrMask::AV) && path.is_none() {
+        if mask.contains(AttrMask::AV) && path.is_none() && Rule::Route.applies() {
             return Err(refuse(Errno::HostUnreachable, "the destination has no route"));
         }
         let attr = attr::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;

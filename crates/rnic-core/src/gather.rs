@@ -2,6 +2,7 @@
 //! few [`Dma::read`] calls as possible.
 
 use crate::event::{NakReason, Tap};
+use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -90,7 +91,8 @@ impl Gather {
                 let Some(reply) = qp.responder.replies.get(nth) else { return Ok(()) };
                 let ReplyKind::Read { va, rkey, .. } = reply.kind else { return Ok(()) };
                 let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
-                let need = AccessFlags::REMOTE_READ;
+                let checked = Rule::ReadNeedsRight.applies();
+                let need = if checked { AccessFlags::REMOTE_READ } else { AccessFlags::empty() };
                 let target = ctx.shared.mrs.check(rkey, qp.pd, va, to.len.into(), need);
                 let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
                 let from = MemRange { addr: target.addr, len: to.len };

@@ -1,19 +1,22 @@
 //! The headers of planned packets.
 
 use crate::event::PacketInfo;
+use crate::planted::Rule;
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
+use crate::qp::responder::Ack;
 use crate::qp::segment::{Segment, Source};
 use rnic_abi::verbs::WrOpcode;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, RKey, Reth, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, PKey, RKey, Reth, Syndrome,
 };
 
 /// The headers of a planned packet.
 pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
-    let mut bth = Bth::new(segment.opcode, qp.dest_qpn(), segment.psn);
-    bth.pkey = qp.pkey();
+    let dest = if Rule::DestQpn.applies() { qp.dest_qpn() } else { qp.qpn };
+    let mut bth = Bth::new(segment.opcode, dest, segment.psn);
+    bth.pkey = if Rule::PKeySent.applies() { qp.pkey() } else { PKey(1) };
     bth.pad = segment.pad();
     bth.ack_req = segment.ack_req;
     bth.solicited = segment.solicited;
@@ -25,7 +28,7 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
         Source::Reply { nth, .. } => {
             // A MIDDLE has no AETH.
             if segment.opcode != Opcode::RcReadRespMiddle {
-                headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: qp.responder.msn });
+                headers.aeth = Some(Aeth { syndrome: no_credits(), msn: qp.responder.msn });
             }
             if let Some(ReplyKind::Atomic { value }) =
                 qp.responder.replies.get(nth).map(|reply| reply.kind)
@@ -34,11 +37,19 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
             }
         }
         Source::Ack => {
-            let syndrome = qp.responder.ack.map_or(Syndrome::ACK, |ack| ack.syndrome);
+            let syndrome = match qp.responder.ack {
+                Some(Ack { syndrome, .. }) if syndrome != Syndrome::ACK => syndrome,
+                _ => no_credits(),
+            };
             headers.aeth = Some(Aeth { syndrome, msn: qp.responder.msn });
         }
     }
     headers
+}
+
+/// An ACK that says nothing about credits.
+fn no_credits() -> Syndrome {
+    if Rule::NoCredits.applies() { Syndrome::ACK } else { Syndrome::Ack { credits: 0 } }
 }
 
 fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: u32, offset: u32) {
@@ -63,16 +74,22 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
         _ => {
             if info.has(HeaderSet::RETH) {
                 // A READ asks for what its response packets hold, a WRITE announces everything.
+                let restarts = Rule::ReadRestart.applies() || control.opcode != WrOpcode::Read;
+                let offset = if restarts { offset } else { 0 };
                 let rest = wr.length - offset;
                 let dma_len = match control.opcode {
                     WrOpcode::Read => rest.min(segment.span.saturating_mul(qp.mtu)),
-                    _ => rest,
+                    _ if Rule::WriteAnnouncesAll.applies() => rest,
+                    _ => segment.len,
                 };
                 let va = control.remote_addr.wrapping_add(offset.into());
                 headers.reth = Some(Reth { va, rkey, dma_len });
             }
             if info.has(HeaderSet::IMM_DT) {
-                headers.imm = Some(ImmDt(control.imm_or_key.to_ne_bytes()));
+                let raw = Rule::ImmediateSentRaw.applies();
+                let imm = control.imm_or_key;
+                let imm = if raw { imm } else { imm.swap_bytes() };
+                headers.imm = Some(ImmDt(imm.to_ne_bytes()));
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
 use crate::placement;
+use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::completer::Answer;
@@ -131,7 +132,7 @@ impl Ingress {
             RxIpId::Seen(first) => IpIdHint::Known(first.wrapping_add(arrival.k)),
             RxIpId::Hidden => IpIdHint::Predicted(arrival.k),
         };
-        if !icrc::verify(flow, id, arrival.bytes).is_good() {
+        if !icrc::verify(flow, id, arrival.bytes).is_good() && Rule::Icrc.applies() {
             return Err(Some(DropReason::Icrc));
         }
         if flow.ecn() == Ecn::Ce {
@@ -159,7 +160,7 @@ impl Ingress {
         }
         let slot = self.codec.decode(qpn).slot;
         match qps.by_slot(slot as usize) {
-            Some(qp) if qp.qpn == qpn => {
+            Some(qp) if qp.qpn == qpn || !Rule::WholeQpn.applies() => {
                 self.last = Some((qpn, slot));
                 Ok(slot)
             }
@@ -224,6 +225,7 @@ impl<T: Tap> Target<'_, '_, T> {
         match step {
             Step::Done => return Ok(()),
             Step::Drop(reason) => return Err(reason),
+            Step::Atomic(_) if !Rule::AtomicAfterWrites.applies() => {}
             _ => self.flush(dma, arena),
         }
         let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
@@ -282,16 +284,16 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
         QpType::Rc => matches!(transport, Transport::Rc | Transport::Cnp),
         _ => false,
     };
-    if !fits {
+    if !fits && Rule::TransportFits.applies() {
         return Err(DropReason::Transport);
     }
-    if !qp.receives() {
+    if !qp.receives() && Rule::StateReceives.applies() {
         return Err(DropReason::QpState);
     }
-    if !datagram.headers.bth.pkey.matches(qp.pkey()) {
+    if !datagram.headers.bth.pkey.matches(qp.pkey()) && Rule::PKeyMatches.applies() {
         return Err(DropReason::PKey);
     }
-    if !qp.is_peer(&arrival.train.flow) {
+    if !qp.is_peer(&arrival.train.flow) && Rule::PeerAddress.applies() {
         return Err(DropReason::Address);
     }
     Ok(())
@@ -303,7 +305,8 @@ fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Option<u64> {
 
 /// Stores the result of our own atomic, in the byte order of this machine.
 fn store<D: Dma>(dma: &mut D, space: SpaceId, addr: u64, value: u64) -> bool {
-    let bytes = value.to_ne_bytes();
+    let native = Rule::AtomicResultNative.applies();
+    let bytes = if native { value.to_ne_bytes() } else { value.swap_bytes().to_ne_bytes() };
     let from = [Range { offset: 0, len: 8 }];
     dma.write(space, &bytes, &from, &[MemRange { addr, len: 8 }], &[]).is_ok()
 }

@@ -6,6 +6,7 @@
 //! (`ibv_inc_rkey`); for regions it is random too. lkey and rkey of a region are the same.
 
 use crate::command::{ClientId, CommandError, Errno};
+use crate::planted::Rule;
 use crate::ports::SpaceId;
 use crate::qpn::{low32, mix64};
 use crate::slab::Slab;
@@ -118,7 +119,7 @@ impl MrTable {
     pub fn owned(&self, client: ClientId, mr: u32) -> Result<&Region, CommandError> {
         self.regions
             .get(mr)
-            .filter(|region| region.mr.client == client)
+            .filter(|region| region.mr.client == client || !Rule::OwnRegions.applies())
             .ok_or(error(Errno::Invalid, "no such memory region"))
     }
 
@@ -174,14 +175,15 @@ impl MrTable {
             .and_then(|handle| self.regions.get(*handle))
             .ok_or(KeyFault::UnknownKey)?;
         let mr = &region.mr;
-        if mr.pd != pd {
+        if mr.pd != pd && Rule::KeyDomain.applies() {
             return Err(KeyFault::WrongPd);
         }
         if !mr.access.contains(need) {
             return Err(KeyFault::Access);
         }
         let offset = va.checked_sub(mr.iova).ok_or(KeyFault::Bounds)?;
-        if offset > mr.length || len > mr.length - offset {
+        let inside = offset <= mr.length && len <= mr.length - offset;
+        if !inside && Rule::KeyBounds.applies() {
             return Err(KeyFault::Bounds);
         }
         let private = !mr.access.intersects(REMOTE);
@@ -218,16 +220,18 @@ impl MrTable {
 fn check_new(mr: &NewMr) -> Result<(), CommandError> {
     let writable = mr.access.contains(AccessFlags::LOCAL_WRITE);
     let needs_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    if mr.access.intersects(needs_write) && !writable {
+    if mr.access.intersects(needs_write) && !writable && Rule::RemoteWriteNeedsLocal.applies() {
         return Err(error(
             Errno::Invalid,
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
         ));
     }
-    if mr.length == 0 || mr.length > MAX_MR_LENGTH {
+    let allowed = (1..=MAX_MR_LENGTH).contains(&mr.length);
+    if !allowed && Rule::RegionLength.applies() {
         return Err(error(Errno::Invalid, "the length is zero or beyond max_mr_size"));
     }
-    if mr.addr.checked_add(mr.length).is_none() || mr.iova.checked_add(mr.length).is_none() {
+    let ends = [mr.addr, mr.iova].map(|start| start.checked_add(mr.length));
+    if ends.contains(&None) && Rule::RegionWraps.applies() {
         return Err(error(Errno::Invalid, "the range wraps around the address space"));
     }
     Ok(())

@@ -8,7 +8,7 @@
 //! forgotten, and the QP fails at that packet; other QPs notice nothing.
 
 use crate::event::{Event, Tap};
-use crate::planted::Bug;
+use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use crate::qp::Qp;
 use crate::shared::Ctx;
@@ -232,7 +232,9 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     }
     let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
     ctx.shared.placed |= !batch.pieces.is_empty();
-    batch.write_all(dma, arena);
+    if Rule::DataBeforeCompletion.applies() {
+        batch.write_all(dma, arena);
+    }
     for piece in &batch.pieces {
         ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
     }
@@ -241,6 +243,9 @@ pub(crate) fn flush<D: Dma, T: Tap>(
         if fault.is_none_or(|fault| delivery.after <= fault.at) {
             deliver(ctx, qps, delivery, delivery.cqe.status);
         }
+    }
+    if !Rule::DataBeforeCompletion.applies() {
+        batch.write_all(dma, arena);
     }
     for fault in &batch.faults {
         fail(ctx, qps, &batch, fault);

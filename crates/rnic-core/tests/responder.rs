@@ -340,7 +340,11 @@ fn invalid_requests_end_the_connection() {
             NAK_ACCESS => AsyncEventType::QpAccessErr,
             _ => AsyncEventType::QpReqErr,
         };
-        assert_eq!(d.async_events(), [AsyncEventType::CommEst, event], "case {i}");
+        // Memory fails behind the checks, when its packet was accepted.
+        let accepted = relative(last) > 0 || reason == NakReason::RemoteMemory;
+        let comm_est = accepted.then_some(AsyncEventType::CommEst);
+        let expected: Vec<_> = comm_est.into_iter().chain([event]).collect();
+        assert_eq!(d.async_events(), expected, "case {i}");
         d.write(Opcode::RcWriteOnly, 0, 0, 4, &[0; 4]);
         d.silence();
     }
@@ -373,7 +377,7 @@ fn a_send_longer_than_its_receive_fails_both_sides() {
     d.send(Opcode::RcSendOnly, 0, &[1; 9]);
     assert_eq!(d.answer(), (0, NAK_INVALID, 0));
     assert_eq!(d.statuses(), [(1, WcStatus::LocLenErr), (2, WcStatus::WrFlushErr)]);
-    assert_eq!(d.async_events(), [AsyncEventType::CommEst]);
+    assert_eq!(d.async_events(), [], "the completion tells it, and nothing was accepted");
 }
 
 #[test]

@@ -42,11 +42,9 @@ impl Qp {
         if !self.is_outstanding(psn) {
             return Answer::Drop(DropReason::GhostResponse);
         }
-        if !packet.info.payload.allows(
-            packet.payload.len(),
-            packet.headers.bth.pad,
-            self.mtu as usize,
-        ) {
+        let len = packet.payload.len();
+        let allowed = packet.info.payload.allows(len, packet.headers.bth.pad, self.mtu as usize);
+        if !allowed && Rule::ReadResponseLength.applies() {
             return self.wrong_length(ctx, psn);
         }
         match packet.info.operation {
@@ -151,9 +149,7 @@ impl Qp {
             requester.cursor.psn = requester.una;
             requester.reads = 0;
         }
-        if Rule::ProgressReloadsRetries.applies() {
-            requester.reload(&self.attr);
-        }
+        requester.reload(&self.attr);
         let psn = requester.una.wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
         if !self.requester.in_rnr_wait && Rule::ProgressRestartsTimer.applies() {
@@ -170,23 +166,25 @@ impl Qp {
     ) -> Answer {
         let psn = packet.psn();
         // It acknowledges every SEND and WRITE before it.
-        if !self.acknowledge(ctx, psn) {
+        if Rule::ReadAcknowledgesEarlier.applies() && !self.acknowledge(ctx, psn) {
             return self.implied_nak(ctx);
         }
         let index = self.requester.acked_index;
         let wr = *self.sq.wr(index);
-        if wr.control.opcode != WrOpcode::Read {
+        if wr.control.opcode != WrOpcode::Read && Rule::ReadResponseForRead.applies() {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let k = wr.packet_of(psn);
         let is_last = k + 1 == wr.packets;
         let piece = read_piece(self.window(&ctx.shared.config));
         let ends_piece = is_last || (k + 1).is_multiple_of(piece);
-        if !fits_position(packet.info.position, k % piece, ends_piece) {
+        let fits = fits_position(packet.info.position, k % piece, ends_piece);
+        if !fits && Rule::ReadResponseSequence.applies() {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let offset = k * self.mtu;
-        if packet.range.len != (wr.length - offset).min(self.mtu) {
+        let expected = wr.length.saturating_sub(offset).min(self.mtu);
+        if packet.range.len != expected && Rule::ReadResponseLength.applies() {
             return Answer::Fail(WcStatus::LocLenErr);
         }
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
@@ -253,11 +251,13 @@ impl Qp {
     }
 
     fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
-        if !self.acknowledge(ctx, packet.psn()) {
+        let complete =
+            !Rule::AtomicAcknowledgesEarlier.applies() || self.acknowledge(ctx, packet.psn());
+        if !complete {
             return self.implied_nak(ctx);
         }
         let index = self.requester.acked_index;
-        if !self.sq.wr(index).is_atomic() {
+        if !self.sq.wr(index).is_atomic() && Rule::AtomicResponseForAtomic.applies() {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let Some(value) = packet.headers.atomic_ack.map(|ack| ack.original) else {
@@ -328,7 +328,9 @@ impl Qp {
             self.sq.retired = index.wrapping_add(1);
             // Whoever sees the completion may post into the slot at once.
             self.sq.release();
-            if self.sq_sig_all || wr.control.flags.contains(SendFlags::SIGNALED) {
+            let all = self.sq_sig_all && Rule::SignalAll.applies();
+            let unsignaled_too = !Rule::UnsignaledSilent.applies();
+            if all || unsignaled_too || wr.control.flags.contains(SendFlags::SIGNALED) {
                 self.complete_send(ctx, &wr, index, WcStatus::Success);
             }
         }
@@ -342,11 +344,19 @@ impl Qp {
             let index = self.sq.retired;
             self.sq.retired = index.wrapping_add(1);
             self.sq.release();
-            self.complete_send(ctx, &wr, index, status);
+            let silent = !wr.control.flags.contains(SendFlags::SIGNALED)
+                && !Rule::ErrorsAlwaysTold.applies();
+            if !silent {
+                self.complete_send(ctx, &wr, index, status);
+            }
             if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
                 ctx.shared.counters.req_local_errors += 1;
             }
-            self.enter_error(ctx);
+            if Rule::SendErrorEndsQp.applies() {
+                self.enter_error(ctx);
+            } else {
+                self.requester.acked_index = self.sq.retired;
+            }
         }
         self.note_drained(ctx);
     }
@@ -360,7 +370,7 @@ impl Qp {
     ) {
         let opcode = wc_opcode(wr.control.opcode);
         let mut cqe = self.send_cqe(ctx.now, wr.control.wr_id, index, opcode, status);
-        cqe.byte_len = wr.length;
+        cqe.byte_len = if Rule::FetchedLength.applies() { wr.length } else { 0 };
         ctx.complete(self.send_cq, &cqe);
     }
 
@@ -368,12 +378,12 @@ impl Qp {
     fn note_drained<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if self.attr.state != QpState::Sqd
             || !self.attr.sq_draining
-            || self.requester.una != self.requester.max_psn
+            || (self.requester.una != self.requester.max_psn && Rule::SqdDrains.applies())
         {
             return;
         }
         self.attr.sq_draining = false;
-        if self.attr.en_sqd_async_notify {
+        if self.attr.en_sqd_async_notify || !Rule::SqDrainedOnRequest.applies() {
             ctx.qp_event(self, AsyncEventType::SqDrained);
         }
     }
@@ -388,9 +398,9 @@ fn fail(rule: Rule, status: WcStatus) -> Answer {
 /// or ONLY anywhere, and responses to the request before it may still arrive in between.
 fn fits_position(position: Position, k: u32, is_last: bool) -> bool {
     match position {
-        Position::First => !is_last,
+        Position::First => !is_last && (k == 0 || Rule::ReadRestartsAnywhere.applies()),
         Position::Middle => k > 0 && !is_last,
         Position::Last => k > 0 && is_last,
-        Position::Only => is_last,
+        Position::Only => is_last && (k == 0 || Rule::ReadRestartsAnywhere.applies()),
     }
 }

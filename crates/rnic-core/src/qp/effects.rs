@@ -6,7 +6,7 @@ use super::responder::{AtomicRequest, Checked, MAX_DMA_LEN, Message, Packet, Ste
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::placement::{Piece, PieceKind};
-use crate::planted::Bug;
+use crate::planted::{Bug, Rule};
 use crate::ports::{MemRange, Range, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
@@ -21,7 +21,7 @@ impl Qp {
     ) -> Checked {
         let Some(recv) = self.rq.current else { return Err(Step::Refuse(NakReason::Local)) };
         let len = packet.payload.len() as u64;
-        if recv.filled + len > recv.room {
+        if recv.filled + len > recv.room && Rule::SendFits.applies() {
             return Err(Step::Refuse(NakReason::ReceiveTooShort));
         }
         let ends = packet.info.position.is_end();
@@ -33,7 +33,8 @@ impl Qp {
         self.responder.message = if ends { Message::None } else { Message::Send };
         if ends {
             let carried = if private { packet.payload } else { &[] };
-            let byte_len = u32::try_from(recv.filled + len).unwrap_or(u32::MAX);
+            let total = if Rule::ReceivedLength.applies() { recv.filled + len } else { len };
+            let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
             self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
         }
         self.responder.accept(packet.psn(), 1, ends, packet.headers.bth.ack_req);
@@ -111,13 +112,15 @@ impl Qp {
     ) {
         let Some(recv) = self.rq.current.take() else { return };
         let mut cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, WcStatus::Success);
-        cqe.opcode = opcode;
+        if Rule::ReceiveOpcode.applies() {
+            cqe.opcode = opcode;
+        }
         cqe.byte_len = byte_len;
-        if packet.info.trailer() == Trailer::Imm {
+        if packet.info.trailer() == Trailer::Imm && Rule::ImmediateDelivered.applies() {
             cqe.flags |= CqeFlags::IMM;
             cqe.imm_or_key = packet.imm_or_key();
         }
-        if packet.headers.bth.solicited {
+        if packet.headers.bth.solicited && Rule::SolicitedDelivered.applies() {
             cqe.flags |= CqeFlags::SOLICITED;
         }
         if !carried.is_empty() {
@@ -137,7 +140,7 @@ impl Qp {
         let len = packet.range.len;
         let ends = packet.info.position.is_end();
         // The payloads add up to the DMA length exactly.
-        if len > left || ends != (len == left) {
+        if (len > left || ends != (len == left)) && Rule::WriteTotal.applies() {
             return Err(Step::Refuse(NakReason::Length));
         }
         if len > 0 {
@@ -152,7 +155,8 @@ impl Qp {
         self.responder.message = if ends {
             Message::None
         } else {
-            Message::Write { va: va.wrapping_add(len.into()), rkey, left: left - len }
+            let left = left.saturating_sub(len);
+            Message::Write { va: va.wrapping_add(len.into()), rkey, left }
         };
         if ends && packet.info.trailer() == Trailer::Imm {
             self.responder.written += u64::from(len);
@@ -176,7 +180,7 @@ impl Qp {
         }
         let reth = self.check_reth(packet)?;
         self.responder.written = 0;
-        if reth.dma_len > 0 {
+        if needs_key(reth.dma_len) {
             let need = AccessFlags::REMOTE_WRITE;
             self.check_key(ctx, reth.rkey.0, reth.va, reth.dma_len, need)?;
         }
@@ -185,7 +189,7 @@ impl Qp {
 
     fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
         match packet.headers.reth {
-            Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
+            Some(reth) if reth.dma_len <= MAX_DMA_LEN || !Rule::MaxDmaLength.applies() => Ok(reth),
             _ => Err(Step::Refuse(NakReason::Length)),
         }
     }
@@ -198,6 +202,12 @@ impl Qp {
         len: u32,
         need: AccessFlags,
     ) -> Checked<Target> {
+        let checked = match need {
+            AccessFlags::REMOTE_WRITE => Rule::WriteNeedsRight.applies(),
+            AccessFlags::REMOTE_READ => Rule::ReadNeedsRight.applies(),
+            _ => Rule::AtomicNeedsRight.applies(),
+        };
+        let need = if checked { need } else { AccessFlags::empty() };
         ctx.shared
             .mrs
             .check(rkey, self.pd, va, len.into(), need)
@@ -210,7 +220,7 @@ impl Qp {
         packet: &Packet<'_>,
     ) -> Checked {
         let reth = self.check_reth(packet)?;
-        if reth.dma_len > 0 {
+        if needs_key(reth.dma_len) {
             let need = AccessFlags::REMOTE_READ;
             self.check_key(ctx, reth.rkey.0, reth.va, reth.dma_len, need)?;
         }
@@ -222,8 +232,14 @@ impl Qp {
 
     /// The response acknowledges everything before it, so a waiting ACK is not needed any more.
     fn reply(&mut self, psn: Psn, packets: u32, kind: ReplyKind) {
-        self.responder.accept(psn, packets, true, false);
-        self.responder.ack = None;
+        let counts = match kind {
+            ReplyKind::Read { .. } => Rule::MsnCountsReads.applies(),
+            ReplyKind::Atomic { .. } => Rule::MsnCountsAtomics.applies(),
+        };
+        self.responder.accept(psn, packets, counts, false);
+        if Rule::ReplyReplacesAck.applies() {
+            self.responder.ack = None;
+        }
         self.responder.replies.push_new(kind, psn, packets);
     }
 
@@ -235,7 +251,7 @@ impl Qp {
         let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.headers.atomic else {
             return Err(Step::Refuse(NakReason::NotAllowed));
         };
-        if !va.is_multiple_of(8) {
+        if !va.is_multiple_of(8) && Rule::AtomicAlignment.applies() {
             return Err(Step::Refuse(NakReason::Alignment));
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
@@ -247,6 +263,12 @@ impl Qp {
     /// The atomic was executed and returned `value`.
     pub(crate) fn finish_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn, value: u64) {
         self.reply(psn, 1, ReplyKind::Atomic { value });
+        self.note_established(ctx);
         ctx.activate(self);
     }
+}
+
+/// A request without data touches no memory: neither its key nor its address is looked at.
+fn needs_key(dma_len: u32) -> bool {
+    dma_len > 0 || !Rule::EmptyNeedsNoKey.applies()
 }

@@ -142,7 +142,11 @@ impl Qp {
     /// Accepts incoming packets.
     #[inline]
     pub(crate) fn receives(&self) -> bool {
-        matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+        match self.attr.state {
+            QpState::Rtr | QpState::Rts => true,
+            QpState::Sqd => Rule::SqdResponds.applies(),
+            _ => false,
+        }
     }
 
     /// The only P_Key of a RoCE port.
@@ -188,13 +192,15 @@ impl Qp {
             self.set_path(path);
         }
         match (from, to) {
-            (_, QpState::Reset) => self.reset(ctx.shared),
+            (_, QpState::Reset) if Rule::ResetEmpties.applies() => self.reset(ctx.shared),
             (QpState::Init, QpState::Rtr) => {
                 self.mtu = 128 << self.attr.path_mtu;
                 self.responder.start(&self.attr);
             }
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.attr),
-            (QpState::Rts, QpState::Sqd) => self.attr.sq_draining = true,
+            (QpState::Rts, QpState::Sqd) => {
+                self.attr.sq_draining = Rule::SqdReportsDraining.applies();
+            }
             (QpState::Sqd, QpState::Rts) => self.attr.sq_draining = false,
             (QpState::Sqd, QpState::Sqd) => self.responder.resize(&self.attr),
             _ => {}
@@ -234,7 +240,9 @@ impl Qp {
         self.requester.stop();
         self.responder.stop();
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
-        self.fail_current_receive(ctx, WcStatus::WrFlushErr);
+        if Rule::ErrFlushesCurrent.applies() {
+            self.fail_current_receive(ctx, WcStatus::WrFlushErr);
+        }
         ctx.activate(self);
     }
 
@@ -267,13 +275,13 @@ impl Qp {
         let mut budget = FLUSH_PER_VISIT;
         self.sq.look(&ctx.shared.clients, self.client_slot);
         self.rq.look(&ctx.shared.clients, self.client_slot);
-        while budget > 0 {
+        while budget > 0 && Rule::ErrFlushesSends.applies() {
             let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };
             let cqe = self.send_cqe(ctx.now, wr_id, index, opcode, WcStatus::WrFlushErr);
             ctx.complete(self.send_cq, &cqe);
             budget -= 1;
         }
-        while budget > 0 {
+        while budget > 0 && Rule::ErrFlushesReceives.applies() {
             let Some((index, wr_id)) = self.rq.flush_next() else { break };
             let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::WrFlushErr);
             self.rq.release(index);

@@ -4,6 +4,7 @@ use super::Qp;
 use super::responder::Ack;
 use crate::event::{Event, NakReason, Tap};
 use crate::placement::{Piece, PieceKind};
+use crate::planted::Rule;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
 use roce_wire::{NakCode, Psn, Syndrome};
@@ -15,13 +16,16 @@ impl Qp {
             return;
         }
         let status = match reason {
-            NakReason::ReceiveTooShort => WcStatus::LocLenErr,
-            NakReason::Key(_) | NakReason::RemoteMemory => WcStatus::RemAccessErr,
-            NakReason::Local => WcStatus::LocProtErr,
+            NakReason::ReceiveTooShort if Rule::TooLongStatus.applies() => WcStatus::LocLenErr,
+            NakReason::Key(_) | NakReason::RemoteMemory if Rule::RefusedImmStatus.applies() => {
+                WcStatus::RemAccessErr
+            }
+            NakReason::Local if Rule::ReceiveKeyStatus.applies() => WcStatus::LocProtErr,
             _ => WcStatus::RemInvReqErr,
         };
         self.settle(ctx);
-        let reported = self.fail_current_receive(ctx, status);
+        let reported =
+            Rule::RefusedReceiveFails.applies() && self.fail_current_receive(ctx, status);
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
     }
 
@@ -49,8 +53,10 @@ impl Qp {
             return;
         }
         // Undo everything from that packet on.
-        self.responder.epsn = piece.psn;
-        self.responder.msn = piece.msn;
+        if Rule::FaultRollsBack.applies() {
+            self.responder.epsn = piece.psn;
+            self.responder.msn = piece.msn;
+        }
         self.responder.replies.truncate_from(piece.psn);
         let reason = match piece.kind {
             PieceKind::Receive => NakReason::Local,
@@ -75,12 +81,25 @@ impl Qp {
             NakReason::Local => (NakCode::RemoteOperational, AsyncEventType::QpFatal),
             _ => (NakCode::InvalidRequest, AsyncEventType::QpReqErr),
         };
+        let kept = match code {
+            NakCode::RemoteAccess => Rule::AccessNak.applies(),
+            NakCode::RemoteOperational => Rule::OperationalNak.applies(),
+            _ => Rule::InvalidNak.applies(),
+        };
+        let code = if kept { code } else { NakCode::PsnSequence };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
-        self.responder.has_last_words = true;
+        self.responder.has_last_words = Rule::NakLeavesInErr.applies();
         ctx.shared.counters.nak_sent(reason);
         ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
-        self.enter_error(ctx);
-        if !reported {
+        if Rule::NakEndsQp.applies() {
+            self.enter_error(ctx);
+        }
+        let told = match event {
+            AsyncEventType::QpAccessErr => Rule::QpAccessErr.applies(),
+            AsyncEventType::QpReqErr => Rule::QpReqErr.applies(),
+            _ => true,
+        };
+        if told && !reported || !Rule::EventOnlyUnreported.applies() {
             ctx.qp_event(self, event);
         }
     }

@@ -4,7 +4,7 @@
 //! of replies not fully sent, in ascending PSN, and the *remembered* requests that a duplicate may
 //! ask for again. READ data is not kept: it is read from memory again.
 
-use crate::planted::Bug;
+use crate::planted::{Bug, Rule};
 use roce_wire::{Opcode, Position, Psn};
 use std::collections::VecDeque;
 
@@ -69,8 +69,9 @@ impl Replies {
     /// of two, so that is tolerated.
     pub(crate) fn resize(&mut self, max_dest_rd_atomic: u8) {
         self.depth = match usize::from(max_dest_rd_atomic) {
-            0 => 0,
-            n => n.next_power_of_two(),
+            0 if Rule::NoDepthNoReplies.applies() => 0,
+            n if Rule::DepthRoundedUp.applies() => n.next_power_of_two(),
+            n => n,
         };
         self.queue.reserve_exact(self.depth.saturating_sub(self.queue.len()));
         self.remembered.reserve_exact(self.depth.saturating_sub(self.remembered.len()));
@@ -84,12 +85,13 @@ impl Replies {
     /// Room for a new request? A requester within its limit is done with enough of its earlier
     /// ones, so the answer to a duplicate, which only a stale packet asked for, gives way.
     pub(crate) fn make_room(&mut self) -> bool {
-        if self.queue.len() >= self.depth
+        if Rule::StaleGivesWay.applies()
+            && self.queue.len() >= self.depth
             && let Some(stale) = self.queue.iter().position(|reply| reply.is_duplicate)
         {
             self.queue.remove(stale);
         }
-        self.queue.len() < self.depth
+        self.queue.len() < self.depth || !Rule::ReplyDepth.applies()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -103,7 +105,8 @@ impl Replies {
 
     /// A new request was executed: answer it, and remember it for duplicates.
     pub(crate) fn push_new(&mut self, kind: ReplyKind, first: Psn, packets: u32) {
-        while self.remembered.len() >= self.depth.max(1) {
+        let depth = if Rule::OldestForgotten.applies() { self.depth.max(1) } else { usize::MAX };
+        while self.remembered.len() >= depth {
             self.remembered.pop_front();
         }
         self.remembered.push_back(Remembered { first, packets, kind });
@@ -126,7 +129,8 @@ impl Replies {
                 .is_some_and(|left| u64::from(len) <= left);
             let fits = u32::try_from(skipped)
                 .is_ok_and(|skipped| skipped.saturating_add(packets) <= r.packets);
-            fits && key == rkey && (inside || len == 0)
+            let matches = fits && key == rkey && (inside || len == 0);
+            matches || !Rule::DuplicateReadMatches.applies()
         }) else {
             return false;
         };
@@ -134,6 +138,7 @@ impl Replies {
             ReplyKind::Read { va: start, .. } if Bug::ReadRestartOffset.is_planted() => start,
             _ => va,
         };
+        let psn = if Rule::DuplicateReadPsn.applies() { psn } else { original.first };
         self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true))
     }
 
@@ -142,7 +147,8 @@ impl Replies {
         let saved = self
             .remembered
             .iter()
-            .find(|r| r.first == psn && matches!(r.kind, ReplyKind::Atomic { .. }));
+            .filter(|r| matches!(r.kind, ReplyKind::Atomic { .. }))
+            .find(|r| r.first == psn || !Rule::DuplicateAtomicMatches.applies());
         let Some(saved) = saved else { return false };
         self.restart(Reply::new(saved.kind, psn, 1, true))
     }
@@ -151,7 +157,9 @@ impl Replies {
     /// queue is full all the same: only a peer that asks for pieces, and for more of them than it
     /// may have requests outstanding, comes to that.
     fn restart(&mut self, reply: Reply) -> bool {
-        self.truncate_from(reply.first);
+        if Rule::DuplicateRestartsStream.applies() {
+            self.truncate_from(reply.first);
+        }
         let has_room = self.queue.len() < self.depth;
         if has_room {
             self.queue.push_back(reply);

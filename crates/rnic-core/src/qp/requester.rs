@@ -50,7 +50,7 @@ pub(crate) struct Requester {
 impl Requester {
     /// RTR -> RTS.
     pub(crate) fn start(&mut self, attr: &QpAttr) {
-        let psn = Psn::new(attr.sq_psn);
+        let psn = if Rule::FirstPsn.applies() { Psn::new(attr.sq_psn) } else { Psn::ZERO };
         let index = self.acked_index;
         *self = Self {
             next_psn: psn,
@@ -58,16 +58,21 @@ impl Requester {
             acked_index: index,
             cursor: Cursor { index, psn },
             max_psn: psn,
+            retries: attr.retry_cnt,
+            rnr_retries: attr.rnr_retry,
             ..Self::default()
         };
-        self.reload(attr);
     }
 
     /// Progress was made: all retries are available again.
     #[inline]
     pub(crate) fn reload(&mut self, attr: &QpAttr) {
-        self.retries = attr.retry_cnt;
-        self.rnr_retries = attr.rnr_retry;
+        if Rule::ProgressReloadsRetries.applies() {
+            self.retries = attr.retry_cnt;
+        }
+        if Rule::ProgressReloadsRnrRetries.applies() {
+            self.rnr_retries = attr.rnr_retry;
+        }
         self.implied_at = None;
         self.rnr_echo_due = false;
     }
@@ -147,8 +152,8 @@ impl Qp {
                 return false;
             }
             let ahead = cursor.psn.distance_from(self.requester.una);
-            if ahead >= i32::try_from(window).unwrap_or(i32::MAX) || !self.may_go(wr, cursor, reads)
-            {
+            let full = ahead >= i32::try_from(window).unwrap_or(i32::MAX);
+            if full && Rule::Window.applies() || !self.may_go(wr, cursor, reads) {
                 return false;
             }
             let next = segment(wr, cursor.index, cursor.psn, self.mtu, window);
@@ -162,7 +167,12 @@ impl Qp {
 
     /// Copies the next WQE out of the ring, if one is posted and may be started.
     fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
-        if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {
+        let starts = match self.attr.state {
+            QpState::Rts => true,
+            QpState::Sqd => !Rule::SqdHoldsNew.applies(),
+            _ => !Rule::RtrSendsNothing.applies(),
+        };
+        if !starts || self.sq.waiting() == 0 {
             return false;
         }
         let rules = FetchRules {
@@ -184,7 +194,8 @@ impl Qp {
 
     /// Rules that hold a WQE back although the window is open.
     fn may_go(&self, wr: &Wr, cursor: Cursor, reads: u32) -> bool {
-        if wr.wants_data() && reads >= u32::from(self.attr.max_rd_atomic) {
+        let depth = u32::from(self.attr.max_rd_atomic);
+        if wr.wants_data() && reads >= depth && Rule::ReadDepth.applies() {
             return false;
         }
         if cursor.psn != wr.first {
@@ -193,13 +204,14 @@ impl Qp {
         // FENCE: all earlier READs and atomics are complete.
         if wr.control.flags.contains(SendFlags::FENCE)
             && reads > 0
+            && Rule::Fence.applies()
             && !Bug::FenceIgnored.is_planted()
         {
             return false;
         }
         // SQD: what was started goes on, nothing new starts.
         let started = wr.first.distance_from(self.requester.max_psn) < 0;
-        started || self.attr.state == QpState::Rts
+        started || self.attr.state != QpState::Sqd || !Rule::SqdHoldsNew.applies()
     }
 
     /// Cursor and outstanding READs once `sent` has left.

@@ -9,7 +9,7 @@ use super::Qp;
 use super::replies::Replies;
 use super::rq::NoRecv;
 use crate::event::{DropReason, Event, NakReason, Tap};
-use crate::planted::Bug;
+use crate::planted::{Bug, Rule};
 use crate::ports::{Range, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
@@ -92,8 +92,11 @@ pub(crate) struct AtomicRequest {
 impl AtomicRequest {
     pub(crate) fn apply(&self, old: u64) -> u64 {
         match self.compare {
-            Some(compare) if compare == old => self.swap_or_add,
+            Some(compare) if compare == old || !Rule::SwapOnlyWhenEqual.applies() => {
+                self.swap_or_add
+            }
             Some(_) => old,
+            None if !Rule::FetchAddWraps.applies() => old.saturating_add(self.swap_or_add),
             None => old.wrapping_add(self.swap_or_add),
         }
     }
@@ -122,7 +125,8 @@ pub(super) const MAX_DMA_LEN: u32 = 1 << 31;
 impl Responder {
     /// INIT -> RTR.
     pub(crate) fn start(&mut self, attr: &QpAttr) {
-        *self = Self { epsn: Psn::new(attr.rq_psn), ..Self::default() };
+        let epsn = if Rule::FirstExpectedPsn.applies() { attr.rq_psn } else { 0 };
+        *self = Self { epsn: Psn::new(epsn), ..Self::default() };
         self.replies.resize(attr.max_dest_rd_atomic);
     }
 
@@ -155,13 +159,17 @@ impl Responder {
             psn.wrapping_add(packets)
         };
         self.epsn = ahead;
-        self.nak_sent = false;
-        if ends_message {
+        if Rule::AcceptedEndsGap.applies() {
+            self.nak_sent = false;
+        }
+        if ends_message || !Rule::MsnCountsMessages.applies() {
             self.msn = self.msn.wrapping_add(1);
         }
         let nak_waits = self.ack.is_some_and(|ack| !matches!(ack.syndrome, Syndrome::Ack { .. }));
-        if ack_req || nak_waits {
+        let asked = ack_req && Rule::AckReqAnswered.applies() || !Rule::AckOnlyOnRequest.applies();
+        if asked || nak_waits {
             let psn = if Bug::AckOffByOne.is_planted() { psn.wrapping_add(1) } else { psn };
+            let psn = if Rule::AckNamesLast.applies() { psn } else { psn.wrapping_sub(1) };
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
         }
     }
@@ -175,10 +183,11 @@ impl Qp {
         packet: &Packet<'_>,
     ) -> Step {
         let ahead = packet.psn().distance_from(self.responder.epsn);
-        if ahead > 0 {
+        if ahead > 0 && Rule::GapDropped.applies() {
             return self.handle_gap(ctx);
         }
-        if ahead < 0 && !Bug::SkipDuplicateCheck.is_planted() {
+        let checks = Rule::DuplicateNotExecuted.applies() && !Bug::SkipDuplicateCheck.is_planted();
+        if ahead < 0 && checks {
             return self.handle_duplicate(ctx, packet);
         }
         match self.execute_request(ctx, packet) {
@@ -192,7 +201,6 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Checked<Step> {
-        self.note_established(ctx);
         self.check_opcode_sequence(packet)?;
         self.check_operation(packet)?;
         self.check_resources(ctx, packet)?;
@@ -203,13 +211,15 @@ impl Qp {
             Operation::ReadRequest => self.execute_read(ctx, packet)?,
             _ => return self.prepare_atomic(ctx, packet),
         }
+        self.note_established(ctx);
         ctx.activate(self);
         Ok(Step::Done)
     }
 
     /// COMM_EST: the first good packet while in RTR.
-    fn note_established<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.attr.state == QpState::Rtr && !self.responder.established {
+    pub(super) fn note_established<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let first = !self.responder.established || !Rule::CommEstOnce.applies();
+        if self.attr.state == QpState::Rtr && first && Rule::CommEst.applies() {
             self.responder.established = true;
             ctx.qp_event(self, AsyncEventType::CommEst);
         }
@@ -218,9 +228,10 @@ impl Qp {
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
     fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
         self.counters.out_of_sequence += 1;
-        if !self.responder.nak_sent {
+        if !self.responder.nak_sent || !Rule::OneNakPerGap.applies() {
             self.responder.nak_sent = true;
-            let psn = self.responder.epsn;
+            let epsn = self.responder.epsn;
+            let psn = if Rule::GapNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.responder.ack = Some(Ack { psn, syndrome });
             ctx.shared.counters.nak_sent(NakReason::Sequence);
@@ -237,8 +248,9 @@ impl Qp {
         match packet.info.operation {
             Operation::Send | Operation::Write => {
                 let acked = match self.responder.replies.first_after(psn) {
-                    Some(first) => first,
-                    None => self.responder.epsn,
+                    Some(first) if Rule::DuplicateAckStopsAtReads.applies() => first,
+                    _ if Rule::DuplicateAckPsn.applies() => self.responder.epsn,
+                    _ => psn,
                 };
                 let psn = acked.wrapping_sub(1);
                 self.responder.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
@@ -248,6 +260,7 @@ impl Qp {
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
                 if reth.dma_len > MAX_DMA_LEN
+                    || !Rule::DuplicateReadAnswered.applies()
                     || !self.responder.replies.push_duplicate_read(psn, request, packets)
                 {
                     return Step::Drop(DropReason::Duplicate);
@@ -255,7 +268,8 @@ impl Qp {
                 self.responder.ack = None;
             }
             Operation::CmpSwap | Operation::FetchAdd => {
-                if !self.responder.replies.push_duplicate_atomic(psn) {
+                let saved = self.responder.replies.push_duplicate_atomic(psn);
+                if !saved || !Rule::DuplicateAtomicAnswered.applies() {
                     return Step::Drop(DropReason::Duplicate);
                 }
                 self.responder.ack = None;
@@ -263,7 +277,9 @@ impl Qp {
             _ => return Step::Drop(DropReason::Duplicate),
         }
         // The peer went back below the gap: a new loss in its second try must be NAKed anew.
-        self.responder.nak_sent = false;
+        if Rule::DuplicateEndsGap.applies() {
+            self.responder.nak_sent = false;
+        }
         ctx.shared.counters.duplicate_request += 1;
         ctx.activate(self);
         Step::Done
@@ -278,7 +294,11 @@ impl Qp {
             (_, Message::None) => packet.info.position.is_start(),
             _ => false,
         };
-        if follows { Ok(()) } else { Err(Step::Refuse(NakReason::OpcodeSequence)) }
+        if follows || !Rule::OpcodeSequence.applies() {
+            Ok(())
+        } else {
+            Err(Step::Refuse(NakReason::OpcodeSequence))
+        }
     }
 
     /// The operation exists here and the QP's access flags allow it.
@@ -288,9 +308,10 @@ impl Qp {
             Operation::Write => AccessFlags::REMOTE_WRITE,
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
             Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,
+            _ if !Rule::OperationExists.applies() => return Ok(()),
             _ => return Err(Step::Refuse(NakReason::NotAllowed)),
         };
-        if self.attr.access.contains(need) {
+        if self.attr.access.contains(need) || !Rule::QpAccess.applies() {
             Ok(())
         } else {
             Err(Step::Refuse(NakReason::NotAllowed))
@@ -301,8 +322,11 @@ impl Qp {
     fn check_resources<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
         let position = packet.info.position;
         let needs_receive = match packet.info.operation {
-            Operation::Send => position.is_start(),
-            Operation::Write => position.is_end() && packet.info.trailer() == Trailer::Imm,
+            Operation::Send => position.is_start() || !Rule::SendTakesReceiveFirst.applies(),
+            Operation::Write => {
+                let ends = packet.info.trailer() == Trailer::Imm && position.is_end();
+                ends && Rule::WriteImmTakesReceive.applies()
+            }
             _ if self.responder.replies.make_room() => false,
             _ => return Err(Step::Refuse(NakReason::Resources)),
         };
@@ -318,10 +342,13 @@ impl Qp {
 
     /// No receive WQE: RNR NAK. The packet is not consumed; those behind it are dropped silently.
     fn refuse_for_now<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
-        let psn = self.responder.epsn;
-        let timer = self.attr.min_rnr_timer;
+        let epsn = self.responder.epsn;
+        let psn = if Rule::RnrNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
+        let timer = if Rule::RnrTimer.applies() { self.attr.min_rnr_timer } else { 0 };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::RnrNak { timer } });
-        self.responder.nak_sent = true;
+        if Rule::RnrSilencesGap.applies() {
+            self.responder.nak_sent = true;
+        }
         self.counters.rnr_naks_sent += 1;
         ctx.shared.counters.out_of_buffer += 1;
         ctx.event(|| Event::RnrNak { qpn: self.qpn, psn, timer });
@@ -332,7 +359,8 @@ impl Qp {
     /// FIRST and MIDDLE are full, LAST is not empty, requests without data have none.
     fn check_length(&self, packet: &Packet<'_>) -> Checked {
         let pad = packet.headers.bth.pad;
-        if packet.info.payload.allows(packet.payload.len(), pad, self.mtu as usize) {
+        let allowed = packet.info.payload.allows(packet.payload.len(), pad, self.mtu as usize);
+        if allowed || !Rule::PayloadLength.applies() {
             Ok(())
         } else {
             Err(Step::Refuse(NakReason::Length))

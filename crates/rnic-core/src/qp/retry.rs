@@ -19,10 +19,11 @@ impl Qp {
     /// attribute says; `None` when it never does.
     fn ack_timeout(&self) -> Option<u64> {
         match self.attr.timeout {
-            0 => None,
+            0 if Rule::TimeoutZeroIsNever.applies() => None,
             exponent => {
                 let timeout = TIMEOUT_UNIT << exponent.min(31);
-                Some(timeout + timeout / 2)
+                let range = if Rule::TimeoutRange.applies() { timeout } else { timeout / 4 };
+                Some(range + range / 2)
             }
         }
     }
@@ -34,14 +35,15 @@ impl Qp {
                 let deadline = ctx.now.after_nanos(timeout);
                 ctx.set_deadline(self, deadline);
             }
-            _ => self.deadline = None,
+            _ if Rule::TimerStops.applies() => self.deadline = None,
+            _ => {}
         }
     }
 
     /// A request left: the timer runs unless it does already.
     #[inline]
     pub(crate) fn ensure_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.deadline.is_none() {
+        if self.deadline.is_none() && Rule::TimerArms.applies() {
             self.restart_timer(ctx);
         }
     }
@@ -54,7 +56,7 @@ impl Qp {
             let (qpn, to) = (self.qpn, self.requester.una);
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
             ctx.activate(self);
-        } else if self.requester.is_waiting() {
+        } else if self.requester.is_waiting() || !Rule::TimerStops.applies() {
             self.counters.timeouts += 1;
             ctx.shared.counters.local_ack_timeout_err += 1;
             if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
@@ -81,7 +83,9 @@ impl Qp {
     /// Sets the cursor back to `una`. READs in flight count as not sent.
     pub(crate) fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
         let requester = &mut self.requester;
-        requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
+        if Rule::GoBackN.applies() {
+            requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
+        }
         requester.reads = 0;
         let (qpn, to) = (self.qpn, requester.una);
         ctx.event(|| Event::Rewound { qpn, to, cause });
@@ -129,8 +133,10 @@ impl Qp {
         if left != RNR_FOR_EVER || !Rule::RnrSevenIsInfinite.applies() {
             self.requester.rnr_retries = left.saturating_sub(1);
         }
-        self.requester.cursor =
-            Cursor { index: self.requester.acked_index, psn: self.requester.una };
+        if Rule::RnrResends.applies() {
+            self.requester.cursor =
+                Cursor { index: self.requester.acked_index, psn: self.requester.una };
+        }
         self.requester.reads = 0;
         self.requester.in_rnr_wait = true;
         self.requester.rnr_echo_due = true;
@@ -143,7 +149,11 @@ impl Qp {
 
     /// Does the QP still send requests?
     pub(crate) fn sends(&self) -> bool {
-        matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+        match self.attr.state {
+            QpState::Rts | QpState::Sqd => true,
+            QpState::Rtr => !Rule::RtrSendsNothing.applies(),
+            _ => false,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Nothing is stored per packet: sending again means computing again.
 
 use super::sq::Wr;
+use crate::planted::Rule;
 use rnic_abi::verbs::{SendFlags, WrOpcode};
 use roce_wire::datagram::{ICRC_LEN, pad_for};
 use roce_wire::{Opcode, Position, Psn, Trailer};
@@ -80,7 +81,8 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> S
         return Segment { span, ..Segment::new(source, opcode, psn, 0) };
     }
     let ends = k + 1 == wr.packets;
-    let position = Position::new(k == 0, ends);
+    let alone = Rule::Segmentation.applies();
+    let position = Position::new(k == 0, ends && (k > 0 || alone));
     let opcode = match wr.control.opcode {
         WrOpcode::Write => Opcode::rc_write(position, false),
         WrOpcode::WriteImm => Opcode::rc_write(position, true),
@@ -89,11 +91,13 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> S
     };
     let len = (wr.length - offset).min(mtu);
     // Solicited: the end of a message that consumes a receive WQE.
-    let solicited = ends
-        && wr.control.flags.contains(SendFlags::SOLICITED)
-        && wr.control.opcode != WrOpcode::Write;
+    let consumes = wr.control.opcode != WrOpcode::Write;
+    let solicited = wr.control.flags.contains(SendFlags::SOLICITED)
+        && (ends && consumes || !Rule::SolicitedAtEnd.applies());
     // The last packet of each message asks for an ACK, long messages ask on the way.
-    let ack_req = ends || psn.value() & (ack_interval(window) - 1) == 0;
+    let on_the_way = psn.value() & (ack_interval(window) - 1) == 0;
+    let ack_req =
+        ends && Rule::AckReqAtEnd.applies() || on_the_way && Rule::AckReqOnTheWay.applies();
     Segment { source, opcode, psn, ack_req, solicited, len, span: 1 }
 }
 

@@ -9,6 +9,7 @@
 use crate::clients::Clients;
 use crate::command::EngineQueue;
 use crate::mr::MrTable;
+use crate::planted::Rule;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use rnic_abi::words::WORD;
@@ -198,7 +199,7 @@ impl SendQueue {
                 let len = control.words() - CONTROL_WORDS;
                 self.ring.copy(index, CONTROL_WORDS, &mut self.bodies[start..start + len]);
             }
-            Err(_) => wr.fault = Some(WcStatus::LocQpOpErr),
+            Err(_) => wr.fault = Some(malformed()),
         }
         self.wrs[slot] = wr;
         if wr.fault.is_none() {
@@ -213,7 +214,12 @@ impl SendQueue {
         match checked {
             Ok(length) => {
                 wr.length = length;
-                wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
+                let packets = length.div_ceil(rules.mtu.max(1));
+                wr.packets = match wr.control.opcode {
+                    WrOpcode::Read if !Rule::ReadPsns.applies() => 1,
+                    _ if !Rule::EmptyMessagePsn.applies() => packets,
+                    _ => packets.max(1),
+                };
             }
             Err(status) => wr.fault = Some(status),
         }
@@ -230,31 +236,36 @@ impl SendQueue {
             }
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
                 // Without read resources it could never run.
-                if inline || control.carried || rules.max_rd_atomic == 0 {
+                let unable = rules.max_rd_atomic == 0 && Rule::NoDepthNoReads.applies();
+                if (inline || control.carried) && Rule::InlineSendsOnly.applies() || unable {
                     return Err(WcStatus::LocQpOpErr);
                 }
-                AccessFlags::LOCAL_WRITE
+                let sink = Rule::SinkIsWritable.applies();
+                if sink { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() }
             }
-            _ => return Err(WcStatus::LocQpOpErr),
+            _ if Rule::OpcodeExists.applies() => return Err(WcStatus::LocQpOpErr),
+            _ => AccessFlags::empty(),
         };
-        if u32::from(control.num_sge) > rules.max_sge {
+        if u32::from(control.num_sge) > rules.max_sge && Rule::MaxSge.applies() {
             return Err(WcStatus::LocQpOpErr);
         }
         let sges = self.sges(index);
         let length: u64 = sges.map(|sge| u64::from(sge.length)).sum();
         let length = if inline { u64::from(control.data_len) } else { length };
-        if length > MAX_MESSAGE {
+        if length > MAX_MESSAGE && Rule::MaxMessage.applies() {
             return Err(WcStatus::LocLenErr);
         }
         if control.carried && length != u64::from(control.data_len) {
             return Err(WcStatus::LocQpOpErr);
         }
-        if wr.is_atomic() && (control.num_sge != 1 || length != 8) {
+        let word = control.num_sge == 1 && length == 8;
+        if wr.is_atomic() && !word && Rule::AtomicSink.applies() {
             return Err(WcStatus::LocLenErr);
         }
-        for sge in self.sges(index).filter(|sge| sge.length > 0) {
+        let means = |sge: &Sge| sge.length > 0 || !Rule::EmptySgeMeansNothing.applies();
+        for sge in self.sges(index).filter(means) {
             mrs.check(sge.lkey, rules.pd, sge.addr, u64::from(sge.length), need)
-                .map_err(|_| WcStatus::LocProtErr)?;
+                .map_err(|_| protection_error())?;
         }
         u32::try_from(length).map_err(|_| WcStatus::LocLenErr)
     }
@@ -285,9 +296,20 @@ impl SendQueue {
     }
 }
 
+/// What a WQE fails with that cannot be understood.
+fn malformed() -> WcStatus {
+    if Rule::MalformedWqe.applies() { WcStatus::LocQpOpErr } else { WcStatus::LocProtErr }
+}
+
+/// What an SGE fails with that its key does not allow.
+fn protection_error() -> WcStatus {
+    if Rule::LocalKeyStatus.applies() { WcStatus::LocProtErr } else { WcStatus::LocQpOpErr }
+}
+
 /// The completion opcode of a work request opcode.
 pub(crate) fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
     match opcode {
+        _ if !Rule::CompletionOpcode.applies() => WcOpcode::Send,
         WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
         WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
         WrOpcode::Read => WcOpcode::Read,

@@ -1,14 +1,19 @@
 //! The rules of reliable connections, one named test each: a real engine and a scripted peer.
 
 mod acks;
+mod answers;
+mod attributes;
 mod drops;
 mod duplicates;
 mod memory;
+mod objects;
 mod read_responses;
 mod refusals;
+mod requests;
 mod responder;
 mod retries;
 mod states;
+mod timers;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;

@@ -1,0 +1,105 @@
+//! Verbs objects: what may be made, whose they are, what keeps them; and events of the port.
+
+use crate::{dialogue, write_only};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType};
+use rnic_core::command::{ClientCommand, ClientId, Command, CommandError, Errno, PortState};
+use rnic_sim::dialogue::Dialogue;
+use rnic_sim::host::SPACE;
+use rnic_sim::verbs::QpSetup;
+
+fn errno<T>(result: Result<T, CommandError>) -> Option<Errno> {
+    result.err().map(|error| error.errno)
+}
+
+fn command(d: &mut Dialogue, command: ClientCommand) -> Option<Errno> {
+    errno(d.world.host(0).command(command))
+}
+
+#[test]
+fn what_is_in_use_stays() {
+    let mut d = dialogue();
+    let cq = d.world.hosts()[0].cq_handle(d.nic.recv_cq);
+    let pd = d.nic.pd;
+    assert_eq!(command(&mut d, ClientCommand::DestroyCq { cq }), Some(Errno::Busy));
+    assert_eq!(command(&mut d, ClientCommand::DeallocPd { pd }), Some(Errno::Busy));
+    // A memory region alone keeps its domain as well.
+    let qp = d.nic.qp;
+    d.world.host(0).destroy_qp(qp);
+    assert_eq!(command(&mut d, ClientCommand::DestroyCq { cq }), None);
+    assert_eq!(command(&mut d, ClientCommand::DeallocPd { pd }), Some(Errno::Busy));
+    let mr = d.nic.mr.handle;
+    assert_eq!(command(&mut d, ClientCommand::DeregMr { mr }), None);
+    assert_eq!(command(&mut d, ClientCommand::DeallocPd { pd }), None);
+}
+
+#[test]
+fn other_transports_are_not_supported() {
+    for qp_type in [QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv] {
+        let mut d = dialogue();
+        let setup = QpSetup { qp_type, ..QpSetup::new(d.nic.pd, d.nic.send_cq) };
+        let created = d.world.host(0).try_create_qp(setup);
+        assert_eq!(errno(created), Some(Errno::NotSupported), "{qp_type:?}");
+    }
+}
+
+#[test]
+fn objects_of_another_client_do_not_exist() {
+    let mut d = dialogue();
+    let qp = d.world.hosts()[0].qp_handle(d.nic.qp);
+    let mr = d.nic.mr.handle;
+    let now = d.world.now();
+    for foreign in [
+        ClientCommand::QueryQp { qp },
+        ClientCommand::DestroyQp { qp },
+        ClientCommand::DeregMr { mr },
+    ] {
+        let command = Command::Client(ClientId(2), foreign);
+        let refused = d.world.host(0).engine.execute(now, command);
+        assert_eq!(errno(refused), Some(Errno::Invalid));
+    }
+}
+
+#[test]
+fn memory_regions_that_make_no_sense_are_refused() {
+    let local = AccessFlags::LOCAL_WRITE;
+    for (addr, length, access) in [
+        (0x10_0000, 4096, AccessFlags::REMOTE_WRITE),
+        (0x10_0000, 4096, AccessFlags::REMOTE_ATOMIC),
+        (0x10_0000, 0, local),
+        (0x10_0000, u64::MAX / 2, local),
+        (u64::MAX - 100, 200, local),
+    ] {
+        let mut d = dialogue();
+        let (pd, iova) = (d.nic.pd, addr);
+        let new = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova, access };
+        assert_eq!(command(&mut d, new), Some(Errno::Invalid), "{addr:x} {length:x} {access:?}");
+    }
+}
+
+/// Async events of the port after it changed so.
+fn port_events(states: &[(bool, bool)]) -> Vec<AsyncEventType> {
+    let mut d = dialogue();
+    let now = d.world.now();
+    for (active, gids_changed) in states.iter().copied() {
+        let port = PortState { active, active_mtu: 5, gids_changed };
+        d.world.host(0).engine.execute(now, Command::SetPort(port)).unwrap();
+    }
+    // The engine tells when it runs next.
+    d.say(&write_only(&d, 0, 0, &[1; 8]));
+    d.hear_burst();
+    let events = d.world.host(0).take_async_events();
+    assert!(events.iter().all(|event| event.element == 1), "{events:?}");
+    events.iter().map(|event| event.event).collect()
+}
+
+#[test]
+fn a_port_that_goes_and_comes_is_an_event_each() {
+    let expected = [AsyncEventType::PortErr, AsyncEventType::PortActive];
+    assert_eq!(port_events(&[(false, false), (true, false)]), expected);
+    assert_eq!(port_events(&[(true, false)]), []);
+}
+
+#[test]
+fn a_changed_gid_table_is_an_event() {
+    assert_eq!(port_events(&[(true, true)]), [AsyncEventType::GidChange]);
+}

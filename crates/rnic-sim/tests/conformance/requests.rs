@@ -1,0 +1,149 @@
+//! The requester: how work requests become packets, what holds them back, which fail at once.
+
+use crate::{ACK, dialogue, fetch_add, ok, read, send, small_mtu, statuses};
+use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus, WrOpcode};
+use rnic_abi::wqe::Sge;
+use rnic_sim::dialogue::{Dialogue, Say};
+use rnic_sim::verbs::{Connection, Remote, SendWr};
+use roce_wire::{ImmDt, Opcode, PKey};
+
+const REMOTE: Remote = Remote { addr: 0x5000, rkey: 0x99 };
+
+#[test]
+fn a_write_is_cut_at_the_path_mtu() {
+    let mut d = dialogue();
+    let data = d.fill(0, 601, 1);
+    let write = SendWr::write(1, &[d.nic.mr.sge(0, 601)], REMOTE).with_imm(0x0403_0201);
+    d.post(&write.flags(SendFlags::SOLICITED));
+    let burst = d.hear_burst();
+    let opcodes: Vec<Opcode> = burst.iter().map(|heard| heard.opcode()).collect();
+    assert_eq!(opcodes, [Opcode::RcWriteFirst, Opcode::RcWriteMiddle, Opcode::RcWriteLastImm]);
+    assert_eq!(burst.iter().map(|h| h.payload.len()).collect::<Vec<_>>(), [256, 256, 89]);
+    assert_eq!(burst.iter().flat_map(|h| h.payload.clone()).collect::<Vec<u8>>(), data);
+    let reth = burst[0].headers.reth.unwrap();
+    assert_eq!((reth.va, reth.rkey.0, reth.dma_len), (0x5000, 0x99, 601), "all of it, at once");
+    assert!(burst[1..].iter().all(|h| h.headers.reth.is_none()));
+    let imm = burst.iter().map(|h| h.headers.imm).collect::<Vec<_>>();
+    assert_eq!(imm, [None, None, Some(ImmDt(0x0403_0201_u32.to_ne_bytes()))]);
+    let solicited: Vec<bool> = burst.iter().map(|h| h.headers.bth.solicited).collect();
+    assert_eq!(solicited, [false, false, true]);
+    assert!(burst[2].headers.bth.ack_req);
+    assert!(burst.iter().all(|h| h.headers.bth.pkey == PKey::DEFAULT));
+}
+
+#[test]
+fn a_write_without_immediate_is_never_solicited() {
+    let mut d = dialogue();
+    d.post(&SendWr::write(1, &[d.nic.mr.sge(0, 8)], REMOTE).flags(SendFlags::SOLICITED));
+    assert!(!d.expect(Opcode::RcWriteOnly, d.our_psn(0)).headers.bth.solicited);
+}
+
+#[test]
+fn the_window_limits_what_is_unacknowledged() {
+    let mut d = dialogue();
+    d.post(&send(&d, 1, 1_000_000));
+    let window = 512 * 1024 / 256;
+    assert_eq!(d.hear_burst().len(), window);
+    d.say(&Say::ack(d.our_psn(99), 0));
+    assert_eq!(d.hear_burst().len(), 100);
+}
+
+#[test]
+fn no_more_reads_and_atomics_are_outstanding_than_allowed_and_what_follows_waits() {
+    let mut d = Dialogue::new(Connection { max_rd_atomic: 2, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 0, 16), fetch_add(&d, 2, 64), read(&d, 3, 128, 16), send(&d, 4, 10)]);
+    let opcodes: Vec<Opcode> = d.hear_burst().iter().map(|heard| heard.opcode()).collect();
+    assert_eq!(opcodes, [Opcode::RcReadRequest, Opcode::RcFetchAdd]);
+    d.say(&Say::new(Opcode::RcReadRespOnly, d.our_psn(0)).syndrome(ACK, 1).payload(&[7; 16]));
+    let opcodes: Vec<Opcode> = d.hear_burst().iter().map(|heard| heard.opcode()).collect();
+    assert_eq!(opcodes, [Opcode::RcReadRequest, Opcode::RcSendOnly]);
+}
+
+/// The request completes with this status, sends nothing, and ends the connection.
+#[track_caller]
+fn fails(d: &mut Dialogue, wr: &SendWr, status: WcStatus) {
+    d.post(wr);
+    d.expect_silence();
+    assert_eq!(statuses(&d.sent()), [(wr.wr_id, status)]);
+    assert_eq!(d.state(), QpState::Err);
+}
+
+#[test]
+fn operations_that_the_device_does_not_have_fail() {
+    for opcode in [WrOpcode::LocalInv, WrOpcode::BindMw, WrOpcode::SendInv, WrOpcode::AtomicWrite] {
+        let mut d = dialogue();
+        let wr = SendWr { opcode, ..send(&d, 1, 0) };
+        fails(&mut d, &wr, WcStatus::LocQpOpErr);
+    }
+}
+
+#[test]
+fn a_malformed_work_request_fails() {
+    // A READ that brings data along.
+    let mut d = dialogue();
+    let wr = read(&d, 1, 0, 8).carried();
+    fails(&mut d, &wr, WcStatus::LocQpOpErr);
+}
+
+#[test]
+fn only_sends_and_writes_may_be_inline() {
+    let mut d = dialogue();
+    let wr = read(&d, 1, 0, 0).inline(&[]);
+    fails(&mut d, &wr, WcStatus::LocQpOpErr);
+}
+
+#[test]
+fn more_sges_than_the_queue_pair_has_fail() {
+    let mut d = dialogue();
+    let wr = SendWr::send(1, &[d.nic.mr.sge(0, 1); 9]);
+    fails(&mut d, &wr, WcStatus::LocQpOpErr);
+}
+
+#[test]
+fn a_message_beyond_the_limit_is_a_length_error() {
+    let mut d = dialogue();
+    let wr = SendWr::send(1, &[d.nic.mr.sge(0, 1 << 30); 3]);
+    fails(&mut d, &wr, WcStatus::LocLenErr);
+}
+
+#[test]
+fn the_sink_of_a_read_must_be_writable() {
+    let mut d = dialogue();
+    let pd = d.nic.pd;
+    d.nic.mr = d.world.host(0).new_mr(pd, 4096, AccessFlags::REMOTE_READ);
+    let wr = read(&d, 1, 0, 16);
+    fails(&mut d, &wr, WcStatus::LocProtErr);
+}
+
+#[test]
+fn an_atomic_has_one_sink_of_eight_bytes() {
+    for sges in [&[4_u32][..], &[16], &[4, 4], &[]] {
+        let mut d = dialogue();
+        let sges = sges.iter().map(|len| d.nic.mr.sge(0, *len)).collect();
+        let wr = SendWr { sges, ..fetch_add(&d, 1, 0) };
+        fails(&mut d, &wr, WcStatus::LocLenErr);
+    }
+}
+
+#[test]
+fn an_empty_sge_means_nothing_whatever_its_key() {
+    let mut d = dialogue();
+    let data = d.fill(0, 20, 1);
+    let empty = Sge { addr: 5, length: 0, lkey: 0 };
+    let sges = [empty, d.nic.mr.sge(0, 8), empty, d.nic.mr.sge(8, 12), empty];
+    d.post(&SendWr::send(1, &sges));
+    assert_eq!(d.expect(Opcode::RcSendOnly, d.our_psn(0)).payload, data);
+    d.say(&Say::ack(d.our_psn(0), 1));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+}
+
+#[test]
+fn a_short_last_response_is_a_length_error() {
+    let mut d = dialogue();
+    d.post(&read(&d, 1, 0, 300));
+    d.hear_burst();
+    d.say(&Say::new(Opcode::RcReadRespFirst, d.our_psn(0)).syndrome(ACK, 1).payload(&[1; 256]));
+    d.say(&Say::new(Opcode::RcReadRespLast, d.our_psn(1)).syndrome(ACK, 1).payload(&[1; 40]));
+    assert_eq!(statuses(&d.sent()), [(1, WcStatus::LocLenErr)]);
+    assert_eq!(d.state(), QpState::Err);
+}
