@@ -4,6 +4,7 @@
 
 mod bench;
 mod budget;
+mod compliance;
 mod demo;
 mod fuzz;
 mod layers;
@@ -46,6 +47,8 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Switch rules of the specification off, one by one: a test must notice
+    Compliance(compliance::Options),
     /// Run the fuzzers for long, in parts that add up
     Fuzz(fuzz::Options),
     /// Check formatting, clippy, layering and documentation
@@ -76,6 +79,7 @@ fn run(command: &Command) -> Result<()> {
         }
         Command::Bench(options) => bench::run(options),
         Command::Budget { write } => budget::run(*write),
+        Command::Compliance(options) => compliance::run(options),
         Command::Fuzz(options) => fuzz::run(options),
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),

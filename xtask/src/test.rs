@@ -12,7 +12,7 @@ use system_tests::process::is_root;
 use system_tests::{paths, rxe};
 
 use crate::stages::{self, Stage};
-use crate::{budget, lint};
+use crate::{budget, compliance, lint};
 
 /// Programs of the system tests. Those of a guest are only of use to root.
 const PROGRAMS: [&str; 6] =
@@ -20,6 +20,7 @@ const PROGRAMS: [&str; 6] =
 
 const TESTS: &[Stage] = &[
     ("unit tests", unit),
+    ("compliance", compliance::stage),
     ("memory model (loom)", loom),
     ("instruction budget", budget::stage),
     ("release build", dist),

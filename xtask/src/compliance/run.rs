@@ -1,0 +1,126 @@
+//! The planted build of rnic-sim's tests, and runs of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use system_tests::dist::cargo;
+use system_tests::process::{Cmd, tail};
+use system_tests::{interrupt, paths};
+
+use super::table::{Row, Table, Test};
+
+/// Test programs that were built with all switches, by name.
+pub(super) struct Planted {
+    programs: BTreeMap<String, PathBuf>,
+}
+
+const BUILD_LIMIT: Duration = Duration::from_secs(900);
+/// A test that a switch makes run longer than this hangs.
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+/// Exit code of a test program of which a test failed.
+const TEST_FAILED: i32 = 101;
+const SWITCH: &str = "RNIC_PLANTED";
+
+impl Planted {
+    pub(super) fn build() -> Result<Self> {
+        let messages = cargo()
+            .args(["test", "--quiet", "--no-run", "-p", "rnic-sim", "--tests"])
+            .arg("--message-format=json")
+            .env("RUSTFLAGS", "--cfg planted")
+            .env("CARGO_TARGET_DIR", paths::target().join("planted"))
+            .limit(BUILD_LIMIT)
+            .check()?;
+        let mut programs = BTreeMap::new();
+        for line in messages.lines() {
+            let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+            let name = message["target"]["name"].as_str();
+            if let (Some(name), Some(path)) = (name, message["executable"].as_str()) {
+                programs.insert(name.to_owned(), PathBuf::from(path));
+            }
+        }
+        Ok(Self { programs })
+    }
+
+    /// Tests that the document names and that do not exist.
+    pub(super) fn missing(&self, table: &Table) -> Vec<String> {
+        let lists: BTreeMap<&str, String> = self
+            .programs
+            .iter()
+            .filter_map(|(name, path)| {
+                let list = Cmd::new(path).args(["--list", "--format=terse"]).check().ok()?;
+                Some((name.as_str(), list))
+            })
+            .collect();
+        let exists = |test: &Test| {
+            let line = format!("{}: test", test.path);
+            lists.get(test.program.as_str()).is_some_and(|list| list.lines().any(|l| l == line))
+        };
+        let tests = table.tests().into_iter().filter(|test| !exists(test));
+        tests.map(|test| format!("{} {}: no such test", test.program, test.path)).collect()
+    }
+
+    /// Every named test passes while the engine is right.
+    pub(super) fn baseline(&self, table: &Table) -> Result<()> {
+        for program in self.programs.keys() {
+            let tests = table.tests().into_iter().filter(|test| test.program == *program);
+            let paths: Vec<&str> = tests.map(|test| test.path.as_str()).collect();
+            if !paths.is_empty() {
+                let command = self.command(program)?.args(["--quiet", "--exact"]).args(paths);
+                command.without_env(SWITCH).check()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, program: &str) -> Result<Cmd> {
+        let path = self.programs.get(program).with_context(|| format!("no program {program}"))?;
+        Ok(Cmd::new(path).dir(paths::repository()).limit(RUN_LIMIT))
+    }
+
+    /// Plants each of the cases alone, and says which tests did not notice.
+    pub(super) fn unnoticed(&self, cases: &[&Row]) -> Result<Vec<String>> {
+        let next = AtomicUsize::new(0);
+        let unnoticed = Mutex::new(Vec::new());
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while let Some(row) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if interrupt::check().is_err() {
+                            return;
+                        }
+                        if let Err(error) = self.plant(row) {
+                            let mut all = unnoticed.lock().unwrap_or_else(PoisonError::into_inner);
+                            all.push(format!("{}: {error:#}", row.name));
+                        }
+                    }
+                });
+            }
+        });
+        interrupt::check()?;
+        let mut unnoticed = unnoticed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        unnoticed.sort();
+        Ok(unnoticed)
+    }
+
+    fn plant(&self, row: &Row) -> Result<()> {
+        let Test { program, path } = &row.test;
+        let began = Instant::now();
+        let command = self.command(program)?.args(["--exact", path]).env(SWITCH, &row.name);
+        let output = command.run()?;
+        if output.success() {
+            bail!("{program} {path} passes");
+        }
+        let failed = output.stdout.contains("test result: FAILED");
+        if output.code() != TEST_FAILED || !failed {
+            bail!("{program} {path} breaks off: {}", tail(&output.stderr, 5));
+        }
+        eprintln!("{:<28} {program} {path} ({:.1} s)", row.name, began.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
