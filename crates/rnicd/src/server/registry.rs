@@ -124,6 +124,13 @@ impl Registry {
         (inner.sessions.len(), inner.opened_ever)
     }
 
+    /// The clients of a user.
+    pub(crate) fn clients_of(&self, uid: u32) -> Vec<u32> {
+        let inner = self.lock();
+        let sessions = inner.sessions.values().filter(|session| session.peer.uid == uid);
+        sessions.filter_map(|session| session.client).collect()
+    }
+
     /// Numbers for a context of `session`: client and address space.
     pub(crate) fn open(&self, session: u32) -> (u32, u32) {
         let mut inner = self.lock();

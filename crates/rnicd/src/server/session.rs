@@ -31,7 +31,8 @@ pub(crate) fn serve(service: Arc<Service>, connection: Connection) {
         let owner = rustix::process::geteuid().as_raw();
         let served = Session { service: &service, connection, peer, session, owner };
         if let Err(error) = served.run() {
-            tracing::info!("session {session} of process {} ends: {error:#}", peer.pid);
+            // Quietly: a hostile client must not be able to fill the log.
+            tracing::debug!("session {session} of process {} ends: {error:#}", peer.pid);
         }
         service.registry.leave(session);
     });
@@ -42,7 +43,7 @@ pub(crate) fn serve(service: Arc<Service>, connection: Connection) {
 
 /// Answers the first request with a refusal, so that the program can say why.
 fn turn_away(connection: &Connection, refusal: Refused) {
-    tracing::warn!("a client is turned away: {refusal}");
+    tracing::debug!("a client is turned away: {refusal}");
     let mut fds = [PollFd::new(connection, PollFlags::IN)];
     let _ = poll(&mut fds, Some(&GREETING_PATIENCE));
     let _ = connection.try_recv(&mut vec![0; MAX_MESSAGE]);
@@ -229,16 +230,29 @@ impl Session<'_> {
 
     fn inspect(&self, what: Inspect, skip: u32) -> Result<Reply, Refused> {
         let found = self.service.crew.ask_all(|answer| Message::Inspect(what, answer));
-        let found = inspect::join(what, found);
+        let mut found = inspect::join(what, found);
         let whole = match what {
             Inspect::Status => {
                 let totals = found.into_iter().next().unwrap_or_default();
                 Some(self.service.describe(totals))
             }
             Inspect::Counters => found.first().cloned(),
-            _ => return Ok(page(&found, skip)),
+            Inspect::Qps | Inspect::Mrs | Inspect::Cqs => {
+                self.keep_own(&mut found);
+                return Ok(page(&found, skip));
+            }
         };
         Ok(Reply::Inspected { json: whole.unwrap_or_default().to_string(), more: false })
+    }
+
+    /// Keys, QP numbers and PSNs are all that it takes to reach somebody's memory: each user sees
+    /// the objects of that user's clients only, root and the daemon's own user see all.
+    fn keep_own(&self, objects: &mut Vec<Value>) {
+        if self.only_the_owner().is_err() {
+            let own = self.service.registry.clients_of(self.peer.uid);
+            let is_own = |client: u64| own.iter().any(|own| u64::from(*own) == client);
+            objects.retain(|object| object["client"].as_u64().is_some_and(is_own));
+        }
     }
 }
 
