@@ -80,8 +80,8 @@ impl Census {
 /// The C library keeps up to 40 MB of stacks of threads that were (a session's is 256 KiB and its
 /// guard page), and an arena of two mappings for some.
 const ALLOCATOR_MAPPINGS: usize = 2 * 160 + 32;
-/// What an allocator keeps of what was freed.
-const ALLOCATOR_KIB: u64 = 8 * 1024;
+/// What an allocator keeps of what was freed, for each thread of its own.
+const ALLOCATOR_KIB: u64 = 16 * 1024;
 
 /// `rnic WHAT --json` of a daemon.
 ///

@@ -102,12 +102,7 @@ impl Client {
             return Err(surprise());
         };
         self.pd = pd;
-        let request = Request::CreateCq { cqe: 256, channel: None, comp_vector: 0 };
-        let (Reply::Cq { cq, ring, .. }, fds) = self.call(&request)? else {
-            return Err(surprise());
-        };
-        self.cq = cq;
-        self.ring(&ring, &mut { fds })?;
+        self.cq = self.create_cq(256)?;
         let addr = self.zone.as_ptr() as u64;
         let access =
             AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
@@ -133,6 +128,16 @@ impl Client {
         let (start, words) = (place.start.try_into().ok(), place.words.try_into().ok());
         let arena = self.arenas.get(&place.arena).ok_or_else(surprise)?;
         start.zip(words).and_then(|(start, words)| arena.slice(start, words)).ok_or_else(surprise)
+    }
+
+    /// A completion queue.
+    pub(crate) fn create_cq(&mut self, cqe: u32) -> io::Result<u32> {
+        let request = Request::CreateCq { cqe, channel: None, comp_vector: 0 };
+        let (Reply::Cq { cq, ring, .. }, mut fds) = self.call(&request)? else {
+            return Err(surprise());
+        };
+        self.ring(&ring, &mut fds)?;
+        Ok(cq)
     }
 
     /// A queue pair in RESET.

@@ -13,8 +13,8 @@ pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
     while attack.goes_on() {
         let mut client = Client::open()?;
         let pds = until_refused(attack, || client.call(&Request::AllocPd).map(drop))?;
-        let cq = Request::CreateCq { cqe: 1024, channel: None, comp_vector: 0 };
-        let cqs = until_refused(attack, || client.call(&cq).map(drop))?;
+        let qps = until_refused(attack, || client.create_qp().map(drop))?;
+        let cqs = until_refused(attack, || client.create_cq(1024).map(drop))?;
         let channels = until_refused(attack, || client.call(&Request::CreateChannel).map(drop))?;
         let mr = Request::RegMr {
             pd: client.pd,
@@ -25,7 +25,6 @@ pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
             fd_offset: 0,
         };
         let mrs = until_refused(attack, || client.call(&mr).map(drop))?;
-        let qps = until_refused(attack, || client.create_qp().map(drop))?;
         let mut sessions = Vec::new();
         let count = until_refused(attack, || greet().map(|session| sessions.push(session)))?;
         if first {
