@@ -41,7 +41,7 @@ enum Action {
     Counters(Target),
     /// Inject faults into what the device receives
     ///
-    /// A fault is KIND[=PROBABILITY][,qp=QPN][,opcode=N][,psn=FIRST-LAST][,count=N], where KIND is
+    /// A fault is `KIND[=PROBABILITY][,qp=QPN][,opcode=N][,psn=FIRST-LAST][,count=N]`, where KIND is
     /// drop, duplicate, reorder, delay:TIME (250us, 3ms), corrupt or mark (ECN congestion
     /// experienced). They replace those before; without any, injection ends.
     Fault(Faults),

@@ -2,7 +2,7 @@
 //!
 //! Every option of the command line is a key of the TOML file under the same name; the command
 //! line wins. Nothing is looked up here: whether an interface exists is the business of
-//! [`crate::net`].
+//! `net`.
 
 mod quota;
 

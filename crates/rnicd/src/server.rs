@@ -7,6 +7,7 @@
 mod arena;
 mod capture;
 mod context;
+mod maps;
 mod memory;
 mod queues;
 mod records;

@@ -4,7 +4,7 @@ use super::arena::{Arenas, Ring};
 use super::memory::Regions;
 use super::records::Records;
 use super::registry::Service;
-use super::session::Attached;
+use super::session::{Attached, COMP_VECTORS};
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
 use crate::shard::{EventSocket, Message, NewClient, Seat};
@@ -121,6 +121,9 @@ impl Context {
             Request::DeregMr { mr } => self.deregister(mr)?,
             Request::CreateChannel => return self.create_channel(),
             Request::DestroyChannel { channel } => self.destroy_channel(channel)?,
+            Request::CreateCq { comp_vector: COMP_VECTORS.., .. } => {
+                return Err(refuse(libc::EINVAL, "there is no such completion vector"));
+            }
             Request::CreateCq { cqe, channel, comp_vector: _ } => {
                 return self.create_cq(cqe, channel);
             }

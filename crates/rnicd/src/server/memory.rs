@@ -1,6 +1,7 @@
 //! Registration of memory.
 
 use super::context::{Context, over_quota, surprised};
+use super::maps;
 use super::registry::Registry;
 use crate::dma::{Mapping, Space, probe};
 use crate::refusal::{Refused, refuse, refused_by_kernel};
@@ -128,7 +129,17 @@ impl Context {
                 }
             }
         }
-        Ok(())
+        if access.contains(AccessFlags::ON_DEMAND) {
+            return Ok(());
+        }
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
+        match maps::hole(self.peer.pid, addr, last, writable) {
+            Some(at) => {
+                let kind = if writable { "writable" } else { "readable" };
+                Err(refuse(libc::EFAULT, format!("there is no {kind} memory at {at:#x}")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn may_not_reach(&self) -> Refused {

@@ -288,4 +288,4 @@ const PAGE: usize = MAX_MESSAGE - 4096;
 /// How long one that is turned away may take to say something.
 const GREETING_PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// All CQs are served by one engine thread.
-const COMP_VECTORS: u32 = 1;
+pub(super) const COMP_VECTORS: u32 = 1;
