@@ -138,7 +138,7 @@ impl Daemon {
             let Ok(length) = notify.recv(&mut message) else { return Ok(false) };
             Ok(String::from_utf8_lossy(&message[..length]).lines().any(|line| line == "READY=1"))
         });
-        ready.with_context(|| format!("{cmd}\n{}", tail(&running.stderr(), 40)))?;
+        ready.with_context(|| format!("{cmd}\n{}", tail(&last_words(&running), 40)))?;
         Ok(Self { running, scratch, device: spec.device.clone() })
     }
 
@@ -183,6 +183,17 @@ impl Daemon {
     pub fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
         self.running.signal(signal)
     }
+}
+
+/// What a daemon that failed wrote; it may take a moment to arrive.
+fn last_words(running: &Running) -> String {
+    for _ in 0..50 {
+        if !running.stderr().is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    running.stderr()
 }
 
 /// Lets a daemon of another user write to a socket of ours.

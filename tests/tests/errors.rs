@@ -35,7 +35,7 @@ const POSTING: [Row; 17] = [
 ];
 
 /// Refused when objects are made, registered or destroyed.
-const CREATING: [Row; 27] = [
+const CREATING: [Row; 25] = [
     ("qp_too_many_send_wr", "EINVAL"),
     ("qp_too_many_recv_wr", "EINVAL"),
     ("qp_too_many_send_sge", "EINVAL"),
@@ -47,7 +47,7 @@ const CREATING: [Row; 27] = [
     ("cq_negative", "EINVAL"),
     ("cq_too_large", "EINVAL"),
     ("cq_bad_vector", "EINVAL"),
-    ("cq_shrunk_below_content", "EINVAL"),
+    ("cq_shrunk_below_content", "EOPNOTSUPP"),
     ("mr_remote_write_only", "EINVAL"),
     ("mr_remote_atomic_only", "EINVAL"),
     ("mr_empty", "EINVAL"),
@@ -57,12 +57,10 @@ const CREATING: [Row; 27] = [
     ("mr_read_only_memory", "EFAULT"),
     ("busy_cq", "EBUSY"),
     ("busy_pd", "EBUSY"),
-    ("busy_srq", "EBUSY"),
-    ("srq_full", "ENOMEM"),
-    ("recv_on_srq_qp", "EINVAL"),
-    ("ah_not_global", "EINVAL"),
-    ("ah_bad_port", "EINVAL"),
-    ("ah_bad_gid_index", "EINVAL"),
+    ("srq_not_built", "EOPNOTSUPP"),
+    ("ah_not_global", "EOPNOTSUPP"),
+    ("ah_bad_port", "EOPNOTSUPP"),
+    ("ah_bad_gid_index", "EOPNOTSUPP"),
 ];
 
 /// Refused by `ibv_modify_qp`; the state stays.
