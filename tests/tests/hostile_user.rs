@@ -117,6 +117,22 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
+    let Some(stage) = Stage::open("only_the_owner_captures")? else { return Ok(()) };
+    let node = stage.daemon(None, &[])?;
+    let capture = stage.scratch.join("stolen.pcapng");
+    let capture = capture.to_str().expect("a name of ours");
+    for args in [&["fault", "drop=1"][..], &["capture", "-w", capture]] {
+        let cmd = Cmd::new(stage.dist.bin("rnic")).args(args);
+        let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket()).as_user(Some(User::NOBODY));
+        let output = cmd.limit(Duration::from_secs(5)).run()?;
+        ensure!(!output.success() && output.stderr.contains("only root"), "{output}");
+    }
+    node.stop()?;
+    Ok(())
+}
+
 /// A client may become a program of root's while the daemon still has its session: the kernel
 /// lets a process of the same number be written to, and only the daemon's own rights decide.
 #[test]
