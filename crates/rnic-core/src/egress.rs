@@ -1,7 +1,7 @@
 //! Egress: the only place from which anything leaves.
 //!
 //! QPs with something to send are visited round-robin, each with a byte budget. A visit plans
-//! packets (replies first, then the ACK or NAK, then requests), reserves trains for them, writes
+//! packets (replies first, then requests, then the ACK or NAK), reserves trains for them, writes
 //! headers, gathers the payload with as few [`Dma::read`] calls as possible, seals, and only then
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
@@ -150,11 +150,20 @@ impl Egress {
     /// What may leave now, in the order it must leave. Returns true when the budget ended it.
     fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) -> bool {
         self.plan.clear();
-        let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments: MAX_SEGMENTS };
-        if qp.responder.owes() && qp.plan_replies(&mut budget, &mut self.plan) {
+        // One is for the acknowledgement.
+        let segments = MAX_SEGMENTS - 1;
+        let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments };
+        if !Rule::AnswersInOrder.applies() {
+            qp.plan_ack(&mut self.plan);
+        }
+        if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
-        qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan)
+        let more = qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan);
+        if Rule::AnswersInOrder.applies() {
+            qp.plan_ack(&mut self.plan);
+        }
+        more
     }
 
     /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them.
@@ -314,12 +323,8 @@ impl Egress {
 }
 
 impl Qp {
-    /// Appends queued replies and, behind the last, the acknowledgement. Returns true when the
-    /// budget ended it.
+    /// Appends queued replies. Returns true when the budget ended it.
     fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
-        if !Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan) {
-            return true;
-        }
         let mut nth = 0;
         while let Some(reply) = self.responder.replies.get(nth) {
             for k in reply.sent..reply.limit {
@@ -336,18 +341,17 @@ impl Qp {
             }
             nth += 1;
         }
-        Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan)
+        false
     }
 
-    /// Appends the acknowledgement that is due. Returns true when the budget ended it.
-    fn plan_ack(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
-        let Some(ack) = self.responder.ack else { return false };
-        let next = Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0);
-        if !budget.take(&next) {
-            return true;
+    /// Appends the acknowledgement that is due. It comes behind all replies, as the order of PSNs
+    /// demands, and behind requests: the last, shorter datagram of a train costs next to nothing,
+    /// and a peer that learns of the request and of the end of its own in one go wakes its program
+    /// once.
+    fn plan_ack(&self, plan: &mut Vec<Segment>) {
+        if let Some(ack) = self.responder.ack {
+            plan.push(Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0));
         }
-        plan.push(next);
-        false
     }
 
     /// Memory of a reply could not be read: a NAK ends the connection there. Who asks again for

@@ -50,8 +50,23 @@ pub struct Turn {
     pub worked: bool,
     /// An application has something new: completions, or data in its memory.
     pub delivered: bool,
+    /// There were completions among it.
+    pub completed: bool,
     /// There is more to do right now: do not sleep.
     pub more: bool,
+}
+
+impl Turn {
+    /// What two parts of a turn did together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            worked: self.worked || other.worked,
+            delivered: self.delivered || other.delivered,
+            completed: self.completed || other.completed,
+            more: self.more || other.more,
+        }
+    }
 }
 
 /// A queue pair, for display.
@@ -119,31 +134,55 @@ impl Engine {
         }
     }
 
-    /// Does a bounded amount of everything there is to do. `now` must not go backwards.
+    /// Does a bounded amount of everything there is to do: [`arrivals`](Self::arrivals), then
+    /// [`departures`](Self::departures). `now` must not go backwards.
     pub fn turn<W: Wire, D: Dma, H: Host, T: Tap>(
         &mut self,
         now: Instant,
         ports: &mut Ports<'_, W, D, H>,
         tap: &mut T,
     ) -> Turn {
-        self.shared.placed = false;
-        let completions_before = self.shared.counters.completions;
+        let arrivals = self.arrivals(now, ports, tap);
+        arrivals.and(self.departures(now, ports, tap))
+    }
 
-        let (received, rx_more) = self.receive(now, ports, tap);
+    /// The first half of a turn: what came from the wire changes state, and applications are told.
+    /// Nothing is sent. Whoever shares a CPU with the applications lets them run between the
+    /// halves when something was [delivered](Turn::delivered): what they answer with then leaves
+    /// together with the acknowledgement.
+    pub fn arrivals<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        now: Instant,
+        ports: &mut Ports<'_, W, D, H>,
+        tap: &mut T,
+    ) -> Turn {
+        let completions_before = self.shared.counters.completions;
+        self.shared.placed = false;
+        let (received, more) = self.receive(now, ports, tap);
         self.settle(now, tap);
+        let told = self.notify(ports.host);
+        let completed = self.shared.counters.completions != completions_before;
+        let delivered = completed || self.shared.placed;
+        Turn { worked: received || told, delivered, completed, more }
+    }
+
+    /// The second half of a turn: doorbells, timers, and everything that leaves.
+    pub fn departures<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        now: Instant,
+        ports: &mut Ports<'_, W, D, H>,
+        tap: &mut T,
+    ) -> Turn {
+        let completions_before = self.shared.counters.completions;
         let (rang, doorbells_more) = self.doorbells(now, tap);
         let expired = self.timers(now, tap);
         let sent = self.transmit(now, ports, tap);
         self.settle(now, tap);
         self.fail_broken_cqs(now, tap);
         let told = self.notify(ports.host);
-
-        let counters = &self.shared.counters;
-        Turn {
-            worked: received || rang || expired || sent.worked || told,
-            delivered: counters.completions != completions_before || self.shared.placed,
-            more: rx_more || doorbells_more || sent.more,
-        }
+        let completed = self.shared.counters.completions != completions_before;
+        let worked = rang || expired || sent.worked || told;
+        Turn { worked, delivered: completed, completed, more: doorbells_more || sent.more }
     }
 
     /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.

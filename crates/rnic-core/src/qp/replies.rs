@@ -94,10 +94,6 @@ impl Replies {
         self.queue.len() < self.depth || !Rule::ReplyDepth.applies()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Replies not fully sent.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.queue.len()).unwrap_or(u32::MAX)

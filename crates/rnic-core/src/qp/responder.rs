@@ -144,12 +144,6 @@ impl Responder {
         }
     }
 
-    /// Is there anything to send?
-    #[inline]
-    pub(crate) fn owes(&self) -> bool {
-        self.ack.is_some() || !self.replies.is_empty()
-    }
-
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far.
     pub(super) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {

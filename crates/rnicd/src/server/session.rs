@@ -68,6 +68,8 @@ impl Session<'_> {
         let process = self.connection.peer_pidfd()?;
         // Memory of the client is looked at with the client's rights.
         system::become_user((self.peer.uid, self.peer.gid))?;
+        // A client that asks without end must not take the CPU from those that transfer.
+        rustix::process::nice(NICENESS)?;
         let mut greeted = false;
         let mut context = None;
         let mut capture = None;
@@ -281,6 +283,8 @@ fn hello(abi: u32) -> Result<(), Refused> {
     Err(refuse(libc::EPROTO, text))
 }
 
+/// How much sessions stand back behind engines and programs, in steps of `nice`.
+const NICENESS: i32 = 10;
 /// Requests are handled on small stacks: there may be thousands of sessions.
 const STACK: usize = 256 * 1024;
 /// Bytes of JSON in one answer.

@@ -7,13 +7,14 @@
 //! only at the end of their slices.
 //!
 //! Giving way only reaches threads of the same scheduling group, and a daemon that a service
-//! manager started is not in that of its programs. The engine then sleeps as soon as it has
-//! nothing to do: waking up is what takes a CPU from a thread of another group.
+//! manager started is not in that of its programs. And it hands the CPU to whoever else wants it:
+//! beside a third thread that computes, every time costs a slice. In both cases the engine sleeps
+//! instead as soon as it has nothing to do: waking up is what takes a CPU from others.
 
 use crate::config::Placement as Policy;
 use rnic_core::Engine;
 use rnic_core::time::Instant;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// Follows programs from CPU to CPU.
 #[derive(Debug)]
@@ -25,15 +26,49 @@ pub(crate) struct Placement {
     looked: Instant,
     /// Some programs are in another scheduling group.
     strangers: bool,
+    /// Others compute on the shared CPU: nobody gives way until then.
+    crowded: Option<Instant>,
+    away: Away,
+}
+
+/// How long the engine was away lately when it gave way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Away {
+    since: Instant,
+    nanos: u64,
+}
+
+impl Away {
+    /// Adds an absence. True when too much of the time was lost that way.
+    fn add(&mut self, from: Instant, to: Instant) -> bool {
+        let nanos = to.as_nanos().saturating_sub(from.as_nanos());
+        if nanos < LONG_ABSENCE {
+            return false;
+        }
+        if to.as_nanos().saturating_sub(self.since.as_nanos()) > WINDOW {
+            *self = Self { since: from, nanos: 0 };
+        }
+        self.nanos += nanos;
+        self.nanos > WINDOW / 2
+    }
 }
 
 /// How often to look where programs are, nanoseconds.
 const LOOK_EVERY: u64 = 500_000;
 /// With this many CPUs, engine and program each get one of their own.
 const ENOUGH_CPUS: u32 = 4;
-/// The slice that the engine's thread asks for, nanoseconds: the shorter the slice, the sooner a
-/// waking thread gets the CPU.
-const SLICE: u64 = 100_000;
+/// A program that answers is done sooner, nanoseconds.
+const LONG_ABSENCE: u64 = 300_000;
+/// When absences take half of so many nanoseconds, the CPU is crowded.
+const WINDOW: u64 = 100_000_000;
+/// After so many nanoseconds it may no longer be.
+const CROWDED_FOR: u64 = 400_000_000;
+/// The slice of an engine that shares its CPU with nobody it could give way to, nanoseconds: the
+/// shorter the slice, the sooner a waking thread gets the CPU from one that spins.
+const SHORT_SLICE: u64 = 100_000;
+/// The slice that everybody has. Giving way costs a thread the time of its slice; when two threads
+/// give way to each other, the one with the longer slice soon owes so much that it must wait.
+const USUAL_SLICE: u64 = 0;
 
 impl Placement {
     /// For the calling thread.
@@ -45,10 +80,16 @@ impl Placement {
             Policy::Free => false,
             Policy::Auto => cpus < ENOUGH_CPUS,
         };
-        if let Err(error) = crate::system::request_slice(SLICE) {
-            tracing::debug!("the scheduler grants no short slice: {error}");
+        request_slice(SHORT_SLICE);
+        Self {
+            follows,
+            allowed,
+            cpu: None,
+            looked: Instant::ZERO,
+            strangers: false,
+            crowded: None,
+            away: Away::default(),
         }
-        Self { follows, allowed, cpu: None, looked: Instant::ZERO, strangers: false }
     }
 
     /// Whether some programs are in another scheduling group.
@@ -56,24 +97,42 @@ impl Placement {
         self.strangers = strangers;
         if strangers && self.cpu.is_some() {
             self.cpu = self.move_to(None);
-            engine.publish_engine_cpu(None);
+            self.agree(engine);
         }
     }
 
     /// True when spinning keeps nobody from running.
     #[inline]
     pub(crate) fn may_spin(&self) -> bool {
-        !(self.follows && self.strangers)
+        !(self.follows && self.strangers) && self.crowded.is_none()
+    }
+
+    /// True when engine and program give way to each other.
+    #[inline]
+    pub(crate) fn hands_over(&self) -> bool {
+        self.cpu.is_some() && self.crowded.is_none()
     }
 
     /// Moves to the CPU of a program, when there is one to follow.
     #[inline]
     pub(crate) fn after_turn(&mut self, now: Instant, engine: &mut Engine) {
+        if self.crowded.is_some_and(|until| now >= until) {
+            self.crowded = None;
+            self.away = Away::default();
+            self.agree(engine);
+        }
         let follows = self.follows && !self.strangers;
         if follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
             self.looked = now;
             self.look(engine);
         }
+    }
+
+    /// Engine and programs learn who gives way to whom.
+    fn agree(&self, engine: &mut Engine) {
+        let hands_over = self.hands_over();
+        request_slice(if hands_over { USUAL_SLICE } else { SHORT_SLICE });
+        engine.publish_engine_cpu(self.cpu.filter(|_| hands_over));
     }
 
     fn look(&mut self, engine: &mut Engine) {
@@ -83,7 +142,7 @@ impl Placement {
             return;
         }
         self.cpu = self.move_to(target);
-        engine.publish_engine_cpu(self.cpu);
+        self.agree(engine);
     }
 
     /// Returns the CPU that is now shared.
@@ -103,11 +162,42 @@ impl Placement {
         }
     }
 
-    /// After the engine delivered something: lets the program look at it.
+    /// The engine gave way from one time to the other.
     #[inline]
-    pub(crate) fn after_delivery(&self) {
-        if self.cpu.is_some() {
-            sched_yield();
+    pub(crate) fn was_away(&mut self, from: Instant, to: Instant, engine: &mut Engine) {
+        if self.away.add(from, to) {
+            self.crowded = Some(to.after_nanos(CROWDED_FOR));
+            self.agree(engine);
         }
+    }
+}
+
+fn request_slice(nanos: u64) {
+    if let Err(error) = crate::system::request_slice(nanos) {
+        tracing::debug!("the scheduler grants no slice of {nanos} ns: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Instant {
+        Instant::from_nanos(micros * 1000)
+    }
+
+    #[test]
+    fn a_cpu_is_crowded_when_half_of_the_time_is_lost() {
+        let mut away = Away::default();
+        let lost: Vec<bool> =
+            (0..60).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000))).collect();
+        assert_eq!(lost.iter().position(|lost| *lost), Some(50));
+    }
+
+    #[test]
+    fn programs_that_answer_soon_and_rare_interruptions_do_not_count() {
+        let mut away = Away::default();
+        assert!((0..100_000).all(|k| !away.add(at(k * 200), at(k * 200 + 199))));
+        assert!((0..1000).all(|k| !away.add(at(k * 20_000), at(k * 20_000 + 4000))));
     }
 }

@@ -14,7 +14,7 @@ use crate::system::{self, User};
 use crate::wire::ShardWire;
 use rnic_abi::os::EventFd;
 use rnic_core::ports::Ports;
-use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome};
+use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome, Turn};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::collections::HashMap;
@@ -110,19 +110,52 @@ impl Shard {
         while !self.stopping {
             let told = self.handle_messages();
             let now = self.now();
-            let mut ports =
-                Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
-            let turn = self.engine.turn(now, &mut ports, &mut ());
+            let turn = self.turn(now);
             self.placement.after_turn(now, &mut self.engine);
-            if turn.delivered {
-                self.placement.after_delivery();
-            }
             let worked = told || turn.worked || turn.more;
             let may_spin = self.placement.may_spin();
             if self.idle.after_turn(now, worked, may_spin) == Next::Sleep {
                 self.sleep(now);
             }
         }
+    }
+
+    /// A turn of the engine. Programs that share the CPU run as soon as something was delivered,
+    /// and before anything is sent.
+    fn turn(&mut self, mut now: Instant) -> Turn {
+        let mut turn = self.arrivals(now);
+        if turn.delivered && self.placement.hands_over() {
+            now = self.give_way();
+            let patience = now.after(LINGER);
+            // Data came without the completion that a program which answers it may be waiting
+            // for. An ACK that left now would reach the peer before that answer and find its
+            // program looking at memory, where it gives way to nobody.
+            while !turn.completed && now < patience {
+                let next = self.arrivals(now);
+                turn = turn.and(next);
+                now = if next.delivered { self.give_way() } else { self.now() };
+            }
+        }
+        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
+        let departures = self.engine.departures(now, &mut ports, &mut ());
+        if departures.delivered && self.placement.hands_over() {
+            self.give_way();
+        }
+        turn.and(departures)
+    }
+
+    /// Lets the program run that shares the CPU. Returns the time.
+    fn give_way(&mut self) -> Instant {
+        let before = self.now();
+        rustix::thread::sched_yield();
+        let now = self.now();
+        self.placement.was_away(before, now, &mut self.engine);
+        now
+    }
+
+    fn arrivals(&mut self, now: Instant) -> Turn {
+        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
+        self.engine.arrivals(now, &mut ports, &mut ())
     }
 
     fn sleep(&mut self, now: Instant) {
@@ -294,5 +327,7 @@ impl Shard {
 /// Most messages between two turns.
 const MAX_MESSAGES: usize = 16;
 const MAX_READY: usize = 64;
+/// How long a completion may come after data that was sent together with it.
+const LINGER: Duration = Duration::from_micros(2);
 /// How soon to try again what the link did not take.
 const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);
