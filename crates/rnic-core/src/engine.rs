@@ -52,6 +52,8 @@ pub struct Turn {
     pub delivered: bool,
     /// There were completions among it.
     pub completed: bool,
+    /// Doorbells rang.
+    pub rang: bool,
     /// There is more to do right now: do not sleep.
     pub more: bool,
 }
@@ -64,6 +66,7 @@ impl Turn {
             worked: self.worked || other.worked,
             delivered: self.delivered || other.delivered,
             completed: self.completed || other.completed,
+            rang: self.rang || other.rang,
             more: self.more || other.more,
         }
     }
@@ -163,7 +166,7 @@ impl Engine {
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
         let delivered = completed || self.shared.placed;
-        Turn { worked: received || told, delivered, completed, more }
+        Turn { worked: received || told, delivered, completed, rang: false, more }
     }
 
     /// The second half of a turn: doorbells, timers, and everything that leaves.
@@ -182,7 +185,8 @@ impl Engine {
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
         let worked = rang || expired || sent.worked || told;
-        Turn { worked, delivered: completed, completed, more: doorbells_more || sent.more }
+        let more = doorbells_more || sent.more;
+        Turn { worked, delivered: completed, completed, rang, more }
     }
 
     /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.

@@ -67,8 +67,9 @@ pub(crate) unsafe extern "C" fn post_send(
     }
     if producer.producer() != start {
         context.ring(sq, &producer);
+        let outstanding = producer.in_use();
         drop(producer);
-        wait::after_post(context);
+        wait::after_post(context, outstanding);
     }
     result
 }

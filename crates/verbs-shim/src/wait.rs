@@ -7,11 +7,18 @@
 
 use crate::context::Context;
 
-/// After work was made visible and, if it sleeps, the engine was woken.
+/// After work was made visible and, if it sleeps, the engine was woken. A program with many
+/// requests under way (`outstanding`) is about to post more of them or to poll, and the engine has
+/// others to work at.
 #[inline]
-pub(crate) fn after_post(context: &Context) {
-    give_way(context);
+pub(crate) fn after_post(context: &Context, outstanding: u32) {
+    if outstanding < A_STREAM {
+        give_way(context);
+    }
 }
+
+/// Requests under way that make a stream of them.
+const A_STREAM: u32 = 8;
 
 /// After a poll that found nothing.
 #[inline]

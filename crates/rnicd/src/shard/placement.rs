@@ -172,6 +172,36 @@ impl Placement {
     }
 }
 
+/// Whether programs that share the CPU have more to post when what they posted is sent. That is
+/// tried out now and then: one that waits for an answer gives way again for nothing, and one that
+/// waits by looking at its memory does not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Posting {
+    /// Doorbells until the next attempt.
+    skip: u32,
+    /// Doorbells between two attempts.
+    every: u32,
+    asked: bool,
+}
+
+impl Posting {
+    /// Once in a turn: whether to let programs run now. `all_sent`: a doorbell rang in this turn
+    /// and all that was posted is sent.
+    #[inline]
+    pub(crate) fn asks(&mut self, all_sent: bool, rang: bool) -> bool {
+        if self.asked {
+            // In vain ever more seldom.
+            self.every = if rang { 0 } else { (self.every * 2).clamp(64, 1 << 16) };
+            self.skip = self.every;
+        }
+        self.asked = all_sent && self.skip == 0;
+        if all_sent {
+            self.skip = self.skip.saturating_sub(1);
+        }
+        self.asked
+    }
+}
+
 fn request_slice(nanos: u64) {
     if let Err(error) = crate::system::request_slice(nanos) {
         tracing::debug!("the scheduler grants no slice of {nanos} ns: {error}");
@@ -192,6 +222,20 @@ mod tests {
         let lost: Vec<bool> =
             (0..60).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000))).collect();
         assert_eq!(lost.iter().position(|lost| *lost), Some(50));
+    }
+
+    #[test]
+    fn programs_that_post_no_more_are_seldom_asked() {
+        let mut posting = Posting::default();
+        let turns = (0..10_000).map(|k| posting.asks(k % 2 == 0, k % 2 == 0));
+        let asked = turns.filter(|asked| *asked).count();
+        assert_eq!(asked, 8);
+    }
+
+    #[test]
+    fn programs_that_post_more_are_always_asked() {
+        let mut posting = Posting::default();
+        assert!((0..100).all(|_| posting.asks(true, true)));
     }
 
     #[test]

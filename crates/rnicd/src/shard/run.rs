@@ -3,7 +3,7 @@
 use super::host::ClientEvents;
 use super::idle::{IdlePolicy, Next};
 use super::message::{CommandResult, Inbox, Message, NewClient};
-use super::placement::Placement;
+use super::placement::{Placement, Posting};
 use super::port::Port;
 use super::tokens::Token;
 use crate::config::Config;
@@ -42,6 +42,12 @@ pub(crate) struct Shard {
     /// The user whose rights the thread has for the time being.
     acts_as: Option<User>,
     stopping: bool,
+    /// Something was delivered, and the program that shares the CPU has not run since.
+    owes_way: bool,
+    /// There was more to send than the last turn could.
+    has_backlog: bool,
+    gave_way: Instant,
+    posting: Posting,
 }
 
 /// What the thread keeps of a client.
@@ -79,6 +85,10 @@ impl Shard {
             ready: Vec::with_capacity(MAX_READY),
             acts_as: None,
             stopping: false,
+            owes_way: false,
+            has_backlog: false,
+            posting: Posting::default(),
+            gave_way: Instant::ZERO,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
         shard.watch_wire()?;
@@ -121,27 +131,38 @@ impl Shard {
     }
 
     /// A turn of the engine. Programs that share the CPU run as soon as something was delivered,
-    /// and before anything is sent.
+    /// and before anything is sent; in a stream not at once, but now and then. Those that post one
+    /// request after the other also run when what they posted is sent.
     fn turn(&mut self, mut now: Instant) -> Turn {
         let mut turn = self.arrivals(now);
-        if turn.delivered && self.placement.hands_over() {
+        self.owes_way |= turn.delivered;
+        let streams = self.has_backlog && now < self.gave_way.after(STREAM);
+        if self.owes_way && !streams && self.placement.hands_over() {
             now = self.give_way();
-            let patience = now.after(LINGER);
-            // Data came without the completion that a program which answers it may be waiting
-            // for. An ACK that left now would reach the peer before that answer and find its
-            // program looking at memory, where it gives way to nobody.
-            while !turn.completed && now < patience {
-                let next = self.arrivals(now);
-                turn = turn.and(next);
-                now = if next.delivered { self.give_way() } else { self.now() };
-            }
+            now = self.linger(now, &mut turn);
         }
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
         let departures = self.engine.departures(now, &mut ports, &mut ());
-        if departures.delivered && self.placement.hands_over() {
+        self.has_backlog = departures.more;
+        let all_sent = departures.rang && !departures.more;
+        let asks_for_more = self.posting.asks(all_sent, departures.rang);
+        if (departures.delivered || asks_for_more) && self.placement.hands_over() {
             self.give_way();
         }
         turn.and(departures)
+    }
+
+    /// Data came without the completion that a program which answers it may be waiting for. An ACK
+    /// that left now would reach the peer before that answer and find its program looking at
+    /// memory, where it gives way to nobody. Returns the time.
+    fn linger(&mut self, mut now: Instant, turn: &mut Turn) -> Instant {
+        let patience = now.after(LINGER);
+        while turn.delivered && !turn.completed && now < patience {
+            let next = self.arrivals(now);
+            *turn = turn.and(next);
+            now = if next.delivered { self.give_way() } else { self.now() };
+        }
+        now
     }
 
     /// Lets the program run that shares the CPU. Returns the time.
@@ -150,6 +171,8 @@ impl Shard {
         rustix::thread::sched_yield();
         let now = self.now();
         self.placement.was_away(before, now, &mut self.engine);
+        self.owes_way = false;
+        self.gave_way = now;
         now
     }
 
@@ -327,6 +350,8 @@ impl Shard {
 /// Most messages between two turns.
 const MAX_MESSAGES: usize = 16;
 const MAX_READY: usize = 64;
+/// How long an engine that has something to send keeps what it delivered to itself.
+const STREAM: Duration = Duration::from_micros(100);
 /// How long a completion may come after data that was sent together with it.
 const LINGER: Duration = Duration::from_micros(2);
 /// How soon to try again what the link did not take.
