@@ -9,7 +9,7 @@
 use crate::event::{Event, NakReason, Tap};
 use crate::gather::{Gather, Unreadable};
 use crate::headers::{headers_of, info_of};
-use crate::planted::Rule;
+use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -317,7 +317,8 @@ impl Qp {
     /// Appends queued replies and, behind the last, the acknowledgement. Returns true when the
     /// budget ended it.
     fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
-        if !Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan) {
+        let ordered = Rule::AnswersInOrder.applies() && !Bug::AckBeforeReplies.is_planted();
+        if !ordered && self.plan_ack(budget, plan) {
             return true;
         }
         let mut nth = 0;
@@ -336,7 +337,7 @@ impl Qp {
             }
             nth += 1;
         }
-        Rule::AnswersInOrder.applies() && self.plan_ack(budget, plan)
+        ordered && self.plan_ack(budget, plan)
     }
 
     /// Appends the acknowledgement that is due. Returns true when the budget ended it.
