@@ -12,6 +12,7 @@ use system_tests::dist::cargo;
 use system_tests::process::{Cmd, tail};
 use system_tests::{interrupt, paths};
 
+use super::BUILD_LIMIT;
 use super::table::{Row, Table, Test};
 
 /// Test programs that were built with all switches, by name.
@@ -19,7 +20,6 @@ pub(super) struct Planted {
     programs: BTreeMap<String, PathBuf>,
 }
 
-const BUILD_LIMIT: Duration = Duration::from_secs(900);
 /// A test that a switch makes run longer than this hangs.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Exit code of a test program of which a test failed.
