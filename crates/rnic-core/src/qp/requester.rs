@@ -137,8 +137,10 @@ impl Qp {
         let mut reads = self.requester.reads;
         self.sq.look(&ctx.shared.clients, self.client_slot);
         if self.sq.is_overrun() {
-            // The application published an index that cannot be: its queue is beyond repair.
+            // The application published an index that cannot be: its queue is beyond repair. The
+            // replies that are planned already are not owed any more, so they must not leave.
             self.fail_fatally(ctx);
+            plan.clear();
             return false;
         }
         loop {
