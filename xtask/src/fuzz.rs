@@ -202,7 +202,9 @@ fn part(target: &Target, binary: &Path, runs: u64, time: Duration) -> Result<u64
         .arg(format!("-max_len={}", target.max_len))
         .arg(format!("-use_counters={}", u8::from(!target.is_script)))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        .args([&*format!("-timeout={HANGS}"), "-print_final_stats=1", "-verbosity=0"])
+        .arg(format!("-timeout={HANGS}"))
+        .arg(format!("-report_slow_units={HANGS}"))
+        .args(["-print_final_stats=1", "-verbosity=0"])
         .args(inputs.iter().filter(|folder| folder.exists()))
         .limit(time + PART_LIMIT)
         .run()?;
