@@ -9,10 +9,11 @@ mod source;
 mod table;
 
 use std::collections::BTreeSet;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use system_tests::dist::cargo;
 
 use run::Planted;
 use source::Source;
@@ -30,10 +31,21 @@ pub(crate) struct Options {
     /// Switch off this rule or plant this bug
     #[arg(long, value_name = "NAME", conflicts_with_all = ["all", "bugs"])]
     only: Option<String>,
+    /// Only run the random walk, with seeds 0 to N - 1 and nothing planted: N worlds of mixed verbs
+    /// under mixed faults. The tests run 1000; RNIC_SIM_SEEDS=N makes them run more, and
+    /// RNIC_SIM_SEED=N replays one
+    #[arg(long, value_name = "N", conflicts_with_all = ["all", "bugs", "only"])]
+    walk: Option<u64>,
 }
 
 /// Rules that one ordinary run switches off.
 const PER_RUN: usize = 20;
+
+/// Seeds of each random sweep of rnic-sim.
+const SEEDS: &str = "RNIC_SIM_SEEDS";
+const BUILD_LIMIT: Duration = Duration::from_secs(900);
+/// Millions of worlds.
+const WALK_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Chooses another twenty than today's.
 const SEED: &str = "RNIC_COMPLIANCE_SEED";
@@ -43,6 +55,9 @@ pub(crate) fn stage() -> Result<()> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(seeds) = options.walk {
+        return walk(seeds);
+    }
     let table = Table::read()?;
     let source = Source::read()?;
     let mut faults = names(&table, &source);
@@ -64,6 +79,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if !unnoticed.is_empty() {
         bail!("the test passes although the engine is wrong:\n  {}", unnoticed.join("\n  "));
     }
+    Ok(())
+}
+
+/// The walk of the engine as it is, optimized because there may be many seeds.
+fn walk(seeds: u64) -> Result<()> {
+    let test =
+        || cargo().args(["test", "--quiet", "--release", "-p", "rnic-sim", "--test", "faults"]);
+    test().arg("--no-run").limit(BUILD_LIMIT).inherit_output().check()?;
+    let began = Instant::now();
+    let walk = test().args(["--", "--exact", "--nocapture", "the_walk"]);
+    walk.env(SEEDS, seeds.to_string()).limit(WALK_LIMIT).inherit_output().check()?;
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{seeds} worlds in {seconds:.0} s, nothing wrong");
     Ok(())
 }
 

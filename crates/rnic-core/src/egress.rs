@@ -9,7 +9,7 @@
 use crate::event::{Event, NakReason, Tap};
 use crate::gather::{Gather, Unreadable};
 use crate::headers::{headers_of, info_of};
-use crate::planted::Rule;
+use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -153,14 +153,15 @@ impl Egress {
         // One is for the acknowledgement.
         let segments = MAX_SEGMENTS - 1;
         let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments };
-        if !Rule::AnswersInOrder.applies() {
+        let ordered = Rule::AnswersInOrder.applies() && !Bug::AckBeforeReplies.is_planted();
+        if !ordered {
             qp.plan_ack(&mut self.plan);
         }
         if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
         let more = qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan);
-        if Rule::AnswersInOrder.applies() {
+        if ordered {
             qp.plan_ack(&mut self.plan);
         }
         more

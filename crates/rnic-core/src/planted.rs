@@ -257,6 +257,30 @@ switches! {
     ReadRestartOffset,
     /// A receive completion is written twice.
     DoubleCqe,
+    /// Progress does not make the retries available again.
+    RetriesNotReloaded,
+    /// An RNR NAK is waited for half as long as it says.
+    RnrHalfTime,
+    /// The answer to a restarted READ has the length of the whole READ.
+    RestartedReadLength,
+    /// The MSN does not count READs.
+    MsnSkipsReads,
+    /// One READ or atomic less than may be outstanding is remembered for duplicates.
+    ResultForgotten,
+    /// An ACK leaves before the responses of earlier READs.
+    AckBeforeReplies,
+    /// READs that are sent again count as outstanding twice.
+    RewindKeepsReads,
+    /// Two completions that are due together change places.
+    CompletionsSwapped,
+    /// A fence does not see an atomic right before it.
+    FenceOverlooksAtomic,
+    /// The timer goes on when everything is acknowledged, and hits the next request.
+    LateTimer,
+    /// What is sent again does not ask for an ACK.
+    RetransmitWithoutAckReq,
+    /// A packet that is refused for want of a receive WQE counts as received.
+    RefusedCountsAsReceived,
 }
 
 impl Rule {

@@ -81,6 +81,13 @@ impl Host {
         self.rang |= self.bell.ring(queue.record, queue.ring.producer());
     }
 
+    /// Publishes a producer index that no send queue of that size can have, silently.
+    pub fn break_sends(&mut self, qp: QpId) {
+        let queue = &self.qps[qp.0].sq;
+        let impossible = queue.ring.producer().wrapping_add(2 * queue.capacity);
+        self.bell.publish(queue.record, impossible);
+    }
+
     /// Posts a receive. Slots count as used until their completion is polled.
     ///
     /// # Errors

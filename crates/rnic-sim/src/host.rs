@@ -163,7 +163,9 @@ impl Host {
 
     /// What any part of the host did that must not be.
     pub(crate) fn violations(&self) -> impl Iterator<Item = &String> {
-        let parts = [self.verdicts.as_slice(), self.port.violations(), self.memory.violations()];
+        let witness = self.trace.witness.verdicts();
+        let (port, memory) = (self.port.violations(), self.memory.violations());
+        let parts = [self.verdicts.as_slice(), witness, port, memory];
         parts.into_iter().flatten()
     }
 

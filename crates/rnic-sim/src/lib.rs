@@ -3,7 +3,7 @@
 //! * [`world`]: the clock, the hosts, the links; how a failure is reported.
 //! * [`host`] and [`app`]: an application that uses verbs over real rings; [`verbs`] are its words.
 //! * [`port`], [`link`], [`memory`]: the outside of an engine, imitated and watched.
-//! * [`oracle`]: what must be true whatever the links do.
+//! * [`oracle`], [`witness`]: what must be true whatever the links do.
 //!
 //! One seed is one world: no clock but the world's, no thread, no chance but [`rng`].
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ pub mod rng;
 pub mod sweep;
 pub mod trace;
 pub mod verbs;
+pub mod witness;
 pub mod world;
 
 /// The examples of the README are tests.

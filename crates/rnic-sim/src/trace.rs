@@ -1,5 +1,6 @@
 //! What an engine did last, for a world that failed.
 
+use crate::witness::Witness;
 use rnic_core::event::{Event, Tap};
 use rnic_core::time::Instant;
 use std::collections::VecDeque;
@@ -10,6 +11,8 @@ use std::fmt;
 pub struct Trace {
     events: VecDeque<(Instant, Event)>,
     all: Option<Vec<(Instant, Event)>>,
+    /// Judges them.
+    pub witness: Witness,
 }
 
 /// Events kept for a report.
@@ -37,6 +40,7 @@ impl Trace {
 impl Tap for Trace {
     fn on(&mut self, now: Instant, event: impl FnOnce() -> Event) {
         let event = event();
+        self.witness.saw(now, &event);
         if self.events.len() == KEPT {
             self.events.pop_front();
         }

@@ -234,6 +234,9 @@ impl World {
     pub fn connect(&mut self, a: (HostId, QpId), b: (HostId, QpId), connection: &Connection) {
         let ips = (self.hosts[a.0].ip, self.hosts[b.0].ip);
         let qpns = (self.hosts[a.0].qpn(a.1), self.hosts[b.0].qpn(b.1));
+        let timeout = connection.ack_timeout();
+        self.host(a.0).trace.witness.connected(qpns.0, timeout);
+        self.host(b.0).trace.witness.connected(qpns.1, timeout);
         self.host(a.0).connect(a.1, connection, ips.1, qpns.1);
         self.host(b.0).connect(b.1, &connection.reversed(), ips.0, qpns.0);
     }

@@ -324,7 +324,13 @@ impl Qp {
         }
         while self.sq.retired != self.requester.acked_index {
             let index = self.sq.retired;
-            let wr = *self.sq.wr(index);
+            let mut wr = *self.sq.wr(index);
+            if Bug::CompletionsSwapped.is_planted()
+                && index.wrapping_add(1) != self.requester.acked_index
+            {
+                let next = self.sq.wr_mut(index.wrapping_add(1));
+                std::mem::swap(&mut wr.control.wr_id, &mut next.control.wr_id);
+            }
             self.sq.retired = index.wrapping_add(1);
             // Whoever sees the completion may post into the slot at once.
             self.sq.release();

@@ -233,6 +233,7 @@ impl Qp {
     /// The response acknowledges everything before it, so a waiting ACK is not needed any more.
     fn reply(&mut self, psn: Psn, packets: u32, kind: ReplyKind) {
         let counts = match kind {
+            ReplyKind::Read { .. } if Bug::MsnSkipsReads.is_planted() => false,
             ReplyKind::Read { .. } => Rule::MsnCountsReads.applies(),
             ReplyKind::Atomic { .. } => Rule::MsnCountsAtomics.applies(),
         };

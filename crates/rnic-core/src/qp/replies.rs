@@ -101,7 +101,8 @@ impl Replies {
 
     /// A new request was executed: answer it, and remember it for duplicates.
     pub(crate) fn push_new(&mut self, kind: ReplyKind, first: Psn, packets: u32) {
-        let depth = if Rule::OldestForgotten.applies() { self.depth.max(1) } else { usize::MAX };
+        let kept = self.depth.saturating_sub(usize::from(Bug::ResultForgotten.is_planted()));
+        let depth = if Rule::OldestForgotten.applies() { kept.max(1) } else { usize::MAX };
         while self.remembered.len() >= depth {
             self.remembered.pop_front();
         }
@@ -133,6 +134,10 @@ impl Replies {
         let va = match original.kind {
             ReplyKind::Read { va: start, .. } if Bug::ReadRestartOffset.is_planted() => start,
             _ => va,
+        };
+        let len = match original.kind {
+            ReplyKind::Read { len: total, .. } if Bug::RestartedReadLength.is_planted() => total,
+            _ => len,
         };
         let psn = if Rule::DuplicateReadPsn.applies() { psn } else { original.first };
         self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true))

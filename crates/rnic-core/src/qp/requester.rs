@@ -67,7 +67,7 @@ impl Requester {
     /// Progress was made: all retries are available again.
     #[inline]
     pub(crate) fn reload(&mut self, attr: &QpAttr) {
-        if Rule::ProgressReloadsRetries.applies() {
+        if Rule::ProgressReloadsRetries.applies() && !Bug::RetriesNotReloaded.is_planted() {
             self.retries = attr.retry_cnt;
         }
         if Rule::ProgressReloadsRnrRetries.applies() {
@@ -137,8 +137,10 @@ impl Qp {
         let mut reads = self.requester.reads;
         self.sq.look(&ctx.shared.clients, self.client_slot);
         if self.sq.is_overrun() {
-            // The application published an index that cannot be: its queue is beyond repair.
+            // The application published an index that cannot be: its queue is beyond repair. The
+            // replies that are planned already are not owed any more, so they must not leave.
             self.fail_fatally(ctx);
+            plan.clear();
             return false;
         }
         loop {
@@ -156,7 +158,9 @@ impl Qp {
             if full && Rule::Window.applies() || !self.may_go(wr, cursor, reads) {
                 return false;
             }
-            let next = segment(wr, cursor.index, cursor.psn, self.mtu, window);
+            let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, window);
+            let again = next.psn.distance_from(self.requester.max_psn) < 0;
+            next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
             if !budget.take(&next) {
                 return true;
             }
@@ -201,9 +205,11 @@ impl Qp {
         if cursor.psn != wr.first {
             return true;
         }
+        let overlooked = Bug::FenceOverlooksAtomic.is_planted()
+            && self.sq.wr(cursor.index.wrapping_sub(1)).is_atomic();
         // FENCE: all earlier READs and atomics are complete.
         if wr.control.flags.contains(SendFlags::FENCE)
-            && reads > 0
+            && reads > u32::from(overlooked)
             && Rule::Fence.applies()
             && !Bug::FenceIgnored.is_planted()
         {

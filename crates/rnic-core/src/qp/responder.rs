@@ -340,6 +340,9 @@ impl Qp {
         let psn = if Rule::RnrNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
         let timer = if Rule::RnrTimer.applies() { self.attr.min_rnr_timer } else { 0 };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::RnrNak { timer } });
+        if Bug::RefusedCountsAsReceived.is_planted() {
+            self.responder.epsn = epsn.wrapping_add(1);
+        }
         if Rule::RnrSilencesGap.applies() {
             self.responder.nak_sent = true;
         }

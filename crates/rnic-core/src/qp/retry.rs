@@ -35,7 +35,7 @@ impl Qp {
                 let deadline = ctx.now.after_nanos(timeout);
                 ctx.set_deadline(self, deadline);
             }
-            _ if Rule::TimerStops.applies() => self.deadline = None,
+            _ if Rule::TimerStops.applies() && !Bug::LateTimer.is_planted() => self.deadline = None,
             _ => {}
         }
     }
@@ -86,7 +86,9 @@ impl Qp {
         if Rule::GoBackN.applies() {
             requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
         }
-        requester.reads = 0;
+        if !Bug::RewindKeepsReads.is_planted() {
+            requester.reads = 0;
+        }
         let (qpn, to) = (self.qpn, requester.una);
         ctx.event(|| Event::Rewound { qpn, to, cause });
         ctx.activate(self);
@@ -140,7 +142,9 @@ impl Qp {
         self.requester.reads = 0;
         self.requester.in_rnr_wait = true;
         self.requester.rnr_echo_due = true;
-        let until = ctx.now.after_nanos(rnr_timer_ns(timer));
+        let wait = rnr_timer_ns(timer);
+        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
+        let until = ctx.now.after_nanos(wait);
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
         ctx.set_deadline(self, until);

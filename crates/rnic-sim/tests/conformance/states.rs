@@ -1,6 +1,8 @@
 //! Queue pair states: what runs, what is held, what is flushed, in which order.
 
-use crate::{ACK, dialogue, fetch_add, ok, read, send, send_only, small_mtu, statuses, write_only};
+use crate::{
+    ACK, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu, statuses, write_only,
+};
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::port::PortConfig;
@@ -239,4 +241,18 @@ fn requests_that_can_never_run_fail() {
     d.post_all(&[read(&d, 1, 0, 16), send(&d, 2, 10)]);
     let expected = [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)];
     assert_eq!(statuses(&d.sent()), expected);
+}
+
+#[test]
+fn a_send_queue_beyond_repair_takes_the_replies_along() {
+    for opcode in [Opcode::RcFetchAdd, Opcode::RcReadRequest] {
+        let mut d = dialogue();
+        let qp = d.nic.qp;
+        d.world.host(0).break_sends(qp);
+        // The engine looks at the queue when it comes by to answer.
+        d.say(&request(&d, opcode, 0, (0, 8)));
+        d.expect_silence();
+        assert_eq!(d.state(), QpState::Err);
+        assert_eq!(d.events().last(), Some(&AsyncEventType::QpFatal));
+    }
 }

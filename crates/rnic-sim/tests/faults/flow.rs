@@ -235,7 +235,7 @@ impl Flow {
         wr.flags(message.flags)
     }
 
-    /// What a SEND or WRITE carries: new bytes, or what an earlier READ fetches.
+    /// What a SEND or WRITE carries: new bytes, or what an earlier READ or atomic fetches.
     fn payload(
         &mut self,
         world: &mut World,
@@ -244,8 +244,8 @@ impl Flow {
     ) -> (Vec<u8>, Vec<Sge>) {
         let forwards = message.may_forward() && self.rng.chance(700_000);
         let taken = |slot| self.in_flight.iter().any(|m| m.forwards == Some(slot));
-        let read = |m: &&Message| m.verb == Verb::Read && !taken(m.slot);
-        let source = if forwards { self.in_flight.iter().find(read) } else { None };
+        let fetches = |m: &&Message| m.fetched.is_some() && !taken(m.slot);
+        let source = if forwards { self.in_flight.iter().rev().find(fetches) } else { None };
         if let Some(source) = source {
             message.len = message.len.min(source.len);
             message.forwards = Some(source.slot);
@@ -387,10 +387,13 @@ impl Flow {
         self.has_failed = true;
     }
 
-    /// RTS to SQD, or back.
+    /// RTS to SQD, or back. A queue pair that failed stays where it is.
     pub(crate) fn toggle_pause(&mut self, world: &mut World) {
         let state = if self.is_paused { QpState::Rts } else { QpState::Sqd };
         self.is_paused = !self.is_paused;
+        if self.has_failed {
+            return;
+        }
         world.host(self.from.host).set_state(self.from.qp, state);
     }
 

@@ -37,7 +37,7 @@ pub(crate) struct Message {
     pub(crate) flags: SendFlags,
     /// What the requester's memory must hold when it is complete (READ and atomics).
     pub(crate) fetched: Option<Vec<u8>>,
-    /// Its payload is what an earlier READ fetches to this slot; it is fenced.
+    /// Its payload is what an earlier READ or atomic fetches to this slot; it is fenced.
     pub(crate) forwards: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Message {
         Self { number, slot, verb, len, imm, payload, flags, fetched: None, forwards: None }
     }
 
-    /// It may send what an earlier READ fetches.
+    /// It may send what an earlier READ or atomic fetches.
     pub(crate) fn may_forward(&self) -> bool {
         let sends = matches!(self.verb, Verb::Send | Verb::Write);
         sends && self.payload == Payload::Sges && self.flags.contains(SendFlags::FENCE)

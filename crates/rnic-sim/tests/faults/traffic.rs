@@ -47,6 +47,8 @@ pub(crate) struct Plan {
 
 /// Messages of one world, all flows together.
 const MESSAGES: u64 = 240;
+/// Picoseconds per byte of a link on which all that may be in flight passes before a timeout.
+const FAST: u64 = 800;
 /// Time after which a world that is not done is stuck.
 const TIME_LIMIT: u64 = 600_000_000_000;
 
@@ -285,6 +287,28 @@ impl Traffic {
         }
         if self.plan.ending == Ending::Clean {
             self.check_shared_words();
+            self.check_calm();
+        }
+    }
+
+    /// Where nothing was lost, overtaken or late, nothing is missed or comes twice. A lazy
+    /// application may let the peer wait for a receive.
+    fn check_calm(&self) {
+        let faults = self.world.fault_counts();
+        let strange = faults.harmed() + faults.duplicated + faults.reordered > 0;
+        if strange || self.plan.faults.ps_per_byte > FAST {
+            return;
+        }
+        for (id, host) in self.world.hosts().iter().enumerate() {
+            let counters = host.engine.counters();
+            let missed = counters.packet_seq_err
+                + counters.implied_nak_seq_err
+                + counters.local_ack_timeout_err
+                + counters.duplicate_request
+                + counters.rx_ghost_response;
+            if missed > 0 {
+                self.world.fail(&format!("host {id} missed something although nothing was lost"));
+            }
         }
     }
 
