@@ -27,6 +27,8 @@ pub(crate) struct Clients {
     asleep: bool,
     /// Where programs should give way to the engine.
     engine_cpu: Option<u32>,
+    /// Who received something last, and when: it may be waiting for more without ever ringing.
+    receiver: Option<(u32, Instant)>,
 }
 
 const NO_QP: u32 = u32::MAX;
@@ -183,10 +185,19 @@ impl Clients {
         }
     }
 
-    /// A CPU that programs of polled contexts run on: `stay` when that is one of them.
-    pub(crate) fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
-        let live = self.live.iter().filter_map(|slot| self.slots.get(*slot as usize)?.as_ref());
-        let mut cpus = live.filter_map(|client| client.doorbells.client_cpu());
+    /// This context received something.
+    #[inline]
+    pub(crate) fn received(&mut self, slot: u32, now: Instant) {
+        self.receiver = Some((slot, now));
+    }
+
+    /// A CPU that programs of polled contexts run on, or the one that received last, if that was
+    /// not earlier than `since`: `stay` when that is one of them.
+    pub(crate) fn program_cpu(&self, stay: Option<u32>, since: Instant) -> Option<u32> {
+        let receiver = self.receiver.filter(|(_, when)| *when >= since).map(|(slot, _)| slot);
+        let slots = self.live.iter().copied().chain(receiver);
+        let clients = slots.filter_map(|slot| self.slots.get(slot as usize)?.as_ref());
+        let mut cpus = clients.filter_map(|client| client.doorbells.client_cpu());
         let first = cpus.next()?;
         if Some(first) == stay || cpus.any(|cpu| Some(cpu) == stay) { stay } else { Some(first) }
     }

@@ -379,8 +379,9 @@ impl Engine {
     }
 
     /// A CPU on which programs of active contexts post and poll: `stay` when it is one of them.
-    pub fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
-        self.shared.clients.program_cpu(stay)
+    pub fn program_cpu(&self, stay: Option<u32>, now: Instant) -> Option<u32> {
+        let nanos = now.as_nanos().saturating_sub(self.shared.config.park_after_nanos);
+        self.shared.clients.program_cpu(stay, Instant::from_nanos(nanos))
     }
 
     /// Tells programs on which CPU they should give way to the engine after posting and when they

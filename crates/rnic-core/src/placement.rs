@@ -281,6 +281,7 @@ fn deliver<T: Tap>(
     cqe.status = status;
     // The slot is free before the completion is visible: who polls it may post at once.
     qp.rq.release(cqe.wqe_index);
+    ctx.shared.clients.received(qp.client_slot, ctx.now);
     ctx.complete(qp.recv_cq, &cqe);
     if Bug::DoubleCqe.is_planted() {
         ctx.complete(qp.recv_cq, &cqe);

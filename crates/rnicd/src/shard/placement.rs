@@ -124,7 +124,7 @@ impl Placement {
         let follows = self.follows && !self.strangers;
         if follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
             self.looked = now;
-            self.look(engine);
+            self.look(now, engine);
         }
     }
 
@@ -135,8 +135,8 @@ impl Placement {
         engine.publish_engine_cpu(self.cpu.filter(|_| hands_over));
     }
 
-    fn look(&mut self, engine: &mut Engine) {
-        let target = engine.program_cpu(self.cpu);
+    fn look(&mut self, now: Instant, engine: &mut Engine) {
+        let target = engine.program_cpu(self.cpu, now);
         let here = u32::try_from(sched_getcpu()).ok();
         if target == self.cpu && (target.is_none() || target == here) {
             return;
