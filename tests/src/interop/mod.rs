@@ -6,6 +6,7 @@
 //! answer otherwise than the specification has it, the case says so.
 
 pub mod cases;
+mod evidence;
 pub mod rivals;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place::{OverV6, Place};
+use crate::place::{Node, OverV6, Place};
 use crate::programs::{Dialogue, Transcript};
 use crate::{checker, interrupt, native};
 pub use cases::Case;
@@ -41,6 +42,9 @@ pub trait Peer: Place {
 
     /// What its kernel or scripts wrote, for the reader of a failure.
     fn log(&self) -> String;
+
+    /// Counters and queue pairs of its device at this moment, for the reader of a stall.
+    fn state(&self) -> String;
 }
 
 /// The programs of the suite that are built here, and the folder they are in.
@@ -117,7 +121,7 @@ pub struct Outcome {
 
 /// Our NIC and a peer, ready to talk.
 pub struct Contest<'a> {
-    ours: &'a dyn Place,
+    ours: &'a Node,
     peer: &'a dyn Peer,
     over_v6: [OverV6<'a>; 2],
 }
@@ -127,7 +131,7 @@ impl<'a> Contest<'a> {
     ///
     /// # Errors
     /// When one has none, or its device cannot be asked.
-    pub fn new(ours: &'a dyn Place, peer: &'a dyn Peer) -> Result<Self> {
+    pub fn new(ours: &'a Node, peer: &'a dyn Peer) -> Result<Self> {
         let over_v6 = [
             OverV6::global(ours).context("our side of IPv6")?,
             OverV6::global(peer).context("the peer's side of IPv6")?,
@@ -166,14 +170,19 @@ impl<'a> Contest<'a> {
             true => [&self.over_v6[0], &self.over_v6[1]],
             false => [self.ours, self.peer],
         };
-        let transcript = self.talk(&case.dialogue(wire.path_mtu), sides, role)?;
+        let (dialogue, more) = (case.dialogue(wire.path_mtu), case.peer_args(self.peer.kind()));
+        let dialogue = match role {
+            Role::Client => dialogue.server(more),
+            Role::Server => dialogue.client(more),
+        };
+        let transcript = self.talk(&dialogue, sides, role)?;
         case.check(&transcript, self.peer.kind(), role).with_context(|| shown(&transcript))
     }
 
     fn talk(&self, dialogue: &Dialogue, sides: [&dyn Place; 2], role: Role) -> Result<Transcript> {
         let [ours, peer] = sides;
         let (server, client) = if role == Role::Client { (peer, ours) } else { (ours, peer) };
-        dialogue.run(server, client)
+        evidence::when_slow(self.ours, self.peer, || dialogue.run(server, client))
     }
 }
 
