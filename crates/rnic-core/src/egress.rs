@@ -11,6 +11,7 @@ use crate::gather::{Gather, Unreadable};
 use crate::headers::{headers_of, info_of};
 use crate::planted::Rule;
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
 use crate::qp::requester::Budget;
@@ -133,7 +134,7 @@ impl Egress {
         let reserved = self.reserve(ports.wire, caps, template);
         let full = reserved < self.plan.len();
         self.plan.truncate(reserved);
-        self.write_headers(qp, ports.wire);
+        self.write_headers(ctx.shared.config.profile, qp, ports.wire);
         let fault = self.read_payloads(ctx, qp, ports.wire, ports.dma).err();
         if let Some(fault) = fault {
             self.give_up_from(ctx, qp, ports.wire, fault);
@@ -151,6 +152,9 @@ impl Egress {
     fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) -> bool {
         self.plan.clear();
         let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments: MAX_SEGMENTS };
+        if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
+            qp.rq.look(&ctx.shared.clients, qp.client_slot);
+        }
         if qp.responder.owes() && qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
@@ -175,11 +179,11 @@ impl Egress {
         first
     }
 
-    fn write_headers<W: Wire>(&self, qp: &Qp, wire: &mut W) {
+    fn write_headers<W: Wire>(&self, profile: Profile, qp: &Qp, wire: &mut W) {
         for train in &self.trains {
             let arena = wire.tx(train.slot.arena);
             for (segment, datagram) in self.datagrams(train, arena) {
-                let headers = headers_of(qp, segment);
+                let headers = headers_of(qp, segment, profile);
                 let start = headers.emit(datagram);
                 if let Source::Request { index, offset } = segment.source
                     && qp.sq.wr(index).control.data_len > 0
