@@ -36,7 +36,7 @@ struct options {
 	unsigned rd_atomic;
 	unsigned timeout;
 	unsigned retry;
-	bool events;
+	bool events, no_fence;
 	bool quiet;
 	unsigned ops; /* bit per enum op */
 	size_t sizes[MAX_SIZES];

@@ -21,6 +21,7 @@ static const char usage[] =
 	"  -r, --retry N        transport retries (7)\n"
 	"  -x, --seed N         seed of both schedules (1)\n"
 	"  -e, --events         sleep on completion events\n"
+	"      --no-fence       send nothing fenced\n"
 	"      --quiet          print nothing when all is well\n";
 
 static void parse_ops(struct options *opt, char *list)
@@ -71,6 +72,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		{ "messages", 1, 0, 'n' }, { "seconds", 1, 0, 't' }, { "sizes", 1, 0, 's' }, { "ops", 1, 0, 'o' },
 		{ "depth", 1, 0, 'q' }, { "sge", 1, 0, 'S' }, { "rd-atomic", 1, 0, 'R' }, { "timeout", 1, 0, 'T' },
 		{ "retry", 1, 0, 'r' }, { "seed", 1, 0, 'x' }, { "events", 0, 0, 'e' }, { "quiet", 0, 0, 'Q' },
+		{ "no-fence", 0, 0, 'F' },
 		{ "help", 0, 0, 'h' }, { 0 } };
 	long mtu = 1024;
 	int c;
@@ -92,6 +94,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		case 'r': opt->retry = (unsigned)atoi(optarg); break;
 		case 'x': opt->seed = strtoull(optarg, NULL, 0); break;
 		case 'e': opt->events = true; break;
+		case 'F': opt->no_fence = true; break;
 		case 'Q': opt->quiet = true; break;
 		case 'h': fputs(usage, stdout); exit(0);
 		default: fputs(usage, stderr); exit(2);

@@ -107,7 +107,7 @@ bool post_next(struct side *s)
 	address(s, &m, &wr);
 	if (m.inlined && !inbound && m.size <= s->max_inline)
 		wr.send_flags |= IBV_SEND_INLINE;
-	if (m.fenced)
+	if (m.fenced && !s->opt->no_fence)
 		wr.send_flags |= IBV_SEND_FENCE;
 	if (m.solicited || s->opt->events)
 		wr.send_flags |= IBV_SEND_SOLICITED;

@@ -19,6 +19,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// The daemon's packet I/O, the value of `--io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
+    /// The best that interface and privileges allow.
+    Auto,
     /// Kernel UDP sockets.
     Udp,
     /// AF_XDP sockets.
@@ -34,6 +36,7 @@ impl Io {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Udp => "udp",
             Self::AfXdp => "af-xdp",
             Self::AfPacket => "af-packet",

@@ -18,6 +18,7 @@
 //! | [`emulator`] | a faulty link in user space between two hosts |
 //! | [`frame`] | RoCEv2 frames as bytes, to judge and to forge |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
+//! | [`ssh`] | a host that is reached with `ssh` |
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //!
@@ -43,3 +44,4 @@ pub mod place;
 pub mod process;
 pub mod programs;
 pub mod rxe;
+pub mod ssh;

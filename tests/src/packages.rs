@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 29] = [
+const PACKAGE_OF: [(&str, &str); 31] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -43,6 +43,8 @@ const PACKAGE_OF: [(&str, &str); 29] = [
     ("ethtool", "ethtool"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
+    ("ssh", "openssh-client"),
+    ("ssh-keygen", "openssh-client"),
     ("dpkg-deb", "dpkg"),
 ];
 

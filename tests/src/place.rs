@@ -211,6 +211,18 @@ pub fn gid_table(place: &dyn Place) -> Result<Vec<(u32, IpAddr)>> {
     Ok(gids)
 }
 
+/// The path MTU that a place's device allows now, in bytes.
+///
+/// # Errors
+/// When `ibv_devinfo` fails there.
+pub fn active_mtu(place: &dyn Place) -> Result<u32> {
+    let args = ["-d", place.device()].map(str::to_owned);
+    let output = place.start("ibv_devinfo", &args, Duration::from_secs(30))?.wait()?;
+    let line = output.stdout.lines().find_map(|line| line.trim().strip_prefix("active_mtu:"));
+    let bytes = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    bytes.with_context(|| format!("no active_mtu: {output}"))
+}
+
 /// `GID[  1]:  ::ffff:10.0.0.1, RoCE v2` of `ibv_devinfo -v`. Cards list each address twice,
 /// once for RoCE v1.
 fn gid_of_line(line: &str) -> Option<(u32, IpAddr)> {
@@ -233,23 +245,22 @@ impl<'a> OverV6<'a> {
     /// # Errors
     /// When the device does not have it.
     pub fn of(place: &'a dyn Place, address: Ipv6Addr) -> Result<Self> {
-        Self::with(place, |gid| gid == address)
+        let found = Self::with(place, |gid| gid == address)?;
+        found.with_context(|| format!("{} has no GID {address}", place.device()))
     }
 
-    /// The place's first address that is not link-local.
+    /// The place's first address that is not link-local, if it has one.
     ///
     /// # Errors
-    /// When the device has none.
-    pub fn global(place: &'a dyn Place) -> Result<Self> {
+    /// When the device cannot be asked.
+    pub fn global(place: &'a dyn Place) -> Result<Option<Self>> {
         Self::with(place, |gid| matches!(gid, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
     }
 
-    fn with(place: &'a dyn Place, wanted: impl Fn(IpAddr) -> bool) -> Result<Self> {
+    fn with(place: &'a dyn Place, wanted: impl Fn(IpAddr) -> bool) -> Result<Option<Self>> {
         let gids = gid_table(place)?;
         let found = gids.iter().find(|(_, gid)| wanted(*gid));
-        let (gid_index, _) =
-            found.with_context(|| format!("{} has no such IPv6 GID: {gids:?}", place.device()))?;
-        Ok(Self { place, gid_index: *gid_index })
+        Ok(found.map(|(gid_index, _)| Self { place, gid_index: *gid_index }))
     }
 }
 

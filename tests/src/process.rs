@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -43,6 +44,7 @@ pub struct Cmd {
     args: Vec<OsString>,
     env: Vec<(OsString, Option<OsString>)>,
     dir: Option<PathBuf>,
+    input: Option<PathBuf>,
     netns: Option<String>,
     user: Option<User>,
     cpu: Option<usize>,
@@ -59,6 +61,7 @@ impl Cmd {
             args: Vec::new(),
             env: Vec::new(),
             dir: None,
+            input: None,
             netns: None,
             user: None,
             cpu: None,
@@ -100,6 +103,13 @@ impl Cmd {
     #[must_use]
     pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.dir = Some(dir.into());
+        self
+    }
+
+    /// Gives it a file as standard input, in place of nothing.
+    #[must_use]
+    pub fn input(mut self, file: impl Into<PathBuf>) -> Self {
+        self.input = Some(file.into());
         self
     }
 
@@ -173,7 +183,13 @@ impl Cmd {
         }
         let argv = self.argv();
         let mut command = Command::new(&argv[0]);
-        command.args(&argv[1..]).stdin(Stdio::null()).process_group(0);
+        let input = match &self.input {
+            Some(path) => {
+                File::open(path).with_context(|| format!("cannot read {}", path.display()))?.into()
+            }
+            None => Stdio::null(),
+        };
+        command.args(&argv[1..]).stdin(input).process_group(0);
         for (key, value) in &self.env {
             match value {
                 Some(value) => command.env(key, value),

@@ -1,8 +1,9 @@
 //! Our NIC against Linux's rxe in an emulated machine: programs of others, and the checker on both
 //! ends.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use system_tests::daemon::Io;
+use system_tests::inspect::ask;
 use system_tests::interop::rivals::RxeRival;
 use system_tests::interop::{Contest, Outcome, WIRES, Wire, all_well, cases};
 use system_tests::lab::{Lab, Need};
@@ -41,6 +42,20 @@ fn the_checker_over_every_packet_io() -> Result<()> {
         outcomes.extend(contest.run(&cases::CHECKER[..2], wire)?);
         nic.stop()?;
     }
+    finish(&rival, &outcomes)
+}
+
+/// Early retransmissions, credits and marked packets do not disturb rxe.
+#[test]
+fn the_checker_with_the_habits_of_connectx() -> Result<()> {
+    let Some(lab) = open("the_checker_with_the_habits_of_connectx")? else { return Ok(()) };
+    let rival = RxeRival::boot(&lab)?;
+    let nic = rival.nic(Io::AfPacket, &["--profile", "connectx"])?;
+    let devices = ask(&nic, "devices")?;
+    ensure!(devices[0]["profile"] == "connectx", "{devices}");
+    let contest = Contest::new(&nic, &rival.guest)?;
+    let outcomes = contest.run(&cases::CHECKER[..2], Wire { v6: false, path_mtu: 1024 })?;
+    nic.stop()?;
     finish(&rival, &outcomes)
 }
 

@@ -7,6 +7,7 @@ mod budget;
 mod compliance;
 mod demo;
 mod fuzz;
+mod interop;
 mod layers;
 mod lint;
 mod stages;
@@ -51,6 +52,8 @@ enum Command {
     Compliance(compliance::Options),
     /// Run the fuzzers for long, in parts that add up
     Fuzz(fuzz::Options),
+    /// Run the interoperability suite against a card in another host
+    Interop(interop::Options),
     /// Check formatting, clippy, layering and documentation
     Lint,
     /// Check which crate may depend on which
@@ -81,6 +84,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Budget { write } => budget::run(*write),
         Command::Compliance(options) => compliance::run(options),
         Command::Fuzz(options) => fuzz::run(options),
+        Command::Interop(options) => interop::run(options),
         Command::Lint => stages::all("lint", lint::STAGES),
         Command::Layers => layers::check(),
     }

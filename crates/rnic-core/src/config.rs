@@ -1,20 +1,11 @@
 //! What an engine is made with.
 
 use crate::command::PortState;
+use crate::profile::Profile;
 use crate::qpn::MAX_QPS;
 use rnic_abi::control::DeviceLimits;
 use rnic_abi::verbs::{QpType, WrOpcode};
 use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
-
-/// Which peers' habits to follow where they differ.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Profile {
-    /// As the InfiniBand architecture says.
-    #[default]
-    Spec,
-    /// As ConnectX does it.
-    ConnectX,
-}
 
 /// Parameters of an engine; [`EngineConfig::new`] gives sensible ones.
 #[derive(Clone, Copy, Debug)]

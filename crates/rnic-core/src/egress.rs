@@ -11,6 +11,7 @@ use crate::gather::{Gather, Unreadable};
 use crate::headers::{headers_of, info_of};
 use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
 use crate::qp::requester::Budget;
@@ -133,7 +134,7 @@ impl Egress {
         let reserved = self.reserve(ports.wire, caps, template);
         let full = reserved < self.plan.len();
         self.plan.truncate(reserved);
-        self.write_headers(qp, ports.wire);
+        self.write_headers(ctx.shared.config.profile, qp, ports.wire);
         let fault = self.read_payloads(ctx, qp, ports.wire, ports.dma).err();
         if let Some(fault) = fault {
             self.give_up_from(ctx, qp, ports.wire, fault);
@@ -153,6 +154,9 @@ impl Egress {
         // One is for the acknowledgement.
         let segments = MAX_SEGMENTS - 1;
         let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments };
+        if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
+            qp.rq.look(&ctx.shared.clients, qp.client_slot);
+        }
         let ordered = Rule::AnswersInOrder.applies() && !Bug::AckBeforeReplies.is_planted();
         if !ordered {
             qp.plan_ack(&mut self.plan);
@@ -185,11 +189,11 @@ impl Egress {
         first
     }
 
-    fn write_headers<W: Wire>(&self, qp: &Qp, wire: &mut W) {
+    fn write_headers<W: Wire>(&self, profile: Profile, qp: &Qp, wire: &mut W) {
         for train in &self.trains {
             let arena = wire.tx(train.slot.arena);
             for (segment, datagram) in self.datagrams(train, arena) {
-                let headers = headers_of(qp, segment);
+                let headers = headers_of(qp, segment, profile);
                 let start = headers.emit(datagram);
                 if let Source::Request { index, offset } = segment.source
                     && qp.sq.wr(index).control.data_len > 0

@@ -2,18 +2,20 @@
 
 use crate::event::PacketInfo;
 use crate::planted::Rule;
+use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
 use crate::qp::responder::Ack;
 use crate::qp::segment::{Segment, Source};
 use rnic_abi::verbs::WrOpcode;
+use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, PKey, RKey, Reth, Syndrome,
 };
 
 /// The headers of a planned packet.
-pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
+pub(crate) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
     let dest = if Rule::DestQpn.applies() { qp.dest_qpn() } else { qp.qpn };
     let mut bth = Bth::new(segment.opcode, dest, segment.psn);
     bth.pkey = if Rule::PKeySent.applies() { qp.pkey() } else { PKey(1) };
@@ -28,7 +30,7 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
         Source::Reply { nth, .. } => {
             // A MIDDLE has no AETH.
             if segment.opcode != Opcode::RcReadRespMiddle {
-                headers.aeth = Some(Aeth { syndrome: no_credits(), msn: qp.responder.msn });
+                headers.aeth = Some(Aeth { syndrome: good(qp, profile), msn: qp.responder.msn });
             }
             if let Some(ReplyKind::Atomic { value }) =
                 qp.responder.replies.get(nth).map(|reply| reply.kind)
@@ -39,12 +41,20 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment) -> HeaderRepr {
         Source::Ack => {
             let syndrome = match qp.responder.ack {
                 Some(Ack { syndrome, .. }) if syndrome != Syndrome::ACK => syndrome,
-                _ => no_credits(),
+                _ => good(qp, profile),
             };
             headers.aeth = Some(Aeth { syndrome, msn: qp.responder.msn });
         }
     }
     headers
+}
+
+/// An ACK, with credits where the profile tells them.
+fn good(qp: &Qp, profile: Profile) -> Syndrome {
+    if profile.tells_credits() {
+        return Syndrome::Ack { credits: credit_code(qp.rq.credits()) };
+    }
+    no_credits()
 }
 
 /// An ACK that says nothing about credits.

@@ -12,8 +12,8 @@
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
 //! 4. Home again: `ingress`, `qp/completer` (what it means), `cq` (the completion).
 //! 5. When things go wrong: `qp/retry`, `qp/replies` (duplicates), [`wheel`] (timers).
-//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; and who watches: [`event`],
-//!    [`counters`].
+//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; whose habits to follow:
+//!    [`profile`]; and who watches: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
 pub mod attr;
@@ -33,6 +33,7 @@ pub mod mr;
 mod placement;
 mod planted;
 pub mod ports;
+pub mod profile;
 mod qp;
 pub mod qpn;
 mod shared;
@@ -44,10 +45,11 @@ pub use command::{
     ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, Outcome,
     Path, PortState,
 };
-pub use config::{EngineConfig, Profile};
+pub use config::EngineConfig;
 pub use counters::Counters;
 pub use engine::{CqView, Engine, QpView, Turn};
 pub use event::{DropReason, Event, NakReason, Tap};
 pub use ports::{Dma, DmaFault, HopId, Host, Ports, SpaceId, Wire};
+pub use profile::Profile;
 pub use qp::QpCounters;
 pub use time::Instant;

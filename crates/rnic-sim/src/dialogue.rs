@@ -8,6 +8,7 @@ use crate::world::{World, WorldConfig};
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::{AsyncEventType, QpState};
 use rnic_abi::wqe::Sge;
+use rnic_core::profile::Profile;
 use rnic_core::time::Instant;
 use roce_wire::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, ImmDt, Reth};
 use roce_wire::{Flow, HeaderRepr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Syndrome};
@@ -24,6 +25,8 @@ pub const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 pub struct Heard {
     /// When.
     pub at: Instant,
+    /// Addresses, source port, TOS.
+    pub flow: Flow,
     /// Headers.
     pub headers: HeaderRepr,
     /// Payload without padding.
@@ -176,6 +179,16 @@ impl Dialogue {
         Self::with(connection, PortConfig::frames(), |_| {})
     }
 
+    /// A queue pair in RTS, of a device with these habits.
+    pub fn of(profile: Profile, connection: Connection) -> Self {
+        let ports = vec![PortConfig::frames()];
+        let config = WorldConfig { ports, profiles: vec![profile], ..WorldConfig::pair(0) };
+        let mut dialogue = Self::made(&config, connection, |_| {});
+        let qp = dialogue.nic.qp;
+        dialogue.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+        dialogue
+    }
+
     /// A queue pair of one's choice in RTS.
     pub fn with(connection: Connection, port: PortConfig, setup: impl Fn(&mut QpSetup)) -> Self {
         let mut dialogue = Self::in_reset(connection, port, setup);
@@ -190,8 +203,11 @@ impl Dialogue {
         port: PortConfig,
         setup: impl Fn(&mut QpSetup),
     ) -> Self {
-        let config = WorldConfig { ports: vec![port], ..WorldConfig::pair(0) };
-        let mut world = World::new(&config);
+        Self::made(&WorldConfig { ports: vec![port], ..WorldConfig::pair(0) }, connection, setup)
+    }
+
+    fn made(config: &WorldConfig, connection: Connection, setup: impl Fn(&mut QpSetup)) -> Self {
+        let mut world = World::new(config);
         let nic = End::new(&mut world, 0, setup);
         Self { world, nic, connection, heard: VecDeque::new(), ip_id: 0 }
     }
@@ -236,7 +252,12 @@ impl Dialogue {
             let Some(datagram) = packet.parse() else { panic!("not a datagram: {packet:?}") };
             let headers = datagram.headers;
             assert_eq!(headers.bth.dest_qp.value(), PEER_QPN, "a packet to another QP");
-            self.heard.push_back(Heard { at, headers, payload: datagram.payload().to_vec() });
+            self.heard.push_back(Heard {
+                at,
+                flow: packet.flow,
+                headers,
+                payload: datagram.payload().to_vec(),
+            });
         }
     }
 

@@ -343,8 +343,10 @@ impl Host {
         attr: QpAttr,
         peer: Option<IpAddr>,
     ) -> Result<(), CommandError> {
-        let path =
-            peer.map(|peer| Path { attr: attr.ah, flow: Flow::new(self.ip, peer, 0), hop: HOP });
+        let path = peer.map(|peer| {
+            let flow = Flow { tos: attr.ah.traffic_class, ..Flow::new(self.ip, peer, 0) };
+            Path { attr: attr.ah, flow, hop: HOP }
+        });
         let handle = self.qps[qp.0].handle;
         self.command(ClientCommand::ModifyQp { qp: handle, mask, attr, path })?;
         if mask.contains(AttrMask::STATE) {

@@ -16,6 +16,7 @@ use crate::rng::Rng;
 use crate::sweep;
 use crate::verbs::{Connection, QpId};
 use rnic_core::config::EngineConfig;
+use rnic_core::profile::Profile;
 use rnic_core::time::Instant;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -40,6 +41,8 @@ pub struct WorldConfig {
     pub turn_time: u64,
     /// What engines are made with; each gets a secret of its own.
     pub engine: EngineConfig,
+    /// Whose habits each host has; the last goes for all further ones.
+    pub profiles: Vec<Profile>,
 }
 
 impl WorldConfig {
@@ -52,6 +55,7 @@ impl WorldConfig {
             ipv6: false,
             turn_time: 1_000,
             engine: EngineConfig::new([0; 2]),
+            profiles: vec![Profile::Spec],
         }
     }
 
@@ -148,7 +152,10 @@ impl World {
         let mut rng = Rng::new(config.seed);
         let hosts: Vec<Host> = (0..config.ports.len())
             .map(|id| {
-                let engine = EngineConfig { secret: [rng.word(), rng.word()], ..config.engine };
+                let secret = [rng.word(), rng.word()];
+                let profile = config.profiles.get(id).or(config.profiles.last());
+                let profile = profile.copied().unwrap_or_default();
+                let engine = EngineConfig { secret, profile, ..config.engine };
                 let mut host = Host::new(address(id, config.ipv6), engine, config.ports[id], START);
                 if std::env::var_os(sweep::TRACE).is_some() {
                     host.trace.keep_all();

@@ -69,6 +69,28 @@ pub enum Placement {
     Free,
 }
 
+/// Whose habits the device has, where devices differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// As the InfiniBand architecture says
+    Spec,
+    /// As ConnectX does it: timeouts, ACK requests, credits, ECN bits
+    #[value(name = "connectx")]
+    ConnectX,
+}
+
+impl Profile {
+    /// As the command line has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Spec => "spec",
+            Self::ConnectX => "connectx",
+        }
+    }
+}
+
 /// A RoCEv2 NIC as a process.
 #[derive(Parser, Debug, Default)]
 #[command(name = "rnicd", version, about)]
@@ -113,6 +135,9 @@ pub struct Args {
     /// Where the engine's thread runs [default: auto]
     #[arg(long, value_enum)]
     pub placement: Option<Placement>,
+    /// Whose habits the device has, where devices differ [default: spec]
+    #[arg(long, value_enum)]
+    pub profile: Option<Profile>,
     /// End when the last client has gone (and there was one)
     #[arg(long)]
     pub exit_with_last_client: bool,
@@ -136,6 +161,7 @@ struct File {
     idle: Option<Idle>,
     spin: Option<u64>,
     placement: Option<Placement>,
+    profile: Option<Profile>,
     log: Option<String>,
     quota: Quota,
 }
@@ -165,6 +191,8 @@ pub struct Config {
     pub spin: Duration,
     /// Where the engine's thread runs.
     pub placement: Placement,
+    /// Whose habits the device has.
+    pub profile: Profile,
     /// End with the last client.
     pub exit_with_last_client: bool,
     /// Log filter.
@@ -208,6 +236,7 @@ impl Config {
             idle: idle.unwrap_or(Idle::Adaptive),
             spin: Duration::from_micros(args.spin.or(file.spin).unwrap_or(DEFAULT_SPIN)),
             placement: args.placement.or(file.placement).unwrap_or(Placement::Auto),
+            profile: args.profile.or(file.profile).unwrap_or(Profile::Spec),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
             quota: file.quota,

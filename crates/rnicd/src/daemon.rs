@@ -1,6 +1,6 @@
 //! The daemon from start to end.
 
-use crate::config::{Args, Config, Io, XdpMode};
+use crate::config::{Args, Config, Io, Profile, XdpMode};
 use crate::net::{NetConfig, Network};
 use crate::server::{Registry, Service, serve, socket_group};
 use crate::shard::Crew;
@@ -36,6 +36,7 @@ pub fn run(args: Args) -> Result<()> {
         crew,
         quota: config.quota,
         io,
+        profile: config.profile,
         registry: Registry::new()?,
         started: Instant::now(),
         stop: EventFd::new()?,
@@ -99,6 +100,10 @@ fn start_engine(config: &Config) -> Result<(Arc<Network>, Arc<Crew>, String)> {
     let io = wire.mode().to_owned();
     let mut engine = EngineConfig::new(system::random().context("no randomness")?);
     engine.gid_table_len = network.port().gid_table_len;
+    engine.profile = match config.profile {
+        Profile::Spec => rnic_core::Profile::Spec,
+        Profile::ConnectX => rnic_core::Profile::ConnectX,
+    };
     let started = Crew::start(config.clone(), engine, wire).context("cannot start the engine")?;
     let started = Arc::clone(crew.get_or_init(|| Arc::new(started)));
     // Whatever changed before anybody could follow.

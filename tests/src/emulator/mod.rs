@@ -8,11 +8,10 @@
 //! The hosts' interfaces have segmentation and checksum offload switched off: the unit of fate is
 //! one packet, and what the capture shows is what a real link would carry.
 
+mod capture;
 mod faults;
 mod queue;
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,11 +20,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use pcap_file::pcap::{PcapPacket, PcapWriter};
 use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+use capture::Capture;
 pub use faults::{Dice, Fate, Faults, REORDER_SPAN};
 use queue::Queue;
 
@@ -47,7 +46,7 @@ pub struct Tally {
     pub lost: u64,
     /// Frames doubled on purpose.
     pub duplicated: u64,
-    /// Frames overtaken on purpose.
+    /// Frames held back until later ones had overtaken them.
     pub reordered: u64,
     /// Frames with a flipped bit.
     pub corrupted: u64,
@@ -63,6 +62,11 @@ pub struct EmulatedPair {
     pub left: End,
     /// 10.77.0.2
     pub right: End,
+    link: EmulatedLink,
+}
+
+/// A namespace whose interfaces [`LEFT`] and [`RIGHT`] are the ends of an emulated link.
+pub struct EmulatedLink {
     middle: Netns,
     running: Vec<Direction>,
     stop: Arc<AtomicBool>,
@@ -85,8 +89,10 @@ pub struct LinkReport {
     pub captures: [PathBuf; 2],
 }
 
-const LEFT: &str = "left";
-const RIGHT: &str = "right";
+/// The middle's interface towards the left host.
+pub const LEFT: &str = "left";
+/// The middle's interface towards the right host.
+pub const RIGHT: &str = "right";
 
 impl EmulatedPair {
     /// Makes the hosts and starts the link; captures go to `folder`.
@@ -94,37 +100,84 @@ impl EmulatedPair {
     /// # Errors
     /// When `ip`, `ethtool` or a packet socket refuses.
     pub fn new(mtu: u32, faults: Faults, seed: u64, folder: &Path) -> Result<Self> {
-        let middle = Netns::new("link")?;
-        middle.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
-        let left = host(&middle, LEFT, "l", 1, mtu)?;
-        let right = host(&middle, RIGHT, "r", 2, mtu)?;
-        let mut pair = Self {
-            left,
-            right,
-            middle,
-            running: Vec::new(),
-            stop: Arc::new(AtomicBool::new(false)),
-        };
-        std::fs::create_dir_all(folder)?;
-        let plan = Plan { faults, seed, mtu, sender: mac(&pair.left.mac)? };
-        pair.start(plan, LEFT, RIGHT, folder)?;
-        let plan = Plan { seed: seed ^ 0x5555_aaaa, sender: mac(&pair.right.mac)?, ..plan };
-        pair.start(plan, RIGHT, LEFT, folder)?;
-        Ok(pair)
+        let mut link = EmulatedLink::new()?;
+        let left = link.add_host(LEFT, "l", 1, mtu)?;
+        let right = link.add_host(RIGHT, "r", 2, mtu)?;
+        let plan = Plan { faults, seed, mtu };
+        link.start(plan, [&left.mac, &right.mac], folder)?;
+        Ok(Self { left, right, link })
     }
 
-    fn start(
+    /// The namespace in the middle, whose interfaces [`LEFT`] and [`RIGHT`] lead to the hosts:
+    /// where somebody on the path would sit.
+    #[must_use]
+    pub fn middle(&self) -> &Netns {
+        self.link.middle()
+    }
+
+    /// As [`EmulatedLink::finish`]. The hosts stay; nothing they send arrives any more.
+    ///
+    /// # Errors
+    /// When a direction failed.
+    pub fn finish(&mut self, quiet: Duration) -> Result<LinkReport> {
+        self.link.finish(quiet)
+    }
+}
+
+impl EmulatedLink {
+    /// Makes the namespace. The caller gives it the interfaces [`LEFT`] and [`RIGHT`].
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn new() -> Result<Self> {
+        let middle = Netns::new("link")?;
+        middle.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
+        Ok(Self { middle, running: Vec::new(), stop: Arc::new(AtomicBool::new(false)) })
+    }
+
+    /// Makes a host whose veth leads to the interface `port` of the middle.
+    ///
+    /// # Errors
+    /// When `ip` or `ethtool` refuses.
+    pub fn add_host(&self, port: &str, tag: &str, number: u8, mtu: u32) -> Result<End> {
+        let (middle, netns) = (&self.middle, Netns::new(tag)?);
+        let dev = End::INTERFACE;
+        let mtu_text = mtu.to_string();
+        let peer = ["type", "veth", "peer", "name", dev, "netns", netns.name()];
+        middle.ip(&[&["link", "add", port, "mtu", &mtu_text][..], &peer].concat())?;
+        middle.ip(&["link", "set", port, "up"])?;
+        let off = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
+        netns.cmd("ethtool").args(["-K", dev]).args(off).check()?;
+        middle.cmd("ethtool").args(["-K", port]).args(off).check()?;
+        End::configure(netns, number, mtu)
+    }
+
+    /// Starts to pass frames on between the hosts with these MAC addresses; captures go to
+    /// `folder`.
+    ///
+    /// # Errors
+    /// When a packet socket refuses.
+    pub fn start(&mut self, plan: Plan, hosts: [&str; 2], folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let [left, right] = [mac(hosts[0])?, mac(hosts[1])?];
+        self.start_direction(plan, left, (LEFT, RIGHT), folder)?;
+        let back = Plan { seed: plan.seed ^ 0x5555_aaaa, ..plan };
+        self.start_direction(back, right, (RIGHT, LEFT), folder)
+    }
+
+    fn start_direction(
         &mut self,
         plan: Plan,
-        from: &'static str,
-        to: &'static str,
+        sender: [u8; 6],
+        (from, to): (&str, &str),
         folder: &Path,
     ) -> Result<()> {
         let capture = folder.join(format!("from-{from}.pcap"));
         let (path, stop) = (capture.clone(), Arc::clone(&self.stop));
         let forwarded = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&forwarded);
-        let forwarder = self.middle.enter(|| Forwarder::open(plan, from, to, &path, count))??;
+        let open = || Forwarder::open(plan, sender, (from, to), &path, count);
+        let forwarder = self.middle.enter(open)??;
         let thread = std::thread::Builder::new()
             .name(format!("link-{from}"))
             .spawn(move || forwarder.run(&stop))?;
@@ -138,15 +191,13 @@ impl EmulatedPair {
         self.running.iter().map(|d| d.forwarded.load(Ordering::Relaxed)).sum()
     }
 
-    /// The namespace in the middle, whose interfaces `left` and `right` lead to the hosts: where
-    /// somebody on the path would sit.
+    /// The namespace.
     #[must_use]
     pub fn middle(&self) -> &Netns {
         &self.middle
     }
 
     /// Waits until nothing was forwarded for `quiet`, then stops the link and tells what it did.
-    /// The hosts stay; nothing they send arrives any more.
     ///
     /// # Errors
     /// When a direction failed.
@@ -170,7 +221,7 @@ impl EmulatedPair {
     }
 }
 
-impl Drop for EmulatedPair {
+impl Drop for EmulatedLink {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for direction in self.running.drain(..) {
@@ -179,28 +230,15 @@ impl Drop for EmulatedPair {
     }
 }
 
-/// One host, joined to the middle by a veth whose middle end is named `port`.
-fn host(middle: &Netns, port: &str, tag: &str, number: u8, mtu: u32) -> Result<End> {
-    let netns = Netns::new(tag)?;
-    let dev = End::INTERFACE;
-    let mtu_text = mtu.to_string();
-    let peer = ["type", "veth", "peer", "name", dev, "netns", netns.name()];
-    middle.ip(&[&["link", "add", port, "mtu", &mtu_text][..], &peer].concat())?;
-    middle.ip(&["link", "set", port, "up"])?;
-    let off = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
-    netns.cmd("ethtool").args(["-K", dev]).args(off).check()?;
-    middle.cmd("ethtool").args(["-K", port]).args(off).check()?;
-    End::configure(netns, number, mtu)
-}
-
-#[derive(Clone, Copy)]
-struct Plan {
-    faults: Faults,
-    seed: u64,
-    mtu: u32,
-    /// The MAC address of the host that sends. A packet socket also sees what others send out of
-    /// its interface: the opposite direction's frames, which must not turn back.
-    sender: [u8; 6],
+/// What a link does.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// To the frames of each direction.
+    pub faults: Faults,
+    /// Decides which frames.
+    pub seed: u64,
+    /// Of all interfaces, in bytes.
+    pub mtu: u32,
 }
 
 fn mac(text: &str) -> Result<[u8; 6]> {
@@ -213,11 +251,13 @@ fn mac(text: &str) -> Result<[u8; 6]> {
 
 /// One direction of the link.
 struct Forwarder {
+    /// The MAC address of the host that sends. A packet socket also sees what others send out of
+    /// its interface: the opposite direction's frames, which must not turn back.
     sender: [u8; 6],
     dice: Dice,
     rx: Box<dyn DataLinkReceiver>,
     tx: Box<dyn DataLinkSender>,
-    capture: PcapWriter<BufWriter<File>>,
+    capture: Capture,
     queue: Queue,
     tally: Tally,
     started: Instant,
@@ -227,21 +267,19 @@ struct Forwarder {
 impl Forwarder {
     fn open(
         plan: Plan,
-        from: &str,
-        to: &str,
+        sender: [u8; 6],
+        (from, to): (&str, &str),
         path: &Path,
         forwarded: Arc<AtomicU64>,
     ) -> Result<Self> {
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let (_, rx) = packet_socket(from, plan.mtu)?;
         let (tx, _) = packet_socket(to, plan.mtu)?;
         Ok(Self {
-            sender: plan.sender,
+            sender,
             dice: Dice::new(plan.seed, plan.faults),
             rx,
             tx,
-            capture: PcapWriter::new(BufWriter::new(file))?,
+            capture: Capture::create(path)?,
             queue: Queue::new(plan.faults),
             tally: Tally::default(),
             started: Instant::now(),
@@ -255,7 +293,7 @@ impl Forwarder {
                 Ok(frame) if frame.get(6..12) != Some(&self.sender) => {}
                 Ok(frame) => {
                     let frame = frame.to_vec();
-                    self.take(frame)?;
+                    self.take(frame);
                 }
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::TimedOut) => {}
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::Interrupted) => {}
@@ -263,23 +301,24 @@ impl Forwarder {
             }
             self.send_due();
         }
+        self.tally.reordered = self.queue.overtaken();
+        self.capture.finish()?;
         Ok(self.tally)
     }
 
-    fn take(&mut self, mut frame: Vec<u8>) -> Result<()> {
+    fn take(&mut self, mut frame: Vec<u8>) {
         let Some(roce) = Roce::find(&frame) else {
             self.tally.other += 1;
             self.queue.push(frame, 0, Instant::now());
-            return Ok(());
+            return;
         };
         self.tally.roce_in += 1;
-        let length = u32::try_from(frame.len())?;
-        self.capture.write_packet(&PcapPacket::new(self.started.elapsed(), length, &frame))?;
+        self.capture.add(self.started.elapsed(), &frame);
         let fate = self.dice.roll();
         if fate.lost {
             self.tally.lost += 1;
             self.queue.passed();
-            return Ok(());
+            return;
         }
         if let Some(bit) = fate.flipped_bit {
             roce.flip(&mut frame, bit);
@@ -289,7 +328,6 @@ impl Forwarder {
             roce.mark(&mut frame);
             self.tally.marked += 1;
         }
-        self.tally.reordered += u64::from(fate.overtaken_by > 0);
         if fate.duplicated {
             self.tally.duplicated += 1;
             self.tally.roce_out += 1;
@@ -297,7 +335,6 @@ impl Forwarder {
         }
         self.tally.roce_out += 1;
         self.queue.push(frame, fate.overtaken_by, Instant::now());
-        Ok(())
     }
 
     fn send_due(&mut self) {

@@ -11,6 +11,7 @@ const PATIENCE: Duration = Duration::from_millis(1);
 struct Held {
     frame: Vec<u8>,
     overtakers_left: u64,
+    overtaken: bool,
     until: Instant,
 }
 
@@ -22,6 +23,7 @@ pub(super) struct Queue {
     held: Vec<Held>,
     /// When the transmitter is free again, where there is a rate.
     free_at: Option<Instant>,
+    overtaken: u64,
 }
 
 impl Queue {
@@ -32,15 +34,26 @@ impl Queue {
             ready: VecDeque::new(),
             held: Vec::new(),
             free_at: None,
+            overtaken: 0,
         }
+    }
+
+    /// Frames that a later one really went past.
+    pub(super) fn overtaken(&self) -> u64 {
+        self.overtaken
     }
 
     /// A frame came in at `now` that so many later ones shall overtake.
     pub(super) fn push(&mut self, frame: Vec<u8>, overtaken_by: u64, now: Instant) {
         if overtaken_by > 0 {
             let until = now + self.delay + PATIENCE;
-            self.held.push(Held { frame, overtakers_left: overtaken_by, until });
+            let held = Held { frame, overtakers_left: overtaken_by, overtaken: false, until };
+            self.held.push(held);
             return;
+        }
+        for held in &mut self.held {
+            self.overtaken += u64::from(!held.overtaken);
+            held.overtaken = true;
         }
         self.ready.push_back((now + self.delay, frame));
         self.passed();
@@ -102,6 +115,7 @@ mod tests {
             queue.push(vec![name], 0, now);
         }
         assert_eq!(drain(&mut queue, now), [2, 3, 1, 4, 5]);
+        assert_eq!(queue.overtaken(), 1);
     }
 
     #[test]
@@ -111,6 +125,7 @@ mod tests {
         queue.push(vec![1], 2, now);
         assert!(drain(&mut queue, now).is_empty());
         assert_eq!(drain(&mut queue, now + PATIENCE), [1]);
+        assert_eq!(queue.overtaken(), 0);
     }
 
     #[test]

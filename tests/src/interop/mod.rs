@@ -5,16 +5,18 @@
 //! is anything that implements [`Peer`]. The suite is the same for all; where a peer is known to
 //! answer otherwise than the specification has it, the case says so.
 
+pub mod card;
 pub mod cases;
+mod evidence;
 pub mod rivals;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{OverV6, Place};
+use crate::place::{Node, OverV6, Place, active_mtu};
 use crate::programs::{Dialogue, Transcript};
 use crate::{checker, interrupt, native};
 pub use cases::Case;
@@ -41,6 +43,9 @@ pub trait Peer: Place {
 
     /// What its kernel or scripts wrote, for the reader of a failure.
     fn log(&self) -> String;
+
+    /// Counters and queue pairs of its device at this moment, for the reader of a stall.
+    fn state(&self) -> String;
 }
 
 /// The programs of the suite that are built here, and the folder they are in.
@@ -117,22 +122,38 @@ pub struct Outcome {
 
 /// Our NIC and a peer, ready to talk.
 pub struct Contest<'a> {
-    ours: &'a dyn Place,
+    ours: &'a Node,
     peer: &'a dyn Peer,
-    over_v6: [OverV6<'a>; 2],
+    /// Where both have an IPv6 address.
+    over_v6: Option<[OverV6<'a>; 2]>,
 }
 
 impl<'a> Contest<'a> {
     /// Looks the IPv6 addresses of both up.
     ///
     /// # Errors
-    /// When one has none, or its device cannot be asked.
-    pub fn new(ours: &'a dyn Place, peer: &'a dyn Peer) -> Result<Self> {
-        let over_v6 = [
-            OverV6::global(ours).context("our side of IPv6")?,
-            OverV6::global(peer).context("the peer's side of IPv6")?,
-        ];
+    /// When a device cannot be asked.
+    pub fn new(ours: &'a Node, peer: &'a dyn Peer) -> Result<Self> {
+        let over_v6 = match (OverV6::global(ours)?, OverV6::global(peer)?) {
+            (Some(ours), Some(peer)) => Some([ours, peer]),
+            _ => None,
+        };
         Ok(Self { ours, peer, over_v6 })
+    }
+
+    /// The kinds of packets that both sides can have. The others are named on standard error.
+    ///
+    /// # Errors
+    /// When a device cannot be asked.
+    pub fn possible(&self, wires: &[Wire]) -> Result<Vec<Wire>> {
+        let largest = active_mtu(self.ours)?.min(active_mtu(self.peer)?);
+        let (can, cannot): (Vec<_>, Vec<_>) = wires
+            .iter()
+            .partition(|wire| wire.path_mtu <= largest && (!wire.v6 || self.over_v6.is_some()));
+        for wire in cannot {
+            eprintln!("skipped: {wire} (path MTU {largest}, IPv6: {})", self.over_v6.is_some());
+        }
+        Ok(can)
     }
 
     /// Runs cases over one kind of packets, each in all roles that it asks for, and goes on behind
@@ -162,18 +183,24 @@ impl<'a> Contest<'a> {
     }
 
     fn one(&self, case: &Case, wire: Wire, role: Role) -> Result<()> {
-        let sides: [&dyn Place; 2] = match wire.v6 {
-            true => [&self.over_v6[0], &self.over_v6[1]],
-            false => [self.ours, self.peer],
+        let sides: [&dyn Place; 2] = match (&self.over_v6, wire.v6) {
+            (Some([ours, peer]), true) => [ours, peer],
+            (None, true) => bail!("one of the devices has no IPv6 address"),
+            (_, false) => [self.ours, self.peer],
         };
-        let transcript = self.talk(&case.dialogue(wire.path_mtu), sides, role)?;
+        let (dialogue, more) = (case.dialogue(wire.path_mtu), case.peer_args(self.peer.kind()));
+        let dialogue = match role {
+            Role::Client => dialogue.server(more),
+            Role::Server => dialogue.client(more),
+        };
+        let transcript = self.talk(&dialogue, sides, role)?;
         case.check(&transcript, self.peer.kind(), role).with_context(|| shown(&transcript))
     }
 
     fn talk(&self, dialogue: &Dialogue, sides: [&dyn Place; 2], role: Role) -> Result<Transcript> {
         let [ours, peer] = sides;
         let (server, client) = if role == Role::Client { (peer, ours) } else { (ours, peer) };
-        dialogue.run(server, client)
+        evidence::when_slow(self.ours, self.peer, || dialogue.run(server, client))
     }
 }
 

@@ -27,6 +27,12 @@ impl Peer for Guest {
     fn log(&self) -> String {
         self.console()
     }
+
+    fn state(&self) -> String {
+        let ask = "rdma resource show qp; ip -s link show eth0; netstat -s 2>/dev/null; \
+             cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . *; dmesg | tail -n 20";
+        self.run(ask).map_or_else(|error| format!("{error:#}"), |output| output.stdout)
+    }
 }
 
 /// The guest's end of the wire is a tap, which is our NIC's interface.

@@ -42,6 +42,8 @@ pub struct Dialogue {
     pub program: String,
     /// Arguments of both ends.
     pub args: Vec<String>,
+    /// Arguments of the server alone.
+    pub server_args: Vec<String>,
     /// Arguments of the client alone.
     pub client_args: Vec<String>,
     /// How long either end may run.
@@ -81,7 +83,15 @@ impl Dialogue {
             name => panic!("{name} belongs to no known family of programs"),
         };
         let limit = Duration::from_secs(30);
-        Self { family, program, args: words.collect(), client_args: Vec::new(), limit }
+        let (server_args, client_args) = (Vec::new(), Vec::new());
+        Self { family, program, args: words.collect(), server_args, client_args, limit }
+    }
+
+    /// Adds arguments of the server alone.
+    #[must_use]
+    pub fn server(mut self, line: &str) -> Self {
+        self.server_args.extend(line.split_whitespace().map(str::to_owned));
+        self
     }
 
     /// Adds arguments of the client alone.
@@ -172,6 +182,7 @@ impl Dialogue {
             Family::Iperf3 => line.extend(["-s".into(), "-1".into()]),
             Family::Perftest | Family::Pingpong | Family::Qperf => {}
         }
+        line.extend(self.server_args.iter().cloned());
         line
     }
 
@@ -203,7 +214,11 @@ impl Dialogue {
 impl fmt::Display for Dialogue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.program)?;
-        self.args.iter().chain(&self.client_args).try_for_each(|arg| write!(f, " {arg}"))
+        self.args
+            .iter()
+            .chain(&self.server_args)
+            .chain(&self.client_args)
+            .try_for_each(|arg| write!(f, " {arg}"))
     }
 }
 

@@ -24,6 +24,9 @@ const COMMAND: Duration = Duration::from_secs(60);
 /// Kernel arguments that save time under emulation and keep the interface names predictable.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet nokaslr mitigations=off cryptomgr.notests \
      random.trust_cpu=on tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 net.ifnames=0";
+/// Options of QEMU's network device that take all offloads from the guest.
+const NO_OFFLOADS: &str = ",csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,\
+     guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off";
 
 /// What machine to make.
 #[derive(Clone, Debug)]
@@ -41,6 +44,9 @@ pub struct Machine {
     pub memory: u32,
     /// Processors.
     pub cpus: u32,
+    /// Whether the host may finish what the guest leaves undone: segments and checksums. Without,
+    /// every frame on the tap is what a real link would carry.
+    pub offloads: bool,
 }
 
 impl Machine {
@@ -55,6 +61,7 @@ impl Machine {
             mtu: 4200,
             memory: 512,
             cpus: 1,
+            offloads: true,
         }
     }
 }
@@ -147,6 +154,12 @@ impl Guest {
         Ok(())
     }
 
+    /// The MAC address of its wire.
+    #[must_use]
+    pub fn mac(&self) -> String {
+        mac_of(self.link.port)
+    }
+
     /// What the guest's kernel and scripts wrote.
     #[must_use]
     pub fn console(&self) -> String {
@@ -226,6 +239,7 @@ fn qemu(image: &Image, machine: &Machine, port: u16, console: &Path, mac: String
         machine.addresses.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect();
     let arguments =
         format!("{KERNEL_ARGUMENTS} peer.address={} peer.mtu={}", addresses.join(","), machine.mtu);
+    let offloads = if machine.offloads { "" } else { NO_OFFLOADS };
     Cmd::new("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35,usb=off,hpet=off"])
         .args(["-smp", &machine.cpus.to_string(), "-m", &machine.memory.to_string()])
@@ -238,7 +252,10 @@ fn qemu(image: &Image, machine: &Machine, port: u16, console: &Path, mac: String
         .arg(&image.initrd)
         .args(["-append", &arguments])
         .args(["-netdev", &format!("tap,id=wire,ifname={},script=no,downscript=no", machine.tap)])
-        .args(["-device", &format!("virtio-net-pci,netdev=wire,mac={mac},host_mtu=9000,romfile=")])
+        .args([
+            "-device",
+            &format!("virtio-net-pci,netdev=wire,mac={mac},host_mtu=9000,romfile={offloads}"),
+        ])
         .args([
             "-netdev",
             &format!(

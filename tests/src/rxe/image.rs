@@ -20,7 +20,7 @@ use crate::paths;
 use crate::process::Cmd;
 
 /// What the guest is made of; apt adds the libraries.
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 12] = [
     "linux-image-amd64",
     "busybox-static",
     "iproute2",
@@ -32,6 +32,7 @@ const PACKAGES: [&str; 11] = [
     "qperf",
     "iperf3",
     "tcpdump",
+    "dropbear-bin",
 ];
 
 /// What those packages depend on and a guest without an init system does not use.
@@ -63,7 +64,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             "tcpdump",
         ],
     ),
-    ("usr/sbin", &["rdma"]),
+    ("usr/sbin", &["rdma", "dropbear"]),
 ];
 
 /// Kernel modules loaded at boot. rxe needs a crc32 that it does not name as a dependency.

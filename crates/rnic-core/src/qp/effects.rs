@@ -194,6 +194,7 @@ impl Qp {
         }
     }
 
+    #[inline]
     fn check_key<T: Tap>(
         &self,
         ctx: &Ctx<'_, T>,

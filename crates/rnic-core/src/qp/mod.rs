@@ -20,6 +20,7 @@ pub(crate) mod sq;
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
 use crate::planted::Rule;
+use crate::profile::Profile;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
 use requester::Requester;
@@ -166,7 +167,8 @@ impl Qp {
     }
 
     /// Takes over a resolved path. One source port per QP, so that ECMP keeps the order.
-    pub(crate) fn set_path(&mut self, mut path: Path) {
+    pub(crate) fn set_path(&mut self, profile: Profile, mut path: Path) {
+        path.flow.tos = profile.tos(path.flow.tos);
         if path.flow.sport == 0 {
             let label = match path.attr.flow_label {
                 0 => flow_label_from_qpns(self.qpn, self.dest_qpn()),
@@ -189,7 +191,7 @@ impl Qp {
         self.attr = attr;
         self.attr.cur_state = to;
         if let Some(path) = path {
-            self.set_path(path);
+            self.set_path(ctx.shared.config.profile, path);
         }
         match (from, to) {
             (_, QpState::Reset) if Rule::ResetEmpties.applies() => self.reset(ctx.shared),

@@ -5,7 +5,7 @@
 //! cursor to `una`; nothing else is needed.
 
 use super::Qp;
-use super::segment::{Segment, Source, segment};
+use super::segment::{Pace, Segment, Source, segment};
 use super::sq::{FetchRules, Wr};
 use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
@@ -39,6 +39,9 @@ pub(crate) struct Requester {
     /// Retries left until progress.
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
+    /// Timeouts since progress, and the nanoseconds they took.
+    pub(crate) fired: u8,
+    pub(crate) waited: u64,
     /// Waiting out an RNR NAK: nothing is sent.
     pub(crate) in_rnr_wait: bool,
     /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
@@ -73,6 +76,7 @@ impl Requester {
         if Rule::ProgressReloadsRnrRetries.applies() {
             self.rnr_retries = attr.rnr_retry;
         }
+        (self.fired, self.waited) = (0, 0);
         self.implied_at = None;
         self.rnr_echo_due = false;
     }
@@ -133,6 +137,7 @@ impl Qp {
             return false;
         }
         let window = self.window(&ctx.shared.config);
+        let pace = Pace { window, ack_interval: ctx.shared.config.profile.ack_interval(window) };
         let mut cursor = self.requester.cursor;
         let mut reads = self.requester.reads;
         self.sq.look(&ctx.shared.clients, self.client_slot);
@@ -158,7 +163,7 @@ impl Qp {
             if full && Rule::Window.applies() || !self.may_go(wr, cursor, reads) {
                 return false;
             }
-            let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, window);
+            let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, pace);
             let again = next.psn.distance_from(self.requester.max_psn) < 0;
             next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
             if !budget.take(&next) {

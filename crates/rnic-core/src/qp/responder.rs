@@ -144,6 +144,12 @@ impl Responder {
         }
     }
 
+    /// Is there anything to answer?
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.ack.is_some() || self.replies.len() > 0
+    }
+
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far.
     pub(super) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {

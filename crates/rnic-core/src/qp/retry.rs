@@ -5,32 +5,40 @@ use super::completer::Answer;
 use super::requester::Cursor;
 use crate::event::{Event, RewindCause, Tap};
 use crate::planted::{Bug, Rule};
+use crate::profile::Profile;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, WcStatus};
 use roce_wire::headers::rnr_timer_ns;
 
 /// RNR retry count that means "for ever".
 const RNR_FOR_EVER: u8 = 7;
-/// Nanoseconds of timeout exponent 0.
-const TIMEOUT_UNIT: u64 = 4096;
 
 impl Qp {
     /// Nanoseconds until the local ACK timeout fires, which may be up to four times what the
     /// attribute says; `None` when it never does.
-    fn ack_timeout(&self) -> Option<u64> {
+    fn ack_timeout(&self, profile: Profile) -> Option<u64> {
         match self.attr.timeout {
             0 if Rule::TimeoutZeroIsNever.applies() => None,
             exponent => {
-                let timeout = TIMEOUT_UNIT << exponent.min(31);
+                let timeout = profile.timeout(exponent);
                 let range = if Rule::TimeoutRange.applies() { timeout } else { timeout / 4 };
-                Some(range + range / 2)
+                Some(profile.wait(range, self.requester.fired))
             }
         }
     }
 
+    /// May it not go back once more?
+    fn is_out_of_retries(&self, profile: Profile, cause: RewindCause) -> bool {
+        if cause == RewindCause::Timeout && profile.retries_by_time() {
+            let patience = profile.timeout(self.attr.timeout) * u64::from(self.attr.retry_cnt);
+            return self.requester.waited >= patience;
+        }
+        self.requester.retries == 0
+    }
+
     /// Starts the ACK timer over while something is outstanding, stops it otherwise.
     pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        match self.ack_timeout() {
+        match self.ack_timeout(ctx.shared.config.profile) {
             Some(timeout) if self.requester.is_waiting() => {
                 let deadline = ctx.now.after_nanos(timeout);
                 ctx.set_deadline(self, deadline);
@@ -59,6 +67,9 @@ impl Qp {
         } else if self.requester.is_waiting() || !Rule::TimerStops.applies() {
             self.counters.timeouts += 1;
             ctx.shared.counters.local_ack_timeout_err += 1;
+            let waited = self.ack_timeout(ctx.shared.config.profile).unwrap_or(0);
+            self.requester.waited = self.requester.waited.saturating_add(waited);
+            self.requester.fired = self.requester.fired.saturating_add(1);
             if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
                 self.fail_request(ctx, status);
             }
@@ -68,11 +79,13 @@ impl Qp {
     /// Goes back to the oldest unacknowledged packet, if the retries allow it.
     fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
         let ends = Rule::RetriesEnd.applies() && !Bug::RetryNeverEnds.is_planted();
-        if self.requester.retries == 0 && ends {
+        let profile = ctx.shared.config.profile;
+        if ends && self.is_out_of_retries(profile, cause) {
             ctx.shared.counters.req_retry_exceeded += 1;
             return Answer::Fail(WcStatus::RetryExcErr);
         }
-        if costs_retry(cause, self.attr.retry_cnt) {
+        let by_time = cause == RewindCause::Timeout && profile.retries_by_time();
+        if !by_time && costs_retry(cause, self.attr.retry_cnt) {
             self.requester.retries = self.requester.retries.saturating_sub(1);
         }
         self.rewind(ctx, cause);

@@ -69,6 +69,11 @@ impl RecvQueue {
         self.ring.available(self.producer).unwrap_or(0)
     }
 
+    /// Receive WQEs for messages that are not complete, as far as the producer index was seen.
+    pub(crate) fn credits(&self) -> u32 {
+        self.waiting() + u32::from(self.current.is_some())
+    }
+
     /// SGEs of the WQE in use.
     pub(crate) fn sges(&self) -> &[Sge] {
         &self.sges

@@ -56,6 +56,15 @@ impl Segment {
     }
 }
 
+/// How far a queue pair may run ahead of its peer's answers, in packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Packets that may be unacknowledged: a power of two.
+    pub(crate) window: u32,
+    /// Packets of a long message after which an ACK is asked for: a power of two.
+    pub(crate) ack_interval: u32,
+}
+
 /// Packets of a READ that one request asks for, at most: a READ beyond half the window is asked for
 /// in pieces, so that its response cannot overrun the requester. To the responder each piece is a
 /// READ of its own.
@@ -64,9 +73,9 @@ pub(crate) fn read_piece(window: u32) -> u32 {
 }
 
 /// The packet of `wr` with this PSN. For a READ that was partly answered it asks for the rest (of
-/// its piece). `window` is a power of two.
+/// its piece).
 #[inline]
-pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> Segment {
+pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Segment {
     let k = wr.packet_of(psn);
     let offset = k * mtu;
     let source = Source::Request { index, offset };
@@ -76,7 +85,7 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> S
             WrOpcode::FetchAdd => Opcode::RcFetchAdd,
             _ => Opcode::RcReadRequest,
         };
-        let piece = read_piece(window);
+        let piece = read_piece(pace.window);
         let span = (piece - k % piece).min(wr.packets - k);
         return Segment { span, ..Segment::new(source, opcode, psn, 0) };
     }
@@ -95,13 +104,8 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, window: u32) -> S
     let solicited = wr.control.flags.contains(SendFlags::SOLICITED)
         && (ends && consumes || !Rule::SolicitedAtEnd.applies());
     // The last packet of each message asks for an ACK, long messages ask on the way.
-    let on_the_way = psn.value() & (ack_interval(window) - 1) == 0;
+    let on_the_way = psn.value() & (pace.ack_interval - 1) == 0;
     let ack_req =
         ends && Rule::AckReqAtEnd.applies() || on_the_way && Rule::AckReqOnTheWay.applies();
     Segment { source, opcode, psn, ack_req, solicited, len, span: 1 }
-}
-
-/// Packets of a long message after which an ACK is asked for.
-fn ack_interval(window: u32) -> u32 {
-    (window / 4).max(1)
 }

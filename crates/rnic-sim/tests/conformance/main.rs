@@ -7,6 +7,7 @@ mod drops;
 mod duplicates;
 mod memory;
 mod objects;
+mod profiles;
 mod read_responses;
 mod refusals;
 mod requests;

@@ -11,6 +11,7 @@ mod message;
 mod traffic;
 
 use rnic_core::counters::Counters;
+use rnic_core::profile::Profile;
 use rnic_sim::link::{FaultCounts, Faults};
 use rnic_sim::rng::Rng;
 use rnic_sim::sweep;
@@ -176,6 +177,8 @@ fn corruption() {
 #[test]
 fn congestion() {
     let sum = run(6, |plan, rng| {
+        // Only ConnectX's packets can be marked when the application does not ask for it.
+        plan.profiles = [Profile::ConnectX, rng.pick(&[Profile::ConnectX, Profile::Spec])];
         plan.faults.mark = some(rng, 500_000);
         plan.faults.jitter = rng.below(50_000);
         plan.faults.ps_per_byte = rng.pick(&[80, 800, 8_000]);
@@ -210,6 +213,28 @@ fn everything_at_once() {
     });
     sum.happened("harm", |s| s.faults.harmed());
     sum.happened("retransmissions", |s| s.counters.retransmitted_packets);
+}
+
+/// Everything that can go wrong, with ConnectX's habits on one end or on both.
+#[test]
+fn connectx_with_itself_and_with_others() {
+    use Profile::{ConnectX, Spec};
+    let sum = run(11, |plan, rng| {
+        plan.profiles = rng.pick(&[[ConnectX; 2], [ConnectX, Spec], [Spec, ConnectX]]);
+        plan.faults = Faults {
+            loss: some(rng, 30_000),
+            duplicate: some(rng, 50_000),
+            reorder: some(rng, 50_000),
+            reorder_by: 1_000 + rng.below(50_000),
+            ..plan.faults
+        };
+        plan.receive_delay = rng.pick(&[0, 0, 300_000]);
+    });
+    sum.happened("losses", |s| s.faults.lost);
+    sum.happened("reordering", |s| s.faults.reordered);
+    sum.happened("timeouts", |s| s.counters.local_ack_timeout_err);
+    sum.happened("NAKs", |s| s.counters.packet_seq_err);
+    sum.happened("RNR NAKs", |s| s.counters.rcvd_rnr_err);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::flow::{Flow, SharedWord};
 use crate::message::INLINE;
 use rnic_abi::verbs::{AccessFlags, QpState};
 use rnic_core::counters::Counters;
+use rnic_core::profile::Profile;
 use rnic_sim::link::{FaultCounts, Faults};
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
@@ -38,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) ending: Ending,
     /// Chance per step that a send queue is paused (SQD) or resumed.
     pub(crate) pauses: u32,
+    /// Whose habits the two hosts have.
+    pub(crate) profiles: [Profile; 2],
     connections: usize,
     path_mtu: u8,
     messages: u64,
@@ -63,6 +66,7 @@ impl Plan {
             receive_delay: 0,
             ending: Ending::Clean,
             pauses: 0,
+            profiles: [Profile::Spec; 2],
             connections,
             path_mtu: rng.pick(&[1, 1, 2, 3, 4, 5]),
             messages: MESSAGES / (2 * connections as u64),
@@ -136,6 +140,7 @@ impl Traffic {
         let config = WorldConfig {
             seed: plan.seed,
             faults: plan.faults,
+            profiles: plan.profiles.to_vec(),
             ..WorldConfig::random_pair(rng.word())
         };
         let mut world = World::new(&config);

@@ -93,7 +93,7 @@ pub(super) fn status(target: &Target) -> Result<String> {
         .collect();
     let mut text = format!(
         "rnicd {}, process {}, up {} s, socket {}\n\
-         device {}, interface {}, packet I/O {}\n\
+         device {}, interface {}, packet I/O {}, profile {}\n\
          port {state}, path MTU {}, interface MTU {}\n\
          GIDs {}\n\
          {} queue pairs, {} completion queues, {} memory regions\n\n",
@@ -104,6 +104,7 @@ pub(super) fn status(target: &Target) -> Result<String> {
         get("/device"),
         get("/netdev"),
         get("/io"),
+        get("/profile"),
         get("/port/active_mtu"),
         get("/port/netdev_mtu"),
         gids.join(", "),
@@ -128,11 +129,13 @@ pub(super) fn devices(target: &Target) -> Result<String> {
     };
     let mut rows = Vec::new();
     for client in &clients {
+        let profile = client.inspect(Inspect::Status)?["profile"].clone();
         for device in client.devices()? {
             let guid = device.node_guid.map(|byte| format!("{byte:02x}")).concat();
             rows.push(json!({
                 "device": device.name,
                 "netdev": device.netdev,
+                "profile": profile,
                 "node_guid": guid,
                 "fw_version": device.fw_version,
                 "socket": client.path,
@@ -145,6 +148,7 @@ pub(super) fn devices(target: &Target) -> Result<String> {
     let columns = [
         ("DEVICE", "device"),
         ("INTERFACE", "netdev"),
+        ("PROFILE", "profile"),
         ("NODE GUID", "node_guid"),
         ("SOCKET", "socket"),
     ];

@@ -27,24 +27,28 @@ fn the_command_line_of_the_documentation_is_understood() {
         "--mode",
         "0660",
         "--busy-poll",
+        "--profile",
+        "connectx",
     ]))
     .unwrap();
     assert_eq!(config.device, "nic7");
     assert_eq!((config.io, config.xdp_mode), (Io::Udp, XdpMode::ZeroCopy));
     assert_eq!(config.addresses.len(), 2);
     assert_eq!((config.mode, config.idle), (0o660, Idle::Busy));
+    assert_eq!(config.profile, Profile::ConnectX);
 }
 
 #[test]
 fn the_command_line_wins_over_the_file() {
     let path = std::env::temp_dir().join(format!("rnicd-config-{}.toml", std::process::id()));
-    let text = "device = 'a'\nio = 'udp'\nspin = 7\nsocket = '/s'\n[quota]\nqps = 3\n";
+    let text = "device = 'a'\nio = 'udp'\nspin = 7\nprofile = 'connectx'\nsocket = '/s'\n[quota]\nqps = 3\n";
     std::fs::write(&path, text).unwrap();
     let name = path.to_str().unwrap().to_owned();
     let config = Config::resolve(args(&["--config", &name, "--device", "b"])).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(config.device, "b");
     assert_eq!((config.io, config.spin), (Io::Udp, Duration::from_micros(7)));
+    assert_eq!(config.profile, Profile::ConnectX);
     assert_eq!((config.quota.qps, config.quota.cqs), (3, Quota::default().cqs));
     assert_eq!(config.socket, PathBuf::from("/s"));
 }

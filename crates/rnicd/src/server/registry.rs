@@ -1,6 +1,6 @@
 //! What all sessions share.
 
-use crate::config::{Config, Quota};
+use crate::config::{Config, Profile, Quota};
 use crate::net::Network;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Crew;
@@ -23,6 +23,8 @@ pub(crate) struct Service {
     pub(crate) quota: Quota,
     /// Packet I/O in words.
     pub(crate) io: String,
+    /// Whose habits the device has.
+    pub(crate) profile: Profile,
     /// Who is here.
     pub(crate) registry: Registry,
     /// When the daemon started.
@@ -195,6 +197,7 @@ impl Service {
             "device": self.device.name,
             "netdev": self.device.netdev,
             "io": self.io,
+            "profile": self.profile.name(),
             "port": {
                 "active": port.active,
                 "active_mtu": 128u32 << port.active_mtu,

@@ -1,7 +1,7 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
 use super::{Registry, Service, serve};
-use crate::config::{Config, Io, Quota, XdpMode};
+use crate::config::{Config, Io, Profile, Quota, XdpMode};
 use crate::inspect;
 use crate::net::{NetConfig, Network};
 use crate::shard::{Crew, Message};
@@ -47,6 +47,7 @@ impl Daemon {
             crew,
             quota,
             io: "loopback".into(),
+            profile: Profile::Spec,
             registry: Registry::new().unwrap(),
             started: Instant::now(),
             stop: EventFd::new().unwrap(),

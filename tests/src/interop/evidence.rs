@@ -1,0 +1,56 @@
+//! What both sides know when a dialogue makes no progress: it is gone once the programs have ended.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::Peer;
+use crate::place::Node;
+use crate::process::Cmd;
+
+/// No case of the suite takes half of this, on a busy machine.
+const SLOW: Duration = Duration::from_secs(40);
+/// How long the wire is listened to.
+const LISTEN: Duration = Duration::from_secs(2);
+
+/// Does `work`. When it takes too long, what both sides know is printed while it goes on.
+pub(super) fn when_slow<T>(ours: &Node, peer: &dyn Peer, work: impl FnOnce() -> T) -> T {
+    let (done, waiting) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if waiting.recv_timeout(SLOW) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("no end after {SLOW:?}\n{}", collect(ours, peer));
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+fn collect(ours: &Node, peer: &dyn Peer) -> String {
+    let rnic = |args: &[&str]| {
+        let cmd = Cmd::new(ours.dist.bin("rnic")).args(args);
+        cmd.env("RNIC_SOCKET", ours.daemon.socket())
+    };
+    let ask = |what| shown(rnic(&[what, "--json"]).limit(Duration::from_secs(5)).check());
+    let state = || {
+        let (qps, counters) = (ask("qp"), ask("counters"));
+        format!("our QPs: {qps}\nour counters: {counters}\nthe peer:\n{}", peer.state())
+    };
+    // Before and after: what changes is what is still tried.
+    let before = state();
+    let frames = shown(listen(&rnic(&["capture"])));
+    format!("{before}\nframes of {LISTEN:?}:\n{frames}\n{}", state())
+}
+
+fn listen(capture: &Cmd) -> Result<String> {
+    let running = capture.start()?;
+    std::thread::sleep(LISTEN);
+    Ok(running.stdout())
+}
+
+fn shown(said: Result<String>) -> String {
+    said.unwrap_or_else(|error| format!("{error:#}"))
+}
