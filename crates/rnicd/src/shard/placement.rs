@@ -28,6 +28,8 @@ pub(crate) struct Placement {
     strangers: bool,
     /// Others compute on the shared CPU: nobody gives way until then.
     crowded: Option<Instant>,
+    /// When that ended last, and how long it was.
+    last_crowd: (Instant, u64),
     away: Away,
 }
 
@@ -60,9 +62,9 @@ const ENOUGH_CPUS: u32 = 4;
 /// A program that answers is done sooner, nanoseconds.
 const LONG_ABSENCE: u64 = 300_000;
 /// When absences take half of so many nanoseconds, the CPU is crowded.
-const WINDOW: u64 = 100_000_000;
-/// After so many nanoseconds it may no longer be.
-const CROWDED_FOR: u64 = 400_000_000;
+const WINDOW: u64 = 20_000_000;
+/// After so many nanoseconds it may no longer be; each time that it still is doubles that.
+const CROWDED_FOR: (u64, u64) = (100_000_000, 3_200_000_000);
 /// The slice of an engine that shares its CPU with nobody it could give way to, nanoseconds: the
 /// shorter the slice, the sooner a waking thread gets the CPU from one that spins.
 const SHORT_SLICE: u64 = 100_000;
@@ -88,6 +90,7 @@ impl Placement {
             looked: Instant::ZERO,
             strangers: false,
             crowded: None,
+            last_crowd: (Instant::ZERO, 0),
             away: Away::default(),
         }
     }
@@ -166,7 +169,13 @@ impl Placement {
     #[inline]
     pub(crate) fn was_away(&mut self, from: Instant, to: Instant, engine: &mut Engine) {
         if self.away.add(from, to) {
-            self.crowded = Some(to.after_nanos(CROWDED_FOR));
+            let (ended, nanos) = self.last_crowd;
+            let is_new = to.as_nanos().saturating_sub(ended.as_nanos()) > nanos;
+            let next = if is_new { 0 } else { nanos * 2 };
+            let nanos = next.clamp(CROWDED_FOR.0, CROWDED_FOR.1);
+            let until = to.after_nanos(nanos);
+            self.crowded = Some(until);
+            self.last_crowd = (until, nanos);
             self.agree(engine);
         }
     }
@@ -220,8 +229,8 @@ mod tests {
     fn a_cpu_is_crowded_when_half_of_the_time_is_lost() {
         let mut away = Away::default();
         let lost: Vec<bool> =
-            (0..60).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000))).collect();
-        assert_eq!(lost.iter().position(|lost| *lost), Some(50));
+            (0..20).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000))).collect();
+        assert_eq!(lost.iter().position(|lost| *lost), Some(10));
     }
 
     #[test]
