@@ -40,9 +40,11 @@ struct Inbox<T> {
     wake: Arc<OwnedFd>,
 }
 
-fn queue<T>(capacity: usize) -> io::Result<(Outbox<T>, Inbox<T>)> {
+/// A queue of so many parcels, of which the buffers of `kept` stay for later ones: what a burst
+/// needed more is given back.
+fn queue<T>((capacity, kept): (usize, usize)) -> io::Result<(Outbox<T>, Inbox<T>)> {
     let (parcels, taken) = bounded(capacity);
-    let (returned, empties) = bounded(capacity);
+    let (returned, empties) = bounded(kept);
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let outbox = Outbox { parcels, empties, wake: Arc::clone(&wake) };
     Ok((outbox, Inbox { parcels: taken, empties: returned, wake }))
@@ -330,10 +332,10 @@ const ARENA_ID: ArenaId = ArenaId(0);
 const ARENA: usize = 2 << 20;
 /// Longest train.
 const LONGEST: usize = 64 * 1024;
-/// Trains on their way to the wire.
-const TRAINS: usize = 256;
-/// Datagrams on their way to a shard.
-const DATAGRAMS: usize = 4096;
+/// Trains on their way to the wire, of up to 64 KiB, and buffers kept for them.
+const TRAINS: (usize, usize) = (256, 64);
+/// Datagrams on their way to a shard, and buffers kept for them.
+const DATAGRAMS: (usize, usize) = (4096, 512);
 /// Trains taken over from one shard between two submits.
 const TRAINS_A_TURN: usize = 32;
 
@@ -430,7 +432,7 @@ mod tests {
         let range = Range { offset: 0, len: 64 };
         let train =
             RxTrain { flow, arena: ArenaId(0), range, segment_len: 64, ip_id: RxIpId::Hidden };
-        for _ in 0..DATAGRAMS + 10 {
+        for _ in 0..DATAGRAMS.0 + 10 {
             inlet.hand_over(&train, &[0; 64]);
         }
         assert_eq!(inlet.lost(), 10);
