@@ -20,8 +20,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::interrupt;
 
 const POLL: Duration = Duration::from_millis(5);
-/// How long output is still collected after the end: a grandchild may hold the pipe open.
-const DRAIN: Duration = Duration::from_millis(500);
+/// How long output is still collected after the end: a grandchild may hold the pipe open, and a
+/// reader may have to wait for a CPU.
+const DRAIN: Duration = Duration::from_secs(3);
 
 /// Whom a command runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
