@@ -45,5 +45,5 @@ impl Default for Quota {
 
 fn half_of_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit)) / 2
+    info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
