@@ -15,7 +15,7 @@ use system_tests::place::{Host, Job, Node, Place};
 use system_tests::programs::Dialogue;
 
 /// Both directions, all operations, sizes up to 1 MiB.
-const CHECKER: &str = "checker -m 1024 -t 2 -x 5";
+const CHECKER: &str = "checker -m 1024 -t 1 -x 5";
 /// Regions of a checker.
 const REGIONS: usize = 7;
 
@@ -91,7 +91,7 @@ fn every_byte_between_two_daemons() -> Result<()> {
     ensure!(seen == vec!["shared"; REGIONS], "memory of the regions: {seen:?}");
     before.returns(&pair.right, Duration::from_secs(10))?;
     // With one that does not share.
-    Dialogue::new("checker -m 1024 -n 500").run(&pair.left, &right)?;
+    Dialogue::new("checker -m 1024 -n 200").run(&pair.left, &right)?;
     pair.stop()
 }
 
