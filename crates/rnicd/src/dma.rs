@@ -52,6 +52,11 @@ impl SystemDma {
         self.spaces[at] = Some(space);
     }
 
+    /// Whether a space is memory that this process maps.
+    pub(crate) fn is_mapped(&self, id: SpaceId) -> bool {
+        matches!(self.spaces.get(id.0 as usize), Some(Some(Space::Mapped(_))))
+    }
+
     /// Forgets a space; accesses to it are faults from now on.
     pub(crate) fn remove(&mut self, id: SpaceId) {
         if let Some(space) = self.spaces.get_mut(id.0 as usize) {

@@ -1,12 +1,19 @@
 //! What `rnic status|qp|mr|cq|counters` show, as JSON.
 
+use crate::dma::SystemDma;
 use crate::shard::Port;
 use rnic_abi::control::Inspect;
 use rnic_core::{CqView, Engine, QpView};
 use serde_json::{Map, Value, json};
 
 /// The objects of one engine: an array's worth of values, or one object for counters.
-pub(crate) fn engine(engine: &Engine, wire: &mut Port, lost: u64, what: Inspect) -> Vec<Value> {
+pub(crate) fn engine(
+    engine: &Engine,
+    dma: &SystemDma,
+    wire: &mut Port,
+    lost: u64,
+    what: Inspect,
+) -> Vec<Value> {
     match what {
         Inspect::Status => vec![totals(engine)],
         Inspect::Qps => engine.qps().map(|view| qp(&view)).collect(),
@@ -22,6 +29,7 @@ pub(crate) fn engine(engine: &Engine, wire: &mut Port, lost: u64, what: Inspect)
                     "length": region.mr.length,
                     "key": region.key,
                     "access": format!("{:?}", region.mr.access),
+                    "memory": if dma.is_mapped(region.mr.space) { "shared" } else { "process" },
                 })
             })
             .collect(),

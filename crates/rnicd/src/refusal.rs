@@ -22,6 +22,7 @@ pub(crate) fn refused_by_kernel(what: &str) -> impl Fn(io::Error) -> Refused {
     move |error| {
         let errno = match error.kind() {
             io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull => libc::ENOMEM,
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => libc::EINVAL,
             _ => error.raw_os_error().unwrap_or(libc::ENOMEM),
         };
         refuse(errno, format!("{what}: {error}"))

@@ -34,6 +34,7 @@ mod rates;
 mod records;
 mod report;
 mod session;
+mod share;
 mod srq;
 mod strings;
 mod stubs;

@@ -1,6 +1,9 @@
 //! Memory regions.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    os::fd::AsFd,
+};
 
 use rnic_abi::{
     control::{Reply, Request},
@@ -16,7 +19,8 @@ use crate::{
     context::Context,
     error::{Errno, Result, code, pointer},
     mr_table::Region,
-    session::Arrived,
+    session::{Arrived, Session},
+    share::{Held, Memory},
     stubs::set_errno,
 };
 
@@ -26,6 +30,8 @@ struct Mr {
     ibv: ibv_mr,
     /// What work requests call its first byte.
     iova: u64,
+    /// Lasts as long as the daemon may touch the memory.
+    _held: Option<Held>,
 }
 
 /// The rights that the NIC knows. Optional ones that it does not know change nothing.
@@ -44,6 +50,27 @@ fn keys_of(reply: Reply, _: Arrived<'_>) -> Option<(u32, u32, u32)> {
     }
 }
 
+/// Asks for a registration of `memory`, or of what `instead` gives when it is a file that the
+/// daemon does not want.
+fn request_keys(
+    session: &Session,
+    request: impl Fn(u64) -> Request,
+    memory: Memory,
+    instead: impl FnOnce() -> Memory,
+) -> Result<((u32, u32, u32), Option<Held>)> {
+    let memory = match memory {
+        Memory::File { file, offset } => {
+            match session.call_with(&request(offset), &[file.as_fd()], keys_of) {
+                Ok(keys) => return Ok((keys, None)),
+                Err(_) if !session.is_gone() => instead(),
+                Err(error) => return Err(error),
+            }
+        }
+        ordinary @ Memory::Ordinary(_) => ordinary,
+    };
+    Ok((session.call(&request(0), keys_of)?, memory.into_held()))
+}
+
 /// # Safety
 /// `pd` is from `ibv_alloc_pd`.
 unsafe fn register(
@@ -58,19 +85,23 @@ unsafe fn register(
     // SAFETY: by contract.
     let context = unsafe { Context::of(ibv_context) };
     let iova = if access & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
-    let request = Request::RegMr {
+    let access = access_flags(access)?;
+    let memory = Memory::of(addr.addr(), length, access);
+    let request = |fd_offset| Request::RegMr {
         pd: pd_handle,
         addr: addr.addr() as u64,
         length: length as u64,
         iova,
-        access: access_flags(access)?,
-        fd_offset: 0,
+        access,
+        fd_offset,
     };
-    let (handle, lkey, rkey) = context.session.call(&request, keys_of)?;
+    let ((handle, lkey, rkey), held) = request_keys(&context.session, request, memory, || {
+        Memory::without_file(addr.addr(), length)
+    })?;
     let region = Region { iova, length: length as u64, address: addr.addr() as u64 };
     context.mrs.insert(lkey, region);
     let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-    Ok(Box::into_raw(Box::new(Mr { ibv, iova })).cast())
+    Ok(Box::into_raw(Box::new(Mr { ibv, iova, _held: held })).cast())
 }
 
 /// Registers memory. NULL and errno on failure.

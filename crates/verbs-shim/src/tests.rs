@@ -5,6 +5,7 @@ mod events;
 mod extended;
 mod fake;
 mod life;
+mod shared;
 mod speed;
 mod table;
 

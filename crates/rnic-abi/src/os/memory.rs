@@ -27,7 +27,18 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 /// `InvalidInput` when `words` is 0 or too large, or `name` contains a zero byte; else what the
 /// kernel says.
 pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
-    let len = bytes(words)?;
+    let fd = reserve(name, bytes(words)?.unsigned_abs())?;
+    let words = Mapping::new(fd.as_fd(), words)?.into_words();
+    Ok((fd, words))
+}
+
+/// Makes a sealed memory file of `len` bytes, none of which takes memory before it is written.
+///
+/// # Errors
+/// `InvalidInput` when `len` is 0 or too large, or `name` contains a zero byte; else what the
+/// kernel says.
+pub fn reserve(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let len = libc::off_t::try_from(len).ok().filter(|len| *len > 0).ok_or_else(impossible_size)?;
     let name = CString::new(name)?;
     let fd = match memfd(&name, libc::MFD_NOEXEC_SEAL) {
         // Before Linux 6.3.
@@ -39,8 +50,7 @@ pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
         check(libc::ftruncate(fd.as_raw_fd(), len))?;
         check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
     }
-    let words = Mapping::new(fd.as_fd(), words)?.into_words();
-    Ok((fd, words))
+    Ok(fd)
 }
 
 /// Allocates the pages of a range of words.
@@ -77,6 +87,9 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
 /// Checks that a file holds at least `len` bytes and can never hold fewer: only then may memory
 /// that somebody else controls be mapped.
 ///
+/// Huge pages are refused: they come from a pool, and a store to one that was punched out of the
+/// file when the pool is empty is a SIGBUS.
+///
 /// # Errors
 /// `InvalidData` when it does not.
 pub fn check_sealed(fd: impl AsFd, len: u64) -> io::Result<()> {
@@ -94,6 +107,15 @@ pub fn check_sealed(fd: impl AsFd, len: u64) -> io::Result<()> {
         check(libc::fstat(fd, stat.as_mut_ptr()))?;
         stat.assume_init()
     };
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: fstatfs writes one `statfs`, for which all-zero bytes are valid too.
+    let system = unsafe {
+        check(libc::fstatfs(fd, system.as_mut_ptr()))?;
+        system.assume_init()
+    };
+    if system.f_type != libc::TMPFS_MAGIC {
+        return Err(invalid("the memory file is not of ordinary pages"));
+    }
     if u64::try_from(stat.st_size).is_ok_and(|size| size >= len) {
         Ok(())
     } else {
@@ -112,7 +134,11 @@ fn bytes(words: usize) -> io::Result<libc::off_t> {
         .checked_mul(WORD)
         .filter(|len| *len > 0 && isize::try_from(*len).is_ok())
         .and_then(|len| libc::off_t::try_from(len).ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "impossible memory size"))
+        .ok_or_else(impossible_size)
+}
+
+fn impossible_size() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "impossible memory size")
 }
 
 #[derive(Debug)]

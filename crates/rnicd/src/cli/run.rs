@@ -16,8 +16,13 @@ pub(super) struct Options {
     /// Use the daemon at this control socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Keep registered memory in shared memory where possible: fewer system calls, opt-in because
-    /// it changes how the program's memory is allocated
+    /// Let the daemon map registered memory, which saves system calls
+    ///
+    /// The pages of a registration become shared memory, at the same addresses. Not where that is
+    /// unsafe: programs with several threads, memory that is not plain and private. It makes fork()
+    /// slow, counts the memory as shared, and does not go with allocators that use
+    /// madvise(MADV_DONTNEED) to clear memory: see docs/shared-memory.md. Same as
+    /// RNIC_SHARED_MEMORY=1.
     #[arg(long)]
     shared_memory: bool,
     /// The program and its arguments

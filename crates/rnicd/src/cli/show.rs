@@ -30,6 +30,7 @@ pub(super) const MR: &[Column] = &[
     ("ADDRESS", "iova"),
     ("LENGTH", "length"),
     ("ACCESS", "access"),
+    ("MEMORY", "memory"),
     ("PD", "pd"),
     ("CLIENT", "client"),
 ];

@@ -22,6 +22,9 @@ pub struct Quota {
     pub registered_bytes: u64,
     /// Bytes of queues, which the daemon allocates.
     pub ring_bytes: u64,
+    /// Bytes of registered memory that the daemon maps, of all clients together: it counts as the
+    /// daemon's own. 0 refuses to map any.
+    pub shared_bytes: u64,
 }
 
 impl Default for Quota {
@@ -35,6 +38,12 @@ impl Default for Quota {
             channels: 1_024,
             registered_bytes: 1 << 46,
             ring_bytes: 4 << 30,
+            shared_bytes: half_of_memory(),
         }
     }
+}
+
+fn half_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }

@@ -17,6 +17,8 @@ pub(crate) struct Mapping {
     /// First registered byte.
     base: NonNull<u8>,
     len: u64,
+    /// A store to a mapping without this right would be a signal.
+    writable: bool,
 }
 
 // SAFETY: plain memory of this process, owned by the value.
@@ -53,7 +55,7 @@ impl Mapping {
         let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: less than one page into a mapping that is longer.
         let base = unsafe { map.add((offset - start) as usize) };
-        Ok(Self { map, map_len, base, len })
+        Ok(Self { map, map_len, base, len, writable })
     }
 
     /// Start of `range`, and how many of its bytes are inside.
@@ -91,6 +93,9 @@ impl Mapping {
         to: &[MemRange],
         tails: &[u64],
     ) -> Result<(), DmaFault> {
+        if !self.writable {
+            return Err(NOTHING);
+        }
         let total = from.iter().map(|range| u64::from(range.len)).sum();
         let mut pieces = pieces(tails, total);
         // The piece being stored: where it ends, and whether it must be the last of its message.
@@ -123,7 +128,7 @@ impl Mapping {
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
         let (at, room) = self.clip(MemRange { addr, len: 8 });
-        if room < 8 || !(at.as_ptr() as usize).is_multiple_of(8) {
+        if !self.writable || room < 8 || !(at.as_ptr() as usize).is_multiple_of(8) {
             return Err(NOTHING);
         }
         // SAFETY: 8 aligned bytes inside the mapping, which lives as long as `self`.

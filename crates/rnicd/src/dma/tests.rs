@@ -141,6 +141,31 @@ fn a_file_that_can_shrink_is_not_mapped() {
 }
 
 #[test]
+fn huge_pages_are_not_mapped() {
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::HUGETLB;
+    // Not every kernel has them.
+    let Ok(file) = rustix::fs::memfd_create("test", flags) else { return };
+    rustix::fs::ftruncate(&file, 1 << 30).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    let error = Mapping::new(&file, 0, PAGE as u64, true).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{error}");
+}
+
+#[test]
+fn memory_mapped_for_reading_is_not_written() {
+    let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
+    let mut dma = SystemDma::new();
+    dma.insert(SPACE, Space::Mapped(Mapping::new(&file, 0, PAGE as u64, false).unwrap()));
+    assert!(dma.is_mapped(SPACE) && !dma.is_mapped(SpaceId(99)));
+    words.set(0, 7);
+    assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &[mem(0, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.atomic(SPACE, 0, &mut |old| old + 1), Err(NOTHING));
+    let mut arena = [0; 8];
+    dma.read(SPACE, &[mem(0, 8)], &mut arena, &[range(0, 8)]).unwrap();
+    assert_eq!((arena, words.get(0)), (7u64.to_ne_bytes(), 7));
+}
+
+#[test]
 fn pieces_cut_the_tail_of_every_message() {
     let all = |ends: &[u64], total| pieces(ends, total).collect::<Vec<_>>();
     assert_eq!(all(&[], 100), [(0, 92), (92, 100)]);

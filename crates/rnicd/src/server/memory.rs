@@ -31,7 +31,7 @@ impl Regions {
         for region in self.regions.drain() {
             if let Some(space) = region.1.space {
                 shard.tell(Message::RemoveSpace(space));
-                registry.give_space(space.0);
+                registry.give_space(space.0, region.1.length);
             }
         }
     }
@@ -73,7 +73,7 @@ impl Context {
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
-                self.unmap(mapped);
+                self.unmap(mapped, length);
                 other.and_then(|_| Err(surprised()))
             }
         }
@@ -83,7 +83,7 @@ impl Context {
         self.engine(ClientCommand::DeregMr { mr })?;
         if let Some(region) = self.regions.regions.remove(&mr) {
             self.regions.bytes -= region.length;
-            self.unmap(region.space);
+            self.unmap(region.space, region.length);
         }
         Ok(Reply::Done)
     }
@@ -96,17 +96,21 @@ impl Context {
         access: AccessFlags,
     ) -> Result<SpaceId, Refused> {
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
-        let mapping = Mapping::new(file, offset, length, writable)
-            .map_err(refused_by_kernel("the memory file cannot be used"))?;
-        let space = SpaceId(self.service.registry.take_space());
+        let registry = &self.service.registry;
+        // First: what is mapped is allocated, too.
+        let space = SpaceId(registry.take_space(length, &self.service.quota)?);
+        let mapping = Mapping::new(file, offset, length, writable).map_err(|error| {
+            registry.give_space(space.0, length);
+            refused_by_kernel("the memory file cannot be used")(error)
+        })?;
         self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
         Ok(space)
     }
 
-    fn unmap(&self, space: Option<SpaceId>) {
+    fn unmap(&self, space: Option<SpaceId>, length: u64) {
         if let Some(space) = space {
             self.shard.tell(Message::RemoveSpace(space));
-            self.service.registry.give_space(space.0);
+            self.service.registry.give_space(space.0, length);
         }
     }
 

@@ -47,6 +47,8 @@ struct Inner {
     sessions: BTreeMap<u32, SessionInfo>,
     next_session: u32,
     opened_ever: u64,
+    /// Registrations that the daemon maps, and their bytes.
+    mapped: (u32, u64),
 }
 
 /// A session, for display.
@@ -151,14 +153,33 @@ impl Registry {
         inner.spaces.free.push(space);
     }
 
-    /// A number for a further address space.
-    pub(crate) fn take_space(&self) -> u32 {
-        self.lock().spaces.take()
+    /// A number for an address space of `bytes` that the daemon will map.
+    ///
+    /// # Errors
+    /// ENOMEM when all clients together have as much as the daemon maps.
+    pub(crate) fn take_space(&self, bytes: u64, quota: &Quota) -> Result<u32, Refused> {
+        let mut inner = self.lock();
+        let (count, all) = (inner.mapped.0 + 1, inner.mapped.1.saturating_add(bytes));
+        if all > quota.shared_bytes {
+            let text = format!(
+                "the daemon maps no more than {} bytes of its clients (quota.shared-bytes)",
+                quota.shared_bytes
+            );
+            return Err(refuse(libc::ENOMEM, text));
+        }
+        if count > MAX_MAPPED {
+            let text = format!("the daemon maps no more than {MAX_MAPPED} regions of its clients");
+            return Err(refuse(libc::ENOMEM, text));
+        }
+        inner.mapped = (count, all);
+        Ok(inner.spaces.take())
     }
 
     /// It is no longer used.
-    pub(crate) fn give_space(&self, space: u32) {
-        self.lock().spaces.free.push(space);
+    pub(crate) fn give_space(&self, space: u32, bytes: u64) {
+        let mut inner = self.lock();
+        inner.mapped = (inner.mapped.0 - 1, inner.mapped.1 - bytes);
+        inner.spaces.free.push(space);
     }
 
     /// For `rnic status`.
@@ -210,6 +231,9 @@ impl Service {
         })
     }
 }
+
+/// The kernel allows a process 65,530 mappings, and the daemon needs some for other things.
+const MAX_MAPPED: u32 = 32_768;
 
 fn command_of(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;

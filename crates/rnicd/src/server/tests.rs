@@ -227,10 +227,46 @@ fn memory_that_is_not_there_is_refused_at_once() {
     let request = registration(pd, at, 64);
     let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
     assert!(answer.is_err());
-    // One that cannot is welcome.
+    // One that cannot is welcome, as far as it reaches.
     let (file, _words) = rnic_abi::os::memory::create("test", 512).unwrap();
+    let too_long = registration(pd, at, 4097);
+    let (answer, _) = client.connection.call(&too_long, &[file.as_fd()]).unwrap();
+    assert_eq!(answer.unwrap_err().errno, libc::EINVAL);
     let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
     assert!(matches!(answer, Ok(Reply::Mr { .. })), "{answer:?}");
+}
+
+#[test]
+fn what_the_daemon_maps_is_limited_and_told_apart() {
+    let quota = Quota { shared_bytes: 4096, ..Quota::default() };
+    let daemon = Daemon::start("mapped", quota);
+    let (client, other) = (daemon.open(), daemon.open());
+    let (file, words) = rnic_abi::os::memory::create("test", 512).unwrap();
+    let map = |client: &Client, length| {
+        let pd = client.handle(&Request::AllocPd);
+        let request = registration(pd, words.at(0).as_ptr() as u64, length);
+        client.connection.call(&request, &[file.as_fd()]).unwrap().0
+    };
+    // For all clients together; what was refused does not count.
+    assert_eq!(map(&client, 4097).unwrap_err().errno, libc::ENOMEM);
+    let Ok(Reply::Mr { mr, .. }) = map(&client, 3000) else { panic!("refused") };
+    let refusal = map(&other, 2000).unwrap_err();
+    assert!(refusal.message.contains("quota.shared-bytes"), "{refusal}");
+    let memory = [0; 64];
+    other.register(other.handle(&Request::AllocPd), &memory);
+    let found = daemon.service.crew.ask_all(|a| Message::Inspect(Inspect::Mrs, a));
+    let mut kinds: Vec<_> =
+        found.iter().flatten().map(|mr| mr["memory"].as_str().unwrap()).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["process", "shared"]);
+    client.call(&Request::DeregMr { mr }).unwrap();
+    assert!(map(&other, 2000).is_ok());
+    drop(other);
+    let started = Instant::now();
+    while map(&client, 4096).is_err() {
+        assert!(started.elapsed() < Duration::from_secs(10), "a dead client's share is not free");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

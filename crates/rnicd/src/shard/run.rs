@@ -293,6 +293,7 @@ impl Shard {
             Message::Inspect(what, answer) => {
                 let _ = answer.send(inspect::engine(
                     &self.engine,
+                    &self.dma,
                     &mut self.wire,
                     self.events.lost_in_hand_over(),
                     what,

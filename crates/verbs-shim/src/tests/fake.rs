@@ -52,6 +52,10 @@ pub(crate) struct State {
     channels: HashMap<u32, OwnedFd>,
     pub(crate) async_socket: Option<Connection>,
     sessions: Vec<OwnedFd>,
+    /// The file of every registration, and the offset in it.
+    pub(crate) registered: Vec<(Option<OwnedFd>, u64)>,
+    /// Maps no memory of programs.
+    pub(crate) refuses_files: bool,
     next: u32,
 }
 
@@ -107,8 +111,8 @@ impl Drop for Fake {
 
 fn serve(connection: &Connection, shared: &Mutex<State>) {
     shared.lock().unwrap().sessions.push(connection.as_fd().try_clone_to_owned().unwrap());
-    while let Ok(Some((request, _))) = connection.recv_message::<Request>() {
-        let (answer, fds) = shared.lock().unwrap().answer(request);
+    while let Ok(Some((request, mut sent))) = connection.recv_message::<Request>() {
+        let (answer, fds) = shared.lock().unwrap().answer(request, sent.next());
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         if connection.send_message(&answer, &fds).is_err() {
             return;
@@ -163,7 +167,7 @@ impl State {
         (place, memory)
     }
 
-    fn answer(&mut self, request: Request) -> (Answer, Vec<OwnedFd>) {
+    fn answer(&mut self, request: Request, sent: Option<OwnedFd>) -> (Answer, Vec<OwnedFd>) {
         let mut fds = Vec::new();
         let reply = match request {
             Request::Hello { .. } => Reply::Hello { abi: ABI_VERSION, server: "fake".to_owned() },
@@ -182,7 +186,16 @@ impl State {
                 let message = "a right is needed".to_owned();
                 return (Err(Refusal { errno: libc::EINVAL, message }), fds);
             }
-            Request::RegMr { .. } | Request::ReregMr { .. } => {
+            Request::RegMr { .. } if sent.is_some() && self.refuses_files => {
+                let message = "no files".to_owned();
+                return (Err(Refusal { errno: libc::ENOMEM, message }), fds);
+            }
+            Request::RegMr { fd_offset, .. } => {
+                self.registered.push((sent, fd_offset));
+                let mr = self.handle();
+                Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
+            }
+            Request::ReregMr { .. } => {
                 let mr = self.handle();
                 Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
             }

@@ -1,0 +1,245 @@
+//! Registered memory that the daemon maps, so that it copies without system calls: opt-in.
+//!
+//! The pages of a registration become pages of a memory file, at the same addresses and with the
+//! same content, and stay so. A later registration that lies in them uses the same file. What the
+//! kernel says about the address space decides, not what this module remembers: programs free
+//! memory, get other memory at the same address, move it and let it grow.
+//!
+//! Exchanging pages under a program is only right when nobody writes to them meanwhile and nobody
+//! counts on what they were, so it is refused wherever that is not certain; the registration is an
+//! ordinary one then.
+
+mod fork;
+mod maps;
+
+use std::{
+    env, fs, io,
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
+};
+
+use rnic_abi::{os::memory, verbs::AccessFlags};
+
+use crate::report;
+use maps::{Area, Inode};
+
+/// The memory of a registration.
+pub(crate) enum Memory {
+    /// The daemon reaches it through the process.
+    Ordinary(Option<Held>),
+    /// A part of a memory file.
+    File { file: Arc<OwnedFd>, offset: u64 },
+}
+
+impl Memory {
+    /// Finds out what the memory of a new registration is, and makes it shareable where that was
+    /// asked for and is safe.
+    pub(crate) fn of(address: usize, length: usize, access: AccessFlags) -> Self {
+        // On-demand memory may be exchanged by the program itself while it is registered.
+        if !wanted() || length == 0 || access.contains(AccessFlags::ON_DEMAND) {
+            return Self::Ordinary(None);
+        }
+        fork::watch();
+        let mut shares = lock();
+        match shares.place(address, length) {
+            Ok((file, offset)) => Self::File { file, offset },
+            Err(reason) => {
+                say(&reason);
+                Self::Ordinary(shares.hold(address, length))
+            }
+        }
+    }
+
+    /// The same as an ordinary registration, when the daemon does not want the file.
+    pub(crate) fn without_file(address: usize, length: usize) -> Self {
+        say("the daemon does not map it (RNIC_DEBUG=1 tells why)");
+        Self::Ordinary(lock().hold(address, length))
+    }
+
+    /// What must last as long as the registration.
+    pub(crate) fn into_held(self) -> Option<Held> {
+        match self {
+            Self::Ordinary(held) => held,
+            Self::File { .. } => None,
+        }
+    }
+}
+
+/// Pages of an ordinary registration: the daemon may write to them at any time.
+pub(crate) struct Held(Range<usize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut shares = lock();
+        if let Some(at) = shares.held.iter().position(|range| *range == self.0) {
+            shares.held.swap_remove(at);
+        }
+    }
+}
+
+/// Why memory is not shared. Programs register much alike: once is enough.
+fn say(reason: &str) {
+    static ONCE: Once = Once::new();
+    let text = "memory is registered, but not as shared memory";
+    report::debug(format_args!("{text}: {reason}"));
+    if !report::debug_wanted() {
+        report::say_once(&ONCE, format_args!("{text}: {reason} (said once)"));
+    }
+}
+
+fn wanted() -> bool {
+    env::var_os("RNIC_SHARED_MEMORY").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+fn lock() -> MutexGuard<'static, Shares> {
+    static SHARES: Mutex<Shares> = Mutex::new(Shares { files: Vec::new(), held: Vec::new() });
+    SHARES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The memory files of this process, and what is registered in the ordinary way.
+struct Shares {
+    files: Vec<(Arc<OwnedFd>, Inode)>,
+    held: Vec<Range<usize>>,
+}
+
+impl Shares {
+    /// The file in which a range is, after putting it into one if need be, and where.
+    fn place(&mut self, address: usize, length: usize) -> Result<(Arc<OwnedFd>, u64), String> {
+        let pages = pages(address, length).ok_or("it wraps around")?;
+        let areas = maps::read("maps").map_err(|error| error.to_string())?;
+        self.forget_unused(&areas);
+        let into = (address - pages.start) as u64;
+        for (file, inode) in &self.files {
+            if let Some(offset) = maps::offset_in(&areas, *inode, &pages) {
+                return Ok((Arc::clone(file), offset + into));
+            }
+        }
+        self.check(&pages)?;
+        let file = exchange(&pages).map_err(|error| format!("it cannot be moved: {error}"))?;
+        let inode = Inode::of(&file).map_err(|error| error.to_string())?;
+        let file = Arc::new(file);
+        self.files.push((Arc::clone(&file), inode));
+        Ok((file, into))
+    }
+
+    /// Closes the files of which this process has nothing any more: their memory is free then.
+    fn forget_unused(&mut self, areas: &[Area]) {
+        for (file, inode) in std::mem::take(&mut self.files) {
+            if Inode::of(&file).ok() != Some(inode) {
+                // The program closed all descriptors it saw: this one may be another's by now.
+                std::mem::forget(file);
+            } else if areas.iter().any(|area| area.inode == inode) {
+                self.files.push((file, inode));
+            }
+        }
+    }
+
+    /// Whether pages may be exchanged.
+    fn check(&self, pages: &Range<usize>) -> Result<(), String> {
+        let overlaps = |held: &Range<usize>| held.start < pages.end && pages.start < held.end;
+        let here = 0u8;
+        if self.files.len() >= MAX_FILES {
+            return Err(format!("there are {MAX_FILES} pieces of shared memory already"));
+        }
+        if self.held.iter().any(overlaps) {
+            return Err("another registration has the same pages".into());
+        }
+        if pages.contains(&ptr::from_ref(&here).addr()) {
+            return Err("it is the stack".into());
+        }
+        let threads = fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count();
+        if threads != 1 {
+            return Err("the program has several threads".into());
+        }
+        if file_size_is_limited() {
+            return Err("the size of files is limited (ulimit -f)".into());
+        }
+        let areas = maps::read("smaps").map_err(|error| error.to_string())?;
+        maps::check_exchangeable(&areas, pages)
+    }
+
+    fn hold(&mut self, address: usize, length: usize) -> Option<Held> {
+        let pages = pages(address, length)?;
+        self.held.push(pages.clone());
+        Some(Held(pages))
+    }
+}
+
+/// The pages of a range.
+fn pages(address: usize, length: usize) -> Option<Range<usize>> {
+    // SAFETY: a plain query.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
+    Some(address / page * page..end)
+}
+
+fn file_size_is_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit`.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    result != 0 || limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// Puts the content of pages into a new memory file and the file in their place.
+fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
+    let length = pages.len();
+    let file = memory::reserve("rnic-registered", length as u64 + ROOM_TO_GROW)?;
+    // From the copy on nothing may write to the pages: they can be the heap, so no allocation, and
+    // no signal handler.
+    let _quiet = SignalsBlocked::new();
+    let mut done = 0;
+    while done < length {
+        let from = ptr::with_exposed_provenance(pages.start + done);
+        let offset = libc::off_t::try_from(done).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the kernel reads the memory, and says when it is not there.
+        let copied = unsafe { libc::pwrite(file.as_raw_fd(), from, length - done, offset) };
+        match usize::try_from(copied) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(copied) => done += copied,
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+    // SAFETY: replaces pages that `check` found to be ordinary memory by others with the same
+    // content and rights; nobody wrote to them since they were copied.
+    let map = unsafe {
+        libc::mmap(
+            ptr::with_exposed_provenance_mut(pages.start),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if map == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(file) }
+}
+
+/// No signal handler runs while it lives.
+struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    fn new() -> Self {
+        // SAFETY: both sets are written before they are used; all-zero bytes are an empty one.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+/// Each takes a descriptor, of which programs may have 1024.
+const MAX_FILES: usize = 256;
+/// Bytes of each file, without memory, behind what was put there: `realloc` lets a mapping grow in
+/// place, and beyond the end of its file would be a signal.
+const ROOM_TO_GROW: u64 = 1 << 40;
