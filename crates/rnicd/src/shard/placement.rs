@@ -26,7 +26,8 @@ pub(crate) struct Placement {
     looked: Instant,
     /// Some programs are in another scheduling group.
     strangers: bool,
-    /// Others compute on the shared CPU: nobody gives way until then.
+    /// Others compute on the shared CPU: until then the engine sleeps in place of giving way, and
+    /// only programs give way.
     crowded: Option<Instant>,
     /// When that ended last, and how long it was.
     last_crowd: (Instant, u64),
@@ -59,8 +60,8 @@ impl Away {
 const LOOK_EVERY: u64 = 500_000;
 /// With this many CPUs, engine and program each get one of their own.
 const ENOUGH_CPUS: u32 = 4;
-/// A program that answers is done sooner, nanoseconds.
-const LONG_ABSENCE: u64 = 300_000;
+/// A program that answers, or that has more to post, is done sooner, nanoseconds.
+const LONG_ABSENCE: u64 = 30_000;
 /// When absences take half of so many nanoseconds, the CPU is crowded.
 const WINDOW: u64 = 20_000_000;
 /// After so many nanoseconds it may no longer be; each time that it still is doubles that.
@@ -135,7 +136,7 @@ impl Placement {
     fn agree(&self, engine: &mut Engine) {
         let hands_over = self.hands_over();
         request_slice(if hands_over { USUAL_SLICE } else { SHORT_SLICE });
-        engine.publish_engine_cpu(self.cpu.filter(|_| hands_over));
+        engine.publish_engine_cpu(self.cpu);
     }
 
     fn look(&mut self, now: Instant, engine: &mut Engine) {
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn programs_that_answer_soon_and_rare_interruptions_do_not_count() {
         let mut away = Away::default();
-        assert!((0..100_000).all(|k| !away.add(at(k * 200), at(k * 200 + 199))));
+        assert!((0..100_000).all(|k| !away.add(at(k * 30), at(k * 30 + 29))));
         assert!((0..1000).all(|k| !away.add(at(k * 20_000), at(k * 20_000 + 4000))));
     }
 }
