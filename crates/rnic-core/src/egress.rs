@@ -1,7 +1,7 @@
 //! Egress: the only place from which anything leaves.
 //!
 //! QPs with something to send are visited round-robin, each with a byte budget. A visit plans
-//! packets (replies first, then requests, then the ACK or NAK), reserves trains for them, writes
+//! packets (replies, then requests and the ACK or NAK), reserves trains for them, writes
 //! headers, gathers the payload with as few [`Dma::read`] calls as possible, seals, and only then
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
@@ -119,7 +119,7 @@ impl Egress {
     ) -> Visit {
         let flushing = qp.attr.state == QpState::Err && qp.flush_some(ctx);
         let Some(path) = qp.path else { return if flushing { Visit::More } else { Visit::Done } };
-        let more = self.plan(ctx, qp) | flushing;
+        let more = self.plan(ctx, qp, caps) | flushing;
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
         }
@@ -149,7 +149,7 @@ impl Egress {
     }
 
     /// What may leave now, in the order it must leave. Returns true when the budget ended it.
-    fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) -> bool {
+    fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, caps: &WireCaps) -> bool {
         self.plan.clear();
         // One is for the acknowledgement.
         let segments = MAX_SEGMENTS - 1;
@@ -164,8 +164,14 @@ impl Egress {
         if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
+        // Behind requests, the last, shorter datagram of a train costs next to nothing. By itself
+        // it leaves first: a program expects to hear of its message before it gets the answer.
+        let joins = caps.max_segments > 1;
+        if ordered && !joins {
+            qp.plan_ack(&mut self.plan);
+        }
         let more = qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan);
-        if ordered {
+        if ordered && joins {
             qp.plan_ack(&mut self.plan);
         }
         more
@@ -349,10 +355,7 @@ impl Qp {
         false
     }
 
-    /// Appends the acknowledgement that is due. It comes behind all replies, as the order of PSNs
-    /// demands, and behind requests: the last, shorter datagram of a train costs next to nothing,
-    /// and a peer that learns of the request and of the end of its own in one go wakes its program
-    /// once.
+    /// Appends the acknowledgement that is due: behind all replies, as the order of PSNs demands.
     fn plan_ack(&self, plan: &mut Vec<Segment>) {
         if let Some(ack) = self.responder.ack {
             plan.push(Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0));

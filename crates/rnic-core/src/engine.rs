@@ -52,6 +52,8 @@ pub struct Turn {
     pub delivered: bool,
     /// There were completions among it.
     pub completed: bool,
+    /// There was data among it.
+    pub placed: bool,
     /// Doorbells rang.
     pub rang: bool,
     /// There is more to do right now: do not sleep.
@@ -66,6 +68,7 @@ impl Turn {
             worked: self.worked || other.worked,
             delivered: self.delivered || other.delivered,
             completed: self.completed || other.completed,
+            placed: self.placed || other.placed,
             rang: self.rang || other.rang,
             more: self.more || other.more,
         }
@@ -165,8 +168,9 @@ impl Engine {
         self.settle(now, tap);
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
-        let delivered = completed || self.shared.placed;
-        Turn { worked: received || told, delivered, completed, rang: false, more }
+        let placed = self.shared.placed;
+        let delivered = completed || placed;
+        Turn { worked: received || told, delivered, completed, placed, rang: false, more }
     }
 
     /// The second half of a turn: doorbells, timers, and everything that leaves.
@@ -186,7 +190,7 @@ impl Engine {
         let completed = self.shared.counters.completions != completions_before;
         let worked = rang || expired || sent.worked || told;
         let more = doorbells_more || sent.more;
-        Turn { worked, delivered: completed, completed, rang, more }
+        Turn { worked, delivered: completed, completed, placed: false, rang, more }
     }
 
     /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.

@@ -138,6 +138,9 @@ impl Shard {
         self.owes_way |= turn.delivered;
         let streams = self.has_backlog && now < self.gave_way.after(STREAM);
         if self.owes_way && !streams && self.placement.hands_over() {
+            if !turn.placed {
+                self.look_for_data(now, &mut turn);
+            }
             now = self.give_way();
             now = self.linger(now, &mut turn);
         }
@@ -150,6 +153,17 @@ impl Shard {
             self.give_way();
         }
         turn.and(departures)
+    }
+
+    /// A completion came without data. When an answer follows it on the wire, the program must see
+    /// both at once: one that looks at its memory for the answer gives way to nobody.
+    fn look_for_data(&mut self, mut now: Instant, turn: &mut Turn) {
+        let patience = now.after(LINGER);
+        while !turn.placed && now < patience {
+            let next = self.arrivals(now);
+            *turn = turn.and(next);
+            now = self.now();
+        }
     }
 
     /// Data came without the completion that a program which answers it may be waiting for. An ACK
