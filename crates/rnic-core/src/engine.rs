@@ -48,11 +48,9 @@ pub struct Engine {
 pub struct Turn {
     /// Anything at all.
     pub worked: bool,
-    /// An application has something new: completions, or data in its memory.
-    pub delivered: bool,
-    /// There were completions among it.
+    /// Applications have new completions.
     pub completed: bool,
-    /// There was data among it.
+    /// Applications have new data in their memory.
     pub placed: bool,
     /// Doorbells rang.
     pub rang: bool,
@@ -61,12 +59,17 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// An application has something new.
+    #[must_use]
+    pub fn delivered(self) -> bool {
+        self.completed || self.placed
+    }
+
     /// What two parts of a turn did together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
             worked: self.worked || other.worked,
-            delivered: self.delivered || other.delivered,
             completed: self.completed || other.completed,
             placed: self.placed || other.placed,
             rang: self.rang || other.rang,
@@ -169,8 +172,7 @@ impl Engine {
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
         let placed = self.shared.placed;
-        let delivered = completed || placed;
-        Turn { worked: received || told, delivered, completed, placed, rang: false, more }
+        Turn { worked: received || told, completed, placed, rang: false, more }
     }
 
     /// The second half of a turn: doorbells, timers, and everything that leaves.
@@ -190,7 +192,7 @@ impl Engine {
         let completed = self.shared.counters.completions != completions_before;
         let worked = rang || expired || sent.worked || told;
         let more = doorbells_more || sent.more;
-        Turn { worked, delivered: completed, completed, placed: false, rang, more }
+        Turn { worked, completed, placed: false, rang, more }
     }
 
     /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.

@@ -135,21 +135,18 @@ impl Shard {
     /// request after the other also run when what they posted is sent.
     fn turn(&mut self, mut now: Instant) -> Turn {
         let mut turn = self.arrivals(now);
-        self.owes_way |= turn.delivered;
+        self.owes_way |= turn.delivered();
         let streams = self.has_backlog && now < self.gave_way.after(STREAM);
         if self.owes_way && !streams && self.placement.hands_over() {
-            if !turn.placed {
-                self.look_for_data(now, &mut turn);
-            }
+            self.look_for_data(now, &mut turn);
             now = self.give_way();
             now = self.linger(now, &mut turn);
         }
-        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
-        let departures = self.engine.departures(now, &mut ports, &mut ());
+        let departures = self.departures(now);
         self.has_backlog = departures.more;
         let all_sent = departures.rang && !departures.more;
         let asks_for_more = self.posting.asks(all_sent, departures.rang);
-        if (departures.delivered || asks_for_more) && self.placement.hands_over() {
+        if (departures.delivered() || asks_for_more) && self.placement.hands_over() {
             self.give_way();
         }
         turn.and(departures)
@@ -159,7 +156,7 @@ impl Shard {
     /// both at once: one that looks at its memory for the answer gives way to nobody.
     fn look_for_data(&mut self, mut now: Instant, turn: &mut Turn) {
         let patience = now.after(LINGER);
-        while !turn.placed && now < patience {
+        while turn.completed && !turn.placed && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
             now = self.now();
@@ -171,10 +168,10 @@ impl Shard {
     /// memory, where it gives way to nobody. Returns the time.
     fn linger(&mut self, mut now: Instant, turn: &mut Turn) -> Instant {
         let patience = now.after(LINGER);
-        while turn.delivered && !turn.completed && now < patience {
+        while turn.placed && !turn.completed && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
-            now = if next.delivered { self.give_way() } else { self.now() };
+            now = if next.delivered() { self.give_way() } else { self.now() };
         }
         now
     }
@@ -203,6 +200,11 @@ impl Shard {
     fn arrivals(&mut self, now: Instant) -> Turn {
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
         self.engine.arrivals(now, &mut ports, &mut ())
+    }
+
+    fn departures(&mut self, now: Instant) -> Turn {
+        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
+        self.engine.departures(now, &mut ports, &mut ())
     }
 
     fn sleep(&mut self, now: Instant) {
