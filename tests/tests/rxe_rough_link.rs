@@ -56,7 +56,7 @@ fn nothing_is_lost_or_doubled_between_rxe_and_us() -> Result<()> {
     let mut road = Road::build(&captures)?;
     let daemon = Daemon::start(Dist::get()?, &at_end(&road.left, Io::AfPacket))?;
     let nic = Node::new(daemon, Host::at_end(&road.left, &lab.tools), Dist::get()?);
-    let contest = Contest::new(&nic, &road.guest)?;
+    let contest = Contest::new(&nic, &road.guest)?.over_a_lossy_link();
     let mut outcomes = Vec::new();
     for wire in WIRES {
         outcomes.extend(contest.run(cases::ROUGH_CHECKER, wire)?);
