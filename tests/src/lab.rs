@@ -20,6 +20,25 @@ use crate::{interrupt, paths, rxe};
 /// A file that collects the skips of all test programs of a run, one line each.
 pub const SKIPS_ENV: &str = "RNIC_TEST_SKIPS";
 
+/// Whether tests take their long form: `RNIC_LONG=1`.
+#[must_use]
+pub fn long_form() -> bool {
+    std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1")
+}
+
+/// How long an attack takes, in seconds: 10 minutes in the long form, else `normal`, unless
+/// `RNIC_ATTACK_SECONDS` says otherwise.
+///
+/// # Errors
+/// When that is no number.
+pub fn attack_seconds(normal: f64) -> Result<f64> {
+    match std::env::var("RNIC_ATTACK_SECONDS") {
+        Ok(text) => text.parse().context("RNIC_ATTACK_SECONDS is a number of seconds"),
+        Err(_) if long_form() => Ok(600.0),
+        Err(_) => Ok(normal),
+    }
+}
+
 /// Tests share cores, ports and the machine's namespaces: one at a time.
 static SERIAL: Mutex<()> = Mutex::new(());
 

@@ -9,7 +9,7 @@ use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, Faults};
 use system_tests::inspect::Census;
-use system_tests::lab::{Lab, Need, Pair, at_end};
+use system_tests::lab::{Lab, Need, Pair, at_end, long_form};
 use system_tests::native::{self, VICTIM};
 use system_tests::netns::End;
 use system_tests::place::{Host, Node, Place};
@@ -104,7 +104,6 @@ fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
 fn killed_at_any_moment_nothing_is_left() -> Result<()> {
     let Some(lab) = open("killed_at_any_moment")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
-    let long = std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1");
     let mut dice = Dice::new(7, Faults { corrupt: 1.0, ..Faults::NONE });
     for round in 0..5 {
         one_death(&pair, round, &mut dice)?;
@@ -114,7 +113,7 @@ fn killed_at_any_moment_nothing_is_left() -> Result<()> {
     std::thread::sleep(settle);
     let before = [Census::of(&pair.left)?, Census::of(&pair.right)?];
     ensure!(before[0].objects["qps"] == 0, "{before:?}");
-    for round in 0..if long { ROUNDS.1 } else { ROUNDS.0 } {
+    for round in 0..if long_form() { ROUNDS.1 } else { ROUNDS.0 } {
         one_death(&pair, round, &mut dice).with_context(|| format!("round {round}"))?;
     }
     let after = [before[0].returns(&pair.left, CLEANUP)?, before[1].returns(&pair.right, CLEANUP)?];

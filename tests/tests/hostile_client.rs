@@ -18,7 +18,7 @@ use system_tests::checker;
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::inspect::Census;
-use system_tests::lab::{Lab, Need, cpu_of};
+use system_tests::lab::{Lab, Need, attack_seconds, cpu_of};
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
@@ -64,16 +64,6 @@ fn stage(test: &str) -> Result<Option<Stage>> {
         Host { cpu: cpu_of(1), user: Some(User::NOBODY), tools: attacker_tools, ..here.clone() };
     let tenant = Node::new(daemon, Host { cpu: cpu_of(0), ..here }, Dist::get()?);
     Ok(Some(Stage { _lab: lab, tenant, attacker, scratch }))
-}
-
-/// How long an attack takes, in seconds.
-fn attack_seconds() -> Result<f64> {
-    let long = std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1");
-    match std::env::var("RNIC_ATTACK_SECONDS") {
-        Ok(text) => text.parse().context("RNIC_ATTACK_SECONDS is a number of seconds"),
-        Err(_) if long => Ok(600.0),
-        Err(_) => Ok(60.0),
-    }
 }
 
 impl Stage {
@@ -168,7 +158,7 @@ fn things_done(output: &Output) -> u64 {
 
 fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     let Some(stage) = stage(kind)? else { return Ok(None) };
-    let seconds = attack_seconds()?;
+    let seconds = attack_seconds(60.0)?;
     // Both users have been there at once before anything is counted: the daemon keeps the engine
     // that it starts for a second user.
     std::thread::scope(|scope| -> Result<_> {

@@ -17,7 +17,7 @@ use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, EmulatedPair, Faults};
 use system_tests::frame::Frame;
 use system_tests::inspect::{Census, counter};
-use system_tests::lab::{Lab, Need, at_end};
+use system_tests::lab::{Lab, Need, at_end, attack_seconds};
 use system_tests::netns::End;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
@@ -207,14 +207,6 @@ fn intrude(
     Ok(intruder.sent)
 }
 
-fn attack_seconds() -> Result<f64> {
-    let long = std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1");
-    match std::env::var("RNIC_ATTACK_SECONDS") {
-        Ok(text) => text.parse().context("RNIC_ATTACK_SECONDS is a number of seconds"),
-        Err(_) => Ok(if long { 600.0 } else { 10.0 }),
-    }
-}
-
 fn withstands(test: &str, io: Io) -> Result<()> {
     let Some(mut lab) = Lab::open(test, Need::Root, &["ethtool"])? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(checker::build()?);
@@ -228,7 +220,7 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     Dialogue::new("checker -n 200 -m 1024").run(&left, &right)?;
     let before = [Census::of(&left)?, Census::of(&right)?];
 
-    let seconds = attack_seconds()?;
+    let seconds = attack_seconds(10.0)?;
     let dialogue =
         Dialogue::new(&format!("checker -m 1024 -T 16 -t {seconds} -s 0,1,64,1024,5000,65536"));
     let dialogue = dialogue.limit(Duration::from_secs_f64(seconds + 60.0));
