@@ -30,7 +30,7 @@ const SHARE: f64 = 0.8;
 /// Seconds of each measurement beside the spinning programs.
 const BASELINE: f64 = 2.0;
 /// Seconds of attack between two of them.
-const ROUND: f64 = 10.0;
+const ROUND: f64 = 20.0;
 
 /// So small that an attacker meets them all; as much as a tenant needs.
 const QUOTAS: &str = "[quota]\nsessions = 60\nqps = 50\ncqs = 40\nmrs = 200\npds = 30\n\

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
@@ -28,6 +28,14 @@ const MEMORY: usize = 4096;
 /// Packets sent in one go, before the next look at the wire, which takes a millisecond: what is
 /// tried here is bad packets, not too many of them.
 const BURST: usize = 4;
+/// Seconds of a calm measurement.
+const BASELINE: f64 = 3.0;
+/// Seconds of an attack between two of them, at most.
+const ROUND: f64 = 10.0;
+/// Of two kinds of packet I/O together, in the normal form.
+const MINUTE: f64 = 60.0;
+/// What part of the rate must be left.
+const SHARE: f64 = 0.8;
 
 /// How a good packet becomes a bad one.
 #[derive(Clone, Copy, Debug)]
@@ -185,26 +193,68 @@ impl Intruder {
     }
 }
 
-/// Speaks to `host`, whose port of the link is `port`, until told to stop.
-fn intrude(
-    link: &EmulatedPair,
-    port: &str,
-    host: &End,
-    seed: u64,
-    stop: &AtomicBool,
-) -> Result<u64> {
+/// What the intruders do.
+#[derive(Default)]
+struct Orders {
+    /// They speak. Without, they only listen, which costs the machine as much.
+    speak: AtomicBool,
+    /// They go.
+    leave: AtomicBool,
+}
+
+/// Speaks to `host`, whose port of the link is `port`, as it is told to.
+fn intrude(link: &EmulatedPair, port: &str, host: &End, seed: u64, orders: &Orders) -> Result<u64> {
     let mut mac = [0; 6];
     for (byte, text) in mac.iter_mut().zip(host.mac.split(':')) {
         *byte = u8::from_str_radix(text, 16)?;
     }
     let mut intruder = link.middle().enter(|| Intruder::at(port, seed))??;
-    while !stop.load(Ordering::Relaxed) {
+    while !orders.leave.load(Ordering::Relaxed) {
         intruder.listen(mac);
         for _ in 0..BURST {
-            intruder.speak()?;
+            if orders.speak.load(Ordering::Relaxed) {
+                intruder.speak()?;
+            }
         }
     }
     Ok(intruder.sent)
+}
+
+/// What two hosts say to each other beside the intruders.
+struct Talk {
+    left: Node,
+    right: Node,
+    orders: Orders,
+}
+
+impl Talk {
+    /// The checker's rate in MB/s over so many seconds.
+    fn rate(&self, seconds: f64, disturbed: bool) -> Result<f64> {
+        let line = format!("checker -m 1024 -T 16 -t {seconds} -s 0,1,64,1024,5000,65536");
+        let dialogue = Dialogue::new(&line).limit(Duration::from_secs_f64(seconds + 60.0));
+        self.orders.speak.store(disturbed, Ordering::Relaxed);
+        let said = dialogue.run(&self.left, &self.right)?;
+        checker::megabytes_per_second(&said.client.stdout)
+    }
+
+    /// Disturbed for so many seconds in rounds, each between two calm ones. Returns what part of
+    /// the rate was left, in the median round.
+    fn rounds(&self, seconds: f64) -> Result<f64> {
+        let mut shares = Vec::new();
+        let mut calm = self.rate(BASELINE, false)?;
+        let mut left = seconds;
+        while left > 0.0 {
+            let round = left.min(ROUND);
+            let rate = self.rate(round, true)?;
+            let calm_again = self.rate(BASELINE, false)?;
+            eprintln!("{rate:.0} MB/s between {calm:.0} and {calm_again:.0} MB/s");
+            shares.push(2.0 * rate / (calm + calm_again));
+            calm = calm_again;
+            left -= round;
+        }
+        shares.sort_by(f64::total_cmp);
+        Ok(shares[shares.len() / 2])
+    }
 }
 
 fn withstands(test: &str, io: Io) -> Result<()> {
@@ -216,30 +266,37 @@ fn withstands(test: &str, io: Io) -> Result<()> {
         let daemon = Daemon::start(Dist::get()?, &at_end(end, io))?;
         Ok(Node::new(daemon, Host::at_end(end, &lab.tools), Dist::get()?))
     };
-    let (left, right) = (node(&link.left)?, node(&link.right)?);
-    Dialogue::new("checker -n 200 -m 1024").run(&left, &right)?;
-    let before = [Census::of(&left)?, Census::of(&right)?];
+    let talk =
+        Talk { left: node(&link.left)?, right: node(&link.right)?, orders: Orders::default() };
+    let Talk { left, right, orders } = &talk;
+    Dialogue::new("checker -n 200 -m 1024").run(left, right)?;
+    let before = [Census::of(left)?, Census::of(right)?];
 
-    let seconds = attack_seconds(10.0)?;
-    let dialogue =
-        Dialogue::new(&format!("checker -m 1024 -T 16 -t {seconds} -s 0,1,64,1024,5000,65536"));
-    let dialogue = dialogue.limit(Duration::from_secs_f64(seconds + 60.0));
-    let stop = AtomicBool::new(false);
-    let began = Instant::now();
-    let (said, sent) = std::thread::scope(|scope| -> Result<_> {
-        let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, &stop));
-        let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, &stop));
-        let said = dialogue.run(&left, &right);
-        stop.store(true, Ordering::Relaxed);
-        let sent = [to_left, to_right].map(|thread| thread.join().expect("no panic"));
-        let [to_left, to_right] = sent;
-        Ok((said?, to_left? + to_right?))
+    let seconds = attack_seconds(MINUTE / 2.0)?;
+    let (share, sent) = std::thread::scope(|scope| -> Result<_> {
+        let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, orders));
+        let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, orders));
+        let share = talk.rounds(seconds);
+        orders.leave.store(true, Ordering::Relaxed);
+        let [to_left, to_right] =
+            [to_left, to_right].map(|thread| thread.join().expect("no panic"));
+        Ok((share?, to_left? + to_right?))
     })
     .with_context(|| format!("{}\n{}", left.daemon.log(), right.daemon.log()))?;
 
-    eprintln!("{sent} bad packets in {:.0?}: {}", began.elapsed(), said.client.stdout.trim());
+    eprintln!("{sent} bad packets in {seconds} s; {:.0}% of the rate was left", 100.0 * share);
     ensure!(sent > 1000, "only {sent} bad packets were sent");
-    // Each way of being bad was noticed and counted.
+    noticed(left, right)?;
+    before[0].returns(left, Duration::from_secs(5))?;
+    before[1].returns(right, Duration::from_secs(5))?;
+    ensure!(share >= SHARE, "only {:.0}% of the rate was left", 100.0 * share);
+    talk.left.stop()?;
+    talk.right.stop()?;
+    Ok(())
+}
+
+/// Each way of being bad was noticed and counted.
+fn noticed(left: &Node, right: &Node) -> Result<()> {
     let counters = [
         "rx_icrc_encapsulated",
         "rx_bad_address",
@@ -248,14 +305,10 @@ fn withstands(test: &str, io: Io) -> Result<()> {
         "duplicate_request",
     ];
     for name in counters {
-        let count = counter(&left, name)? + counter(&right, name)?;
+        let count = counter(left, name)? + counter(right, name)?;
         eprintln!("  {name} {count}");
         ensure!(count > 0, "no {name}");
     }
-    before[0].returns(&left, Duration::from_secs(5))?;
-    before[1].returns(&right, Duration::from_secs(5))?;
-    left.stop()?;
-    right.stop()?;
     Ok(())
 }
 
