@@ -29,6 +29,7 @@ use crate::{
     report,
     session::Session,
     srq::Srq,
+    wait::Habit,
 };
 
 /// An open device. Programs hold the address of the `ibv_context` inside.
@@ -45,6 +46,7 @@ pub(crate) struct Context {
     pub(crate) records: RecordTable,
     pub(crate) mrs: MrTable,
     pub(crate) objects: Objects,
+    pub(crate) habit: Habit,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
     pub(crate) fatal_delivered: AtomicBool,
 }
@@ -126,6 +128,7 @@ impl Context {
             records: RecordTable::new(),
             mrs: MrTable::new(),
             objects: Objects::default(),
+            habit: Habit::new(),
             fatal_delivered: AtomicBool::new(false),
         }))
     }

@@ -67,9 +67,8 @@ pub(crate) unsafe extern "C" fn post_send(
     }
     if producer.producer() != start {
         context.ring(sq, &producer);
-        let outstanding = producer.in_use();
         drop(producer);
-        wait::after_post(context, outstanding);
+        wait::after_post(context);
     }
     result
 }

@@ -191,9 +191,8 @@ unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
     }
     if producer.producer() != builder.start {
         qp.context().ring(sq, &producer);
-        let outstanding = producer.in_use();
         drop((builder, producer));
-        wait::after_post(qp.context(), outstanding);
+        wait::after_post(qp.context());
     }
     0
 }

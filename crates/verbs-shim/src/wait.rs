@@ -2,40 +2,147 @@
 //!
 //! The engine places itself by the CPU that programs run on. Where there are fewer CPUs than
 //! spinning threads it shares one with its program and says so in the doorbell area; the program
-//! then gives way after posting and when a poll finds nothing, the engine when it has delivered
-//! something. A program that only polls its memory never comes by here, and need not.
+//! then gives way when a poll finds nothing, the engine when it has delivered something.
+//!
+//! A program that never polls but looks at its memory until the answer is there would keep the
+//! engine from sending what it asks for until the end of its time slice. Such programs are known
+//! by how long they stay away behind a post, and give way there. Others do not: one that posts a
+//! stream would wait for each of its requests to be sent alone.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use crate::context::Context;
 
-/// After work was made visible and, if it sleeps, the engine was woken. A program with many
-/// requests under way (`outstanding`) is about to post more of them or to poll, and the engine has
-/// others to work at.
-#[inline]
-pub(crate) fn after_post(context: &Context, outstanding: u32) {
-    if outstanding < A_STREAM {
-        give_way(context);
+/// How a program behaved behind its posts so far. Threads that share a device blur it, and lose
+/// nothing but time.
+#[derive(Debug)]
+pub(crate) struct Habit {
+    origin: Instant,
+    /// When it posted last, nanoseconds since `origin`; 0 when it came by since.
+    posted: AtomicU64,
+    /// How often it posted since it was away.
+    posts: AtomicU32,
+    /// How often it posted the last time before it stayed away; 0 while it polls.
+    usual: AtomicU32,
+}
+
+/// Nobody stays away for so many nanoseconds who is not looking at memory or computing.
+const ABSENCE: u64 = 500_000;
+
+impl Habit {
+    pub(crate) fn new() -> Self {
+        Self {
+            origin: Instant::now(),
+            posted: AtomicU64::new(0),
+            posts: AtomicU32::new(0),
+            usual: AtomicU32::new(0),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Something was posted. True when the program is likely to stay away now.
+    #[inline]
+    fn posts(&self, now: u64) -> bool {
+        let before = self.posted.swap(now, Ordering::Relaxed);
+        let mut posts = self.posts.load(Ordering::Relaxed);
+        // Behind a post where it gave way it may stay away for long.
+        if posts != 0 && before != 0 && now.saturating_sub(before) > ABSENCE {
+            self.usual.store(posts, Ordering::Relaxed);
+            posts = 0;
+        }
+        posts = posts.wrapping_add(1);
+        let stays_away = posts == self.usual.load(Ordering::Relaxed);
+        self.posts.store(if stays_away { 0 } else { posts }, Ordering::Relaxed);
+        stays_away
+    }
+
+    /// A poll found nothing: the program comes by of its own accord.
+    #[inline]
+    fn polls(&self) {
+        if self.posted.load(Ordering::Relaxed) != 0 {
+            self.posted.store(0, Ordering::Relaxed);
+            self.posts.store(0, Ordering::Relaxed);
+            self.usual.store(0, Ordering::Relaxed);
+        }
     }
 }
 
-/// Requests under way that make a stream of them.
-const A_STREAM: u32 = 8;
+/// After work was made visible and, if it sleeps, the engine was woken.
+#[inline]
+pub(crate) fn after_post(context: &Context) {
+    if shares_cpu(context) && context.habit.posts(context.habit.now()) {
+        give_way();
+    }
+}
 
 /// After a poll that found nothing.
 #[inline]
 pub(crate) fn after_empty_poll(context: &Context) {
-    give_way(context);
+    if shares_cpu(context) {
+        context.habit.polls();
+        give_way();
+    }
 }
 
 /// Empty polls between two looks at whether the daemon still lives.
 pub(crate) const LIVENESS_POLLS: u32 = 1024;
 
+/// Tells the engine where the thread runs. True when the engine is there too.
 #[inline]
-fn give_way(context: &Context) {
+fn shares_cpu(context: &Context) -> bool {
     // SAFETY: no arguments, no effects; glibc reads it from the thread's rseq area.
-    let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else { return };
+    let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else { return false };
     context.bell.publish_cpu(cpu);
-    if context.bell.engine_waits_for(cpu) {
-        // SAFETY: no arguments; it cannot fail on Linux.
-        unsafe { libc::sched_yield() };
+    context.bell.engine_waits_for(cpu)
+}
+
+#[inline]
+fn give_way() {
+    // SAFETY: no arguments; it cannot fail on Linux.
+    unsafe { libc::sched_yield() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MICROSECOND: u64 = 1000;
+
+    #[test]
+    fn a_program_that_looks_at_memory_gives_way_behind_each_post() {
+        let habit = Habit::new();
+        assert!(!habit.posts(MICROSECOND));
+        let mut now = 4000 * MICROSECOND;
+        // From the first time that it stayed away; then the answers come at once.
+        assert!((0..100).all(|_| {
+            now += 10 * MICROSECOND;
+            habit.posts(now)
+        }));
+        habit.polls();
+        assert!(!habit.posts(now + MICROSECOND));
+    }
+
+    #[test]
+    fn a_program_that_posts_a_burst_gives_way_behind_it() {
+        let habit = Habit::new();
+        let mut burst = |at: u64| (0..50).filter(|k| habit.posts(at + k * MICROSECOND)).count();
+        assert_eq!(burst(MICROSECOND), 0);
+        assert_eq!([burst(10_000_000), burst(10_100_000), burst(20_000_000)], [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_stream_is_not_broken_up() {
+        let habit = Habit::new();
+        let stayed_away = (1..1_000_000).filter(|k| {
+            if k % 100 == 0 {
+                habit.polls();
+            }
+            habit.posts(k * MICROSECOND)
+        });
+        assert_eq!(stayed_away.count(), 0);
     }
 }
