@@ -50,7 +50,7 @@ pub struct Turn {
     pub worked: bool,
     /// Applications have new completions.
     pub completed: bool,
-    /// Applications have new data in their memory.
+    /// Applications have new data, in their memory or carried by a completion.
     pub placed: bool,
     /// Doorbells rang.
     pub rang: bool,

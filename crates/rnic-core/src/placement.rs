@@ -231,7 +231,7 @@ pub(crate) fn flush<D: Dma, T: Tap>(
         return;
     }
     let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
-    ctx.shared.placed |= !batch.pieces.is_empty();
+    ctx.shared.placed = true;
     if Rule::DataBeforeCompletion.applies() {
         batch.write_all(dma, arena);
     }

@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) settling: Vec<u32>,
     /// Accepted data on its way to application memory.
     pub(crate) batch: Batch,
-    /// Data was placed in this turn.
+    /// Data was placed, or a message came that its completion carries, in this turn.
     pub(crate) placed: bool,
     pub(crate) dirty_cqs: Vec<u32>,
     pub(crate) broken_cqs: Vec<u32>,

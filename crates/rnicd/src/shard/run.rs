@@ -382,7 +382,8 @@ const MAX_YIELDS: u32 = 3;
 const AWAY: Duration = Duration::from_nanos(900);
 /// How long an engine that has something to send keeps what it delivered to itself.
 const STREAM: Duration = Duration::from_micros(100);
-/// How long a completion may come after data that was sent together with it.
-const LINGER: Duration = Duration::from_micros(2);
+/// How much later than the other of two packets that were sent together one may come: a link
+/// without trains carries the first all the way before it takes the second.
+const LINGER: Duration = Duration::from_micros(4);
 /// How soon to try again what the link did not take.
 const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);
