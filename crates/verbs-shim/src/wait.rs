@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_program_that_posts_a_burst_gives_way_behind_it() {
         let habit = Habit::new();
-        let mut burst = |at: u64| (0..50).filter(|k| habit.posts(at + k * MICROSECOND)).count();
+        let burst = |at: u64| (0..50).filter(|k| habit.posts(at + k * MICROSECOND)).count();
         assert_eq!(burst(MICROSECOND), 0);
         assert_eq!([burst(10_000_000), burst(10_100_000), burst(20_000_000)], [1, 1, 1]);
     }
