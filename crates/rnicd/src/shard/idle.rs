@@ -17,25 +17,28 @@ pub(crate) enum Next {
 pub(crate) struct IdlePolicy {
     idle: Idle,
     spin_nanos: u64,
-    last_work: Instant,
+    /// When nothing was to be done for the first time; none since the last work.
+    silent_since: Option<Instant>,
 }
 
 impl IdlePolicy {
     /// As configured.
     pub(crate) fn new(config: &Config) -> Self {
         let spin_nanos = u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX);
-        Self { idle: config.idle, spin_nanos, last_work: Instant::ZERO }
+        Self { idle: config.idle, spin_nanos, silent_since: None }
     }
 
-    /// What to do after a turn at `now` that did something or not. `may_spin` is false when others
+    /// What to do after a turn that began at `now` and did something or not. `may_spin` is false when others
     /// need the CPU.
     #[inline]
     pub(crate) fn after_turn(&mut self, now: Instant, worked: bool, may_spin: bool) -> Next {
         if worked {
-            self.last_work = now;
+            self.silent_since = None;
             return Next::Turn;
         }
-        let silent = now.as_nanos().saturating_sub(self.last_work.as_nanos());
+        // A turn that works may take longer than any silence lasts.
+        let since = *self.silent_since.get_or_insert(now);
+        let silent = now.as_nanos().saturating_sub(since.as_nanos());
         match self.idle {
             Idle::Busy => Next::Turn,
             Idle::Adaptive if may_spin && silent < self.spin_nanos => Next::Turn,
@@ -49,7 +52,7 @@ mod tests {
     use super::*;
 
     fn policy(idle: Idle) -> IdlePolicy {
-        IdlePolicy { idle, spin_nanos: 50, last_work: Instant::ZERO }
+        IdlePolicy { idle, spin_nanos: 50, silent_since: None }
     }
 
     #[test]
@@ -57,9 +60,10 @@ mod tests {
         let mut policy = policy(Idle::Adaptive);
         let at = Instant::from_nanos;
         assert_eq!(policy.after_turn(at(1000), true, true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1049), false, true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1049), false, false), Next::Sleep);
-        assert_eq!(policy.after_turn(at(1050), false, true), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1100), false, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1149), false, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1149), false, false), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1150), false, true), Next::Sleep);
     }
 
     #[test]
