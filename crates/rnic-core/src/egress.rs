@@ -119,9 +119,13 @@ impl Egress {
     ) -> Visit {
         let flushing = qp.attr.state == QpState::Err && qp.flush_some(ctx);
         let Some(path) = qp.path else { return if flushing { Visit::More } else { Visit::Done } };
-        let more = self.plan(ctx, qp, caps) | flushing;
+        let budget_ended = self.plan(ctx, qp, caps);
+        let more = budget_ended | flushing;
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
+        }
+        if budget_ended {
+            self.leave_unfilled_train(caps);
         }
         let template = TxTrain {
             flow: path.flow,
@@ -175,6 +179,24 @@ impl Egress {
             qp.plan_ack(&mut self.plan);
         }
         more
+    }
+
+    /// Leaves a last train that only the budget cut short to the next visit, which can fill it:
+    /// trains cost by their number.
+    fn leave_unfilled_train(&mut self, caps: &WireCaps) {
+        let (mut first, mut train) = (0, train_from(&self.plan, 0, caps));
+        while train.0 < self.plan.len() {
+            first = train.0;
+            train = train_from(&self.plan, first, caps);
+        }
+        let (end, segment_len, last_len) = train;
+        let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
+        let has_room = segments < caps.max_segments
+            && segments.saturating_add(1).saturating_mul(segment_len) <= caps.max_train;
+        let is_ack = self.plan.last().is_some_and(|segment| matches!(segment.source, Source::Ack));
+        if first > 0 && has_room && last_len == segment_len && !is_ack {
+            self.plan.truncate(first);
+        }
     }
 
     /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them.
