@@ -124,9 +124,6 @@ impl Egress {
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
         }
-        if budget_ended {
-            self.leave_unfilled_train(caps);
-        }
         let template = TxTrain {
             flow: path.flow,
             hop: path.hop,
@@ -135,7 +132,7 @@ impl Egress {
             last_len: 0,
             ip_id: 0,
         };
-        let reserved = self.reserve(ports.wire, caps, template);
+        let reserved = self.reserve(ports.wire, caps, template, budget_ended);
         let full = reserved < self.plan.len();
         self.plan.truncate(reserved);
         self.write_headers(ctx.shared.config.profile, qp, ports.wire);
@@ -181,31 +178,25 @@ impl Egress {
         more
     }
 
-    /// Leaves a last train that only the budget cut short to the next visit, which can fill it:
-    /// trains cost by their number.
-    fn leave_unfilled_train(&mut self, caps: &WireCaps) {
-        let (mut first, mut train) = (0, train_from(&self.plan, 0, caps));
-        while train.0 < self.plan.len() {
-            first = train.0;
-            train = train_from(&self.plan, first, caps);
-        }
-        let (end, segment_len, last_len) = train;
-        let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
-        let has_room = segments < caps.max_segments
-            && segments.saturating_add(1).saturating_mul(segment_len) <= caps.max_train;
-        let is_ack = self.plan.last().is_some_and(|segment| matches!(segment.source, Source::Ack));
-        if first > 0 && has_room && last_len == segment_len && !is_ack {
-            self.plan.truncate(first);
-        }
-    }
-
-    /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them.
-    /// Returns how many segments found room.
-    fn reserve<W: Wire>(&mut self, wire: &mut W, caps: &WireCaps, template: TxTrain) -> usize {
+    /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them. A
+    /// last one in the middle of a message that only the budget cut short is left to the next
+    /// visit, which can fill it: trains cost by their number. Returns how many segments found room.
+    fn reserve<W: Wire>(
+        &mut self,
+        wire: &mut W,
+        caps: &WireCaps,
+        template: TxTrain,
+        budget_ended: bool,
+    ) -> usize {
         self.trains.clear();
         let mut first = 0;
         while first < self.plan.len() {
             let (end, segment_len, last_len) = train_from(&self.plan, first, caps);
+            let is_last = end == self.plan.len() && first > 0;
+            if budget_ended && is_last && self.may_grow((first, end), segment_len, caps) {
+                self.plan.truncate(first);
+                break;
+            }
             let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
             let ip_id = self.ip_id;
             let train = TxTrain { segments, segment_len, last_len, ip_id, ..template };
@@ -215,6 +206,17 @@ impl Egress {
             first = end;
         }
         first
+    }
+
+    /// Whether the message goes on where this train ends, and the train has room for more of it.
+    fn may_grow(&self, (first, end): (usize, usize), segment_len: u32, caps: &WireCaps) -> bool {
+        let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
+        let has_room = segments < caps.max_segments
+            && segments.saturating_add(1).saturating_mul(segment_len) <= caps.max_train;
+        let goes_on = |last: &Segment| {
+            last.datagram_len() == segment_len && !last.opcode.info().position.is_end()
+        };
+        has_room && self.plan.get(end - 1).is_some_and(goes_on)
     }
 
     fn write_headers<W: Wire>(&self, profile: Profile, qp: &Qp, wire: &mut W) {
