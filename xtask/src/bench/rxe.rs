@@ -57,7 +57,7 @@ exit 1
 const DIALOGUE: &str = "
 (eval \"$ea\" busybox taskset 1 $line $a > /run/server 2>&1) &
 usleep 1500000
-eval \"$eb\" busybox taskset 2 $line $b 127.0.0.1 || { cat /run/server; exit 1; }
+eval \"$eb\" busybox taskset 2 $line $b 127.0.0.1 || { cat /run/server /run/*.log; exit 1; }
 wait
 ";
 
@@ -129,8 +129,8 @@ struct Stack {
 
 impl Stack {
     fn ours() -> Self {
-        let environment =
-            ["a", "b"].map(|side| format!("LD_LIBRARY_PATH=/root RNIC_SOCKET=/run/{side}.sock"));
+        let environment = ["a", "b"]
+            .map(|side| format!("RNIC_DEBUG=1 LD_LIBRARY_PATH=/root RNIC_SOCKET=/run/{side}.sock"));
         Self { environment, arguments: ["-d rnic0 -x 0".into(), "-d rnic0 -x 0".into()] }
     }
 
