@@ -42,7 +42,7 @@ rdma link add rxeb type rxe netdev vb
 const OURS: &str = "
 set -e
 for side in a b; do
-    /root/rnicd --netdev v$side --io udp --socket /run/$side.sock > /run/$side.log 2>&1 &
+    /root/rnicd --netdev v$side --io af-packet --socket /run/$side.sock > /run/$side.log 2>&1 &
 done
 for try in $(seq 100); do
     if [ -S /run/a.sock ] && [ -S /run/b.sock ]; then exit 0; fi
