@@ -28,8 +28,8 @@ impl IdlePolicy {
         Self { idle: config.idle, spin_nanos, silent_since: None }
     }
 
-    /// What to do after a turn that began at `now` and did something or not. `may_spin` is false when others
-    /// need the CPU.
+    /// What to do after a turn that began at `now` and did something or not. `may_spin` is false
+    /// when others need the CPU.
     #[inline]
     pub(crate) fn after_turn(&mut self, now: Instant, worked: bool, may_spin: bool) -> Next {
         if worked {
