@@ -43,5 +43,6 @@ pub mod paths;
 pub mod place;
 pub mod process;
 pub mod programs;
+pub mod rounds;
 pub mod rxe;
 pub mod ssh;

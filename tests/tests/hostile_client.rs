@@ -24,6 +24,7 @@ use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Cmd, Output, Running, User, wait_until};
 use system_tests::programs::Dialogue;
+use system_tests::rounds::share_left;
 
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
@@ -124,26 +125,17 @@ impl Stage {
     /// median round, and what the attackers said.
     fn rounds(&self, kind: &str, seconds: f64) -> Result<(f64, Vec<Output>)> {
         let mut outputs = Vec::new();
-        let mut shares = Vec::new();
-        let mut calm = self.rate_beside_spinners()?;
-        let mut left = seconds;
-        while left > 0.0 {
-            let round = left.min(ROUND);
-            let rate = std::thread::scope(|scope| -> Result<_> {
+        let calm = || self.rate_beside_spinners();
+        let disturbed = |round| {
+            std::thread::scope(|scope| -> Result<_> {
                 let seed = outputs.len() as u64 + 1;
                 let attacking = scope.spawn(move || self.attack_for(kind, round, seed));
                 let rate = self.rate(round)?;
                 outputs.extend(attacking.join().expect("no panic")?);
                 Ok(rate)
-            })?;
-            let calm_again = self.rate_beside_spinners()?;
-            shares.push(2.0 * rate / (calm + calm_again));
-            eprintln!("{kind}: {rate:.0} MB/s between {calm:.0} and {calm_again:.0} MB/s");
-            calm = calm_again;
-            left -= round;
-        }
-        shares.sort_by(f64::total_cmp);
-        let median = shares[shares.len() / 2];
+            })
+        };
+        let median = share_left(seconds, ROUND, calm, disturbed)?;
         eprintln!("{kind}: {} attackers; the tenant kept {:.0}%", outputs.len(), 100.0 * median);
         Ok((median, outputs))
     }

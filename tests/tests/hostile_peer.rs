@@ -22,6 +22,7 @@ use system_tests::netns::End;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
 use system_tests::programs::Dialogue;
+use system_tests::rounds::share_left;
 
 /// Packets that somebody on the path remembers.
 const MEMORY: usize = 4096;
@@ -236,25 +237,6 @@ impl Talk {
         let said = dialogue.run(&self.left, &self.right)?;
         checker::megabytes_per_second(&said.client.stdout)
     }
-
-    /// Disturbed for so many seconds in rounds, each between two calm ones. Returns what part of
-    /// the rate was left, in the median round.
-    fn rounds(&self, seconds: f64) -> Result<f64> {
-        let mut shares = Vec::new();
-        let mut calm = self.rate(BASELINE, false)?;
-        let mut left = seconds;
-        while left > 0.0 {
-            let round = left.min(ROUND);
-            let rate = self.rate(round, true)?;
-            let calm_again = self.rate(BASELINE, false)?;
-            eprintln!("{rate:.0} MB/s between {calm:.0} and {calm_again:.0} MB/s");
-            shares.push(2.0 * rate / (calm + calm_again));
-            calm = calm_again;
-            left -= round;
-        }
-        shares.sort_by(f64::total_cmp);
-        Ok(shares[shares.len() / 2])
-    }
 }
 
 fn withstands(test: &str, io: Io) -> Result<()> {
@@ -276,7 +258,8 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     let (share, sent) = std::thread::scope(|scope| -> Result<_> {
         let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, orders));
         let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, orders));
-        let share = talk.rounds(seconds);
+        let calm = || talk.rate(BASELINE, false);
+        let share = share_left(seconds, ROUND, calm, |seconds| talk.rate(seconds, true));
         orders.leave.store(true, Ordering::Relaxed);
         let [to_left, to_right] =
             [to_left, to_right].map(|thread| thread.join().expect("no panic"));
