@@ -73,8 +73,9 @@ impl Wire for SwapWire {
             range: Range { offset, len: bytes },
             segment_len: train.segment_len,
             ip_id: RxIpId::Seen(train.ip_id),
+            inside: false,
         });
-        Some(TxSlot { arena, offset, stride: train.segment_len })
+        Some(TxSlot { arena, offset, stride: train.segment_len, inside: false })
     }
 
     fn cancel_from(&mut self, _slot: &TxSlot) {}

@@ -83,6 +83,8 @@ counters! {
     rx_discarded,
     /// Datagrams lost between shards.
     shard_queue_full,
+    /// Datagrams whose payload was gone from the sender's memory, on the same device.
+    rx_lent_gone,
     /// Requests refused: key, right or range.
     resp_remote_access_errors,
     /// Requests refused: malformed, out of order opcode, not allowed.
@@ -131,6 +133,7 @@ impl Counters {
             DropReason::AfterFault => &mut self.rx_after_fault,
             DropReason::NoReceive | DropReason::TooLong => &mut self.rx_discarded,
             DropReason::HandOver => &mut self.shard_queue_full,
+            DropReason::LentGone => &mut self.rx_lent_gone,
         };
         *counter += 1;
     }

@@ -7,8 +7,9 @@
 //! state simply does not move past them.
 
 use crate::event::{Event, NakReason, Tap};
-use crate::gather::{Gather, Unreadable};
+use crate::gather::{Gather, Place, Unreadable};
 use crate::headers::{headers_of, info_of};
+use crate::lending;
 use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::profile::Profile;
@@ -16,6 +17,7 @@ use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
 use crate::qp::requester::Budget;
 use crate::qp::segment::{Segment, Source};
+use crate::qpn::QpnCodec;
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpState, WcStatus};
@@ -44,6 +46,8 @@ pub(crate) struct Egress {
     trains: Vec<Train>,
     gather: Gather,
     ip_id: u16,
+    codec: QpnCodec,
+    shard: u8,
 }
 
 /// How a visit ended.
@@ -65,12 +69,14 @@ pub(crate) struct Transmitted {
 }
 
 impl Egress {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(codec: QpnCodec, shard: u8) -> Self {
         Self {
             plan: Vec::with_capacity(MAX_SEGMENTS),
             trains: Vec::with_capacity(MAX_SEGMENTS),
             gather: Gather::new(),
             ip_id: 0,
+            codec,
+            shard,
         }
     }
 
@@ -131,6 +137,7 @@ impl Egress {
             segment_len: 0,
             last_len: 0,
             ip_id: 0,
+            to_self: self.codec.decode(qp.dest_qpn()).shard == self.shard,
         };
         let reserved = self.reserve(ports.wire, caps, template, budget_ended);
         let full = reserved < self.plan.len();
@@ -225,6 +232,9 @@ impl Egress {
             for (segment, datagram) in self.datagrams(train, arena) {
                 let headers = headers_of(qp, segment, profile);
                 let start = headers.emit(datagram);
+                if train.slot.inside {
+                    lending::mark_carried(datagram);
+                }
                 if let Source::Request { index, offset } = segment.source
                     && qp.sq.wr(index).control.data_len > 0
                 {
@@ -268,8 +278,9 @@ impl Egress {
                 let to = Range { offset: offset + segment.header_len(), len: segment.len };
                 offset += train.slot.stride;
                 if segment.len > 0 {
-                    let arena = train.slot.arena;
-                    self.gather.add_segment(ctx, qp, wire, dma, (at, segment, arena, to))?;
+                    let TxSlot { arena, inside, .. } = train.slot;
+                    let place = Place { arena, to, inside };
+                    self.gather.add_segment(ctx, qp, wire, dma, (at, segment, place))?;
                 }
             }
         }
@@ -317,7 +328,9 @@ impl Egress {
                 {
                     pad.fill(0);
                 }
-                roce_wire::icrc::seal(flow, first.wrapping_add(k), datagram);
+                if !train.slot.inside {
+                    roce_wire::icrc::seal(flow, first.wrapping_add(k), datagram);
+                }
             }
         }
     }

@@ -138,7 +138,7 @@ impl Engine {
             qps: Slab::new(max_qp),
             codec,
             ingress: Ingress::new(codec, config.shard),
-            egress: Egress::new(),
+            egress: Egress::new(codec, config.shard),
             due: Vec::new(),
         }
     }

@@ -81,6 +81,9 @@ pub enum DropReason {
     TooLong,
     /// The queue to another shard is full.
     HandOver,
+    /// The payload was to be copied from the memory of a sender on the same device, which took
+    /// that memory away meanwhile.
+    LentGone,
 }
 
 /// Why a request is answered with a NAK.

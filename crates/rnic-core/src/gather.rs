@@ -2,6 +2,7 @@
 //! few [`Dma::read`] calls as possible.
 
 use crate::event::{NakReason, Tap};
+use crate::lending::{self, LEND_FROM};
 use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
@@ -9,6 +10,7 @@ use crate::qp::replies::ReplyKind;
 use crate::qp::segment::{Segment, Source};
 use crate::shared::Ctx;
 use rnic_abi::verbs::AccessFlags;
+use roce_wire::datagram::{ICRC_LEN, pad_for};
 
 /// Copies for one [`Dma::read`] call.
 #[derive(Debug)]
@@ -27,6 +29,15 @@ pub(crate) struct Gather {
 pub(crate) struct Unreadable {
     pub(crate) segment: usize,
     pub(crate) reason: NakReason,
+}
+
+/// Where the payload of a segment goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) arena: ArenaId,
+    pub(crate) to: Range,
+    /// See [`TxSlot::inside`](crate::ports::TxSlot).
+    pub(crate) inside: bool,
 }
 
 impl Gather {
@@ -55,7 +66,7 @@ impl Gather {
         qp: &Qp,
         wire: &mut W,
         dma: &mut D,
-        (at, segment, arena, mut to): (usize, Segment, ArenaId, Range),
+        (at, segment, mut place): (usize, Segment, Place),
     ) -> Result<(), Unreadable> {
         let unreadable = |reason| Unreadable { segment: at, reason };
         match segment.source {
@@ -64,6 +75,7 @@ impl Gather {
                 let is_inside = control.data_len > 0;
                 let mut skip = offset;
                 for sge in qp.sq.sges(index) {
+                    let to = place.to;
                     if to.len == 0 {
                         break;
                     }
@@ -80,10 +92,13 @@ impl Gather {
                     // A carried copy travels, but its key must be as good as any other.
                     if !is_inside {
                         let from = MemRange { addr: target.addr, len };
-                        let place = (target.space, arena, Range { len, ..to });
-                        self.add(wire, dma, at, from, place)?;
+                        if len == segment.len && lent(wire, dma, place, target.space, from) {
+                            return Ok(());
+                        }
+                        let here = Place { to: Range { len, ..to }, ..place };
+                        self.add(wire, dma, at, from, (target.space, here))?;
                     }
-                    to = Range { offset: to.offset + len, len: to.len - len };
+                    place.to = Range { offset: to.offset + len, len: to.len - len };
                 }
                 Ok(())
             }
@@ -93,10 +108,13 @@ impl Gather {
                 let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
                 let checked = Rule::ReadNeedsRight.applies();
                 let need = if checked { AccessFlags::REMOTE_READ } else { AccessFlags::empty() };
-                let target = ctx.shared.mrs.check(rkey, qp.pd, va, to.len.into(), need);
+                let target = ctx.shared.mrs.check(rkey, qp.pd, va, segment.len.into(), need);
                 let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
-                let from = MemRange { addr: target.addr, len: to.len };
-                self.add(wire, dma, at, from, (target.space, arena, to))
+                let from = MemRange { addr: target.addr, len: segment.len };
+                if lent(wire, dma, place, target.space, from) {
+                    return Ok(());
+                }
+                self.add(wire, dma, at, from, (target.space, place))
             }
             Source::Ack => Ok(()),
         }
@@ -108,7 +126,7 @@ impl Gather {
         dma: &mut D,
         segment: usize,
         from: MemRange,
-        (space, arena, to): (SpaceId, ArenaId, Range),
+        (space, Place { arena, to, .. }): (SpaceId, Place),
     ) -> Result<(), Unreadable> {
         let full = self.from.len() == MAX_DMA_RANGES || self.to.len() == MAX_DMA_RANGES;
         if self.bytes > 0 && (full || self.space != space || self.arena != arena) {
@@ -152,4 +170,21 @@ impl Gather {
         self.clear();
         result
     }
+}
+
+/// Lends the whole payload of a segment, in place of copying it, where that is possible.
+fn lent<W: Wire, D: Dma>(
+    wire: &mut W,
+    dma: &D,
+    Place { arena, to, inside }: Place,
+    space: SpaceId,
+    from: MemRange,
+) -> bool {
+    if !inside || from.len < LEND_FROM || !dma.copies_from(space, from) {
+        return false;
+    }
+    let end =
+        to.offset as usize + to.len as usize + usize::from(pad_for(to.len as usize)) + ICRC_LEN;
+    let Some(payload) = wire.tx(arena).get_mut(to.offset as usize..end) else { return false };
+    lending::lend(payload, space, from.addr)
 }

@@ -4,6 +4,7 @@
 //! requests and the completer responses. Neither sends anything.
 
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
+use crate::lending::{self, Payload};
 use crate::placement;
 use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
@@ -132,7 +133,8 @@ impl Ingress {
             RxIpId::Seen(first) => IpIdHint::Known(first.wrapping_add(arrival.k)),
             RxIpId::Hidden => IpIdHint::Predicted(arrival.k),
         };
-        if !icrc::verify(flow, id, arrival.bytes).is_good() && Rule::Icrc.applies() {
+        let trusted = arrival.train.inside;
+        if !trusted && !icrc::verify(flow, id, arrival.bytes).is_good() && Rule::Icrc.applies() {
             return Err(Some(DropReason::Icrc));
         }
         if flow.ecn() == Ecn::Ce {
@@ -202,8 +204,9 @@ impl<T: Tap> Target<'_, '_, T> {
             offset: arrival.offset + datagram.payload_offset() as u32,
             len: datagram.payload_len() as u32,
         };
-        let packet =
-            Packet { headers: &datagram.headers, info, payload: datagram.payload(), range };
+        let payload = datagram.payload();
+        let bytes = payload_of(arrival, payload, range, dma)?;
+        let packet = Packet { headers: &datagram.headers, info, payload, bytes };
         if info.is_request {
             let step = qp.handle_request(&mut self.ctx, &packet);
             self.finish_request(slot, &packet, step, dma, arena)
@@ -274,6 +277,24 @@ impl<T: Tap> Target<'_, '_, T> {
             }
         }
         Ok(())
+    }
+}
+
+/// Where the payload is. What the sender lent may be gone: then the packet is lost, and so much is
+/// found when it is sent again.
+fn payload_of<D: Dma>(
+    arrival: &Arrival<'_>,
+    payload: &[u8],
+    arrived: Range,
+    dma: &D,
+) -> Result<Payload, DropReason> {
+    if !arrival.train.inside {
+        return Ok(Payload::arrived(arrived));
+    }
+    let found = lending::find(arrival.bytes, payload, arrived);
+    match found.source {
+        Some(space) if !dma.copies_from(space, found.in_memory()) => Err(DropReason::LentGone),
+        _ => Ok(found),
     }
 }
 

@@ -29,6 +29,7 @@ mod execute;
 mod gather;
 mod headers;
 mod ingress;
+mod lending;
 pub mod mr;
 mod placement;
 mod planted;

@@ -8,6 +8,7 @@
 //! forgotten, and the QP fails at that packet; other QPs notice nothing.
 
 use crate::event::{Event, Tap};
+use crate::lending::Payload;
 use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use crate::qp::Qp;
@@ -40,7 +41,7 @@ pub(crate) struct Piece {
     pub(crate) msn: Msn,
     pub(crate) space: SpaceId,
     /// Same length as `to`.
-    pub(crate) from: Range,
+    pub(crate) from: Payload,
     pub(crate) to: MemRange,
     /// A message ends here: programs may poll its last byte.
     pub(crate) is_tail: bool,
@@ -69,8 +70,23 @@ pub(crate) struct Batch {
     deliveries: Vec<Delivery>,
     faults: Vec<Fault>,
     from: Vec<Range>,
+    lent: Vec<MemRange>,
     to: Vec<MemRange>,
     tails: Vec<u64>,
+}
+
+/// Who a call copies from and to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ends {
+    /// The sender's memory; none: the receive arena.
+    source: Option<SpaceId>,
+    target: SpaceId,
+}
+
+impl Piece {
+    fn ends(&self) -> Ends {
+        Ends { source: self.from.source, target: self.space }
+    }
 }
 
 /// A packet adds at most one piece per SGE.
@@ -84,6 +100,7 @@ impl Batch {
             deliveries: Vec::with_capacity(CAPACITY),
             faults: Vec::new(),
             from: Vec::with_capacity(MAX_DMA_RANGES),
+            lent: Vec::with_capacity(MAX_DMA_RANGES),
             to: Vec::with_capacity(MAX_DMA_RANGES),
             tails: Vec::with_capacity(MAX_DMA_RANGES),
         }
@@ -136,10 +153,11 @@ impl Batch {
     /// Collects the ranges of one call from piece `start` on; returns the piece it stops before.
     fn collect(&mut self, start: usize) -> usize {
         self.from.clear();
+        self.lent.clear();
         self.to.clear();
         self.tails.clear();
         let mut bytes = 0;
-        let mut space = None;
+        let mut ends = None;
         let mut end = start;
         for i in start..self.pieces.len() {
             let piece = self.pieces[i];
@@ -148,12 +166,16 @@ impl Batch {
                 // The call must stop here, so that byte counts name pieces without gaps.
                 break;
             }
-            let fits = self.from.len() < MAX_DMA_RANGES && self.to.len() < MAX_DMA_RANGES;
-            if space.is_some_and(|space| space != piece.space) || !fits {
+            let sources = self.from.len().max(self.lent.len());
+            let fits = sources < MAX_DMA_RANGES && self.to.len() < MAX_DMA_RANGES;
+            if ends.is_some_and(|ends| ends != piece.ends()) || !fits {
                 break;
             }
-            space = Some(piece.space);
-            push_range(&mut self.from, piece.from);
+            ends = Some(piece.ends());
+            match piece.from.source {
+                None => push_range(&mut self.from, piece.from.in_arena()),
+                Some(_) => push_mem_range(&mut self.lent, piece.from.in_memory()),
+            }
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
             if piece.is_tail && !Bug::TailNotLast.is_planted() {
@@ -174,7 +196,12 @@ impl Batch {
                 continue;
             }
             let end = self.collect(start);
-            match dma.write(first.space, arena, &self.from, &self.to, &self.tails) {
+            let Ends { source, target } = first.ends();
+            let written = match source {
+                None => dma.write(target, arena, &self.from, &self.to, &self.tails),
+                Some(source) => dma.copy(source, &self.lent, target, &self.to, &self.tails),
+            };
+            match written {
                 Ok(()) => start = end,
                 Err(fault) => {
                     let at = self.piece_of_byte(start, end, fault.done);
@@ -264,6 +291,7 @@ impl Batch {
             deliveries: Vec::new(),
             faults: Vec::new(),
             from: Vec::new(),
+            lent: Vec::new(),
             to: Vec::new(),
             tails: Vec::new(),
         }

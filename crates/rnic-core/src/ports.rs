@@ -71,6 +71,8 @@ pub struct RxTrain {
     pub segment_len: u32,
     /// Identification.
     pub ip_id: RxIpId,
+    /// It was reserved by this engine, in a slot of the same kind: see [`TxSlot::inside`].
+    pub inside: bool,
 }
 
 /// How to reach a peer: the wire's own handle for next hop MAC, VLAN and local interface.
@@ -94,6 +96,8 @@ pub struct TxTrain {
     pub last_len: u32,
     /// IPv4 identification of the first, where [`TxIpId::Ours`].
     pub ip_id: u16,
+    /// It is for a QP of this very engine.
+    pub to_self: bool,
 }
 
 /// Memory reserved for a train: datagram k starts at `offset + k * stride` of the arena.
@@ -105,6 +109,10 @@ pub struct TxSlot {
     pub offset: u32,
     /// Distance between datagrams, bytes.
     pub stride: u32,
+    /// The train ([`TxTrain::to_self`]) never leaves the memory of this engine, which receives it
+    /// as it filled it, and nobody else sees it: it needs no ICRC, and its payload may stay where
+    /// it is ([`Dma::copies_from`]).
+    pub inside: bool,
 }
 
 /// Frames in and out. One burst in and one burst out per engine turn.
@@ -191,6 +199,30 @@ pub trait Dma {
         to: &[MemRange],
         tails: &[u64],
     ) -> Result<(), DmaFault>;
+
+    /// Whether [`copy`](Self::copy) can take these bytes: they exist and can be read now, and
+    /// nothing but a call that changes the set of address spaces changes that.
+    fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
+        let _ = (space, from);
+        false
+    }
+
+    /// Copies application memory, for which [`copies_from`](Self::copies_from) is true, to
+    /// application memory; visible in the order of [`write`](Self::write).
+    ///
+    /// # Errors
+    /// [`DmaFault`] at the first byte that cannot be written.
+    fn copy(
+        &mut self,
+        source: SpaceId,
+        from: &[MemRange],
+        target: SpaceId,
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        let _ = (source, from, target, to, tails);
+        Err(DmaFault { done: 0 })
+    }
 
     /// Atomically replaces the aligned 8 bytes at `addr` by what `update` returns for their old
     /// value, which is returned. Atomic with respect to every other call of this method on the

@@ -50,6 +50,7 @@ impl Ledger {
             counters.rx_after_fault,
             counters.rx_discarded,
             counters.shard_queue_full,
+            counters.rx_lent_gone,
         ];
         assert_eq!(drops.iter().sum::<u64>(), self.dropped, "drops and counters disagree");
         assert!(counters.duplicate_request >= self.duplicates);

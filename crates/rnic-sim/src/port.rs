@@ -196,6 +196,7 @@ impl Port {
             range: Range { offset, len },
             segment_len: size(first.bytes.len()),
             ip_id: if hidden { RxIpId::Hidden } else { RxIpId::Seen(first.ip_id) },
+            inside: false,
         })
     }
 
@@ -276,7 +277,8 @@ impl Wire for Port {
         let offset = size(arena.len());
         let stride = train.segment_len + SPACING;
         arena.resize(arena.len() + (stride * train.segments) as usize, POISON);
-        let slot = TxSlot { arena: ArenaId(u8::try_from(id).unwrap_or(0)), offset, stride };
+        let arena = ArenaId(u8::try_from(id).unwrap_or(0));
+        let slot = TxSlot { arena, offset, stride, inside: false };
         self.reserved.push((*train, slot));
         Some(slot)
     }

@@ -100,6 +100,39 @@ impl Dma for SystemDma {
         }
     }
 
+    fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
+        match self.spaces.get(space.0 as usize) {
+            Some(Some(Space::Mapped(mapping))) => mapping.contains(from),
+            _ => false,
+        }
+    }
+
+    fn copy(
+        &mut self,
+        source: SpaceId,
+        from: &[MemRange],
+        target: SpaceId,
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        let [source, target] = [source, target].map(|space| space.0 as usize);
+        if source == target {
+            return match self.spaces.get(source) {
+                Some(Some(Space::Mapped(mapping))) => mapping.copy(mapping, from, to, tails),
+                _ => Err(NOTHING),
+            };
+        }
+        match self.spaces.get_disjoint_mut([source, target]) {
+            Ok([Some(Space::Mapped(source)), Some(Space::Mapped(target))]) => {
+                target.copy(source, from, to, tails)
+            }
+            Ok([Some(Space::Mapped(source)), Some(Space::Process(target))]) => {
+                target.write_mapped(source, from, to, tails, &mut self.scratch)
+            }
+            _ => Err(NOTHING),
+        }
+    }
+
     fn atomic(
         &mut self,
         space: SpaceId,
@@ -132,6 +165,63 @@ fn pieces(ends: &[u64], total: u64) -> impl Iterator<Item = (u64, u64)> {
             [body, (cut, end)]
         })
         .filter(|(start, end)| start < end)
+}
+
+/// A run of bytes somewhere.
+trait Run: Copy {
+    fn len(&self) -> u32;
+    /// Splits off the first `len` bytes, of at least as many.
+    fn take(&mut self, len: u32) -> Self;
+}
+
+impl Run for Range {
+    fn len(&self) -> u32 {
+        self.len
+    }
+
+    fn take(&mut self, len: u32) -> Self {
+        let first = Self { len, ..*self };
+        *self = Self { offset: self.offset + len, len: self.len - len };
+        first
+    }
+}
+
+impl Run for MemRange {
+    fn len(&self) -> u32 {
+        self.len
+    }
+
+    fn take(&mut self, len: u32) -> Self {
+        let first = Self { len, ..*self };
+        *self = Self { addr: self.addr.wrapping_add(len.into()), len: self.len - len };
+        first
+    }
+}
+
+/// Calls `step` with equally long pieces of both lists until it says false. True when all of
+/// `ranges` was taken.
+fn walk<R: Run>(
+    memory: &[MemRange],
+    ranges: &[R],
+    mut step: impl FnMut(MemRange, R) -> bool,
+) -> bool {
+    let mut memory = memory.iter().copied();
+    let mut current = MemRange::default();
+    for range in ranges {
+        let mut left = *range;
+        while left.len() > 0 {
+            if current.len == 0 {
+                let Some(next) = memory.next() else { return false };
+                current = next;
+                continue;
+            }
+            let len = left.len().min(current.len);
+            if !step(current.take(len), left.take(len)) {
+                return false;
+            }
+        }
+    }
+    true
 }
 
 #[cfg(test)]

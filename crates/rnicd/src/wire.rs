@@ -137,6 +137,8 @@ impl Wire for DeviceWire {
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let open = self.inner.disturbs() || self.inner.get().is_watched();
+        self.inner.get_mut().get_mut().set_open(open);
         self.inner.receive(trains);
         self.shards.collect(&mut self.inner);
     }

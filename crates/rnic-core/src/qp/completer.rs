@@ -10,7 +10,7 @@ use super::sq::{Wr, wc_opcode};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
 use crate::planted::{Bug, Rule};
-use crate::ports::{MemRange, Range, SpaceId};
+use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
 use roce_wire::{NakCode, Operation, Position, Psn, Syndrome};
@@ -184,7 +184,7 @@ impl Qp {
         }
         let offset = k * self.mtu;
         let expected = wr.length.saturating_sub(offset).min(self.mtu);
-        if packet.range.len != expected && Rule::ReadResponseLength.applies() {
+        if packet.bytes.len() != expected && Rule::ReadResponseLength.applies() {
             return Answer::Fail(WcStatus::LocLenErr);
         }
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
@@ -213,17 +213,18 @@ impl Qp {
         is_last: bool,
     ) -> Result<(), WcStatus> {
         let undo = ctx.shared.batch.len();
-        let mut from = packet.range;
+        let mut left = packet.bytes;
         let mut skip = offset;
         for sge in self.sq.sges(index) {
-            if from.len == 0 {
+            if left.len() == 0 {
                 break;
             }
             if skip >= sge.length {
                 skip -= sge.length;
                 continue;
             }
-            let len = from.len.min(sge.length - skip);
+            let from = left.take(sge.length - skip);
+            let len = from.len();
             let va = sge.addr.wrapping_add(skip.into());
             skip = 0;
             let need = AccessFlags::LOCAL_WRITE;
@@ -238,11 +239,10 @@ impl Qp {
                 psn: packet.psn(),
                 msn: self.responder.msn,
                 space: target.space,
-                from: Range { len, ..from },
+                from,
                 to: MemRange { addr: target.addr, len },
                 is_tail: false,
             });
-            from = Range { offset: from.offset + len, len: from.len - len };
         }
         if is_last {
             ctx.shared.batch.end_message(self.slot, packet.psn());

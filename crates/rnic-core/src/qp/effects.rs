@@ -7,7 +7,7 @@ use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::placement::{Piece, PieceKind};
 use crate::planted::{Bug, Rule};
-use crate::ports::{MemRange, Range, SpaceId};
+use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
 use rnic_abi::verbs::{AccessFlags, WcOpcode, WcStatus};
@@ -51,11 +51,12 @@ impl Qp {
     ) -> Checked<bool> {
         let Some(mut recv) = self.rq.current else { return Ok(false) };
         let undo = ctx.shared.batch.len();
-        let mut from = packet.range;
-        let mut private = may_carry && from.len > 0;
-        while from.len > 0 {
+        let mut left = packet.bytes;
+        let mut private = may_carry && left.len() > 0;
+        while left.len() > 0 {
             let Some(sge) = self.rq.sges().get(recv.sge).copied() else { break };
-            let len = from.len.min(sge.length - recv.in_sge);
+            let from = left.take(sge.length - recv.in_sge);
+            let len = from.len();
             if len > 0 {
                 let va = sge.addr.wrapping_add(u64::from(recv.in_sge));
                 let need = AccessFlags::LOCAL_WRITE;
@@ -66,20 +67,16 @@ impl Qp {
                 };
                 private &= target.private;
                 let piece = self.piece(packet, PieceKind::Receive, target.space);
-                ctx.shared.batch.place(Piece {
-                    from: Range { len, ..from },
-                    to: MemRange { addr: target.addr, len },
-                    ..piece
-                });
+                let to = MemRange { addr: target.addr, len };
+                ctx.shared.batch.place(Piece { from, to, ..piece });
             }
             recv.in_sge += len;
-            from = Range { offset: from.offset + len, len: from.len - len };
             if recv.in_sge == sge.length {
                 recv.sge += 1;
                 recv.in_sge = 0;
             }
         }
-        recv.filled += u64::from(packet.range.len);
+        recv.filled += u64::from(packet.bytes.len());
         self.rq.current = Some(recv);
         if private {
             ctx.shared.batch.truncate(undo);
@@ -95,7 +92,7 @@ impl Qp {
             psn: packet.psn(),
             msn: self.responder.msn,
             space,
-            from: packet.range,
+            from: packet.bytes,
             to: MemRange::default(),
             is_tail: false,
         }
@@ -137,7 +134,7 @@ impl Qp {
         packet: &Packet<'_>,
     ) -> Checked {
         let (va, rkey, left) = self.write_position(ctx, packet)?;
-        let len = packet.range.len;
+        let len = packet.bytes.len();
         let ends = packet.info.position.is_end();
         // The payloads add up to the DMA length exactly.
         if (len > left || ends != (len == left)) && Rule::WriteTotal.applies() {

@@ -9,8 +9,9 @@ use super::Qp;
 use super::replies::Replies;
 use super::rq::NoRecv;
 use crate::event::{DropReason, Event, NakReason, Tap};
+use crate::lending::Payload;
 use crate::planted::{Bug, Rule};
-use crate::ports::{Range, SpaceId};
+use crate::ports::SpaceId;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use roce_wire::{HeaderRepr, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer};
@@ -21,8 +22,8 @@ pub(crate) struct Packet<'a> {
     pub(crate) headers: &'a HeaderRepr,
     pub(crate) info: &'static OpcodeInfo,
     pub(crate) payload: &'a [u8],
-    /// Where the payload is in the receive arena.
-    pub(crate) range: Range,
+    /// Where the payload is. In an inside train `payload` may be no more than a note of that.
+    pub(crate) bytes: Payload,
 }
 
 impl Packet<'_> {

@@ -96,7 +96,14 @@ impl Wire for HeapWire {
             }
             let range = Range { offset, len: self.rx.len() as u32 - offset };
             let arena = ArenaId(0);
-            trains.push(RxTrain { flow: last.flow, arena, range, segment_len, ip_id });
+            trains.push(RxTrain {
+                flow: last.flow,
+                arena,
+                range,
+                segment_len,
+                ip_id,
+                inside: false,
+            });
         }
     }
 
@@ -114,7 +121,8 @@ impl Wire for HeapWire {
         if (self.used + bytes) as usize > TX_ARENA {
             return None;
         }
-        let slot = TxSlot { arena: ArenaId(0), offset: self.used, stride: train.segment_len };
+        let stride = train.segment_len;
+        let slot = TxSlot { arena: ArenaId(0), offset: self.used, stride, inside: false };
         self.used += bytes;
         self.reserved.push((*train, slot));
         Some(slot)
@@ -155,6 +163,9 @@ pub struct HeapDma {
     pub unmapped: std::ops::Range<u64>,
     pub reads: usize,
     pub writes: usize,
+    /// It can be copied from.
+    pub lends: bool,
+    pub copies: usize,
     /// Inner message ends of the last write.
     pub tails: Vec<u64>,
 }
@@ -168,6 +179,8 @@ impl HeapDma {
             unmapped: 0..0,
             reads: 0,
             writes: 0,
+            lends: false,
+            copies: 0,
             tails: Vec::new(),
         }
     }
@@ -220,6 +233,28 @@ impl Dma for HeapDma {
         let places: Vec<_> = self.places(to).collect();
         for (done, (place, at)) in (0..).zip(places.into_iter().zip(arena_places(from))) {
             self.bytes[place.ok_or(DmaFault { done })?] = arena[at];
+        }
+        Ok(())
+    }
+
+    fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
+        self.lends && space == self.space && self.places(&[from]).all(|place| place.is_some())
+    }
+
+    fn copy(
+        &mut self,
+        source: SpaceId,
+        from: &[MemRange],
+        target: SpaceId,
+        to: &[MemRange],
+        _tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        assert_eq!((source, target), (self.space, self.space));
+        self.copies += 1;
+        let pairs: Vec<_> = self.places(from).zip(self.places(to)).collect();
+        for (done, (from, to)) in (0..).zip(pairs) {
+            let from = from.expect("the engine asked whether it can be copied from");
+            self.bytes[to.ok_or(DmaFault { done })?] = self.bytes[from];
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Memory that daemon and application both map.
 
-use super::{NOTHING, TAIL, pieces};
+use super::{NOTHING, Run, TAIL, pieces, walk};
 use rnic_abi::os::memory::check_sealed;
 use rnic_core::ports::{DmaFault, MemRange, Range};
 use std::io;
@@ -66,6 +66,17 @@ impl Mapping {
         (unsafe { self.base.add(at as usize) }, room as usize)
     }
 
+    /// All of `range` is there.
+    pub(super) fn contains(&self, range: MemRange) -> bool {
+        self.clip(range).1 == range.len as usize
+    }
+
+    /// Where bytes are that [`contains`](Self::contains) is true for, and how many of them.
+    pub(super) fn locate(&self, range: MemRange) -> (*const u8, usize) {
+        let (start, len) = self.clip(range);
+        (start.as_ptr(), len)
+    }
+
     pub(super) fn read(
         &self,
         from: &[MemRange],
@@ -93,18 +104,43 @@ impl Mapping {
         to: &[MemRange],
         tails: &[u64],
     ) -> Result<(), DmaFault> {
+        self.write_from(from, to, tails, |range: Range| {
+            let source = arena.get(range.offset as usize..).unwrap_or_default();
+            (source.as_ptr(), source.len())
+        })
+    }
+
+    /// Copies from another mapping, or from this one.
+    pub(super) fn copy(
+        &self,
+        source: &Self,
+        from: &[MemRange],
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        self.write_from(from, to, tails, |range| source.locate(range))
+    }
+
+    /// Copies what `locate` finds; it says from where on how many bytes are valid.
+    fn write_from<R: Run>(
+        &self,
+        from: &[R],
+        to: &[MemRange],
+        tails: &[u64],
+        locate: impl Fn(R) -> (*const u8, usize),
+    ) -> Result<(), DmaFault> {
         if !self.writable {
             return Err(NOTHING);
         }
-        let total = from.iter().map(|range| u64::from(range.len)).sum();
+        let total = from.iter().map(|range| u64::from(range.len())).sum();
         let mut pieces = pieces(tails, total);
         // The piece being stored: where it ends, and whether it must be the last of its message.
         let (mut end, mut is_tail) = (0, false);
         let mut done = 0;
         let complete = walk(to, from, |memory, range| {
             let (target, room) = self.clip(memory);
-            let source = arena.get(range.offset as usize..).unwrap_or_default();
-            let len = room.min(source.len());
+            let (source, valid) = locate(range);
+            let len = room.min(valid);
             let mut at = 0;
             while at < len {
                 if done == end {
@@ -113,11 +149,11 @@ impl Mapping {
                 }
                 let step = ((end - done) as usize).min(len - at);
                 // SAFETY: `at + step` is at most `len`, for which both sides are valid.
-                unsafe { store(source.as_ptr().add(at), target.as_ptr().add(at), step, is_tail) };
+                unsafe { store(source.add(at), target.as_ptr().add(at), step, is_tail) };
                 at += step;
                 done += step as u64;
             }
-            len == range.len as usize
+            len == range.len() as usize
         });
         if complete { Ok(()) } else { Err(DmaFault { done }) }
     }
@@ -146,11 +182,12 @@ impl Mapping {
 /// Copies; `last` bytes are stored after everything before them, and in order.
 ///
 /// # Safety
-/// Both sides are valid for `len` bytes and apart.
+/// Both sides are valid for `len` bytes. They may overlap, as two registrations of a program may:
+/// what arrives then is any mixture.
 unsafe fn store(source: *const u8, target: *mut u8, len: usize, last: bool) {
     if !last {
         // SAFETY: as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
+        unsafe { std::ptr::copy(source, target, len) };
         return;
     }
     fence(Ordering::Release);
@@ -158,37 +195,6 @@ unsafe fn store(source: *const u8, target: *mut u8, len: usize, last: bool) {
         // SAFETY: inside both sides; a byte is always aligned.
         unsafe { AtomicU8::from_ptr(target.add(i)).store(*source.add(i), Ordering::Release) };
     }
-}
-
-/// Calls `step` with equally long pieces of both lists until it says false. True when all of
-/// `ranges` was taken.
-fn walk(
-    memory: &[MemRange],
-    ranges: &[Range],
-    mut step: impl FnMut(MemRange, Range) -> bool,
-) -> bool {
-    let mut memory = memory.iter().copied();
-    let mut current = MemRange::default();
-    for range in ranges {
-        let mut left = *range;
-        while left.len > 0 {
-            if current.len == 0 {
-                let Some(next) = memory.next() else { return false };
-                current = next;
-                continue;
-            }
-            let len = left.len.min(current.len);
-            let here = MemRange { addr: current.addr, len };
-            if !step(here, Range { offset: left.offset, len }) {
-                return false;
-            }
-            current.addr = current.addr.wrapping_add(u64::from(len));
-            current.len -= len;
-            left.offset += len;
-            left.len -= len;
-        }
-    }
-    true
 }
 
 impl Drop for Mapping {

@@ -1,6 +1,6 @@
 //! The memory of another process, by `process_vm_readv` and `process_vm_writev`.
 
-use super::{NOTHING, pieces};
+use super::{Mapping, NOTHING, Run, pieces};
 use rnic_core::ports::{DmaFault, MAX_DMA_RANGES, MemRange, Range};
 use std::io;
 
@@ -42,28 +42,26 @@ impl Scratch {
         }));
     }
 
-    /// Local vectors for `ranges` of an arena that starts at `base`, cut where a piece ends.
+    /// Local vectors for `ranges`, which are where `locate` says, cut where a piece ends.
     /// The caller has checked the ranges.
-    fn fill_local(&mut self, base: *mut u8, ranges: &[Range], ends: &[u64]) {
+    fn fill_local<R: Run>(&mut self, ranges: &[R], ends: &[u64], locate: impl Fn(R) -> *const u8) {
         self.local.clear();
-        let total = ranges.iter().map(|range| u64::from(range.len)).sum();
+        let total = ranges.iter().map(|range| u64::from(range.len())).sum();
         let mut ranges = ranges.iter().copied();
-        let mut current = Range::default();
+        let mut current: Option<R> = None;
         for (start, end) in pieces(ends, total) {
             let mut missing = end - start;
             while missing > 0 {
-                if current.len == 0 {
+                let Some(left) = current.as_mut().filter(|left| left.len() > 0) else {
                     let Some(next) = ranges.next() else { return };
-                    current = next;
+                    current = Some(next);
                     continue;
-                }
-                let len = missing.min(u64::from(current.len)) as u32;
+                };
+                let len = missing.min(u64::from(left.len())) as u32;
                 self.local.push(libc::iovec {
-                    iov_base: base.wrapping_add(current.offset as usize).cast(),
+                    iov_base: locate(left.take(len)).cast_mut().cast(),
                     iov_len: len as usize,
                 });
-                current.offset += len;
-                current.len -= len;
                 missing -= u64::from(len);
             }
         }
@@ -97,7 +95,8 @@ impl Process {
             return Err(NOTHING);
         }
         scratch.fill_remote(from);
-        scratch.fill_local(arena.as_mut_ptr(), to, &[]);
+        let base = arena.as_mut_ptr();
+        scratch.fill_local(to, &[], |range: Range| base.wrapping_add(range.offset as usize));
         self.transfer(scratch, libc::process_vm_readv)
     }
 
@@ -113,7 +112,25 @@ impl Process {
             return Err(NOTHING);
         }
         scratch.fill_remote(to);
-        scratch.fill_local(arena.as_ptr().cast_mut(), from, tails);
+        let base = arena.as_ptr();
+        scratch.fill_local(from, tails, |range: Range| base.wrapping_add(range.offset as usize));
+        self.transfer(scratch, libc::process_vm_writev)
+    }
+
+    /// Writes what is in a mapping.
+    pub(super) fn write_mapped(
+        &mut self,
+        source: &Mapping,
+        from: &[MemRange],
+        to: &[MemRange],
+        tails: &[u64],
+        scratch: &mut Scratch,
+    ) -> Result<(), DmaFault> {
+        if !from.iter().all(|range| source.contains(*range)) || tails.len() > MAX_DMA_RANGES {
+            return Err(NOTHING);
+        }
+        scratch.fill_remote(to);
+        scratch.fill_local(from, tails, |range| source.locate(range).0);
         self.transfer(scratch, libc::process_vm_writev)
     }
 
@@ -151,7 +168,7 @@ impl Process {
         call: ProcessVm,
     ) -> Result<(), DmaFault> {
         loop {
-            // SAFETY: every caller builds `local` from a live arena or variable that it borrows
+            // SAFETY: every caller builds `local` from a live arena, mapping or variable that it borrows
             // for as long as this call, mutably where the kernel writes. The kernel checks
             // `remote`.
             let done = unsafe {

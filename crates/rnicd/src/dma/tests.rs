@@ -225,3 +225,35 @@ fn the_last_byte_of_a_message_is_stored_last_in_mapped_memory() {
     let bytes = unsafe { std::slice::from_raw_parts(at, 1027) };
     last_byte_is_last(dma, 0, bytes);
 }
+
+#[test]
+fn mapped_memory_is_copied_to_wherever_it_goes() {
+    let (mut dma, words) = shared(3 * PAGE);
+    (0..PAGE / 8).for_each(|at| words.set(at, at as u64));
+    let target = with_hole();
+    let own = SpaceId(9);
+    dma.insert(own, Space::Process(Process::new(std::process::id()).unwrap()));
+    let from = [mem(100, 1000), mem(0, 100)];
+    assert!(dma.copies_from(SPACE, from[0]) && !dma.copies_from(own, mem(target, 8)));
+    assert!(!dma.copies_from(SPACE, mem(3 * PAGE - 8, 9)));
+    assert!(!dma.copies_from(SPACE, mem(usize::MAX, 9)));
+    assert!(!dma.copies_from(SpaceId(77), mem(0, 8)));
+
+    let cut_elsewhere = [mem(2 * PAGE, 500), mem(2 * PAGE + 600, 600)];
+    dma.copy(SPACE, &from, SPACE, &cut_elsewhere, &[800]).unwrap();
+    let (mut whole, mut first) = (vec![0; 1100], vec![0; 1100]);
+    dma.read(SPACE, &cut_elsewhere, &mut whole, &[range(0, 1100)]).unwrap();
+    dma.read(SPACE, &from, &mut first, &[range(0, 1100)]).unwrap();
+    assert_eq!(whole, first);
+
+    dma.copy(SPACE, &from, own, &[mem(target, 1100)], &[500]).unwrap();
+    dma.read(own, &[mem(target, 1100)], &mut whole, &[range(0, 1100)]).unwrap();
+    assert_eq!(whole, first);
+
+    let over_the_edge = [mem(target + PAGE - 300, 1100)];
+    assert_eq!(dma.copy(SPACE, &from, own, &over_the_edge, &[]), Err(DmaFault { done: 300 }));
+    let behind_the_end = [mem(3 * PAGE - 300, 1100)];
+    assert_eq!(dma.copy(SPACE, &from, SPACE, &behind_the_end, &[]), Err(DmaFault { done: 300 }));
+    assert_eq!(dma.copy(SPACE, &[mem(3 * PAGE, 8)], own, &[mem(target, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.copy(own, &[mem(target, 8)], SPACE, &[mem(0, 8)], &[]), Err(NOTHING));
+}

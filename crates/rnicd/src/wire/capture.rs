@@ -74,6 +74,11 @@ impl<W: Wire> CaptureWire<W> {
         &mut self.inner
     }
 
+    /// Somebody watches.
+    pub(super) fn is_watched(&self) -> bool {
+        !self.taps.is_empty()
+    }
+
     /// One more watcher.
     pub(super) fn add_tap(&mut self, tap: CaptureTap) {
         self.taps.push(tap);

@@ -63,6 +63,11 @@ impl Composite {
         counters
     }
 
+    /// Whether anybody but the engine sees from now on what is looped back.
+    pub(super) fn set_open(&mut self, open: bool) {
+        self.loopback.set_open(open);
+    }
+
     fn reserve_outside(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let refusal = match &mut self.outside {
             Some(link) => match link.reserve(train) {
@@ -78,7 +83,7 @@ impl Composite {
         // Slots differ, so that each can be cancelled.
         let offset = self.reserved.len() as u32 * 4;
         let end = offset.checked_add(train_len(train)?)?;
-        let slot = TxSlot { arena: SINK, offset, stride: train.segment_len };
+        let slot = TxSlot { arena: SINK, offset, stride: train.segment_len, inside: false };
         (end as usize <= self.sink.len()).then_some(slot)
     }
 }

@@ -85,6 +85,11 @@ impl<W: Wire> FaultWire<W> {
         self.random = Random(seed);
     }
 
+    /// Some of what arrives is disturbed.
+    pub(super) fn disturbs(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
     /// Something is held back.
     pub(super) fn has_backlog(&self) -> bool {
         !self.hold.is_empty()
@@ -118,6 +123,11 @@ impl<W: Wire> FaultWire<W> {
             self.inner.receive(&mut arrived);
         }
         for train in &arrived {
+            if train.inside {
+                // Sent before there were faults, and without an ICRC that would show them.
+                self.push(now, *train, trains);
+                continue;
+            }
             let mut start = 0;
             let mut at = 0;
             while start < train.range.len {

@@ -196,9 +196,10 @@ impl Shards {
     }
 }
 
-/// Copies a train's datagrams to where the wire wants them.
+/// Copies a train's datagrams to where the wire wants them. They were made by another engine than
+/// the one that receives what stays inside.
 fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
-    let slot = wire.reserve(train)?;
+    let slot = wire.reserve(&TxTrain { to_self: false, ..*train })?;
     let arena = wire.tx(slot.arena);
     let mut at = slot.offset as usize;
     for datagram in bytes.chunks(train.segment_len.max(1) as usize) {
@@ -295,7 +296,7 @@ impl Wire for ShardWire {
         let offset = self.tx_used as u32;
         self.reserved.push((*train, Range { offset, len }));
         self.tx_used = end;
-        Some(TxSlot { arena: ARENA_ID, offset, stride: train.segment_len })
+        Some(TxSlot { arena: ARENA_ID, offset, stride: train.segment_len, inside: false })
     }
 
     fn cancel_from(&mut self, slot: &TxSlot) {
@@ -430,8 +431,8 @@ mod tests {
         let (shard, inlet) = owner.add_shard().unwrap();
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };
-        let train =
-            RxTrain { flow, arena: ArenaId(0), range, segment_len: 64, ip_id: RxIpId::Hidden };
+        let (arena, ip_id) = (ArenaId(0), RxIpId::Hidden);
+        let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, inside: false };
         for _ in 0..DATAGRAMS.0 + 10 {
             inlet.hand_over(&train, &[0; 64]);
         }

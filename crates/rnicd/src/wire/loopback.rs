@@ -21,6 +21,8 @@ pub(crate) struct Loopback {
     /// How many of `arrived` were handed out.
     delivered: usize,
     trains: u64,
+    /// Somebody looks at trains or disturbs them: they are made as for a wire outside.
+    open: bool,
 }
 
 impl Loopback {
@@ -37,7 +39,13 @@ impl Loopback {
             arrived: Vec::with_capacity(MAX_TRAINS),
             delivered: 0,
             trains: 0,
+            open: false,
         }
+    }
+
+    /// Whether anybody but the engine sees the trains from now on.
+    pub(crate) fn set_open(&mut self, open: bool) {
+        self.open = open;
     }
 
     pub(crate) fn has_backlog(&self) -> bool {
@@ -80,15 +88,17 @@ impl Loopback {
             TxIpId::Ours => train.ip_id,
             TxIpId::SegmentIndex => 0,
         };
+        let inside = train.to_self && !self.open;
         self.sent.push(RxTrain {
             flow: train.flow,
             arena: self.arena,
             range: Range { offset, len },
             segment_len: if train.segments == 1 { train.last_len } else { train.segment_len },
             ip_id: RxIpId::Seen(ip_id),
+            inside,
         });
         self.tx_used = end;
-        Some(TxSlot { arena: self.arena, offset, stride: train.segment_len })
+        Some(TxSlot { arena: self.arena, offset, stride: train.segment_len, inside })
     }
 
     /// Forgets the last reservation of this turn.
@@ -123,7 +133,7 @@ mod tests {
     fn train(segments: u32, segment_len: u32, last_len: u32) -> TxTrain {
         let address = "10.0.0.1".parse().unwrap();
         let flow = Flow::new(address, address, 0xc001);
-        TxTrain { flow, hop: HopId(0), segments, segment_len, last_len, ip_id: 9 }
+        TxTrain { flow, hop: HopId(0), segments, segment_len, last_len, ip_id: 9, to_self: false }
     }
 
     fn send(wire: &mut Loopback, train: &TxTrain, fill: u8) {
@@ -189,6 +199,21 @@ mod tests {
         wire.receive(&mut trains);
         let seen: Vec<_> = trains.iter().map(|t| wire.rx()[t.range.offset as usize]).collect();
         assert_eq!(seen, [1, 3]);
+    }
+
+    #[test]
+    fn only_trains_that_nobody_else_sees_stay_inside() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        let to_self = TxTrain { to_self: true, ..train(1, 40, 40) };
+        let mut slots = vec![wire.reserve(&to_self), wire.reserve(&train(1, 40, 40))];
+        wire.set_open(true);
+        slots.push(wire.reserve(&to_self));
+        let inside: Vec<_> = slots.into_iter().map(|slot| slot.unwrap().inside).collect();
+        assert_eq!(inside, [true, false, false]);
+        wire.submit();
+        let mut trains = Vec::with_capacity(4);
+        wire.receive(&mut trains);
+        assert!(trains.iter().map(|train| train.inside).eq(inside));
     }
 
     #[test]

@@ -6,11 +6,11 @@ mod speed;
 use super::{DeviceWire, WireConfig, capture, open};
 use crate::config::{Io, XdpMode};
 use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
-use crate::net::{NetConfig, Network};
+use crate::net::{HopTable, NetConfig, Network};
 use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
-use rnic_core::ports::{HopId, Wire};
+use rnic_core::ports::{HopId, TxTrain, Wire};
 use roce_wire::{Flow, Frame, MacAddr};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -189,6 +189,33 @@ fn the_device_reaches_itself() {
         exchange::take_all(&mut side.wire, &path.flow, &mut seen, (number + shape.count) as usize);
     }
     assert_eq!((seen.trains, seen.unpredicted), (50, 0));
+}
+
+#[test]
+fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
+    let mut wire = DeviceWire::new("loopback".into(), None, HopTable::new());
+    let Path { flow, hop, .. } = loopback_path();
+    let (segment_len, last_len) = (1040, 1040);
+    let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };
+    let stays_inside = |wire: &mut DeviceWire| {
+        let mut trains = Vec::with_capacity(8);
+        wire.receive(&mut trains);
+        wire.release();
+        let inside = wire.reserve(&train).unwrap().inside;
+        wire.submit();
+        inside
+    };
+    assert!(stays_inside(&mut wire));
+    let (tap, feed) = capture();
+    wire.capture(tap);
+    assert!(!stays_inside(&mut wire));
+    drop(feed);
+    assert!(!stays_inside(&mut wire), "the end of the watcher shows with the next train");
+    assert!(stays_inside(&mut wire));
+    wire.inject(vec!["drop".parse().unwrap()], 1);
+    assert!(!stays_inside(&mut wire));
+    wire.inject(Vec::new(), 1);
+    assert!(stays_inside(&mut wire));
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Link for UdpWire {
             range: Range { offset: train.offset as u32, len: train.len as u32 },
             segment_len: train.segment_len as u32,
             ip_id: RxIpId::Hidden,
+            inside: false,
         }));
     }
 
@@ -105,7 +106,12 @@ impl Link for UdpWire {
         };
         let slot = self.port.reserve(&to, len as usize)?;
         self.reserved.push(slot);
-        Ok(TxSlot { arena: OUTSIDE, offset: slot.offset as u32, stride: train.segment_len })
+        Ok(TxSlot {
+            arena: OUTSIDE,
+            offset: slot.offset as u32,
+            stride: train.segment_len,
+            inside: false,
+        })
     }
 
     fn cancel(&mut self, slot: &TxSlot) {

@@ -139,7 +139,7 @@ impl Link for XdpWire {
         pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
-        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len })
+        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len, inside: false })
     }
 
     fn cancel(&mut self, slot: &TxSlot) {

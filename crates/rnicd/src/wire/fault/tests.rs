@@ -60,7 +60,8 @@ impl World {
         let address = "10.0.0.1".parse().unwrap();
         let flow = Flow::new(address, address, 9);
         let (hop, ip_id) = (HopId(0), self.sent as u16);
-        let train = TxTrain { flow, hop, segments, segment_len: LEN, last_len: LEN, ip_id };
+        let train =
+            TxTrain { flow, hop, segments, segment_len: LEN, last_len: LEN, ip_id, to_self: false };
         let slot = self.wire.reserve(&train).unwrap();
         for k in 0..segments {
             let at = (slot.offset + k * slot.stride) as usize;

@@ -105,6 +105,7 @@ pub(in crate::wire) fn put(
         segment_len: len,
         last_len: last,
         ip_id,
+        to_self: false,
     };
     let rule = wire.caps().tx_ip_id;
     let slot = wire.reserve(&train)?;

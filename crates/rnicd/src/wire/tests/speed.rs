@@ -22,6 +22,7 @@ fn cost(from: &mut Side, to: &mut Side, len: u32) -> f64 {
         segment_len: len,
         last_len: len,
         ip_id: 0,
+        to_self: false,
     };
     let trains_a_turn = (64 / segments).max(2);
     let mut arrived: Vec<RxTrain> = Vec::with_capacity(64);

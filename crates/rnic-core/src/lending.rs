@@ -1,0 +1,126 @@
+//! Lending: payload that stays in the sender's memory until it is placed.
+//!
+//! A train that never leaves this engine's memory ([`TxSlot::inside`](crate::ports::TxSlot)) has no
+//! ICRC, so its ICRC field is free to tell whether the payload is there, or only a note of where it
+//! is. Placement then copies once, from memory to memory, in place of twice. Notes are written and
+//! read by the same engine and never leave it: a train that others see carries its payload.
+
+use crate::ports::{MemRange, Range, SpaceId};
+use roce_wire::datagram::ICRC_LEN;
+
+/// Payload on its way to application memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Payload {
+    /// The memory of its sender; none: the receive arena.
+    pub(crate) source: Option<SpaceId>,
+    /// Address in that memory, or offset in the arena.
+    at: u64,
+    len: u32,
+}
+
+impl Payload {
+    #[inline]
+    pub(crate) fn arrived(range: Range) -> Self {
+        Self { source: None, at: range.offset.into(), len: range.len }
+    }
+
+    fn lent(space: SpaceId, from: MemRange) -> Self {
+        Self { source: Some(space), at: from.addr, len: from.len }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Where it is in the sender's memory.
+    #[inline]
+    pub(crate) fn in_memory(&self) -> MemRange {
+        MemRange { addr: self.at, len: self.len }
+    }
+
+    /// Where it is in the receive arena.
+    #[inline]
+    pub(crate) fn in_arena(&self) -> Range {
+        #[expect(clippy::cast_possible_truncation, reason = "it was made from a `Range`")]
+        Range { offset: self.at as u32, len: self.len }
+    }
+
+    /// Splits off the first `len` bytes, at most all of them.
+    #[inline]
+    pub(crate) fn take(&mut self, len: u32) -> Self {
+        let len = len.min(self.len);
+        let first = Self { len, ..*self };
+        self.at = self.at.wrapping_add(len.into());
+        self.len -= len;
+        first
+    }
+}
+
+/// Marks a datagram of an inside train as one that carries its payload.
+pub(crate) fn mark_carried(datagram: &mut [u8]) {
+    if let Some(field) = datagram.last_chunk_mut::<ICRC_LEN>() {
+        *field = CARRIED;
+    }
+}
+
+/// Notes in place of the payload where it is. `rest` is the datagram from its payload on. False
+/// when there is no room for the note.
+pub(crate) fn lend(rest: &mut [u8], space: SpaceId, addr: u64) -> bool {
+    let Some((payload, field)) = rest.split_last_chunk_mut::<ICRC_LEN>() else { return false };
+    let Some(note) = payload.first_chunk_mut::<NOTE>() else { return false };
+    note[..8].copy_from_slice(&addr.to_le_bytes());
+    note[8..].copy_from_slice(&space.0.to_le_bytes());
+    *field = LENT;
+    true
+}
+
+/// Where the payload of an inside train's datagram is: `arrived`, the place in the receive arena of
+/// `payload`, or lent.
+pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
+    if datagram.last_chunk() != Some(&LENT) {
+        return Payload::arrived(arrived);
+    }
+    let Some((addr, rest)) = payload.split_first_chunk::<8>() else {
+        return Payload::arrived(arrived);
+    };
+    let Some(space) = rest.first_chunk::<4>() else { return Payload::arrived(arrived) };
+    let range = MemRange { addr: u64::from_le_bytes(*addr), len: arrived.len };
+    Payload::lent(SpaceId(u32::from_le_bytes(*space)), range)
+}
+
+/// What the ICRC field of an inside train's datagram says.
+const CARRIED: [u8; ICRC_LEN] = [0; ICRC_LEN];
+const LENT: [u8; ICRC_LEN] = [1; ICRC_LEN];
+/// An address and the number of its space.
+const NOTE: usize = 12;
+/// Bytes of payload from which on a note is cheaper than the copy.
+pub(crate) const LEND_FROM: u32 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_found_again() {
+        let mut datagram = [7; 12 + 64 + 4];
+        let arrived = Range { offset: 100, len: 64 };
+        mark_carried(&mut datagram);
+        assert_eq!(find(&datagram, &datagram[12..76], arrived), Payload::arrived(arrived));
+        assert!(lend(&mut datagram[12..], SpaceId(9), 0xdead_beef_0000));
+        let lent = Payload::lent(SpaceId(9), MemRange { addr: 0xdead_beef_0000, len: 64 });
+        assert_eq!(find(&datagram, &datagram[12..76], arrived), lent);
+        assert!(!lend(&mut datagram[12..24], SpaceId(9), 1));
+    }
+
+    #[test]
+    fn payload_is_taken_from_the_front() {
+        let mut payload = Payload::lent(SpaceId(1), MemRange { addr: 1000, len: 10 });
+        let first = payload.take(4);
+        assert_eq!(first, Payload::lent(SpaceId(1), MemRange { addr: 1000, len: 4 }));
+        assert_eq!(payload, Payload::lent(SpaceId(1), MemRange { addr: 1004, len: 6 }));
+        let mut payload = Payload::arrived(Range { offset: 8, len: 10 });
+        assert_eq!(payload.take(20), Payload::arrived(Range { offset: 8, len: 10 }));
+        assert_eq!(payload.len(), 0);
+    }
+}
