@@ -139,7 +139,7 @@ pub(crate) fn kick_tx(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(sent as i32).map(drop)
 }
 
-/// Makes the kernel process the receive side of an AF_XDP socket (fill ring, busy poll).
+/// Makes the kernel process the fill ring of an AF_XDP socket.
 pub(crate) fn kick_rx(fd: BorrowedFd<'_>) {
     // SAFETY: an empty buffer; only the side effect is wanted, so the result does not matter.
     unsafe {

@@ -21,7 +21,7 @@ use crate::ring::{Consumer, Descriptor, Producer};
 use crate::umem::Umem;
 use crate::{Result, TxRefusal, TxReport, TxSlot, sys};
 
-pub use config::{BusyPoll, XdpMode, XskCaps, XskConfig, XskStats};
+pub use config::{XdpMode, XskCaps, XskConfig, XskStats};
 use receive::Receiver;
 use transmit::Transmitter;
 
@@ -52,7 +52,6 @@ pub struct XskPort {
     transmitter: Transmitter,
     program: Arc<XdpProgram>,
     caps: XskCaps,
-    busy_poll: bool,
 }
 
 impl XskPort {
@@ -108,7 +107,7 @@ impl XskPort {
     /// IP with a total length of up to 65,535 bytes, whose segmentation unit is not known here. It
     /// is delivered whole; the caller takes it apart by its IP and UDP lengths and the path MTU.
     pub fn receive(&mut self, out: &mut [RxFrame]) -> usize {
-        if self.busy_poll || self.rings.fill.needs_wakeup() {
+        if self.rings.fill.needs_wakeup() {
             sys::kick_rx(self.rings.socket.as_fd());
         }
         self.receiver.receive(&mut self.rings.rx, &mut self.umem, out)

@@ -20,17 +20,6 @@ pub enum XdpMode {
     Generic,
 }
 
-/// Busy polling by the kernel's NAPI (SO_PREFER_BUSY_POLL): every receive call runs the driver's
-/// poll function on the caller's core. Useful on devices with their own NAPI and
-/// `napi_defer_hard_irqs` and `gro_flush_timeout` set; without effect on veth.
-#[derive(Clone, Copy, Debug)]
-pub struct BusyPoll {
-    /// Microseconds, SO_BUSY_POLL.
-    pub microseconds: u32,
-    /// Packets per poll, SO_BUSY_POLL_BUDGET, 1..=64 without CAP_NET_ADMIN.
-    pub budget: u32,
-}
-
 /// Settings of an [`super::XskPort`].
 #[derive(Clone, Debug)]
 pub struct XskConfig {
@@ -53,8 +42,6 @@ pub struct XskConfig {
     pub bounce_bytes: usize,
     /// Frames the kernel sends per system call in copy mode, where it lets us choose.
     pub tx_budget: u32,
-    /// Busy polling by the kernel; usually off.
-    pub busy_poll: Option<BusyPoll>,
 }
 
 impl XskConfig {
@@ -71,7 +58,6 @@ impl XskConfig {
             tx_frames: 1024,
             bounce_bytes: 2 << 20,
             tx_budget: 256,
-            busy_poll: None,
         }
     }
 }

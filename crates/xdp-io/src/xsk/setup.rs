@@ -14,11 +14,8 @@ use crate::ring::{Consumer, Descriptor, Producer};
 use crate::umem::{CHUNK, TX_FRAME, Umem};
 use crate::{Error, Result, netdev, sys};
 
-/// Socket options of `linux/if_xdp.h` and `asm-generic/socket.h` that libc lacks on some targets.
+/// A socket option of `linux/if_xdp.h` that libc lacks.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
-const SO_BUSY_POLL: i32 = 46;
-const SO_PREFER_BUSY_POLL: i32 = 69;
-const SO_BUSY_POLL_BUDGET: i32 = 70;
 
 /// Closing a socket frees its queue asynchronously: how long a busy queue is tried again.
 const BUSY_TRIES: u32 = 40;
@@ -130,7 +127,6 @@ fn try_open(
         XDP_MAX_TX_SKB_BUDGET,
         &i32::try_from(config.tx_budget).unwrap_or(i32::MAX),
     );
-    set_busy_poll(socket, config)?;
     let program = match program {
         Some(program) => program,
         None => Arc::new(XdpProgram::attach(&config.interface, config.port, attempt.mode)?),
@@ -153,7 +149,6 @@ fn try_open(
         transmitter: Transmitter::new(config.tx_frames),
         program,
         caps,
-        busy_poll: config.busy_poll.is_some(),
     })
 }
 
@@ -249,19 +244,6 @@ fn bind_error(config: &XskConfig, attempt: Attempt, error: io::Error) -> Error {
         }
         _ => Error::Os { operation: "bind(AF_XDP)", source: error },
     }
-}
-
-fn set_busy_poll(fd: BorrowedFd<'_>, config: &XskConfig) -> Result<()> {
-    let Some(busy) = config.busy_poll else { return Ok(()) };
-    let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
-    for (option, value) in [
-        (SO_PREFER_BUSY_POLL, 1),
-        (SO_BUSY_POLL, int(busy.microseconds)),
-        (SO_BUSY_POLL_BUDGET, int(busy.budget)),
-    ] {
-        sys::set_option(fd, libc::SOL_SOCKET, option, &value).map_err(Error::os("busy polling"))?;
-    }
-    Ok(())
 }
 
 /// Adds what the kernel counted (XDP_STATISTICS).
