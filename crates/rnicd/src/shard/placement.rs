@@ -182,15 +182,57 @@ impl Placement {
     }
 }
 
+/// Something that is tried every time while it is of use, and ever more seldom when it is not.
+#[derive(Clone, Copy, Debug, Default)]
+struct Attempts {
+    /// Occasions until the next attempt.
+    skip: u32,
+    /// Occasions between two attempts.
+    every: u32,
+}
+
+impl Attempts {
+    fn is_due(&self) -> bool {
+        self.skip == 0
+    }
+
+    fn skip_one(&mut self) {
+        self.skip = self.skip.saturating_sub(1);
+    }
+
+    fn learn(&mut self, was_of_use: bool) {
+        self.every = if was_of_use { 0 } else { (self.every * 2).clamp(64, 1 << 16) };
+        self.skip = self.every;
+    }
+}
+
+/// Whether programs that share the CPU wait for completions. One that looks at its memory for the
+/// answer instead does nothing with them, and would run until the end of its slice.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polling(Attempts);
+
+impl Polling {
+    /// Once for every completion without data: whether to let programs run.
+    #[inline]
+    pub(crate) fn asks(&mut self) -> bool {
+        let asks = self.0.is_due();
+        self.0.skip_one();
+        asks
+    }
+
+    /// They ran from one time to the other.
+    #[inline]
+    pub(crate) fn learn(&mut self, from: Instant, to: Instant) {
+        self.0.learn(to.as_nanos().saturating_sub(from.as_nanos()) < LONG_ABSENCE);
+    }
+}
+
 /// Whether programs that share the CPU have more to post when what they posted is sent. That is
 /// tried out now and then: one that waits for an answer gives way again for nothing, and one that
 /// waits by looking at its memory does not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Posting {
-    /// Doorbells until the next attempt.
-    skip: u32,
-    /// Doorbells between two attempts.
-    every: u32,
+    attempts: Attempts,
     asked: bool,
 }
 
@@ -200,13 +242,11 @@ impl Posting {
     #[inline]
     pub(crate) fn asks(&mut self, all_sent: bool, rang: bool) -> bool {
         if self.asked {
-            // In vain ever more seldom.
-            self.every = if rang { 0 } else { (self.every * 2).clamp(64, 1 << 16) };
-            self.skip = self.every;
+            self.attempts.learn(rang);
         }
-        self.asked = all_sent && self.skip == 0;
+        self.asked = all_sent && self.attempts.is_due();
         if all_sent {
-            self.skip = self.skip.saturating_sub(1);
+            self.attempts.skip_one();
         }
         self.asked
     }
@@ -240,6 +280,25 @@ mod tests {
         let turns = (0..10_000).map(|k| posting.asks(k % 2 == 0, k % 2 == 0));
         let asked = turns.filter(|asked| *asked).count();
         assert_eq!(asked, 7);
+    }
+
+    #[test]
+    fn programs_that_do_nothing_with_completions_are_seldom_asked() {
+        let mut polling = Polling::default();
+        let mut ran = |micros| {
+            let mut asked = 0;
+            for k in 0..10_000 {
+                if polling.asks() {
+                    asked += 1;
+                    polling.learn(at(k * 4000), at(k * 4000 + micros));
+                }
+            }
+            asked
+        };
+        assert_eq!(ran(3000), 8);
+        // What they did once decides the attempt after next.
+        assert!(ran(5) > 1000);
+        assert_eq!(ran(5), 10_000);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::host::ClientEvents;
 use super::idle::{IdlePolicy, Next};
 use super::message::{CommandResult, Inbox, Message, NewClient};
-use super::placement::{Placement, Posting};
+use super::placement::{Placement, Polling, Posting};
 use super::port::Port;
 use super::tokens::Token;
 use crate::config::Config;
@@ -48,6 +48,7 @@ pub(crate) struct Shard {
     has_backlog: bool,
     gave_way: Instant,
     posting: Posting,
+    polling: Polling,
 }
 
 /// What the thread keeps of a client.
@@ -88,6 +89,7 @@ impl Shard {
             owes_way: false,
             has_backlog: false,
             posting: Posting::default(),
+            polling: Polling::default(),
             gave_way: Instant::ZERO,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
@@ -139,8 +141,7 @@ impl Shard {
         let streams = self.has_backlog && now < self.gave_way.after(STREAM);
         if self.owes_way && !streams && self.placement.hands_over() {
             self.look_for_data(now, &mut turn);
-            now = self.give_way();
-            now = self.linger(now, &mut turn);
+            now = self.let_take(now, &mut turn);
         }
         let departures = self.departures(now);
         self.has_backlog = departures.more;
@@ -161,6 +162,20 @@ impl Shard {
             *turn = turn.and(next);
             now = self.now();
         }
+    }
+
+    /// Lets programs take what was delivered. Returns the time.
+    fn let_take(&mut self, now: Instant, turn: &mut Turn) -> Instant {
+        let only_completed = turn.completed && !turn.placed;
+        if only_completed && !self.polling.asks() {
+            self.owes_way = false;
+            return now;
+        }
+        let back = self.give_way();
+        if only_completed {
+            self.polling.learn(now, back);
+        }
+        self.linger(back, turn)
     }
 
     /// Data came without the completion that a program which answers it may be waiting for. An ACK
