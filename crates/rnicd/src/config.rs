@@ -23,7 +23,7 @@ pub enum Io {
     Auto,
     /// AF_XDP sockets: needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN
     AfXdp,
-    /// AF_PACKET sockets: needs CAP_NET_RAW
+    /// AF_PACKET sockets: needs CAP_NET_RAW; much slower before Linux 6.2
     AfPacket,
     /// Kernel UDP sockets: needs no privilege
     Udp,

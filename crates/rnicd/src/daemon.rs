@@ -95,7 +95,8 @@ fn start_engine(config: &Config) -> Result<(Arc<Network>, Arc<Crew>, String)> {
     };
     let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
     let network = Network::start(place, Box::new(on_change))?;
-    let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode };
+    let trains = xdp_io::packet::knows_trains();
+    let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
     let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
     let io = wire.mode().to_owned();
     let mut engine = EngineConfig::new(system::random().context("no randomness")?);

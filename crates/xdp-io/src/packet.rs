@@ -9,6 +9,11 @@
 //! * IPv4 identification counts up by one per frame from the value in the header,
 //! * lengths and checksums are each frame's own; the UDP checksum is present.
 //!
+//! Kernels before 6.2 refuse to send trains, and lose what another local socket sent as one when
+//! they should describe it in a vnet header. A port without [`PacketConfig::trains`] does without
+//! that header: it sends single frames, and what the kernel joined arrives as one frame whose
+//! lengths describe the whole, without a hint where to cut it.
+//!
 //! An AF_PACKET socket only taps: the kernel sees the frames too, and would answer with ICMP port
 //! unreachable. A UDP socket that drops everything holds the port to prevent that
 //! ([`PortGuard`]).
@@ -19,6 +24,7 @@
 
 mod filter;
 mod guard;
+mod kernel;
 mod offload;
 
 use std::io;
@@ -30,6 +36,7 @@ use crate::{
     Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot, control, netdev, sys,
 };
 pub use guard::PortGuard;
+pub use kernel::knows_trains;
 use offload::{VNET_HEADER, VnetHeader};
 
 /// Ethernet header with one VLAN tag, IPv6 header without extensions, UDP header.
@@ -42,7 +49,6 @@ const MAX_SEGMENTS: usize = 64;
 const RX_SLOT: usize = 65_536 + 4096;
 /// Where a received frame starts in its slot: behind the vnet header, and aligned.
 const RX_FRAME: usize = 16;
-const RX_SKIP: usize = RX_FRAME - VNET_HEADER;
 /// Frames or trains that can wait in the transmit queue.
 const TX_MESSAGES: usize = 1024;
 
@@ -68,6 +74,8 @@ pub struct PacketConfig {
     /// Send past the queueing discipline (PACKET_QDISC_BYPASS). Then trains are dropped silently
     /// by devices that do not segment themselves (a veth whose peer has a native XDP program).
     pub qdisc_bypass: bool,
+    /// Send and receive trains. By default if the kernel can ([`knows_trains`]).
+    pub trains: bool,
     /// Receive slots of 68 KiB, 1..=1024: the most frames or trains between two `release_rx`.
     pub rx_slots: usize,
     /// Size of the transmit arena, at least 128 KiB.
@@ -85,6 +93,7 @@ impl PacketConfig {
             port,
             addresses: Vec::new(),
             qdisc_bypass: false,
+            trains: knows_trains(),
             rx_slots: 64,
             tx_arena_bytes: 8 << 20,
             socket_buffer_bytes: 16 << 20,
@@ -99,7 +108,8 @@ pub struct RxTrain {
     pub offset: usize,
     /// Bytes of the frame, headers included, without FCS.
     pub len: usize,
-    /// UDP payload bytes of each frame of a train but the last; 0 for a single frame.
+    /// UDP payload bytes of each frame of a train but the last; 0 for a single frame, and always
+    /// without [`PacketConfig::trains`].
     pub gso_size: usize,
 }
 
@@ -130,7 +140,8 @@ pub struct PacketPort {
     rx: RxBatch,
     tx: TxBatch,
     guard: PortGuard,
-    max_segments: usize,
+    /// A vnet header is in front of every frame, and frames can be trains.
+    trains: bool,
     /// Queued entries below this index have their vnet header written.
     prepared: usize,
     stats: PacketStats,
@@ -163,7 +174,7 @@ impl PacketPort {
         sys::attach_filter(fd, &filter::udp_port(config.port))
             .map_err(Error::os("attaching the packet filter"))?;
         for (option, value) in [
-            (PACKET_VNET_HDR, 1),
+            (PACKET_VNET_HDR, i32::from(config.trains)),
             (PACKET_AUXDATA, 1),
             (PACKET_IGNORE_OUTGOING, 1),
             (PACKET_QDISC_BYPASS, i32::from(config.qdisc_bypass)),
@@ -173,14 +184,15 @@ impl PacketPort {
         }
         sys::set_buffers(fd, config.socket_buffer_bytes);
         sys::bind_packet(fd, ifindex).map_err(Error::os("bind(AF_PACKET)"))?;
+        let vnet = vnet_bytes(config.trains);
         Ok(PacketPort {
-            rx: RxBatch::new(config.rx_slots, RX_SLOT, RX_SKIP)
+            rx: RxBatch::new(config.rx_slots, RX_SLOT, RX_FRAME - vnet)
                 .map_err(Error::os("receive arena"))?,
-            tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, VNET_HEADER)
+            tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, vnet)
                 .map_err(Error::os("transmit arena"))?,
             guard: PortGuard::new(config.port, &config.addresses, ifindex)?,
             socket,
-            max_segments: MAX_SEGMENTS,
+            trains: config.trains,
             prepared: 0,
             stats: PacketStats::default(),
         })
@@ -194,7 +206,8 @@ impl PacketPort {
     /// Limits of one train; `max_bytes` counts UDP payload.
     #[must_use]
     pub fn caps(&self) -> TrainCaps {
-        TrainCaps { max_segments: self.max_segments, max_bytes: MAX_PAYLOAD }
+        let max_segments = if self.trains { MAX_SEGMENTS } else { 1 };
+        TrainCaps { max_segments, max_bytes: MAX_PAYLOAD }
     }
 
     /// Receives up to `out.len()` frames or trains without waiting. The ranges stay valid until
@@ -228,11 +241,16 @@ impl PacketPort {
         if message.flags & libc::MSG_TRUNC != 0 {
             return None;
         }
-        let mut len = message.len.checked_sub(VNET_HEADER)?;
+        let vnet = vnet_bytes(self.trains);
+        let mut len = message.len.checked_sub(vnet)?;
         let tag = message.control.filter_map(vlan_tag).next();
         let start = self.rx.offset(slot) + RX_FRAME;
         let bytes = self.rx.slot_mut(slot);
-        let header = VnetHeader::decode(&bytes[RX_SKIP..RX_FRAME])?;
+        let gso_size = if self.trains {
+            VnetHeader::decode(&bytes[RX_FRAME - vnet..RX_FRAME])?.segment_bytes()?
+        } else {
+            0
+        };
         let mut offset = start;
         if let Some(tag) = tag {
             // The addresses move to the front, over the end of the vnet header.
@@ -241,7 +259,7 @@ impl PacketPort {
             offset -= 4;
             len += 4;
         }
-        Some(RxTrain { offset, len, gso_size: header.segment_bytes()? })
+        Some(RxTrain { offset, len, gso_size })
     }
 
     /// The receive arena.
@@ -265,7 +283,7 @@ impl PacketPort {
         let per_frame = usize::from(gso_size);
         let fits = match per_frame {
             0 => true,
-            _ => len <= per_frame.saturating_mul(self.max_segments) + MAX_HEADERS,
+            _ => len <= per_frame.saturating_mul(self.caps().max_segments) + MAX_HEADERS,
         };
         if len == 0 || len > MAX_PAYLOAD + MAX_HEADERS || !fits {
             return Err(TxRefusal::Length);
@@ -314,6 +332,9 @@ impl PacketPort {
         for index in self.prepared.max(queued.start)..queued.end {
             let gso_size = self.tx.socket(index) as u16;
             self.tx.set_socket(index, 0);
+            if !self.trains {
+                continue;
+            }
             let entry = self.tx.entry_mut(index);
             if entry.is_empty() {
                 continue;
@@ -346,6 +367,11 @@ impl AsFd for PacketPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Bytes that the kernel reads and writes in front of each frame.
+fn vnet_bytes(trains: bool) -> usize {
+    if trains { VNET_HEADER } else { 0 }
 }
 
 /// The VLAN tag the kernel took out of a frame, as its four bytes (`struct tpacket_auxdata`).

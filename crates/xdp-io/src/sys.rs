@@ -201,6 +201,18 @@ impl Poller {
     }
 }
 
+/// The kernel's release, e.g. `6.1.0-56-amd64`; empty where the kernel does not tell.
+pub(crate) fn kernel_release() -> String {
+    // SAFETY: utsname consists of byte arrays, for which zero is valid.
+    let mut names: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes terminated strings into the structure that it is given.
+    if unsafe { libc::uname(&mut names) } < 0 {
+        return String::new();
+    }
+    // SAFETY: terminated: by the kernel, as above.
+    unsafe { CStr::from_ptr(names.release.as_ptr()) }.to_string_lossy().into_owned()
+}
+
 /// Index of a named interface.
 pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
     let name = CString::new(name)?;

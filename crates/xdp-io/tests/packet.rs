@@ -17,7 +17,12 @@ use xdp_io::{Error, TxRefusal};
 const PORT: u16 = 4791;
 
 fn open(interface: &str) -> PacketPort {
-    PacketPort::open(&PacketConfig::new(interface, PORT)).unwrap()
+    open_with(interface, true)
+}
+
+/// Without trains a port works as on a kernel that does not know them.
+fn open_with(interface: &str, trains: bool) -> PacketPort {
+    PacketPort::open(&PacketConfig { trains, ..PacketConfig::new(interface, PORT) }).unwrap()
 }
 
 fn drain(port: &mut PacketPort) -> Vec<(RxTrain, Vec<u8>)> {
@@ -81,6 +86,32 @@ fn trains_reach_a_udp_receiver_and_come_back() {
 }
 
 #[test]
+fn without_trains_what_the_kernel_joined_arrives_as_one_frame() {
+    if skipped_without_root("without_trains_what_the_kernel_joined_arrives_as_one_frame") {
+        return;
+    }
+    let pair = Pair::new(9000);
+    let mut a = pair.a.run(|| open_with(IF_A, false));
+    let mut b = pair.b.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_B, V6_B], PORT)).unwrap());
+    assert_eq!(a.caps().max_segments, 1);
+    for (src, dst, headers) in [(V4_B, V4_A, 42), (V6_B, V6_A, 62)] {
+        for (segments, len, last) in [(1, 1040, 1040), (2, 1040, 16), (15, 4112, 4112)] {
+            let payload = pattern((segments - 1) * len + last, segments as u64);
+            let dst = (dst, PORT).into();
+            let train = TxTrain { src, dst, tos: 2, hop_limit: 64, segment_len: len as u16 };
+            let slot = b.reserve(&train, payload.len()).unwrap();
+            b.tx_arena_mut()[slot.range()].copy_from_slice(&payload);
+            b.submit();
+            let (got, frame) = wait_for("the train", || drain(&mut a).pop());
+            assert_eq!((got.gso_size, got.len), (0, headers + payload.len()));
+            assert!(frame[headers..] == payload);
+        }
+    }
+    let stats = a.stats();
+    assert_eq!((stats.rx_errors, stats.rx_malformed), (0, 0), "{stats:?}");
+}
+
+#[test]
 fn segments_on_the_wire_have_their_own_headers() {
     if skipped_without_root("segments_on_the_wire_have_their_own_headers") {
         return;
@@ -116,21 +147,23 @@ fn single_frames_of_both_families_and_vlan_cross_unchanged() {
     if skipped_without_root("single_frames_of_both_families_and_vlan_cross_unchanged") {
         return;
     }
-    let pair = Pair::new(9000);
-    let mut a = pair.a.run(|| open(IF_A));
-    let mut b = pair.b.run(|| open(IF_B));
-    for len in (18..4200).step_by(7).chain([8000, 8900]) {
-        for (v6, tags) in [(false, vec![]), (true, vec![]), (false, vec![(0x8100, 0x6005)])] {
-            let frame = Frame { tags, ..from_a(&pair, v6, pattern(len, len as u64)) }.build();
-            queue(&mut a, &frame, 0);
-            a.submit();
-            let (train, got) = wait_for("the frame", || drain(&mut b).pop());
-            assert!(got == frame, "{len} bytes of payload, IPv6 {v6}");
-            assert_eq!(train.gso_size, 0);
+    for trains in [true, false] {
+        let pair = Pair::new(9000);
+        let mut a = pair.a.run(|| open_with(IF_A, trains));
+        let mut b = pair.b.run(|| open_with(IF_B, trains));
+        for len in (18..4200).step_by(7).chain([8000, 8900]) {
+            for (v6, tags) in [(false, vec![]), (true, vec![]), (false, vec![(0x8100, 0x6005)])] {
+                let frame = Frame { tags, ..from_a(&pair, v6, pattern(len, len as u64)) }.build();
+                queue(&mut a, &frame, 0);
+                a.submit();
+                let (train, got) = wait_for("the frame", || drain(&mut b).pop());
+                assert!(got == frame, "{len} bytes of payload, IPv6 {v6}, trains {trains}");
+                assert_eq!(train.gso_size, 0);
+            }
         }
+        // Neither port saw its own frames.
+        assert!(drain(&mut a).is_empty());
     }
-    // Neither port saw its own frames.
-    assert!(drain(&mut a).is_empty());
 }
 
 #[test]
@@ -141,6 +174,7 @@ fn other_traffic_is_filtered_out() {
     let pair = Pair::new(1500);
     let sender = pair.a.run(|| RawSocket::open(IF_A));
     let mut b = pair.b.run(|| open(IF_B));
+    let mut single = pair.b.run(|| open_with(IF_B, false));
     let v4 = from_a(&pair, false, pattern(64, 1));
     let v6 = from_a(&pair, true, pattern(64, 2));
     for unwanted in [
@@ -161,9 +195,11 @@ fn other_traffic_is_filtered_out() {
     }
     for wanted in [v4, v6] {
         sender.send(&wanted.build());
-        let frames = wait_for("the frame", || Some(drain(&mut b)).filter(|f| !f.is_empty()));
-        assert_eq!(frames.len(), 1);
-        assert!(frames[0].1 == wanted.build());
+        for port in [&mut b, &mut single] {
+            let frames = wait_for("the frame", || Some(drain(port)).filter(|f| !f.is_empty()));
+            assert_eq!(frames.len(), 1);
+            assert!(frames[0].1 == wanted.build());
+        }
     }
 }
 
@@ -240,6 +276,32 @@ fn refusals_are_counted_and_do_not_hold_up_the_rest() {
     let error =
         pair.a.run(|| PacketPort::open(&PacketConfig::new("absent0", PORT)).map(drop).unwrap_err());
     assert!(matches!(error, Error::InterfaceMissing { .. }), "{error}");
+}
+
+#[test]
+fn without_trains_refusals_are_counted_too() {
+    if skipped_without_root("without_trains_refusals_are_counted_too") {
+        return;
+    }
+    let pair = Pair::new(1500);
+    let mut a = pair.a.run(|| open_with(IF_A, false));
+    let mut b = pair.b.run(|| open_with(IF_B, false));
+    assert_eq!(a.reserve(2 * 1000 + 42, 1000), Err(TxRefusal::Length));
+    let good = from_a(&pair, false, pattern(100, 1)).build();
+    queue(&mut a, &good, 0);
+    queue(&mut a, &from_a(&pair, false, pattern(3000, 1)).build(), 0);
+    let cancelled = a.reserve(100, 0).unwrap();
+    a.truncate(&cancelled, 0);
+    // The length of a train's datagrams means nothing here.
+    queue(&mut a, &good, 100);
+    let report = a.submit();
+    let errors = a.stats().tx_errors;
+    assert_eq!((report.sent, errors.too_long, errors.total()), (2, 1, 1), "{errors:?}");
+    let mut arrived = 0;
+    wait_for("two frames", || {
+        arrived += drain(&mut b).iter().filter(|(_, frame)| *frame == good).count();
+        (arrived == 2).then_some(())
+    });
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Daemon {
         let path = std::env::temp_dir().join(format!("rnicd-{name}-{}.sock", std::process::id()));
         let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
         let network = Network::start(place, Box::new(|_| ())).unwrap();
-        let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto };
+        let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
         let wire = wire::open(&wires, &network).unwrap();
         let words = ["rnicd", "--socket", "/unused", "--io", "loopback"];
         let config = Config::resolve(crate::config::Args::parse_from(words)).unwrap();

@@ -7,6 +7,9 @@
 //! | a virtual link (veth, tap, bridge, vlan, ...) | `udp` | trains: 70 Gbit/s, where AF_XDP copies every frame (13 Gbit/s, though with half the round trip: 2.5 against 5.0 us) |
 //! | a virtual link whose addresses have UDP port 4791 taken | `af-packet` | trains with headers of our own: 46 Gbit/s; needs no port |
 //!
+//! Before Linux 6.2 `af-packet` has no trains and costs several times what `udp` costs: it is then
+//! the last choice everywhere.
+//!
 //! Whatever lacks a privilege or is not supported falls through to the next choice.
 
 use super::packet::PacketWire;
@@ -25,6 +28,8 @@ pub(crate) struct WireConfig {
     pub(crate) io: Io,
     /// How AF_XDP attaches.
     pub(crate) xdp_mode: XdpMode,
+    /// Whether AF_PACKET carries trains: the kernel must know them.
+    pub(crate) trains: bool,
 }
 
 /// Why there is no way outside; the text says what to do.
@@ -39,6 +44,9 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
+/// What AF_PACKET without trains is called.
+const SINGLE_FRAMES: &str = "af-packet, single frames (trains need Linux 6.2)";
+
 type Opened = Result<(String, Box<dyn Link>), String>;
 
 /// Opens the device's wire on its network.
@@ -51,8 +59,8 @@ pub(crate) fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire,
         Io::Loopback => return Ok(DeviceWire::new("loopback".to_owned(), None, network.hops())),
         Io::Udp => ground.udp(),
         Io::AfXdp => ground.xdp(config.xdp_mode),
-        Io::AfPacket => ground.packet(),
-        Io::Auto => ground.best(config.xdp_mode),
+        Io::AfPacket => ground.packet(config.trains),
+        Io::Auto => ground.best(config),
     };
     let (mode, link) = opened.map_err(WireError)?;
     let name = &ground.interface.name;
@@ -92,14 +100,15 @@ impl Ground<'_> {
         Ok((wire.describe(), Box::new(wire)))
     }
 
-    fn packet(&self) -> Opened {
+    fn packet(&self, trains: bool) -> Opened {
         self.refuse_loopback("AF_PACKET")?;
         let Change { addresses, mtu, .. } = &self.now;
         let hops = self.network.hops();
-        let wire = PacketWire::new(&self.interface.name, addresses, *mtu, hops)
+        let wire = PacketWire::new(&self.interface.name, trains, addresses, *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
-        Ok(("af-packet".to_owned(), Box::new(wire)))
+        let mode = if trains { "af-packet" } else { SINGLE_FRAMES };
+        Ok((mode.to_owned(), Box::new(wire)))
     }
 
     fn refuse_loopback(&self, what: &str) -> Result<(), String> {
@@ -110,19 +119,20 @@ impl Ground<'_> {
     }
 
     /// The table in the [module's documentation](self).
-    fn best(&self, mode: XdpMode) -> Opened {
+    fn best(&self, config: &WireConfig) -> Opened {
         let on_link = self.network.netdev_was_given() && !self.interface.loopback;
         let hardware = self.interface.kind.is_none();
         let choices: &[Io] = match (on_link, hardware) {
             (false, _) => &[Io::Udp],
-            (true, true) => &[Io::AfXdp, Io::AfPacket, Io::Udp],
+            (true, true) if config.trains => &[Io::AfXdp, Io::AfPacket, Io::Udp],
+            (true, true) => &[Io::AfXdp, Io::Udp, Io::AfPacket],
             (true, false) => &[Io::Udp, Io::AfPacket],
         };
         let mut reasons = Vec::new();
         for choice in choices {
             let opened = match choice {
-                Io::AfXdp => self.xdp(mode),
-                Io::AfPacket => self.packet(),
+                Io::AfXdp => self.xdp(config.xdp_mode),
+                Io::AfPacket => self.packet(config.trains),
                 _ => self.udp(),
             };
             match opened {

@@ -1,9 +1,9 @@
-//! RoCEv2 frames, and trains of them, over AF_PACKET.
+//! RoCEv2 frames over AF_PACKET, and trains of them where the kernel knows them.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
-use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
+use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split, train_len};
 use crate::net::HopTable;
-use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::ROCE_PORT;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,17 +24,19 @@ pub(crate) struct PacketWire {
 }
 
 impl PacketWire {
-    /// Opens `interface`.
+    /// Opens `interface`, with or without trains.
     ///
     /// # Errors
     /// As [`PacketPort::open`].
     pub(crate) fn new(
         interface: &str,
+        trains: bool,
         addresses: &[IpAddr],
         mtu: u32,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = PacketConfig::new(interface, ROCE_PORT);
+        config.trains = trains;
         config.addresses = addresses.to_vec();
         Ok(Self {
             port: PacketPort::open(&config)?,
@@ -68,6 +70,8 @@ impl Link for PacketWire {
         let room = (trains.capacity() - trains.len()).min(self.frames.len());
         let count = self.port.receive(&mut self.frames[..room]);
         let arena = self.port.rx_arena();
+        // Where the port knows no trains, the kernel does not tell what it joined.
+        let unmarked = self.port.caps().max_segments == 1;
         for frame in &self.frames[..count] {
             let Some(mut train) = self.ethernet.strip(arena, frame.offset, frame.len) else {
                 continue;
@@ -79,6 +83,10 @@ impl Link for PacketWire {
             }
             if frame.gso_size > 0 {
                 train.segment_len = frame.gso_size as u32;
+            } else if let (true, RxIpId::Seen(id)) = (unmarked, train.ip_id) {
+                let start = train.range.offset as usize;
+                let bytes = &arena[start..start + train.range.len as usize];
+                train.segment_len = split::segment_len(&train.flow, id, bytes) as u32;
             }
             trains.push(train);
         }

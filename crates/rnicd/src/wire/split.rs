@@ -1,7 +1,7 @@
 //! Takes frames apart that a sender's kernel left joined.
 //!
-//! In generic XDP mode a train of a local sender arrives as one IP packet without a hint how long
-//! its datagrams are. They are found by what consecutive datagrams of a train have in common, and
+//! In generic XDP mode, and over AF_PACKET before Linux 6.2, a train of a local sender arrives as one
+//! IP packet without a hint how long its datagrams are. They are found by what consecutive datagrams of a train have in common, and
 //! the ICRC decides.
 
 use roce_wire::Flow;

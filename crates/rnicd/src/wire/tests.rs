@@ -15,10 +15,13 @@ use roce_wire::{Flow, Frame, MacAddr};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-const UDP: WireConfig = WireConfig { io: Io::Udp, xdp_mode: XdpMode::Auto };
-const PACKET: WireConfig = WireConfig { io: Io::AfPacket, xdp_mode: XdpMode::Auto };
-const NATIVE: WireConfig = WireConfig { io: Io::AfXdp, xdp_mode: XdpMode::Native };
-const GENERIC: WireConfig = WireConfig { io: Io::AfXdp, xdp_mode: XdpMode::Generic };
+const AUTO: WireConfig = WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto, trains: true };
+const UDP: WireConfig = WireConfig { io: Io::Udp, ..AUTO };
+const PACKET: WireConfig = WireConfig { io: Io::AfPacket, ..AUTO };
+/// As on a kernel that knows no trains.
+const SINGLE: WireConfig = WireConfig { trains: false, ..PACKET };
+const NATIVE: WireConfig = WireConfig { io: Io::AfXdp, xdp_mode: XdpMode::Native, ..AUTO };
+const GENERIC: WireConfig = WireConfig { io: Io::AfXdp, xdp_mode: XdpMode::Generic, ..AUTO };
 
 fn start(namespace: &Namespace, config: WireConfig) -> (Arc<Network>, DeviceWire) {
     namespace.run(|| {
@@ -82,17 +85,23 @@ fn xdp_generic_and_generic() {
 #[test]
 fn packet_and_udp() {
     converse(PACKET, UDP, &[1500, 4200]);
+    // A sender's kernel leaves trains joined, and does not say so: they must be taken apart.
+    converse(SINGLE, UDP, &[1500, 4200]);
 }
 
 #[test]
 fn packet_and_packet() {
     converse(PACKET, PACKET, &[4200]);
+    converse(SINGLE, PACKET, &[4200]);
+    converse(SINGLE, SINGLE, &[1500, 4200]);
 }
 
 #[test]
 fn packet_and_xdp() {
     converse(PACKET, NATIVE, &[1500, 4200]);
     converse(PACKET, GENERIC, &[1500]);
+    converse(SINGLE, NATIVE, &[4200]);
+    converse(SINGLE, GENERIC, &[1500]);
 }
 
 #[test]
@@ -136,7 +145,7 @@ fn a_full_link_holds_back_and_loses_nothing() {
 
 #[test]
 fn cancelled_trains_are_not_sent() {
-    for config in [UDP, PACKET, NATIVE] {
+    for config in [UDP, PACKET, SINGLE, NATIVE] {
         let Some((_pair, mut from, mut to)) = pair_of(config, config, 4200) else { return };
         let path = from.path(0);
         let one = Shape { count: 1, len: 100, last: 100 };
@@ -223,20 +232,21 @@ fn auto_chooses_by_interface() {
     if !is_root("auto_chooses_by_interface") {
         return;
     }
-    let auto = WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto };
     let pair = Pair::new(4200);
-    let (_network, wire) = start(&pair.a, auto);
+    let (_network, wire) = start(&pair.a, AUTO);
     assert_eq!(wire.mode(), "udp", "a virtual link");
     // Somebody else has the port: trains need not go without.
-    let (_second_network, second) = start(&pair.a, auto);
+    let (_second_network, second) = start(&pair.a, AUTO);
     assert_eq!(second.mode(), "af-packet");
+    let (_third_network, third) = start(&pair.a, WireConfig { trains: false, ..AUTO });
+    assert_eq!(third.mode(), "af-packet, single frames (trains need Linux 6.2)");
     pair.b.run(|| {
         let network = Network::start(NetConfig::default(), Box::new(|_| {})).unwrap();
-        assert_eq!(open(&auto, &network).unwrap().mode(), "udp");
-        let xdp = WireConfig { io: Io::AfXdp, ..auto };
+        assert_eq!(open(&AUTO, &network).unwrap().mode(), "udp");
+        let xdp = WireConfig { io: Io::AfXdp, ..AUTO };
         let error = open(&xdp, &network).err().unwrap().to_string();
         assert!(error.contains("--io udp"), "{error}");
-        let none = WireConfig { io: Io::Loopback, ..auto };
+        let none = WireConfig { io: Io::Loopback, ..AUTO };
         assert_eq!(open(&none, &network).unwrap().mode(), "loopback");
     });
 }
@@ -244,7 +254,7 @@ fn auto_chooses_by_interface() {
 #[test]
 fn refused_frames_use_nothing_up() {
     // More than there is memory for, all for another Ethernet address.
-    for (config, frames) in [(NATIVE, 6000), (PACKET, 300)] {
+    for (config, frames) in [(NATIVE, 6000), (PACKET, 300), (SINGLE, 300)] {
         let Some((pair, mut from, mut to)) = pair_of(PACKET, config, 4200) else { return };
         let path = from.path(0);
         let mac = pair.b.run(|| xdp_io::netdev::mac("eth0").unwrap());
@@ -255,7 +265,7 @@ fn refused_frames_use_nothing_up() {
         };
         let one = Shape { count: 1, len: 100, last: 100 };
         let mut seen = Seen::default();
-        if config == PACKET {
+        if config.io == Io::AfPacket {
             // The interface's own filter would stop foreign frames.
             pair.b.ip("link set eth0 promisc on");
         }
@@ -300,7 +310,7 @@ fn dropped_trains_use_nothing_up() {
 
 #[test]
 fn what_is_captured_is_what_was_on_the_wire() {
-    for (config, other) in [(PACKET, UDP), (UDP, NATIVE)] {
+    for (config, other) in [(PACKET, UDP), (SINGLE, UDP), (UDP, SINGLE), (UDP, NATIVE)] {
         let Some((_pair, mut from, mut to)) = pair_of(config, other, 4200) else { return };
         let path = from.path(0);
         let (tap, sent) = capture();

@@ -4,7 +4,7 @@
 //! are neither made nor checked.
 
 use super::exchange::{self, Side};
-use super::{GENERIC, NATIVE, PACKET, UDP, WireConfig, pair_of};
+use super::{GENERIC, NATIVE, PACKET, SINGLE, UDP, WireConfig, pair_of};
 use rnic_core::ports::{RxTrain, TxTrain, Wire};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,7 @@ fn measure(name: &str, config: WireConfig) {
 fn speed_of_wires() {
     measure("udp", UDP);
     measure("af-packet", PACKET);
+    measure("af-packet, single frames", SINGLE);
     measure("af-xdp native", NATIVE);
     measure("af-xdp generic", GENERIC);
 }
