@@ -22,6 +22,9 @@ pub enum Error {
     ModeUnsupported { interface: String, mode: &'static str },
     /// The driver refuses XDP at this MTU.
     MtuTooLarge { interface: String, mtu: u32 },
+    /// Frames of this MTU do not fit one chunk of packet memory, and the kernel or the driver does
+    /// not spread them over several.
+    FrameTooLong { interface: String, mtu: u32, limit: u32 },
     /// Another AF_XDP socket is bound to this queue.
     QueueBusy { interface: String, queue: u32 },
     /// The interface has no such queue.
@@ -74,6 +77,9 @@ impl fmt::Display for Error {
                 "the driver of {interface} does not accept XDP at MTU {mtu}; lower the MTU with \
                  `ip link set {interface} mtu ...` or use generic mode"
             ),
+            Error::FrameTooLong { interface, mtu, limit } => {
+                frame_too_long(f, interface, *mtu, *limit)
+            }
             Error::QueueBusy { interface, queue } => write!(
                 f,
                 "another AF_XDP socket is bound to queue {queue} of {interface}; stop its owner \
@@ -107,6 +113,20 @@ impl fmt::Display for Error {
             Error::Os { operation, source } => write!(f, "{operation}: {source}"),
         }
     }
+}
+
+fn frame_too_long(
+    f: &mut fmt::Formatter<'_>,
+    interface: &str,
+    mtu: u32,
+    limit: u32,
+) -> fmt::Result {
+    write!(
+        f,
+        "AF_XDP cannot carry frames of MTU {mtu} on {interface}: that needs Linux 6.6 and a driver \
+         that supports it; lower the MTU with `ip link set {interface} mtu {limit}`, or use \
+         AF_PACKET or UDP I/O"
+    )
 }
 
 impl std::error::Error for Error {

@@ -201,7 +201,8 @@ fn attach_error(interface: &str, mode: AttachMode, error: io::Error) -> Error {
         // EEXIST: a program is attached in the other mode.
         Some(libc::EBUSY | libc::EEXIST) => Error::AlreadyAttached { interface, mode },
         Some(libc::EOPNOTSUPP) => Error::ModeUnsupported { interface, mode: mode.name() },
-        Some(libc::ERANGE) => {
+        // EINVAL: what most drivers say, virtio_net among them.
+        Some(libc::ERANGE | libc::EINVAL) if mode == AttachMode::Native => {
             let mtu = netdev::mtu(&interface).unwrap_or(0);
             Error::MtuTooLarge { interface, mtu }
         }

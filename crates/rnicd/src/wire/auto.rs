@@ -97,6 +97,13 @@ impl Ground<'_> {
         let wire = XdpWire::new(&self.interface.name, mode, addresses, *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
+        if wire.loses_trains() && self.interface.kind.is_some() {
+            tracing::warn!(
+                "AF_XDP in generic mode before Linux 6.6 loses what a peer on this host sends in \
+                 trains (its --io udp, or af-packet): if there is one, use --io udp or --xdp-mode \
+                 native here"
+            );
+        }
         Ok((wire.describe(), Box::new(wire)))
     }
 

@@ -86,6 +86,12 @@ impl XdpWire {
         }
     }
 
+    /// Whether frames that a sender's kernel left joined are too long to be received.
+    pub(crate) fn loses_trains(&self) -> bool {
+        let caps = self.first().caps();
+        caps.mode == AttachMode::Generic && !caps.multi_buffer
+    }
+
     /// e.g. `af-xdp native`.
     pub(crate) fn describe(&self) -> String {
         let caps = self.first().caps();

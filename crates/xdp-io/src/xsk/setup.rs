@@ -37,7 +37,8 @@ struct Attempt {
 pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Result<XskPort> {
     validate(config)?;
     let ifindex = netdev::index(&config.interface)?;
-    let single_fits = netdev::mtu(&config.interface)? + LINK_HEADER <= RX_ROOM;
+    let mtu = netdev::mtu(&config.interface)?;
+    let single_fits = mtu + LINK_HEADER <= RX_ROOM;
     let attached = program.as_ref().map(|program| program.mode());
     let mut last = Error::ModeUnsupported { interface: config.interface.clone(), mode: "any" };
     for attempt in attempts(config.mode, attached, single_fits) {
@@ -50,7 +51,13 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
             other => return other,
         }
     }
-    Err(last)
+    Err(match last {
+        // The first queue is always there: what was refused is several chunks for a frame.
+        Error::QueueMissing { interface, queue: 0 } if !single_fits => {
+            Error::FrameTooLong { interface, mtu, limit: RX_ROOM - LINK_HEADER }
+        }
+        last => last,
+    })
 }
 
 fn validate(config: &XskConfig) -> Result<()> {
