@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 31] = [
+const PACKAGE_OF: [(&str, &str); 32] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -39,6 +39,7 @@ const PACKAGE_OF: [(&str, &str); 31] = [
     ("qperf", "qperf"),
     ("iperf3", "iperf3"),
     ("ip", "iproute2"),
+    ("rdma", "iproute2"),
     ("tshark", "tshark"),
     ("ethtool", "ethtool"),
     ("qemu-system-x86_64", "qemu-system-x86"),

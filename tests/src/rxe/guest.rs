@@ -14,6 +14,7 @@ use crate::netns::Netns;
 use crate::paths::Scratch;
 use crate::place::{Job, Place};
 use crate::process::{Cmd, Output, Running, tail, wait_until};
+use crate::seat::Shell;
 
 /// How long a boot may take; two seconds are usual on an idle machine.
 const BOOT: Duration = Duration::from_secs(60);
@@ -189,6 +190,12 @@ impl Guest {
         let at = listed.lines().position(|gid| gid.trim().parse() == Ok(wanted));
         let at = at.with_context(|| format!("rxe0 has no GID for {address}:\n{listed}"))?;
         Ok(u32::try_from(at)?)
+    }
+}
+
+impl Shell for Guest {
+    fn start(&self, script: &str, limit: Duration) -> Result<Box<dyn Job>> {
+        Ok(Box::new(self.link.start(script, &[], limit)?))
     }
 }
 
