@@ -248,7 +248,10 @@ fn qemu(image: &Image, machine: &Machine, port: u16, console: &Path, mac: String
         format!("{KERNEL_ARGUMENTS} peer.address={} peer.mtu={}", addresses.join(","), machine.mtu);
     let offloads = if machine.offloads { "" } else { NO_OFFLOADS };
     Cmd::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35,usb=off,hpet=off"])
+        // The emulator takes a turn for each byte of REP MOVSB. A kernel that is not told how fast
+        // that is on a processor copies eight bytes at a time.
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"])
+        .args(["-M", "q35,usb=off,hpet=off"])
         // A processor that could be given company: for one alone QEMU before 8.1 leaves the
         // guest's memory barriers out, although its own I/O threads run beside it. A virtio queue
         // whose notification is lost that way never moves again.
