@@ -40,6 +40,12 @@ pub trait Shell: Sync {
         ensure!(output.success(), "{output}");
         Ok(output.stdout)
     }
+
+    /// As [`Shell::check`], also after an interrupt: for what must be undone.
+    ///
+    /// # Errors
+    /// As [`Shell::check`].
+    fn clean_up(&self, script: &str) -> Result<()>;
 }
 
 /// This machine.
@@ -48,6 +54,10 @@ pub struct Here;
 impl Shell for Here {
     fn start(&self, script: &str, limit: Duration) -> Result<Box<dyn Job>> {
         Ok(Box::new(Cmd::new("sh").args(["-c", script]).limit(limit).start()?))
+    }
+
+    fn clean_up(&self, script: &str) -> Result<()> {
+        Cmd::new("sh").args(["-c", script]).limit(SCRIPT).for_cleanup().check().map(drop)
     }
 }
 

@@ -28,7 +28,8 @@ const TOLERANCE: f64 = 0.03;
 const OURS: [&str; 3] = ["crates/rnic-core/src/", "crates/rnic-abi/src/", "crates/roce-wire/src/"];
 const LIMIT: Duration = Duration::from_secs(1800);
 
-type Counts = BTreeMap<String, u64>;
+/// Instructions per message by case and side, as in `write-8 requester`.
+pub(crate) type Counts = BTreeMap<String, u64>;
 
 /// Counts, and compares with the budget or writes a new one.
 pub(crate) fn run(write: bool) -> Result<()> {
@@ -42,13 +43,12 @@ pub(crate) fn run(write: bool) -> Result<()> {
             counts.insert(format!("{case} {side}"), instructions);
         }
     }
-    let file = paths::repository().join("crates/rnic-bench/budget.txt");
     if write {
+        let file = file();
         return fs::write(&file, render(&counts))
             .with_context(|| format!("cannot write {}", file.display()));
     }
-    let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
-    let faults = compare(&parse(&text)?, &counts);
+    let faults = compare(&recorded()?, &counts);
     if !faults.is_empty() {
         bail!(
             "the hot paths left their budget; if that is right, run `cargo xtask budget --write`:\
@@ -57,6 +57,17 @@ pub(crate) fn run(write: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The budget, without counting anew.
+pub(crate) fn recorded() -> Result<Counts> {
+    let file = file();
+    let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+    parse(&text)
+}
+
+fn file() -> PathBuf {
+    paths::repository().join("crates/rnic-bench/budget.txt")
 }
 
 /// The stage of `cargo xtask test`.

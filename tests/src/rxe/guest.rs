@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::Image;
 use super::agent::Link;
+use crate::interrupt;
 use crate::netns::Netns;
 use crate::paths::Scratch;
 use crate::place::{Job, Place};
@@ -196,6 +197,14 @@ impl Guest {
 impl Shell for Guest {
     fn start(&self, script: &str, limit: Duration) -> Result<Box<dyn Job>> {
         Ok(Box::new(self.link.start(script, &[], limit)?))
+    }
+
+    /// After an interrupt there is nothing to undo: the guest goes with all that it has.
+    fn clean_up(&self, script: &str) -> Result<()> {
+        match interrupt::check() {
+            Ok(()) => self.check(script).map(drop),
+            Err(_) => Ok(()),
+        }
     }
 }
 

@@ -50,8 +50,18 @@ pub(crate) struct Options {
     #[arg(long)]
     write: bool,
     /// Also compare with Linux rxe, both in one emulated machine
+    ///
+    /// Debian's kernel with rxe and ours run in QEMU, on any host. Emulation makes it a comparison
+    /// of instructions, not of hardware.
     #[arg(long)]
     rxe: bool,
+    /// Also compare with the rxe of this machine's kernel, both on this machine
+    ///
+    /// Makes the veth pair rnicva-rnicvb in the initial network namespace, with routing rules of
+    /// preference 1 to 5 for its two addresses, and removes everything afterwards, the module
+    /// rdma_rxe too unless it was loaded before.
+    #[arg(long)]
+    rxe_here: bool,
     /// Raise the priority of everything measured, on a machine that others use too
     #[arg(long)]
     boost: bool,
@@ -75,7 +85,7 @@ pub(super) struct Run {
     disturbed: BTreeMap<&'static str, usize>,
     rounds: usize,
     standing: Vec<standing::Finding>,
-    rxe: Vec<standing::Finding>,
+    rxe: Vec<rxe::Comparison>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -89,6 +99,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.rxe {
         programs.extend(HOST_PROGRAMS);
     }
+    if options.rxe_here {
+        programs.push("rdma");
+        rxe::kernel_has_rxe()?;
+    }
     let tools = Toolbox::provide(&programs)?;
     eprintln!("building (release)");
     let props = Props::new(Dist::get()?, tools)?;
@@ -96,8 +110,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut run = Run::choose(&options.case, rounds);
     run.measure(&props, if options.quick { 2 } else { 4 })?;
     run.standing = standing::measure(&props, &options.case, options.quick)?;
-    if options.rxe {
-        run.rxe = rxe::measure(&props, options.quick)?;
+    for (wanted, place) in [(options.rxe, rxe::Place::Guest), (options.rxe_here, rxe::Place::Here)]
+    {
+        if wanted {
+            run.rxe.push(rxe::measure(props.dist, options.quick, place)?);
+        }
     }
     let machine = machine::describe()?;
     if options.json {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Run;
 use super::machine::Machine;
 use super::rows::{Against, Column, Row};
+use super::rxe::Comparison;
 use super::series::Spread;
 use super::standing::Finding;
 
@@ -88,16 +89,23 @@ fn note(failure: Option<&String>) -> String {
     line
 }
 
-/// The findings that are no rows; the first of a kind comes with its heading.
-fn findings(run: &Run) -> impl Iterator<Item = (Option<&'static str>, &Finding)> {
-    let kinds = [
-        ("Standing costs", &run.standing),
-        ("Linux rxe, both in one emulated machine (ratios only)", &run.rxe),
-    ];
-    kinds.into_iter().flat_map(|(heading, findings)| {
-        let first = move |index| (index == 0).then_some(heading);
-        findings.iter().enumerate().map(move |(index, finding)| (first(index), finding))
-    })
+/// Findings that are no rows.
+struct Section<'a> {
+    heading: &'a str,
+    findings: &'a [Finding],
+    notes: &'a [String],
+}
+
+fn sections(run: &Run) -> impl Iterator<Item = Section<'_>> {
+    let standing = Section { heading: "Standing costs", findings: &run.standing, notes: &[] };
+    let rxe = run.rxe.iter().map(|Comparison { heading, findings, notes }| Section {
+        heading,
+        findings,
+        notes,
+    });
+    std::iter::once(standing)
+        .chain(rxe)
+        .filter(|section| !section.findings.is_empty() || !section.notes.is_empty())
 }
 
 const METHOD: &str = "\
@@ -136,18 +144,15 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
             verdicts.join("; ")
         );
     }
-    for (heading, finding) in findings(run) {
-        if let Some(heading) = heading {
-            let _ = writeln!(text, "\n{heading}");
+    for Section { heading, findings, notes } in sections(run) {
+        let _ = writeln!(text, "\n{heading}");
+        for finding in findings {
+            let Finding { title, value, .. } = finding;
+            let _ = writeln!(text, "  {title:<52}{value:>28}{:>16}  {}", "", finding.verdict());
         }
-        let _ = writeln!(
-            text,
-            "  {:<52}{:>28}{:>16}  {}",
-            finding.title,
-            finding.value,
-            "",
-            finding.verdict()
-        );
+        for note in notes {
+            let _ = writeln!(text, "  {note}");
+        }
     }
     text
 }
@@ -171,11 +176,15 @@ pub(super) fn markdown(run: &Run, machine: &Machine) -> String {
         let _ =
             writeln!(text, "| {} | {ours} | {tcp} | {raw} | {} |", row.title, verdicts.join("; "));
     }
-    for (heading, finding) in findings(run) {
-        if let Some(heading) = heading {
-            let _ = write!(text, "\n## {heading}\n\n| | measured | target |\n|---|---|---|\n");
+    for Section { heading, findings, notes } in sections(run) {
+        let _ = write!(text, "\n## {heading}\n\n| | measured | target |\n|---|---|---|\n");
+        for finding in findings {
+            let Finding { title, value, .. } = finding;
+            let _ = writeln!(text, "| {title} | {value} | {} |", finding.verdict());
         }
-        let _ = writeln!(text, "| {} | {} | {} |", finding.title, finding.value, finding.verdict());
+        for (index, note) in notes.iter().enumerate() {
+            let _ = writeln!(text, "{}- {note}", if index == 0 { "\n" } else { "" });
+        }
     }
     text
 }
@@ -207,11 +216,12 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
         let one = |f: &Finding| json!({"title": f.title, "value": f.value, "met": f.met, "ratio": f.ratio});
         findings.iter().map(one).collect()
     };
+    let comparison = |Comparison { heading, findings, notes }: &Comparison| json!({"heading": heading, "findings": list(findings), "notes": notes});
     json!({
         "machine": machine.line(),
         "rounds": run.rounds,
         "rows": rows.collect::<Vec<_>>(),
         "standing": list(&run.standing),
-        "rxe": list(&run.rxe),
+        "rxe": run.rxe.iter().map(comparison).collect::<Vec<_>>(),
     })
 }

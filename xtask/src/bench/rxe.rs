@@ -1,162 +1,280 @@
-//! Ours and Linux rxe in one emulated machine: two devices on a veth pair, the programs pinned.
+//! Ours and Linux rxe on one wire: two devices on a veth pair, the programs pinned.
 //!
-//! The machine is emulated instruction by instruction, so only the ratio means something, and it
-//! favours whoever executes fewer instructions. rxe of this kernel works in the initial network
-//! namespace only; policy routing makes packets between two addresses of one host take the wire.
+//! In an emulated machine, which any host can run, every instruction is executed by software: only
+//! the ratio means something, and it favours whoever executes fewer instructions. The same on this
+//! machine takes a kernel that has rxe.
+//!
+//! Both are measured in every round, one stack after the other. rxe is there for its own turn only:
+//! it would see frames that are ours.
 
-use anyhow::{Context, Result};
+mod ground;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use system_tests::daemon::Io;
+use system_tests::dist::Dist;
 use system_tests::interrupt;
 use system_tests::netns::Netns;
-use system_tests::programs::perftest;
+use system_tests::paths::Scratch;
+use system_tests::programs::{Dialogue, perftest};
 use system_tests::rxe::{Guest, Image, Machine};
+use system_tests::seat::{Here, Home, Shell};
 
-use super::scene::Props;
-use super::series::{Metric, Spread};
+use super::series::Spread;
 use super::standing::Finding;
+use crate::budget;
+use ground::{Ground, Stack};
 
-const WIRE: &str = "
-set -e
-ip link add va type veth peer name vb
-for device in va vb; do
-    echo 1 > /proc/sys/net/ipv4/conf/$device/accept_local
-    echo 0 > /proc/sys/net/ipv4/conf/$device/rp_filter
-    ip link set $device mtu 4200 up
-done
-echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter
-ip address add 10.79.0.1/32 dev va
-ip address add 10.79.0.2/32 dev vb
-ip neighbour add 10.79.0.2 lladdr $(cat /sys/class/net/vb/address) dev va
-ip neighbour add 10.79.0.1 lladdr $(cat /sys/class/net/va/address) dev vb
-ip route add 10.79.0.2/32 dev va src 10.79.0.1 table 101
-ip route add 10.79.0.1/32 dev vb src 10.79.0.2 table 102
-ip rule add pref 10 iif va lookup local
-ip rule add pref 11 iif vb lookup local
-ip rule add pref 20 to 10.79.0.2 lookup 101
-ip rule add pref 21 to 10.79.0.1 lookup 102
-ip rule add pref 30 lookup local
-ip rule delete pref 0
-rdma link add rxea type rxe netdev va
-rdma link add rxeb type rxe netdev vb
-";
+/// What a comparison found.
+pub(super) struct Comparison {
+    pub(super) heading: &'static str,
+    pub(super) findings: Vec<Finding>,
+    /// What a reader needs to know beside the numbers.
+    pub(super) notes: Vec<String>,
+}
 
-const OURS: &str = "
-set -e
-for side in a b; do
-    /root/rnicd --netdev v$side --io af-packet --socket /run/$side.sock > /run/$side.log 2>&1 &
-done
-for try in $(seq 100); do
-    if [ -S /run/a.sock ] && [ -S /run/b.sock ]; then exit 0; fi
-    usleep 100000
-done
-cat /run/a.log /run/b.log
-exit 1
-";
+/// Where both are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Guest,
+    Here,
+}
 
-/// Server on CPU 0, client on CPU 1; prints what the client says. `$line` is the program's,
-/// `$a` and `$b` are what the sides are told.
-const DIALOGUE: &str = "
-(eval \"$ea\" busybox taskset 1 $line $a > /run/server 2>&1) &
-usleep 1500000
-eval \"$eb\" busybox taskset 2 $line $b 127.0.0.1 || { cat /run/server /run/*.log; exit 1; }
-wait
-";
+struct Case {
+    title: &'static str,
+    line: &'static str,
+    /// Its counts in the instruction budget, and the packets of a message.
+    budget: (&'static str, u64),
+}
 
-const CASES: [(&str, &str); 3] = [
-    ("WRITE 64 KiB, path MTU 4096", "ib_write_bw -F -s 65536 -m 4096 -n 500"),
-    ("WRITE 1 MiB, path MTU 4096", "ib_write_bw -F -s 1048576 -m 4096 -n 40"),
-    ("WRITE 8 B, latency p50", "ib_write_lat -F -s 8 -n 500"),
+const CASES: [Case; 3] = [
+    Case {
+        title: "WRITE 64 KiB",
+        line: "ib_write_bw -s 65536 -m 4096 -n 500",
+        budget: ("write-65536", 16),
+    },
+    Case {
+        title: "WRITE 1 MiB",
+        line: "ib_write_bw -s 1048576 -m 4096 -n 40",
+        budget: ("write-1048576", 256),
+    },
+    Case {
+        title: "WRITE 8 B, latency p50 (less is better)",
+        line: "ib_write_lat -s 8 -n 500",
+        budget: ("write-8", 1),
+    },
 ];
 
+const METHOD: &str = "A veth pair with path MTU 4096 in the initial network namespace, server on CPU 0, client on \
+     CPU 1; medians of the rounds, in which both stacks take turns, and their ranges.";
+const EMULATION: &str = "Every instruction is executed by software, so this compares instructions, not hardware: only \
+     the ratios mean something. A change of address space costs the emulator far more than a \
+     processor, because it forgets every translation; ours has such changes in each latency, rxe \
+     in the kernel has none.";
+
+/// The ways outside that ours is measured with. rxe has one.
+const OURS: [Io; 3] = [Io::Udp, Io::AfPacket, Io::AfXdp];
+
+impl Place {
+    const fn heading(self) -> &'static str {
+        match self {
+            Self::Guest => {
+                "ours and Linux rxe, both in one emulated machine: compares instructions, not \
+                 hardware"
+            }
+            Self::Here => "ours and this kernel's rxe, both on this machine",
+        }
+    }
+}
+
 /// What fails is a finding too: the rest of a run took minutes.
-pub(super) fn measure(props: &Props, quick: bool) -> Result<Vec<Finding>> {
-    let outcome = all(props, quick);
-    interrupt::check()?;
-    outcome.or_else(|error| {
-        eprintln!("the comparison with rxe: {error:#}");
-        let title = "ours and rxe";
-        Ok(vec![Finding {
-            title,
-            value: "failed".into(),
-            target: "of rxe",
-            met: None,
-            ratio: None,
-        }])
-    })
-}
-
-fn all(props: &Props, quick: bool) -> Result<Vec<Finding>> {
-    let netns = Netns::new("bench")?;
-    netns.add_bridge("br0", 4200)?;
-    let machine = Machine {
-        bridge: Some("br0".into()),
-        cpus: 2,
-        memory: 1024,
-        ..Machine::new("tap1", "10.78.0.1".parse()?)
-    };
-    let guest = Guest::boot(&Image::get()?, &netns, &machine)?;
-    guest.check(WIRE)?;
-    guest.put(&props.dist.bin("rnicd"), "/root/rnicd")?;
-    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
-        guest.put(&props.dist.lib().join(library), &format!("/root/{library}"))?;
-    }
-    guest.check(OURS)?;
+pub(super) fn measure(dist: &Dist, quick: bool, place: Place) -> Result<Comparison> {
     let rounds = if quick { 2 } else { 5 };
-    CASES.iter().map(|(title, line)| compare(&guest, title, line, rounds)).collect()
-}
-
-/// Both stacks, one after the other, in every round.
-fn compare(guest: &Guest, title: &'static str, line: &str, rounds: usize) -> Result<Finding> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        ours.push(dialogue(guest, line, &Stack::ours())?);
-        theirs.push(dialogue(guest, line, &Stack::rxe(guest)?)?);
+    let outcome = match place {
+        Place::Guest => in_guest(dist, rounds),
+        Place::Here => here(dist, rounds),
+    };
+    interrupt::check()?;
+    let (findings, mut notes) = outcome.unwrap_or_else(|error| {
+        eprintln!("the comparison with rxe: {error:#}");
+        (Vec::new(), vec![format!("The comparison failed: {}.", reason(&error))])
+    });
+    notes.push(METHOD.to_owned());
+    if place == Place::Guest {
+        notes.push(EMULATION.to_owned());
     }
-    let metric = if line.contains("_lat ") { Metric::P50 } else { Metric::Bytes };
-    let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
-    let ratio = Spread::of(ratios).context("no round")?.median;
-    let shown = |values| Spread::of(values).map(|spread| metric.show(spread.median));
-    let (ours, theirs) = (shown(ours).unwrap_or_default(), shown(theirs).unwrap_or_default());
-    let value = format!("{ours}, rxe {theirs}");
-    eprintln!("{title:<50} {value}");
-    Ok(Finding { title, value, target: "of rxe", met: None, ratio: Some(ratio) })
+    notes.extend(instructions()?);
+    Ok(Comparison { heading: place.heading(), findings, notes })
 }
 
-/// What programs of a stack are told, by side.
-struct Stack {
-    environment: [String; 2],
-    arguments: [String; 2],
-}
-
-impl Stack {
-    fn ours() -> Self {
-        let environment = ["a", "b"]
-            .map(|side| format!("RNIC_DEBUG=1 LD_LIBRARY_PATH=/root RNIC_SOCKET=/run/{side}.sock"));
-        Self { environment, arguments: ["-d rnic0 -x 0".into(), "-d rnic0 -x 0".into()] }
+/// Says what is missing where this kernel has no rxe.
+pub(super) fn kernel_has_rxe() -> Result<()> {
+    let asked = "[ -e /sys/module/rdma_rxe ] || modprobe --dry-run --quiet rdma_rxe";
+    if Here.check(asked).is_err() {
+        bail!(
+            "--rxe-here: this kernel has no rdma_rxe. Debian's kernels bring it (not the \"cloud\" \
+             ones), Ubuntu has it in linux-modules-extra-$(uname -r), Fedora in \
+             kernel-modules-internal or -extra; a kernel of your own needs CONFIG_RDMA_RXE=m. \
+             `--rxe` compares in an emulated machine instead"
+        );
     }
+    let driver = Path::new("/etc/libibverbs.d/rxe.driver");
+    ensure!(
+        driver.exists(),
+        "--rxe-here: programs do not find rxe without {}: install ibverbs-providers",
+        driver.display()
+    );
+    Ok(())
+}
 
-    fn rxe(guest: &Guest) -> Result<Self> {
-        let argument = |side: &str, last: u8| -> Result<String> {
-            let device = format!("rxe{side}");
-            let gids = format!("/sys/class/infiniband/{device}/ports/1/gids");
-            let listed =
-                guest.check(&format!("cd {gids}; for i in 0 1 2 3 4 5; do cat $i; done"))?;
-            let wanted = format!("ffff:0a4f:000{last}");
-            let at = listed.lines().position(|gid| gid.trim().ends_with(&wanted));
-            Ok(format!("-d {device} -x {}", at.with_context(|| format!("no GID:\n{listed}"))?))
+type Found = (Vec<Finding>, Vec<String>);
+
+fn in_guest(dist: &Dist, rounds: usize) -> Result<Found> {
+    let netns = Netns::new("bench")?;
+    let machine = Machine { cpus: 2, memory: 1024, ..Machine::new("tap1", "10.78.0.1".parse()?) };
+    let guest = Guest::boot(&Image::get()?, &netns, &machine)?;
+    // The device of its boot.
+    guest.check("rdma link delete rxe0")?;
+    let ground = Ground {
+        shell: &guest,
+        home: Home::in_guest(&guest, dist)?,
+        folder: PathBuf::from("/run"),
+        load: "insmod /lib/modules/rdma_rxe.ko",
+        keeps_rxe: false,
+    };
+    compare(&ground, rounds).with_context(|| guest.console())
+}
+
+fn here(dist: &Dist, rounds: usize) -> Result<Found> {
+    let scratch = Scratch::new("rxe")?;
+    let ground = Ground {
+        shell: &Here,
+        home: Home::here(dist),
+        folder: scratch.path().to_owned(),
+        load: "modprobe -a rdma_rxe ib_uverbs",
+        keeps_rxe: Path::new("/sys/module/rdma_rxe").exists(),
+    };
+    compare(&ground, rounds)
+}
+
+/// The values of each case, round by round.
+type Values = [Vec<f64>; CASES.len()];
+
+/// One of our ways outside, while it works.
+struct Contender {
+    io: Io,
+    values: Values,
+    failure: Option<String>,
+}
+
+fn compare(ground: &Ground<'_>, rounds: usize) -> Result<Found> {
+    ground.lay()?;
+    let contender = |io| Contender { io, values: Values::default(), failure: None };
+    let mut contenders = OURS.map(contender);
+    let mut rxe = Values::default();
+    for round in 0..rounds {
+        for one in contenders.iter_mut().filter(|one| one.failure.is_none()) {
+            let name = one.io.as_str();
+            if one.io == Io::Udp && ground.keeps_rxe {
+                one.failure = Some("rdma_rxe was loaded and has the UDP port".to_owned());
+                continue;
+            }
+            let played = ground.ours(one.io).and_then(|stack| play(&stack, &mut one.values));
+            interrupt::check()?;
+            if let Err(error) = played {
+                eprintln!("{name}: {error:#}");
+                one.failure = Some(reason(&error));
+            }
+        }
+        let stack = ground.rxe()?;
+        let played = play(&stack, &mut rxe);
+        ground.rxe_off()?;
+        played.context("rxe")?;
+        eprintln!("rxe: round {} of {rounds} done", round + 1);
+    }
+    Ok((findings(&contenders, &rxe), failures(&contenders)))
+}
+
+/// Every case once.
+fn play(stack: &Stack<'_>, values: &mut Values) -> Result<()> {
+    let [server, client] = stack.players();
+    for (case, values) in CASES.iter().zip(values) {
+        let done = Dialogue::new(case.line).run(server, client);
+        let text = done.with_context(|| stack.logs())?.client.stdout;
+        values.push(if is_latency(case) {
+            perftest::latency(&text)?.pop().context("no row")?.typical
+        } else {
+            perftest::bandwidth(&text)?.pop().context("no row")?.average
+        });
+    }
+    Ok(())
+}
+
+fn is_latency(case: &Case) -> bool {
+    case.line.contains("_lat ")
+}
+
+fn findings(contenders: &[Contender], rxe: &Values) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, case) in CASES.iter().enumerate() {
+        for one in contenders.iter().filter(|one| one.failure.is_none()) {
+            let (ours, theirs) = (&one.values[index], &rxe[index]);
+            let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+            let ratio = Spread::of(ratios).map(|spread| spread.median);
+            let value = format!("{}, rxe {}", shown(case, ours), shown(case, theirs));
+            let title = format!("{}, {}", case.title, one.io.as_str());
+            eprintln!("{title:<60} {value}");
+            findings.push(Finding { title, value, target: "of rxe", met: None, ratio });
+        }
+    }
+    findings
+}
+
+/// A median with its range. An emulated machine is too slow for the table's usual units.
+fn shown(case: &Case, values: &[f64]) -> String {
+    let Some(Spread { median, min, max }) = Spread::of(values.to_vec()) else {
+        return "nothing".to_owned();
+    };
+    if is_latency(case) {
+        return format!("{median:.1} us ({min:.1}..{max:.1})");
+    }
+    format!("{:.0} MB/s ({:.0}..{:.0})", median / 1e6, min / 1e6, max / 1e6)
+}
+
+/// Why ours was not measured with a way outside.
+fn failures(contenders: &[Contender]) -> Vec<String> {
+    let note = |one: &Contender| {
+        Some(format!("Not measured with --io {}: {}.", one.io.as_str(), one.failure.as_ref()?))
+    };
+    contenders.iter().filter_map(note).collect()
+}
+
+/// What the daemon said last, or else the end of what went wrong; all of it was shown when it
+/// happened.
+fn reason(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    let said = last.rsplit("rnicd: ").next().unwrap_or(last);
+    said.trim().trim_end_matches('.').to_owned()
+}
+
+/// What our engine takes, as callgrind counted it for the budget.
+fn instructions() -> Result<Vec<String>> {
+    let counts = budget::recorded()?;
+    let mut notes = vec![
+        "Instructions of our engine beside it, counted by callgrind (`cargo xtask budget`), \
+         without kernel, copies and checksums:"
+            .to_owned(),
+    ];
+    for Case { title, budget: (key, packets), .. } in &CASES {
+        let side = |side: &str| -> Result<String> {
+            let count = counts.get(&format!("{key} {side}"));
+            let count = count.with_context(|| format!("the budget has no {key} {side}"))?;
+            Ok(format!("{side} {count} a message, {} a packet", count / packets))
         };
-        Ok(Self {
-            environment: ["".into(), "".into()],
-            arguments: [argument("a", 1)?, argument("b", 2)?],
-        })
+        let title = title.split(',').next().unwrap_or(title);
+        notes.push(format!("{title}: {}; {}.", side("requester")?, side("responder")?));
     }
-}
-
-fn dialogue(guest: &Guest, line: &str, stack: &Stack) -> Result<f64> {
-    let Stack { environment: [ea, eb], arguments: [a, b] } = stack;
-    let script = format!("line='{line}'; ea='{ea}'; eb='{eb}'; a='{a}'; b='{b}'\n{DIALOGUE}");
-    let text = guest.check(&script)?;
-    if line.contains("_lat ") {
-        return Ok(perftest::latency(&text)?.pop().context("no row")?.typical);
-    }
-    Ok(perftest::bandwidth(&text)?.pop().context("no row")?.average)
+    Ok(notes)
 }

@@ -15,7 +15,7 @@ use super::series::Spread;
 
 /// One of these costs.
 pub(super) struct Finding {
-    pub(super) title: &'static str,
+    pub(super) title: String,
     pub(super) value: String,
     pub(super) target: &'static str,
     pub(super) met: Option<bool>,
@@ -83,7 +83,8 @@ pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<
             }
         };
         eprintln!("{:<50} {value}", cost.title);
-        findings.push(Finding { title: cost.title, value, target: cost.target, met, ratio: None });
+        let title = cost.title.to_owned();
+        findings.push(Finding { title, value, target: cost.target, met, ratio: None });
     }
     Ok(findings)
 }
