@@ -207,23 +207,38 @@ impl Attempts {
 }
 
 /// Whether programs that share the CPU wait for completions. One that looks at its memory for the
-/// answer instead does nothing with them, and would run until the end of its slice.
+/// answer instead runs until the end of its slice and posts nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Polling(Attempts);
+pub(crate) struct Polling {
+    attempts: Attempts,
+    /// They ran for long; what they posted shows in the second half of the turn.
+    is_open: bool,
+}
 
 impl Polling {
     /// Once for every completion without data: whether to let programs run.
     #[inline]
     pub(crate) fn asks(&mut self) -> bool {
-        let asks = self.0.is_due();
-        self.0.skip_one();
+        let asks = self.attempts.is_due();
+        self.attempts.skip_one();
         asks
     }
 
     /// They ran from one time to the other.
     #[inline]
-    pub(crate) fn learn(&mut self, from: Instant, to: Instant) {
-        self.0.learn(to.as_nanos().saturating_sub(from.as_nanos()) < LONG_ABSENCE);
+    pub(crate) fn ran(&mut self, from: Instant, to: Instant) {
+        self.is_open = to.as_nanos().saturating_sub(from.as_nanos()) >= LONG_ABSENCE;
+        if !self.is_open {
+            self.attempts.learn(true);
+        }
+    }
+
+    /// Whether doorbells rang afterwards.
+    #[inline]
+    pub(crate) fn conclude(&mut self, rang: bool) {
+        if std::mem::take(&mut self.is_open) {
+            self.attempts.learn(rang);
+        }
     }
 }
 
@@ -285,20 +300,22 @@ mod tests {
     #[test]
     fn programs_that_do_nothing_with_completions_are_seldom_asked() {
         let mut polling = Polling::default();
-        let mut ran = |micros| {
+        let mut ran = |micros, rang| {
             let mut asked = 0;
             for k in 0..10_000 {
                 if polling.asks() {
                     asked += 1;
-                    polling.learn(at(k * 4000), at(k * 4000 + micros));
+                    polling.ran(at(k * 4000), at(k * 4000 + micros));
                 }
+                polling.conclude(rang);
             }
             asked
         };
-        assert_eq!(ran(3000), 8);
-        // What they did once decides the attempt after next.
-        assert!(ran(5) > 1000);
-        assert_eq!(ran(5), 10_000);
+        assert_eq!(ran(3000, false), 8);
+        // The next attempt shows that they do something now.
+        assert!(ran(5, false) > 1000);
+        assert_eq!(ran(5, false), 10_000);
+        assert_eq!(ran(3000, true), 10_000);
     }
 
     #[test]

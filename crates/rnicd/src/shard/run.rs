@@ -145,6 +145,7 @@ impl Shard {
         }
         let departures = self.departures(now);
         self.has_backlog = departures.more;
+        self.polling.conclude(departures.rang);
         let all_sent = departures.rang && !departures.more;
         let asks_for_more = self.posting.asks(all_sent, departures.rang);
         if (departures.delivered() || asks_for_more) && self.placement.hands_over() {
@@ -173,7 +174,7 @@ impl Shard {
         }
         let back = self.give_way();
         if only_completed {
-            self.polling.learn(now, back);
+            self.polling.ran(now, back);
         }
         self.linger(back, turn)
     }
