@@ -89,7 +89,7 @@ impl DeviceWire {
     }
 
     /// A wire for a further shard, which sends through this one, and where to put what arrives
-    /// for it. Add it before the descriptors are asked for.
+    /// for it.
     ///
     /// # Errors
     /// When there are too many open files.

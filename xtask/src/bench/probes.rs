@@ -64,8 +64,8 @@ const READ_1M: &str = "ib_read_bw -s 1048576 -m 4096 -n 1000";
 const WRITE_LAT: &str = "ib_write_lat -s 8 -n 10000";
 const SEND_LAT: &str = "ib_send_lat -s 8 -n 10000";
 const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
-const RATE_1: &str = "ib_write_bw -s 8 -n 100000";
-const RATE_16: &str = "ib_write_bw -s 8 -n 10000 -q 16";
+const RATE_1: &str = "ib_write_bw -s 8 -n 500000";
+const RATE_16: &str = "ib_write_bw -s 8 -n 30000 -q 16";
 
 /// In the order of measuring.
 pub(super) const PROBES: &[Probe] = &[

@@ -15,7 +15,7 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// Descriptors that are readable while frames wait. New ones come last.
+    /// Descriptors that are readable while frames wait.
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Self::Device(wire) => wire.fds(),

@@ -15,8 +15,9 @@ use crate::wire::ShardWire;
 use rnic_abi::os::EventFd;
 use rnic_core::ports::Ports;
 use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome, Turn};
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,8 +28,6 @@ use std::time::Duration;
 pub(crate) struct Shard {
     engine: Engine,
     wire: Port,
-    /// Descriptors of the wire that are watched.
-    watched: usize,
     dma: SystemDma,
     events: ClientEvents,
     clients: HashMap<ClientId, Client>,
@@ -71,10 +70,9 @@ impl Shard {
         config: &Config,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
-        let mut shard = Self {
+        let shard = Self {
             engine: Engine::new(engine, Instant::ZERO),
             wire,
-            watched: 0,
             dma: SystemDma::new(),
             events: ClientEvents::new(Arc::clone(&epoll)),
             clients: HashMap::new(),
@@ -93,23 +91,12 @@ impl Shard {
             gave_way: Instant::ZERO,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
-        shard.watch_wire()?;
         Ok(shard)
     }
 
     fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
         let data = EventData::new_u64(token.encode());
         Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
-    }
-
-    /// Watches what the wire has got since the last time.
-    fn watch_wire(&mut self) -> io::Result<()> {
-        let fds = self.wire.fds();
-        for fd in fds.iter().skip(self.watched) {
-            self.watch(*fd, Token::Wire)?;
-        }
-        self.watched = fds.len();
-        Ok(())
     }
 
     fn now(&self) -> Instant {
@@ -226,11 +213,8 @@ impl Shard {
     fn sleep(&mut self, now: Instant) {
         if self.engine.prepare_sleep() && self.inbox.receiver.is_empty() {
             let timeout = self.timeout(now);
-            self.ready.clear();
-            let room = rustix::buffer::spare_capacity(&mut self.ready);
-            match epoll::wait(&*self.epoll, room, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => tracing::error!("epoll_wait: {error}"),
+            if let Err(error) = self.wait(timeout.as_ref()) {
+                tracing::error!("waiting for events: {error}");
             }
         }
         self.engine.awake();
@@ -240,6 +224,26 @@ impl Shard {
             self.handle_event(now, Token::decode(event.data.u64()));
         }
         self.ready = ready;
+    }
+
+    /// Waits for the wire or for an event, which is then in `ready`. The wire's descriptors are in
+    /// no epoll set: there, the kernel would look for somebody to wake with every single packet,
+    /// and over a virtual link the sender would pay for that.
+    fn wait(&mut self, timeout: Option<&Timespec>) -> rustix::io::Result<()> {
+        self.ready.clear();
+        let wire = self.wire.fds();
+        let all = wire.iter().copied().chain([self.epoll.as_fd()]);
+        let mut fds: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match event::poll(&mut fds, timeout) {
+            Err(Errno::INTR) => return Ok(()),
+            result => result?,
+        };
+        if fds.last().is_some_and(|epoll| !epoll.revents().is_empty()) {
+            let room = rustix::buffer::spare_capacity(&mut self.ready);
+            epoll::wait(&*self.epoll, room, Some(&Timespec::default()))?;
+        }
+        Ok(())
     }
 
     /// How long the sleep may be; `None` is for ever.
@@ -268,7 +272,7 @@ impl Shard {
                 }
             }
             Some(token @ (Token::Events(_) | Token::Channel(..))) => self.events.writable(token),
-            Some(Token::Wire) | None => {}
+            None => {}
         }
     }
 
@@ -351,7 +355,6 @@ impl Shard {
 
     fn add_shard(&mut self, number: u8) -> io::Result<ShardWire> {
         let (wire, inlet) = self.wire.add_shard()?;
-        self.watch_wire()?;
         self.events.add_inlet(number, inlet);
         Ok(wire)
     }

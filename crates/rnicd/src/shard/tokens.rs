@@ -7,8 +7,6 @@ use rnic_core::command::{ChannelId, ClientId};
 pub(super) enum Token {
     /// Somebody sent a message.
     Messages,
-    /// Frames arrived.
-    Wire,
     /// A client rang while the engine slept.
     Client(ClientId),
     /// A client's async event socket has room again.
@@ -30,10 +28,9 @@ impl Token {
         };
         match self {
             Self::Messages => of(0, ClientId(0), 0),
-            Self::Wire => of(1, ClientId(0), 0),
-            Self::Client(client) => of(2, client, 0),
-            Self::Events(client) => of(3, client, 0),
-            Self::Channel(client, channel) => of(4, client, channel.0),
+            Self::Client(client) => of(1, client, 0),
+            Self::Events(client) => of(2, client, 0),
+            Self::Channel(client, channel) => of(3, client, channel.0),
         }
     }
 
@@ -42,10 +39,9 @@ impl Token {
         let client = ClientId((value >> CLIENT_SHIFT & CLIENT_MASK) as u32);
         Some(match value >> KIND_SHIFT {
             0 => Self::Messages,
-            1 => Self::Wire,
-            2 => Self::Client(client),
-            3 => Self::Events(client),
-            4 => Self::Channel(client, ChannelId(value as u32)),
+            1 => Self::Client(client),
+            2 => Self::Events(client),
+            3 => Self::Channel(client, ChannelId(value as u32)),
             _ => return None,
         })
     }
@@ -60,7 +56,6 @@ mod tests {
         let client = ClientId(0x0abc_def0);
         for token in [
             Token::Messages,
-            Token::Wire,
             Token::Client(client),
             Token::Events(client),
             Token::Channel(client, ChannelId(u32::MAX)),
