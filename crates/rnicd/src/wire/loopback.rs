@@ -80,7 +80,8 @@ impl Loopback {
     pub(crate) fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let len = train_len(train)?;
         let end = self.tx_used.checked_add(len as usize)?;
-        if end > self.tx.len() || self.sent.len() == MAX_TRAINS {
+        let room = if train.to_self { STILL_CACHED } else { self.tx.len() };
+        if end > room || self.sent.len() == MAX_TRAINS {
             return None;
         }
         let offset = u32::try_from(self.tx_used).ok()?;
@@ -120,8 +121,10 @@ impl Loopback {
     }
 }
 
-/// Bytes that can be on their way in one turn: more than an engine sends in one.
+/// Bytes that can be on their way in one turn: more than further shards send in one.
 const BUFFER: usize = 2 << 20;
+/// Bytes of the engine's own in one turn: they are read soon after they were written.
+const STILL_CACHED: usize = 128 << 10;
 const MAX_TRAINS: usize = 1024;
 
 #[cfg(test)]
@@ -224,6 +227,11 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, BUFFER / 65536);
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        let own = TxTrain { to_self: true, ..train(15, 4136, 4136) };
+        while wire.reserve(&own).is_some() {}
+        assert_eq!(wire.tx_used, STILL_CACHED / (15 * 4136) * (15 * 4136));
+        assert!(wire.reserve(&train(16, 4096, 4096)).is_some(), "other shards are not held back");
         assert!(wire.reserve(&train(0, 10, 10)).is_none());
         assert!(wire.reserve(&train(u32::MAX, u32::MAX, 1)).is_none());
     }
