@@ -42,6 +42,8 @@ pub(crate) struct Shape {
 pub(crate) enum Case {
     Stream { link: LinkKind, shape: Shape, copy: Copy },
     Ping { link: LinkKind },
+    Switch,
+    Poke { copy: Copy },
     Loopback { copy: Copy },
 }
 
@@ -64,6 +66,8 @@ impl Case {
         let words: Vec<&str> = name.split('/').collect();
         match words[..] {
             ["ping", link] => Ok(Self::Ping { link: LinkKind::parse(link)? }),
+            ["switch"] => Ok(Self::Switch),
+            ["poke", copy] => Ok(Self::Poke { copy: Copy::parse(copy)? }),
             ["loopback", copy] => Ok(Self::Loopback { copy: Copy::parse(copy)? }),
             [link, shape, copy] => {
                 let link = LinkKind::parse(link)?;
@@ -169,8 +173,17 @@ mod tests {
     }
 
     #[test]
+    fn what_needs_no_link_has_none_in_its_name() {
+        assert_eq!(Case::parse("switch").unwrap(), Case::Switch);
+        let copy = Copy::ProcessVm;
+        assert_eq!(Case::parse("poke/process-vm").unwrap(), Case::Poke { copy });
+    }
+
+    #[test]
     fn what_cannot_be_measured_is_refused() {
-        for name in ["udp/4096x16/memcpy", "udp/0x1/memcpy", "udp/write-100-4096/memcpy", "x", ""] {
+        for name in
+            ["udp/4096x16/memcpy", "udp/0x1/memcpy", "udp/write-100-4096/memcpy", "poke", "x", ""]
+        {
             assert!(Case::parse(name).is_err(), "{name}");
         }
     }

@@ -12,16 +12,21 @@
 //!   is `PAYLOADxTRAIN` (bytes per packet, packets per train) or `write-SIZE-MTU` (RDMA WRITEs
 //!   whose FIRST packet travels alone); COPY is `memcpy` or `process-vm`.
 //! * `ping/LINK`: round trips of 8 bytes.
+//! * `switch`: one change of threads by `sched_yield`, between two processes on one core.
+//! * `poke/COPY`: one copy of 8 bytes into the memory of an application.
 //! * `loopback/COPY`: 1 MiB from one memory to another, as a device does that talks to itself.
 
 mod case;
+mod delays;
 mod link;
 mod loopback;
 mod memory;
 mod os;
 mod pair;
 mod ping;
+mod poke;
 mod stream;
+mod switch;
 
 use std::process::ExitCode;
 
@@ -52,10 +57,12 @@ fn run() -> Result<String> {
         [case, left, right, millis] => (case, left, right, millis.parse().context(USAGE)?),
         _ => bail!(USAGE),
     };
-    let stage = Stage { netns: [left.clone(), right.clone()], millis };
+    let stage = Stage { netns: [left.clone(), right.clone()], cpus: [0, 1], millis };
     match Case::parse(case)? {
         Case::Stream { link, shape, copy } => stream::run(&stage, link, shape, copy),
         Case::Ping { link } => ping::run(&stage, link),
+        Case::Switch => switch::run(stage),
+        Case::Poke { copy } => poke::run(&stage, copy),
         Case::Loopback { copy } => loopback::run(&stage, copy),
     }
 }

@@ -12,6 +12,7 @@ use crate::os::{self, Mapping};
 /// Where the two processes run and for how long.
 pub(crate) struct Stage {
     pub(crate) netns: [String; 2],
+    pub(crate) cpus: [usize; 2],
     /// Measured time.
     pub(crate) millis: u64,
 }
@@ -52,8 +53,10 @@ pub(crate) struct Board {
     pub(crate) bytes: Counter,
     /// Packets given up as lost.
     pub(crate) lost: Counter,
-    /// Nanoseconds: median and 99th percentile of round trips.
+    /// Nanoseconds: median and 99th percentile of what is timed.
     pub(crate) delays: [Counter; 2],
+    /// How often the two processes handed over to each other.
+    pub(crate) turn: Counter,
 }
 
 impl Board {
@@ -111,7 +114,7 @@ impl Drop for Children {
     }
 }
 
-/// Runs `role` in both namespaces, on cores 0 and 1, and counts what happens in between.
+/// Runs `role` in both namespaces, pinned, and counts what happens in between.
 pub(crate) fn run(
     stage: &Stage,
     board: &Board,
@@ -158,9 +161,9 @@ pub(crate) fn with_board<T>(work: impl FnOnce(&Board) -> Result<T>) -> Result<T>
 
 fn in_child(stage: &Stage, side: &Side<'_>, role: &impl Fn(&Side<'_>) -> Result<()>) -> i32 {
     let work = || -> Result<()> {
-        let netns = &stage.netns[side.index];
+        let (netns, cpu) = (&stage.netns[side.index], stage.cpus[side.index]);
         os::enter_netns(netns).with_context(|| format!("cannot enter {netns}"))?;
-        os::pin(side.index).with_context(|| format!("cannot use CPU {}", side.index))?;
+        os::pin(cpu).with_context(|| format!("cannot use CPU {cpu}"))?;
         role(side)
     };
     match work() {

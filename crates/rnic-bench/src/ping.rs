@@ -2,16 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::case::LinkKind;
+use crate::delays::{self, Delays};
 use crate::link::{self, Link, Piece};
 use crate::pair::{self, Side, Stage};
 
 /// Base transport header, RETH, 8 bytes, ICRC: a WRITE of 8 bytes.
 const LEN: usize = 12 + 16 + 8 + 4;
-/// Round trips before the first that counts.
-const WARM_UP: usize = 1000;
 /// How long an answer may take before the packet counts as lost.
 const LOST: Duration = Duration::from_millis(50);
 
@@ -25,19 +24,12 @@ pub(crate) fn run(stage: &Stage, link: LinkKind) -> Result<String> {
                 _ => answer(side, link),
             }
         })?;
-        let [p50, p99] = [0, 1].map(|i| board.delays[i].get());
-        ensure!(p50 > 0, "too few round trips");
-        Ok(format!(
-            r#"{{"p50_us":{},"p99_us":{},"waited":{}}}"#,
-            p50 as f64 / 1e3,
-            p99 as f64 / 1e3,
-            measured.waited
-        ))
+        delays::report(board, 1, measured.waited)
     })
 }
 
 fn ask(side: &Side<'_>, mut link: Box<dyn Link>) -> Result<()> {
-    let mut delays: Vec<u32> = Vec::with_capacity(1 << 20);
+    let mut delays = Delays::new();
     let mut pieces: Vec<Piece> = Vec::new();
     while side.board.is_running() {
         let began = Instant::now();
@@ -45,18 +37,13 @@ fn ask(side: &Side<'_>, mut link: Box<dyn Link>) -> Result<()> {
         while pieces.is_empty() && side.board.is_running() && began.elapsed() < LOST {
             link.receive(&mut pieces);
         }
-        if !pieces.is_empty() && delays.len() < delays.capacity() {
-            delays.push(began.elapsed().as_nanos() as u32);
+        if !pieces.is_empty() {
+            delays.add(began.elapsed());
         }
         pieces.clear();
         link.release();
     }
-    let counted = delays.get_mut(WARM_UP..).unwrap_or_default();
-    counted.sort_unstable();
-    for (slot, share) in side.board.delays.iter().zip([50, 99]) {
-        let value = counted.get(counted.len() * share / 100).copied().unwrap_or(0);
-        slot.set(value.into());
-    }
+    delays.publish(side.board);
     Ok(())
 }
 
