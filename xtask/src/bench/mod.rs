@@ -5,6 +5,7 @@
 //! enough above TCP was taken on a machine that was busy or throttled, and is void.
 
 mod crowd;
+mod floor;
 mod machine;
 mod probes;
 mod report;
@@ -26,7 +27,7 @@ use system_tests::rxe::HOST_PROGRAMS;
 use system_tests::{interrupt, netns, paths};
 
 use probes::{PROBES, Probe, Scene, Work};
-use rows::{ROWS, Row, VALIDITY};
+use rows::{Row, VALIDITY};
 use scene::{Props, Reading, Set};
 use series::Readings;
 use watch::Watch;
@@ -143,7 +144,7 @@ impl Run {
                 || row.probe == VALIDITY.0
         };
         Self {
-            rows: ROWS.iter().filter(wanted).collect(),
+            rows: rows::all().filter(wanted).collect(),
             readings: Readings::default(),
             failures: BTreeMap::new(),
             disturbed: BTreeMap::new(),
@@ -155,7 +156,8 @@ impl Run {
 
     /// Every chosen probe once per round.
     fn measure(&mut self, props: &Props, tries: usize) -> Result<()> {
-        let keys: BTreeSet<&str> = self.rows.iter().flat_map(|row| row.probes()).collect();
+        let mut keys: BTreeSet<&str> = self.rows.iter().flat_map(|row| row.probes()).collect();
+        keys.extend(floor::terms(&keys));
         let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
         for round in 0..self.rounds {
             let chosen = PROBES.iter().filter(|probe| {

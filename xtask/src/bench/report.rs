@@ -5,8 +5,9 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::Run;
+use super::floor::{self, Floor};
 use super::machine::Machine;
-use super::rows::{Against, Column, Row};
+use super::rows::{Against, Column, LATENCY, Row};
 use super::rxe::Comparison;
 use super::series::Spread;
 use super::standing::Finding;
@@ -35,6 +36,16 @@ impl Verdict {
             }
             None => format!("{}: not measured", self.text),
         }
+    }
+}
+
+fn verdicts(targets: &[Verdict]) -> String {
+    targets.iter().map(Verdict::show).collect::<Vec<_>>().join("; ")
+}
+
+impl Line {
+    fn shares_group_with(&self, other: &Self) -> bool {
+        self.row.group == other.row.group
     }
 }
 
@@ -127,22 +138,18 @@ fn preamble(run: &Run, machine: &Machine) -> String {
 
 pub(super) fn text(run: &Run, machine: &Machine) -> String {
     let mut text = format!("\n{}", preamble(run, machine));
-    let mut group = "";
-    for line in lines(run) {
-        if line.row.group != group {
-            group = line.row.group;
-            let _ = writeln!(text, "\n{group:<82}{:>8}{:>8}  target", "/ TCP", "/ raw");
+    for lines in lines(run).chunk_by(Line::shares_group_with) {
+        let group = lines[0].row.group;
+        let _ = writeln!(text, "\n{group:<82}{:>8}{:>8}  target", "/ TCP", "/ raw");
+        for Line { row, ours, tcp, raw, targets } in lines {
+            let _ = writeln!(
+                text,
+                "  {:<52}{ours:>28}{tcp:>8}{raw:>8}  {}",
+                row.title,
+                verdicts(targets)
+            );
         }
-        let verdicts: Vec<_> = line.targets.iter().map(Verdict::show).collect();
-        let _ = writeln!(
-            text,
-            "  {:<52}{:>28}{:>8}{:>8}  {}",
-            line.row.title,
-            line.ours,
-            line.tcp,
-            line.raw,
-            verdicts.join("; ")
-        );
+        floor_text(&mut text, &floor::below(group, &run.readings, machine.cpus));
     }
     for Section { heading, findings, notes } in sections(run) {
         let _ = writeln!(text, "\n{heading}");
@@ -157,24 +164,62 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
     text
 }
 
+fn floor_text(text: &mut String, floors: &[Floor]) {
+    if floors.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{}", floor::HEADING);
+    for floor in floors {
+        let Floor { title, wire, switches, poke, measured } = floor;
+        let _ = writeln!(
+            text,
+            "  {title:<24}{wire:.2} wire + {switches:.2} threads + {poke:.2} memory = {:.2} us; \
+             measured {measured:.2} us, {:.2} us more",
+            floor.total(),
+            floor.above()
+        );
+    }
+    let _ = writeln!(text, "  {}", floor::METHOD);
+}
+
+fn floor_markdown(text: &mut String, floors: &[Floor]) {
+    if floors.is_empty() {
+        return;
+    }
+    let _ = write!(
+        text,
+        "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
+         process_vm | floor | measured | difference |\n|---|---|---|---|---|---|---|\n",
+        floor::HEADING,
+        floor::METHOD
+    );
+    for floor in floors {
+        let Floor { title, wire, switches, poke, measured } = floor;
+        let _ = writeln!(
+            text,
+            "| {title} | {wire:.2} | {switches:.2} | {poke:.2} | {:.2} | {measured:.2} | {:.2} |",
+            floor.total(),
+            floor.above()
+        );
+    }
+}
+
 pub(super) fn markdown(run: &Run, machine: &Machine) -> String {
     let mut text = format!(
         "# Performance\n\nWritten by `cargo xtask bench --write`. {METHOD}\n\n{}",
         preamble(run, machine)
     );
-    let mut group = "";
-    for line in lines(run) {
-        if line.row.group != group {
-            group = line.row.group;
-            let _ = write!(
-                text,
-                "\n## {group}\n\n| | measured | / TCP | / raw | target |\n|---|---|---|---|---|\n"
-            );
+    for lines in lines(run).chunk_by(Line::shares_group_with) {
+        let group = lines[0].row.group;
+        let _ = write!(
+            text,
+            "\n## {group}\n\n| | measured | / TCP | / raw | target |\n|---|---|---|---|---|\n"
+        );
+        for Line { row, ours, tcp, raw, targets } in lines {
+            let title = row.title;
+            let _ = writeln!(text, "| {title} | {ours} | {tcp} | {raw} | {} |", verdicts(targets));
         }
-        let verdicts: Vec<_> = line.targets.iter().map(Verdict::show).collect();
-        let Line { row, ours, tcp, raw, .. } = &line;
-        let _ =
-            writeln!(text, "| {} | {ours} | {tcp} | {raw} | {} |", row.title, verdicts.join("; "));
+        floor_markdown(&mut text, &floor::below(group, &run.readings, machine.cpus));
     }
     for Section { heading, findings, notes } in sections(run) {
         let _ = write!(text, "\n## {heading}\n\n| | measured | target |\n|---|---|---|\n");
@@ -217,10 +262,13 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
         findings.iter().map(one).collect()
     };
     let comparison = |Comparison { heading, findings, notes }: &Comparison| json!({"heading": heading, "findings": list(findings), "notes": notes});
+    let floors = floor::below(LATENCY, &run.readings, machine.cpus).into_iter();
+    let floor = |f: Floor| json!({"title": f.title, "wire": f.wire, "switches": f.switches, "poke": f.poke, "measured": f.measured});
     json!({
         "machine": machine.line(),
         "rounds": run.rounds,
         "rows": rows.collect::<Vec<_>>(),
+        "floors": floors.map(floor).collect::<Vec<_>>(),
         "standing": list(&run.standing),
         "rxe": run.rxe.iter().map(comparison).collect::<Vec<_>>(),
     })

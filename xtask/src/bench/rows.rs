@@ -1,5 +1,7 @@
 //! The lines of the table, what each is divided by, and how good it has to be.
 
+mod limits;
+
 use super::series::Metric;
 
 /// A line of the table.
@@ -98,145 +100,22 @@ const fn row(
 const IPERF3: Against = shown(Tcp, "iperf3", Bytes);
 const QPERF: Against = shown(Tcp, "qperf", P50);
 
-const TCP: &str = "Kernel TCP";
-const RAW: &str = "Raw limits (no engine; ICRC on both sides)";
 const UDP: &str = "io udp, one QP, path MTU 4096";
 const PACKET: &str = "io af-packet, one QP, path MTU 4096";
 const XDP: &str = "io af-xdp, one QP";
 const LOOPBACK: &str = "Loopback: two programs of one device, 1 MiB";
-const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
+pub(super) const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";
 
 /// The raw row that a run stands or falls with, and what it must be of iperf3.
 pub(super) const VALIDITY: (&str, f64) = ("raw/udp/4096x15/memcpy", 2.5);
 
-pub(super) const ROWS: &[Row] = &[
-    row(TCP, "iperf3, one stream, veth", "iperf3", Bytes, &[]),
-    row(TCP, "iperf3, one stream, lo", "iperf3-lo", Bytes, &[IPERF3]),
-    row(TCP, "qperf tcp_lat, 8 bytes, veth", "qperf", P50, &[]),
-    row(
-        RAW,
-        "UDP GSO 4096x15, memcpy",
-        VALIDITY.0,
-        Bytes,
-        &[at_least(Tcp, "iperf3", Bytes, VALIDITY.1)],
-    ),
-    row(RAW, "UDP GSO 1024x62, memcpy", "raw/udp/1024x62/memcpy", Bytes, &[IPERF3]),
-    row(RAW, "UDP GSO 4096x15, process_vm", "raw/udp/4096x15/process-vm", Bytes, &[IPERF3]),
-    row(RAW, "UDP GSO 1024x62, process_vm", "raw/udp/1024x62/process-vm", Bytes, &[IPERF3]),
-    row(RAW, "UDP WRITE 64 KiB, memcpy", "raw/udp/write-65536-4096/memcpy", Bytes, &[IPERF3]),
-    row(RAW, "UDP WRITE 1 MiB, memcpy", "raw/udp/write-1048576-4096/memcpy", Bytes, &[IPERF3]),
-    row(
-        RAW,
-        "UDP WRITE 64 KiB, process_vm",
-        "raw/udp/write-65536-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "UDP WRITE 1 MiB, process_vm",
-        "raw/udp/write-1048576-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "UDP WRITE 64 KiB MTU 1024, process_vm",
-        "raw/udp/write-65536-1024/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_PACKET WRITE 64 KiB, process_vm",
-        "raw/af-packet/write-65536-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_PACKET WRITE 1 MiB, process_vm",
-        "raw/af-packet/write-1048576-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP native 4096, memcpy",
-        "raw/xdp-native/write-65536-4096/memcpy",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP native 4096, process_vm",
-        "raw/xdp-native/write-65536-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP native 1024, memcpy",
-        "raw/xdp-native/write-65536-1024/memcpy",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP native 1024, process_vm",
-        "raw/xdp-native/write-65536-1024/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP generic 4096, memcpy",
-        "raw/xdp-generic/write-65536-4096/memcpy",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP generic 4096, process_vm",
-        "raw/xdp-generic/write-65536-4096/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP generic 1024, memcpy",
-        "raw/xdp-generic/write-65536-1024/memcpy",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(
-        RAW,
-        "AF_XDP generic 1024, process_vm",
-        "raw/xdp-generic/write-65536-1024/process-vm",
-        Bytes,
-        &[IPERF3],
-    ),
-    row(RAW, "AF_XDP native, 66-byte frames, memcpy", "raw/xdp-native/8x1/memcpy", Messages, &[]),
-    row(RAW, "AF_XDP generic, 66-byte frames, memcpy", "raw/xdp-generic/8x1/memcpy", Messages, &[]),
-    row(RAW, "round trip, UDP", "raw/ping/udp", P50, &[QPERF]),
-    row(RAW, "round trip, AF_PACKET", "raw/ping/af-packet", P50, &[QPERF]),
-    row(RAW, "round trip, AF_XDP native", "raw/ping/xdp-native", P50, &[QPERF]),
-    row(RAW, "round trip, AF_XDP generic", "raw/ping/xdp-generic", P50, &[QPERF]),
-    row(
-        RAW,
-        "loopback, two process_vm copies",
-        "raw/loopback/process-vm",
-        Bytes,
-        &[shown(Tcp, "iperf3-lo", Bytes)],
-    ),
-    row(
-        RAW,
-        "loopback, one memcpy",
-        "raw/loopback/memcpy",
-        Bytes,
-        &[shown(Tcp, "iperf3-lo", Bytes)],
-    ),
+/// All rows, in the order of the table.
+pub(super) fn all() -> impl Iterator<Item = &'static Row> {
+    limits::ROWS.iter().chain(OURS)
+}
+
+const OURS: &[Row] = &[
     row(
         UDP,
         "WRITE 64 KiB",
@@ -490,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_probe_of_a_row_exists() {
-        for row in ROWS {
+        for row in all() {
             let against = row.against.iter().map(|against| against.probe);
             for key in against.chain([row.probe]) {
                 assert!(PROBES.iter().any(|probe| probe.key == key), "{key} of {}", row.title);

@@ -1,0 +1,163 @@
+//! The least latency that engine and program can have while they share a core.
+
+use std::collections::BTreeSet;
+
+use super::rows::LATENCY;
+use super::series::{Metric, Readings};
+
+pub(super) const HEADING: &str = "Floor of the latency on shared cores";
+
+/// What the terms are.
+pub(super) const METHOD: &str = "\
+With fewer than 4 CPUs, engine and program share one. Then half a round trip is at least half of \
+the raw one, a change of threads to the engine behind the post and one to the program behind the \
+delivery, and for a WRITE into ordinary memory a process_vm_writev of 8 bytes; a small SEND comes \
+inside its completion. The terms are medians of this run, taken with warm caches; what was measured \
+beyond their sum is the engine, the ACK, posting and polling, and caches that the other thread \
+used. With 4 CPUs or more nobody gives way: the two changes of threads do not apply.";
+
+/// From so many CPUs, engine and program have one each.
+const ENOUGH_CPUS: usize = 4;
+const SWITCH: &str = "raw/switch";
+const POKE: &str = "raw/poke/process-vm";
+/// Between post and delivery.
+const SWITCHES: f64 = 2.0;
+
+/// A row of latencies, and the raw round trip of its wire.
+struct Path {
+    title: &'static str,
+    probe: &'static str,
+    ping: &'static str,
+    /// The engine writes into the program's memory.
+    pokes: bool,
+}
+
+const fn path(title: &'static str, probe: &'static str, ping: &'static str, pokes: bool) -> Path {
+    Path { title, probe, ping, pokes }
+}
+
+const PATHS: &[Path] = &[
+    path("WRITE, udp", "udp/write-lat", "raw/ping/udp", true),
+    path("SEND, udp", "udp/send-lat", "raw/ping/udp", false),
+    path("WRITE, af-packet", "af-packet/write-lat", "raw/ping/af-packet", true),
+    path("WRITE, af-xdp native", "xdp-native/write-lat", "raw/ping/xdp-native", true),
+    path("WRITE, af-xdp generic", "xdp-generic/write-lat", "raw/ping/xdp-generic", true),
+    path("SEND, af-xdp generic", "xdp-generic/send-lat", "raw/ping/xdp-generic", false),
+];
+
+/// Microseconds of one path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Floor {
+    pub(super) title: &'static str,
+    pub(super) wire: f64,
+    pub(super) switches: f64,
+    pub(super) poke: f64,
+    pub(super) measured: f64,
+}
+
+impl Floor {
+    pub(super) fn total(&self) -> f64 {
+        self.wire + self.switches + self.poke
+    }
+
+    /// What the engine could give back at most.
+    pub(super) fn above(&self) -> f64 {
+        self.measured - self.total()
+    }
+}
+
+/// The probes that the floors of chosen ones need.
+pub(super) fn terms(chosen: &BTreeSet<&str>) -> Vec<&'static str> {
+    let paths = PATHS.iter().filter(|path| chosen.contains(path.probe));
+    paths
+        .flat_map(|path| [Some(path.ping), Some(SWITCH), path.pokes.then_some(POKE)])
+        .flatten()
+        .collect()
+}
+
+/// The floors that belong below the rows of `group`: those whose terms were all measured.
+pub(super) fn below(group: &str, readings: &Readings, cpus: usize) -> Vec<Floor> {
+    if group != LATENCY || cpus >= ENOUGH_CPUS {
+        return Vec::new();
+    }
+    PATHS.iter().filter_map(|path| floor(path, readings)).collect()
+}
+
+fn floor(path: &Path, readings: &Readings) -> Option<Floor> {
+    let median = |probe| Some(readings.spread(probe, Metric::P50)?.median);
+    Some(Floor {
+        title: path.title,
+        wire: median(path.ping)? / 2.0,
+        switches: SWITCHES * median(SWITCH)?,
+        poke: if path.pokes { median(POKE)? } else { 0.0 },
+        measured: median(path.probe)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::probes::PROBES;
+    use crate::bench::rows;
+
+    fn readings(values: &[(&str, f64)]) -> Readings {
+        let mut readings = Readings::default();
+        for (probe, value) in values {
+            for (round, weather) in [0.5, 1.0, 3.0].into_iter().enumerate() {
+                readings.add(probe, Metric::P50, round, value * weather);
+            }
+        }
+        readings
+    }
+
+    const UDP: [(&str, f64); 5] = [
+        ("raw/ping/udp", 6.0),
+        ("raw/switch", 0.75),
+        ("udp/write-lat", 8.0),
+        ("udp/send-lat", 7.0),
+        ("raw/poke/process-vm", 0.5),
+    ];
+
+    #[test]
+    fn a_floor_is_half_the_wire_two_switches_and_the_poke_of_a_write() {
+        let floors = below(LATENCY, &readings(&UDP), 2);
+        let [write, send] = &floors[..] else { panic!("{floors:?}") };
+        let Floor { wire, switches, poke, .. } = *write;
+        assert_eq!((write.title, wire, switches, poke), ("WRITE, udp", 3.0, 1.5, 0.5));
+        assert_eq!((write.total(), write.above()), (5.0, 3.0));
+        assert_eq!((send.title, send.total(), send.above()), ("SEND, udp", 4.5, 2.5));
+    }
+
+    #[test]
+    fn what_lacks_a_term_has_no_floor() {
+        let titles = |readings| -> Vec<_> {
+            below(LATENCY, &readings, 2).iter().map(|floor| floor.title).collect()
+        };
+        assert_eq!(titles(readings(&UDP[..4])), ["SEND, udp"]);
+        assert!(titles(readings(&UDP[2..])).is_empty());
+    }
+
+    #[test]
+    fn the_section_is_for_shared_cores_and_follows_the_latencies() {
+        assert!(below(LATENCY, &readings(&UDP), 4).is_empty());
+        assert!(below("Kernel TCP", &readings(&UDP), 2).is_empty());
+        assert!(rows::all().any(|row| row.group == LATENCY));
+    }
+
+    #[test]
+    fn every_probe_of_a_path_exists() {
+        let mut keys: BTreeSet<_> = PATHS.iter().map(|path| path.probe).collect();
+        keys.extend(terms(&keys));
+        for key in keys {
+            assert!(PROBES.iter().any(|probe| probe.key == key), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_latency_brings_the_terms_of_its_floor() {
+        let terms = |probe| terms(&BTreeSet::from([probe]));
+        assert_eq!(terms("udp/write-lat"), ["raw/ping/udp", SWITCH, POKE]);
+        assert_eq!(terms("udp/send-lat"), ["raw/ping/udp", SWITCH]);
+        assert!(terms("udp/write-64k").is_empty());
+    }
+}
