@@ -41,7 +41,7 @@ pub(crate) struct Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     Stream { link: LinkKind, shape: Shape, copy: Copy },
-    Ping { link: LinkKind },
+    Ping { link: LinkKind, packets: usize },
     Switch,
     Poke { copy: Copy },
     Loopback { copy: Copy },
@@ -65,7 +65,8 @@ impl Case {
     pub(crate) fn parse(name: &str) -> Result<Self> {
         let words: Vec<&str> = name.split('/').collect();
         match words[..] {
-            ["ping", link] => Ok(Self::Ping { link: LinkKind::parse(link)? }),
+            ["ping", link] => Ok(Self::Ping { link: LinkKind::parse(link)?, packets: 1 }),
+            ["ping-2", link] => Ok(Self::Ping { link: LinkKind::parse(link)?, packets: 2 }),
             ["switch"] => Ok(Self::Switch),
             ["poke", copy] => Ok(Self::Poke { copy: Copy::parse(copy)? }),
             ["loopback", copy] => Ok(Self::Loopback { copy: Copy::parse(copy)? }),
@@ -170,6 +171,14 @@ mod tests {
             panic!("not a stream")
         };
         assert_eq!((shape.train, shape.burst), (1, 16));
+    }
+
+    #[test]
+    fn a_ping_has_one_packet_or_two() {
+        let link = LinkKind::XdpNative;
+        for (name, packets) in [("ping/xdp-native", 1), ("ping-2/xdp-native", 2)] {
+            assert_eq!(Case::parse(name).unwrap(), Case::Ping { link, packets });
+        }
     }
 
     #[test]

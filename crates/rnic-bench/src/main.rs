@@ -11,7 +11,7 @@
 //! * `LINK/SHAPE/COPY`: a stream. LINK is `udp`, `af-packet`, `xdp-native` or `xdp-generic`; SHAPE
 //!   is `PAYLOADxTRAIN` (bytes per packet, packets per train) or `write-SIZE-MTU` (RDMA WRITEs
 //!   whose FIRST packet travels alone); COPY is `memcpy` or `process-vm`.
-//! * `ping/LINK`: round trips of 8 bytes.
+//! * `ping/LINK`: round trips of 8 bytes; `ping-2/LINK`: of two packets that leave together.
 //! * `switch`: one change of threads by `sched_yield`, between two processes on one core.
 //! * `poke/COPY`: one copy of 8 bytes into the memory of an application.
 //! * `loopback/COPY`: 1 MiB from one memory to another, as a device does that talks to itself.
@@ -60,7 +60,7 @@ fn run() -> Result<String> {
     let stage = Stage { netns: [left.clone(), right.clone()], cpus: [0, 1], millis };
     match Case::parse(case)? {
         Case::Stream { link, shape, copy } => stream::run(&stage, link, shape, copy),
-        Case::Ping { link } => ping::run(&stage, link),
+        Case::Ping { link, packets } => ping::run(&stage, link, packets),
         Case::Switch => switch::run(stage),
         Case::Poke { copy } => poke::run(&stage, copy),
         Case::Loopback { copy } => loopback::run(&stage, copy),

@@ -1,4 +1,4 @@
-//! Round trips of one small packet.
+//! Round trips of one small packet, or of two that leave together.
 
 use std::time::{Duration, Instant};
 
@@ -14,30 +14,30 @@ const LEN: usize = 12 + 16 + 8 + 4;
 /// How long an answer may take before the packet counts as lost.
 const LOST: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(stage: &Stage, link: LinkKind) -> Result<String> {
+pub(crate) fn run(stage: &Stage, link: LinkKind, packets: usize) -> Result<String> {
     pair::with_board(|board| {
         let measured = pair::run(stage, board, |side| {
             let link = link::open(link, side)?;
             side.start()?;
             match side.index {
-                0 => ask(side, link),
-                _ => answer(side, link),
+                0 => ask(side, link, packets),
+                _ => answer(side, link, packets),
             }
         })?;
         delays::report(board, 1, measured.waited)
     })
 }
 
-fn ask(side: &Side<'_>, mut link: Box<dyn Link>) -> Result<()> {
+fn ask(side: &Side<'_>, mut link: Box<dyn Link>, packets: usize) -> Result<()> {
     let mut delays = Delays::new();
     let mut pieces: Vec<Piece> = Vec::new();
     while side.board.is_running() {
         let began = Instant::now();
-        send(&mut *link);
-        while pieces.is_empty() && side.board.is_running() && began.elapsed() < LOST {
+        send(&mut *link, packets);
+        while arrived(&pieces) < packets && side.board.is_running() && began.elapsed() < LOST {
             link.receive(&mut pieces);
         }
-        if !pieces.is_empty() {
+        if arrived(&pieces) >= packets {
             delays.add(began.elapsed());
         }
         pieces.clear();
@@ -47,22 +47,29 @@ fn ask(side: &Side<'_>, mut link: Box<dyn Link>) -> Result<()> {
     Ok(())
 }
 
-fn answer(side: &Side<'_>, mut link: Box<dyn Link>) -> Result<()> {
+fn answer(side: &Side<'_>, mut link: Box<dyn Link>, packets: usize) -> Result<()> {
     let mut pieces: Vec<Piece> = Vec::new();
     while side.board.is_running() {
         link.receive(&mut pieces);
-        if !pieces.is_empty() {
+        if arrived(&pieces) >= packets {
             pieces.clear();
             link.release();
-            send(&mut *link);
+            send(&mut *link, packets);
         }
     }
     Ok(())
 }
 
-fn send(link: &mut dyn Link) {
-    if let Some(at) = link.reserve(1, LEN) {
-        link.tx()[at..at + LEN].fill(0x11);
+/// Packets, which some links deliver in trains.
+fn arrived(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|piece| piece.len / LEN).sum()
+}
+
+fn send(link: &mut dyn Link, packets: usize) {
+    for _ in 0..packets {
+        if let Some(at) = link.reserve(1, LEN) {
+            link.tx()[at..at + LEN].fill(0x11);
+        }
     }
     link.submit();
 }

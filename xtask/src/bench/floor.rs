@@ -9,12 +9,13 @@ pub(super) const HEADING: &str = "Floor of the latency on shared cores";
 
 /// What the terms are.
 pub(super) const METHOD: &str = "\
-With fewer than 4 CPUs, engine and program share one. Then half a round trip is at least half of \
-the raw one, a change of threads to the engine behind the post and one to the program behind the \
-delivery, and for a WRITE into ordinary memory a process_vm_writev of 8 bytes; a small SEND comes \
-inside its completion. The terms are medians of this run, taken with warm caches; what was measured \
-beyond their sum is the engine, the ACK, posting and polling, and caches that the other thread \
-used. With 4 CPUs or more nobody gives way: the two changes of threads do not apply.";
+With fewer than 4 CPUs, engine and program share one. Then half a round trip takes at least half \
+of the raw one, a change of threads to the engine behind the post, one to the program behind the \
+delivery and, for a WRITE into ordinary memory, a process_vm_writev of 8 bytes; a small SEND comes \
+inside its completion. All are medians of this run, the terms with warm caches. The difference is \
+the engine, the ACK, posting and polling, and caches gone cold; where the wire has no trains, the \
+ACK is a frame beside the answer and takes half of what a raw round trip of two frames takes \
+longer. With 4 CPUs or more nobody gives way, and the changes of threads do not apply.";
 
 /// From so many CPUs, engine and program have one each.
 const ENOUGH_CPUS: usize = 4;
@@ -23,26 +24,41 @@ const POKE: &str = "raw/poke/process-vm";
 /// Between post and delivery.
 const SWITCHES: f64 = 2.0;
 
-/// A row of latencies, and the raw round trip of its wire.
+/// A row of latencies, and the raw round trips of its wire.
 struct Path {
     title: &'static str,
     probe: &'static str,
     ping: &'static str,
+    /// With two frames, where the ACK has one of its own.
+    two: Option<&'static str>,
     /// The engine writes into the program's memory.
     pokes: bool,
 }
 
-const fn path(title: &'static str, probe: &'static str, ping: &'static str, pokes: bool) -> Path {
-    Path { title, probe, ping, pokes }
+const fn write(title: &'static str, probe: &'static str, ping: &'static str) -> Path {
+    Path { title, probe, ping, two: None, pokes: true }
+}
+
+const fn send(title: &'static str, probe: &'static str, ping: &'static str) -> Path {
+    Path { pokes: false, ..write(title, probe, ping) }
+}
+
+impl Path {
+    const fn without_trains(self, two: &'static str) -> Self {
+        Self { two: Some(two), ..self }
+    }
 }
 
 const PATHS: &[Path] = &[
-    path("WRITE, udp", "udp/write-lat", "raw/ping/udp", true),
-    path("SEND, udp", "udp/send-lat", "raw/ping/udp", false),
-    path("WRITE, af-packet", "af-packet/write-lat", "raw/ping/af-packet", true),
-    path("WRITE, af-xdp native", "xdp-native/write-lat", "raw/ping/xdp-native", true),
-    path("WRITE, af-xdp generic", "xdp-generic/write-lat", "raw/ping/xdp-generic", true),
-    path("SEND, af-xdp generic", "xdp-generic/send-lat", "raw/ping/xdp-generic", false),
+    write("WRITE, udp", "udp/write-lat", "raw/ping/udp"),
+    send("SEND, udp", "udp/send-lat", "raw/ping/udp"),
+    write("WRITE, af-packet", "af-packet/write-lat", "raw/ping/af-packet"),
+    write("WRITE, af-xdp native", "xdp-native/write-lat", "raw/ping/xdp-native")
+        .without_trains("raw/ping-2/xdp-native"),
+    write("WRITE, af-xdp generic", "xdp-generic/write-lat", "raw/ping/xdp-generic")
+        .without_trains("raw/ping-2/xdp-generic"),
+    send("SEND, af-xdp generic", "xdp-generic/send-lat", "raw/ping/xdp-generic")
+        .without_trains("raw/ping-2/xdp-generic"),
 ];
 
 /// Microseconds of one path.
@@ -53,6 +69,8 @@ pub(super) struct Floor {
     pub(super) switches: f64,
     pub(super) poke: f64,
     pub(super) measured: f64,
+    /// What the frame of the ACK adds to the floor, where it has one.
+    pub(super) ack: Option<f64>,
 }
 
 impl Floor {
@@ -60,7 +78,7 @@ impl Floor {
         self.wire + self.switches + self.poke
     }
 
-    /// What the engine could give back at most.
+    /// What the engine and its program could give back at most.
     pub(super) fn above(&self) -> f64 {
         self.measured - self.total()
     }
@@ -69,10 +87,8 @@ impl Floor {
 /// The probes that the floors of chosen ones need.
 pub(super) fn terms(chosen: &BTreeSet<&str>) -> Vec<&'static str> {
     let paths = PATHS.iter().filter(|path| chosen.contains(path.probe));
-    paths
-        .flat_map(|path| [Some(path.ping), Some(SWITCH), path.pokes.then_some(POKE)])
-        .flatten()
-        .collect()
+    let terms = |path: &Path| [Some(path.ping), path.two, Some(SWITCH), path.pokes.then_some(POKE)];
+    paths.flat_map(terms).flatten().collect()
 }
 
 /// The floors that belong below the rows of `group`: those whose terms were all measured.
@@ -85,12 +101,14 @@ pub(super) fn below(group: &str, readings: &Readings, cpus: usize) -> Vec<Floor>
 
 fn floor(path: &Path, readings: &Readings) -> Option<Floor> {
     let median = |probe| Some(readings.spread(probe, Metric::P50)?.median);
+    let ping = median(path.ping)?;
     Some(Floor {
         title: path.title,
-        wire: median(path.ping)? / 2.0,
+        wire: ping / 2.0,
         switches: SWITCHES * median(SWITCH)?,
         poke: if path.pokes { median(POKE)? } else { 0.0 },
         measured: median(path.probe)?,
+        ack: path.two.and_then(median).map(|two| (two - ping) / 2.0),
     })
 }
 
@@ -129,6 +147,20 @@ mod tests {
     }
 
     #[test]
+    fn the_frame_of_an_ack_is_half_of_what_two_take_longer() {
+        let mut values = vec![
+            ("raw/ping/xdp-native", 2.5),
+            ("raw/switch", 0.75),
+            ("raw/poke/process-vm", 0.5),
+            ("xdp-native/write-lat", 6.0),
+        ];
+        let ack = |values: &[_]| below(LATENCY, &readings(values), 2)[0].ack;
+        assert_eq!(ack(&values), None);
+        values.push(("raw/ping-2/xdp-native", 4.0));
+        assert_eq!(ack(&values), Some(0.75));
+    }
+
+    #[test]
     fn what_lacks_a_term_has_no_floor() {
         let titles = |readings| -> Vec<_> {
             below(LATENCY, &readings, 2).iter().map(|floor| floor.title).collect()
@@ -158,6 +190,8 @@ mod tests {
         let terms = |probe| terms(&BTreeSet::from([probe]));
         assert_eq!(terms("udp/write-lat"), ["raw/ping/udp", SWITCH, POKE]);
         assert_eq!(terms("udp/send-lat"), ["raw/ping/udp", SWITCH]);
+        let ack = terms("xdp-native/write-lat");
+        assert!(ack.contains(&"raw/ping-2/xdp-native"), "{ack:?}");
         assert!(terms("udp/write-64k").is_empty());
     }
 }

@@ -97,6 +97,8 @@ pub(super) const PROBES: &[Probe] = &[
     raw("raw/ping/af-packet"),
     raw("raw/ping/xdp-native"),
     raw("raw/ping/xdp-generic"),
+    raw("raw/ping-2/xdp-native"),
+    raw("raw/ping-2/xdp-generic"),
     raw("raw/switch"),
     raw("raw/poke/process-vm"),
     raw("raw/loopback/process-vm"),

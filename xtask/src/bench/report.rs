@@ -170,13 +170,14 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
     }
     let _ = writeln!(text, "\n{}", floor::HEADING);
     for floor in floors {
-        let Floor { title, wire, switches, poke, measured } = floor;
+        let Floor { title, wire, switches, poke, measured, ack } = floor;
         let _ = writeln!(
             text,
             "  {title:<24}{wire:.2} wire + {switches:.2} threads + {poke:.2} memory = {:.2} us; \
-             measured {measured:.2} us, {:.2} us more",
+             measured {measured:.2} us, {:.2} us more{}",
             floor.total(),
-            floor.above()
+            floor.above(),
+            ack.map_or(String::new(), |ack| format!(", {ack:.2} of it the ACK's frame"))
         );
     }
     let _ = writeln!(text, "  {}", floor::METHOD);
@@ -189,17 +190,18 @@ fn floor_markdown(text: &mut String, floors: &[Floor]) {
     let _ = write!(
         text,
         "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
-         process_vm | floor | measured | difference |\n|---|---|---|---|---|---|---|\n",
+         process_vm | floor | measured | difference | of it the ACK's frame |\n|---|---|---|---|---|---|---|---|\n",
         floor::HEADING,
         floor::METHOD
     );
     for floor in floors {
-        let Floor { title, wire, switches, poke, measured } = floor;
+        let Floor { title, wire, switches, poke, measured, ack } = floor;
         let _ = writeln!(
             text,
-            "| {title} | {wire:.2} | {switches:.2} | {poke:.2} | {:.2} | {measured:.2} | {:.2} |",
+            "| {title} | {wire:.2} | {switches:.2} | {poke:.2} | {:.2} | {measured:.2} | {:.2} | {} |",
             floor.total(),
-            floor.above()
+            floor.above(),
+            ack.map_or(String::new(), |ack| format!("{ack:.2}"))
         );
     }
 }
@@ -263,7 +265,7 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
     };
     let comparison = |Comparison { heading, findings, notes }: &Comparison| json!({"heading": heading, "findings": list(findings), "notes": notes});
     let floors = floor::below(LATENCY, &run.readings, machine.cpus).into_iter();
-    let floor = |f: Floor| json!({"title": f.title, "wire": f.wire, "switches": f.switches, "poke": f.poke, "measured": f.measured});
+    let floor = |f: Floor| json!({"title": f.title, "wire": f.wire, "switches": f.switches, "poke": f.poke, "measured": f.measured, "ack": f.ack});
     json!({
         "machine": machine.line(),
         "rounds": run.rounds,
@@ -272,4 +274,27 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
         "standing": list(&run.standing),
         "rxe": run.rxe.iter().map(comparison).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floors_fill_the_columns_of_their_table() {
+        let floor = Floor {
+            title: "WRITE",
+            wire: 3.0,
+            switches: 1.5,
+            poke: 0.5,
+            measured: 8.0,
+            ack: Some(0.75),
+        };
+        let mut text = String::new();
+        floor_markdown(&mut text, &[floor, Floor { ack: None, ..floor }]);
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(rows[2], "| WRITE | 3.00 | 1.50 | 0.50 | 5.00 | 8.00 | 3.00 | 0.75 |");
+        let columns = |row: &&str| row.matches('|').count();
+        assert!(rows.iter().all(|row| columns(row) == columns(&rows[2])), "{text}");
+    }
 }
