@@ -1,13 +1,13 @@
 //! `cargo xtask test`: everything that must hold before a change lands.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use system_tests::dist::{DIST_ENV, Dist, cargo};
 use system_tests::lab::SKIPS_ENV;
-use system_tests::packages::Toolbox;
+use system_tests::packages::{Apt, Toolbox};
 use system_tests::process::is_root;
 use system_tests::{paths, rxe};
 
@@ -17,6 +17,12 @@ use crate::{budget, compliance, lint};
 /// Programs of the system tests. Those of a guest are only of use to root.
 const PROGRAMS: [&str; 6] =
     ["ib_write_bw", "ibv_rc_pingpong", "rping", "qperf", "iperf3", "dpkg-deb"];
+
+/// Headers that our C interface is compared with, and the packages that bring them.
+const HEADERS: [(&str, &str); 2] = [
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+];
 
 const TESTS: &[Stage] = &[
     ("unit tests", unit),
@@ -48,6 +54,12 @@ fn packages() -> Result<()> {
         programs.extend(rxe::HOST_PROGRAMS);
     }
     Toolbox::provide(&programs)?;
+    let missing = HEADERS.iter().filter(|(file, _)| !Path::new(file).exists());
+    let missing: Vec<_> = missing.map(|(_, package)| *package).collect();
+    if is_root() && !missing.is_empty() {
+        eprintln!("installing {}", missing.join(" "));
+        Apt::system().install(&missing)?;
+    }
     Ok(())
 }
 
