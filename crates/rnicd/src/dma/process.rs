@@ -168,9 +168,9 @@ impl Process {
         call: ProcessVm,
     ) -> Result<(), DmaFault> {
         loop {
-            // SAFETY: every caller builds `local` from a live arena, mapping or variable that it borrows
-            // for as long as this call, mutably where the kernel writes. The kernel checks
-            // `remote`.
+            // SAFETY: every caller builds `local` from a live arena, mapping or variable that it
+            // borrows for as long as this call, mutably where the kernel writes. The kernel
+            // checks `remote`.
             let done = unsafe {
                 call(
                     self.thread,

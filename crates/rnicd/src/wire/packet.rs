@@ -3,7 +3,7 @@
 use super::frames::{Ethernet, MIN_FRAME, pad};
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split, train_len};
 use crate::net::HopTable;
-use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::ROCE_PORT;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -83,10 +83,8 @@ impl Link for PacketWire {
             }
             if frame.gso_size > 0 {
                 train.segment_len = frame.gso_size as u32;
-            } else if let (true, RxIpId::Seen(id)) = (unmarked, train.ip_id) {
-                let start = train.range.offset as usize;
-                let bytes = &arena[start..start + train.range.len as usize];
-                train.segment_len = split::segment_len(&train.flow, id, bytes) as u32;
+            } else if unmarked {
+                split::take_apart(&mut train, arena);
             }
             trains.push(train);
         }

@@ -1,14 +1,23 @@
 //! Takes frames apart that a sender's kernel left joined.
 //!
-//! In generic XDP mode, and over AF_PACKET before Linux 6.2, a train of a local sender arrives as one
-//! IP packet without a hint how long its datagrams are. They are found by what consecutive datagrams of a train have in common, and
-//! the ICRC decides.
+//! In generic XDP mode, and over AF_PACKET before Linux 6.2, a train of a local sender arrives as
+//! one IP packet without a hint how long its datagrams are. They are found by what consecutive
+//! datagrams of a train have in common, and the ICRC decides.
 
+use rnic_core::ports::{RxIpId, RxTrain};
 use roce_wire::Flow;
 use roce_wire::icrc::{self, IpIdHint};
 
+/// Finds the datagrams of what arrived in `arena` as one and may be a train.
+pub(super) fn take_apart(train: &mut RxTrain, arena: &[u8]) {
+    let RxIpId::Seen(id) = train.ip_id else { return };
+    let start = train.range.offset as usize;
+    let bytes = &arena[start..start + train.range.len as usize];
+    train.segment_len = segment_len(&train.flow, id, bytes) as u32;
+}
+
 /// Bytes of each datagram but the last of what may be a train. `ip_id` is that of the first.
-pub(super) fn segment_len(flow: &Flow, ip_id: u16, bytes: &[u8]) -> usize {
+fn segment_len(flow: &Flow, ip_id: u16, bytes: &[u8]) -> usize {
     let Some((key, _)) = bytes.split_first_chunk::<BTH>() else { return bytes.len() };
     if icrc::verify(flow, IpIdHint::Known(ip_id), bytes).is_good() {
         return bytes.len();

@@ -3,7 +3,7 @@
 use super::frames::{Ethernet, MIN_FRAME, pad};
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, QUEUES, max_datagram, split};
 use crate::net::HopTable;
-use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::{FrameHeader, ROCE_PORT};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -77,10 +77,8 @@ impl XdpWire {
                 continue;
             };
             train.arena = arena_of(queue);
-            if let (true, RxIpId::Seen(id)) = (joined, train.ip_id) {
-                let start = train.range.offset as usize;
-                let bytes = &bytes[start..start + train.range.len as usize];
-                train.segment_len = split::segment_len(&train.flow, id, bytes) as u32;
+            if joined {
+                split::take_apart(&mut train, bytes);
             }
             trains.push(train);
         }
