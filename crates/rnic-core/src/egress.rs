@@ -221,7 +221,7 @@ impl Egress {
         let has_room = segments < caps.max_segments
             && segments.saturating_add(1).saturating_mul(segment_len) <= caps.max_train;
         let goes_on = |last: &Segment| {
-            last.datagram_len() == segment_len && !last.opcode.info().position.is_end()
+            last.datagram_len == segment_len && !last.opcode.info().position.is_end()
         };
         has_room && self.plan.get(end - 1).is_some_and(goes_on)
     }
@@ -257,7 +257,7 @@ impl Egress {
         let rest = arena.get_mut(train.slot.offset as usize..).unwrap_or(&mut []);
         let stride = (train.slot.stride as usize).max(1);
         segments.iter().zip(rest.chunks_mut(stride)).map(|(segment, chunk)| {
-            let len = (segment.datagram_len() as usize).min(chunk.len());
+            let len = (segment.datagram_len as usize).min(chunk.len());
             (segment, &mut chunk[..len])
         })
     }
@@ -275,7 +275,7 @@ impl Egress {
             let mut offset = train.slot.offset;
             for at in train.first..train.end {
                 let segment = self.plan[at];
-                let to = Range { offset: offset + segment.header_len(), len: segment.len };
+                let to = Range { offset: offset + segment.header_len, len: segment.len };
                 offset += train.slot.stride;
                 if segment.len > 0 {
                     let TxSlot { arena, inside, .. } = train.slot;
@@ -339,7 +339,7 @@ impl Egress {
     fn commit<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) {
         let mut requests = false;
         for segment in &self.plan {
-            let bytes = u64::from(segment.datagram_len());
+            let bytes = u64::from(segment.datagram_len);
             ctx.shared.counters.tx_packets += 1;
             ctx.shared.counters.tx_bytes += bytes;
             qp.counters.tx_packets += 1;
@@ -417,13 +417,13 @@ impl Qp {
 
 /// The longest train from segment `first` on: its end, and the lengths of its datagrams.
 fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u32) {
-    let segment_len = plan.get(first).map_or(0, Segment::datagram_len);
+    let segment_len = plan.get(first).map_or(0, |segment| segment.datagram_len);
     let max_segments = (caps.max_segments as usize).max(1);
     let mut end = first + 1;
     let mut last_len = segment_len;
     let mut bytes = segment_len;
     while let Some(next) = plan.get(end) {
-        let len = next.datagram_len();
+        let len = next.datagram_len;
         bytes += len;
         if len > segment_len || end - first == max_segments || bytes > caps.max_train {
             break;

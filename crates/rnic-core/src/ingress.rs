@@ -11,7 +11,7 @@ use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, 
 use crate::qp::Qp;
 use crate::qp::completer::Answer;
 use crate::qp::responder::{AtomicRequest, Packet, Step};
-use crate::qpn::QpnCodec;
+use crate::qpn::{QpnCodec, QpnParts};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpType, WcStatus};
@@ -106,11 +106,14 @@ impl Ingress {
             let arrival = Arrival { train, bytes, offset, k };
             target.ctx.shared.counters.rx_packets += 1;
             target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
-            let handled = match self.sort(target, &arrival, ports.host) {
-                Ok((slot, packet)) => {
-                    target.handle(slot, &packet, &arrival, ports.dma, arena).map_err(Some)
-                }
-                Err(reason) => Err(reason),
+            let handled = match Datagram::parse(bytes) {
+                Ok(packet) => match self.sort(target, &packet, &arrival, ports.host) {
+                    Ok(slot) => {
+                        target.handle(slot, &packet, &arrival, ports.dma, arena).map_err(Some)
+                    }
+                    Err(reason) => Err(reason),
+                },
+                Err(_) => Err(Some(DropReason::Malformed)),
             };
             if let Err(Some(reason)) = handled {
                 target.ctx.dropped(reason, info_of(bytes));
@@ -121,14 +124,14 @@ impl Ingress {
 
     /// Checks everything that needs no protocol state and finds the QP. `Err(None)`: it belongs to
     /// another shard and was handed over.
-    fn sort<'p, H: Host, T: Tap>(
+    fn sort<H: Host, T: Tap>(
         &mut self,
         target: &mut Target<'_, '_, T>,
-        arrival: &Arrival<'p>,
+        packet: &Datagram<'_>,
+        arrival: &Arrival<'_>,
         host: &mut H,
-    ) -> Result<(u32, Datagram<'p>), Option<DropReason>> {
+    ) -> Result<u32, Option<DropReason>> {
         let flow = &arrival.train.flow;
-        let packet = Datagram::parse(arrival.bytes).map_err(|_| Some(DropReason::Malformed))?;
         let id = match arrival.train.ip_id {
             RxIpId::Seen(first) => IpIdHint::Known(first.wrapping_add(arrival.k)),
             RxIpId::Hidden => IpIdHint::Predicted(arrival.k),
@@ -140,9 +143,14 @@ impl Ingress {
         if flow.ecn() == Ecn::Ce {
             target.ctx.shared.counters.np_ecn_marked_roce_packets += 1;
         }
-        let qpn = packet.headers.bth.dest_qp;
-        let shard = self.codec.decode(qpn).shard;
-        if self.last.is_none_or(|(last, _)| last != qpn) && shard != self.shard {
+        let qpn = packet.bth().dest_qp;
+        if let Some((last, slot)) = self.last
+            && last == qpn
+        {
+            return Ok(slot);
+        }
+        let QpnParts { shard, slot, .. } = self.codec.decode(qpn);
+        if shard != self.shard {
             let ip_id = match id {
                 IpIdHint::Known(id) => RxIpId::Seen(id),
                 IpIdHint::Predicted(_) => RxIpId::Hidden,
@@ -150,23 +158,12 @@ impl Ingress {
             host.hand_over(shard, &RxTrain { ip_id, ..*arrival.train }, arrival.bytes);
             return Err(None);
         }
-        let slot = self.find(target.qps, qpn)?;
-        Ok((slot, packet))
-    }
-
-    fn find(&mut self, qps: &Slab<Qp>, qpn: Qpn) -> Result<u32, DropReason> {
-        if let Some((last, slot)) = self.last
-            && last == qpn
-        {
-            return Ok(slot);
-        }
-        let slot = self.codec.decode(qpn).slot;
-        match qps.by_slot(slot as usize) {
+        match target.qps.by_slot(slot as usize) {
             Some(qp) if qp.qpn == qpn || !Rule::WholeQpn.applies() => {
                 self.last = Some((qpn, slot));
                 Ok(slot)
             }
-            _ => Err(DropReason::NoQp),
+            _ => Err(Some(DropReason::NoQp)),
         }
     }
 }
@@ -204,9 +201,8 @@ impl<T: Tap> Target<'_, '_, T> {
             offset: arrival.offset + datagram.payload_offset() as u32,
             len: datagram.payload_len() as u32,
         };
-        let payload = datagram.payload();
-        let bytes = payload_of(arrival, payload, range, dma)?;
-        let packet = Packet { headers: &datagram.headers, info, payload, bytes };
+        let bytes = payload_of(arrival, datagram.payload(), range, dma)?;
+        let packet = Packet { datagram, info, bytes };
         if info.is_request {
             let step = qp.handle_request(&mut self.ctx, &packet);
             self.finish_request(slot, &packet, step, dma, arena)
@@ -311,7 +307,7 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
     if !qp.receives() && Rule::StateReceives.applies() {
         return Err(DropReason::QpState);
     }
-    if !datagram.headers.bth.pkey.matches(qp.pkey()) && Rule::PKeyMatches.applies() {
+    if !datagram.bth().pkey.matches(qp.pkey()) && Rule::PKeyMatches.applies() {
         return Err(DropReason::PKey);
     }
     if !qp.is_peer(&arrival.train.flow) && Rule::PeerAddress.applies() {
@@ -333,14 +329,14 @@ fn store<D: Dma>(dma: &mut D, space: SpaceId, addr: u64, value: u64) -> bool {
 }
 
 pub(crate) fn packet_info(datagram: &Datagram<'_>) -> PacketInfo {
-    let headers = &datagram.headers;
+    let bth = datagram.bth();
     PacketInfo {
-        opcode: headers.bth.opcode,
-        dest_qpn: headers.bth.dest_qp,
-        psn: headers.bth.psn,
-        ack_req: headers.bth.ack_req,
+        opcode: bth.opcode,
+        dest_qpn: bth.dest_qp,
+        psn: bth.psn,
+        ack_req: bth.ack_req,
         payload: u32::try_from(datagram.payload_len()).unwrap_or(u32::MAX),
-        aeth: headers.aeth.map(|aeth| (aeth.syndrome.to_u8(), aeth.msn.value())),
+        aeth: datagram.aeth().map(|aeth| (aeth.syndrome.to_u8(), aeth.msn.value())),
     }
 }
 

@@ -67,7 +67,7 @@ fn a_peer_that_is_never_ready_does_not_fill_the_timer_wheel() {
     for _ in 0..1_000 {
         node.settle(now);
         for sent in node.sent() {
-            let psn = Datagram::parse(&sent.bytes).unwrap().headers.bth.psn;
+            let psn = Datagram::parse(&sent.bytes).unwrap().bth().psn;
             let mut headers = HeaderRepr::new(Bth::new(Opcode::RcAck, Qpn::new(node.qpn), psn));
             let syndrome = Syndrome::RnrNak { timer: 1 };
             headers.aeth = Some(Aeth { syndrome, msn: Msn::new(0) });

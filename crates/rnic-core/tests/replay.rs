@@ -58,7 +58,7 @@ impl Replay {
         let frame = Frame::parse(frame).unwrap();
         assert!(frame.verify_icrc().is_good());
         let datagram = Datagram::parse(frame.payload()).unwrap();
-        let mut headers = datagram.headers;
+        let mut headers = datagram.headers();
         headers.bth.dest_qp = Qpn::new(qpn);
         let mut bytes = vec![0; headers.datagram_len(datagram.payload_len())];
         let start = headers.emit(&mut bytes);
@@ -90,10 +90,10 @@ impl Replay {
     /// The engine answered as the recorded answer has it; credits are the sender's own business.
     fn answered_as(&mut self, recorded: &[u8]) {
         let frame = Frame::parse(recorded).unwrap();
-        let theirs = Datagram::parse(frame.payload()).unwrap().headers;
+        let theirs = Datagram::parse(frame.payload()).unwrap().headers();
         let sent = self.node.sent();
         let [ours] = &sent[..] else { panic!("{} answers", sent.len()) };
-        let ours_headers = ours.view().headers;
+        let ours_headers = ours.view().headers();
         assert_eq!(ours_headers.bth.opcode, theirs.bth.opcode);
         assert_eq!(ours_headers.bth.psn, theirs.bth.psn);
         assert_eq!(ours_headers.aeth.unwrap().msn, theirs.aeth.unwrap().msn);
@@ -220,7 +220,7 @@ fn messages_of_a_hi1822_are_answered_as_its_peer_did() {
         let parts = [&head, &tail].map(|frame| {
             let datagram = Frame::parse(frame).unwrap();
             let datagram = Datagram::parse(datagram.payload()).unwrap();
-            (datagram.payload().to_vec(), datagram.headers.imm)
+            (datagram.payload().to_vec(), datagram.headers().imm)
         });
         let message = [&parts[0].0[..], &parts[1].0[..]].concat();
         assert_eq!((cqe.status, cqe.byte_len as usize), (Success, message.len()));

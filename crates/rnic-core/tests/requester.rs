@@ -21,10 +21,10 @@ fn headers_of_a_segmented_write() {
     let packets = d.sent_packets();
     let shape: Vec<_> = packets.iter().map(|p| (p.opcode(), relative(p))).collect();
     assert_eq!(shape, [(RcWriteFirst, 0), (RcWriteMiddle, 1), (RcWriteLast, 2)]);
-    let reth = packets[0].view().headers.reth.unwrap();
+    let reth = packets[0].view().reth().unwrap();
     assert_eq!((reth.va, reth.rkey.0, reth.dma_len), (BASE, 0x1234_5678, 2 * MTU as u32 + 5));
-    assert!(!packets[0].view().headers.bth.ack_req || relative(&packets[0]) == 2);
-    assert!(packets[2].view().headers.bth.ack_req);
+    assert!(!packets[0].view().bth().ack_req || relative(&packets[0]) == 2);
+    assert!(packets[2].view().bth().ack_req);
     assert_eq!(packets[2].view().pad_bytes(), [0; 3]);
     let payload: Vec<u8> =
         packets.iter().flat_map(|packet| packet.view().payload().to_vec()).collect();
@@ -224,7 +224,7 @@ fn a_read_that_lost_a_response_restarts_in_the_middle() {
     d.ack(3, ACK);
     let again = d.sent_packets();
     assert_eq!(again.len(), 2);
-    let reth = again[0].view().headers.reth.unwrap();
+    let reth = again[0].view().reth().unwrap();
     assert_eq!((relative(&again[0]), reth.va, reth.dma_len), (1, BASE + 1024, 2 * MTU as u32));
     assert_eq!(d.node.engine.counters().implied_nak_seq_err, 1);
     d.put(Opcode::RcReadRespFirst, 1, Some(ACK), &data[MTU..2 * MTU]);
@@ -388,7 +388,7 @@ fn the_window_closes_and_asks_for_acknowledgements_on_the_way() {
     let packets = d.sent_packets();
     let window = packets.len();
     assert_eq!(window, 512);
-    let asked = packets.iter().filter(|p| p.view().headers.bth.ack_req).count();
+    let asked = packets.iter().filter(|p| p.view().bth().ack_req).count();
     assert_eq!(asked, 4);
     d.ack(127, ACK);
     assert_eq!(d.sent().len(), 128);
@@ -429,7 +429,7 @@ fn a_long_read_is_asked_for_in_pieces_that_fit_the_window() {
     let mut at = 0;
     for piece in [256, 256, 88] {
         assert_eq!(sent.len(), 1);
-        let reth = sent[0].view().headers.reth.unwrap();
+        let reth = sent[0].view().reth().unwrap();
         assert_eq!((reth.va, reth.dma_len as usize), (BASE + (at * MTU) as u64, piece * MTU));
         for k in 0..piece {
             let (opcode, syndrome) = match k {

@@ -54,7 +54,7 @@ fn check_datagram(bytes: &[u8]) {
     let known = icrc::verify(&flow, IpIdHint::Known(1), bytes);
     assert!(!known.is_good() || icrc::verify(&flow, IpIdHint::Predicted(9), bytes).is_good());
     let Ok(parsed) = Datagram::parse(bytes) else { return };
-    let headers = &parsed.headers;
+    let headers = &parsed.headers();
     let bth = &headers.bth;
     assert_eq!(peeked, Some((bth.opcode.code(), bth.dest_qp, bth.psn)));
     assert!(headers.is_consistent());

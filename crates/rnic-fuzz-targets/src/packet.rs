@@ -256,7 +256,7 @@ pub(crate) fn message(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> V
 /// What a peer answers to a request of ours, or something close to it.
 pub(crate) fn answer(script: &mut Script<'_>, aim: &Aim, request: &Packet) -> Vec<Packet> {
     let Some(request) = request.parse() else { return Vec::new() };
-    let psn = request.headers.bth.psn.wrapping_add(script.nudge().cast_unsigned());
+    let psn = request.bth().psn.wrapping_add(script.nudge().cast_unsigned());
     let aeth = Some(Aeth { syndrome: any_syndrome(script), msn: Msn::new(1) });
     let single = |opcode| {
         let mut headers = HeaderRepr::new(Bth::new(opcode, aim.qpn, psn));
@@ -279,7 +279,7 @@ fn read_responses(
     request: &Datagram<'_>,
     first: Psn,
 ) -> Vec<Packet> {
-    let Some(reth) = request.headers.reth else { return Vec::new() };
+    let Some(reth) = request.reth() else { return Vec::new() };
     let total = reth.dma_len as usize;
     let packets = total.div_ceil(aim.mtu).max(1);
     let lost = script.u8() & script.u8();

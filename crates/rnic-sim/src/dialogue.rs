@@ -250,7 +250,7 @@ impl Dialogue {
         for (at, packet) in self.world.take_strays() {
             assert_eq!(packet.flow.dst, PEER, "a packet to somebody else");
             let Some(datagram) = packet.parse() else { panic!("not a datagram: {packet:?}") };
-            let headers = datagram.headers;
+            let headers = datagram.headers();
             assert_eq!(headers.bth.dest_qp.value(), PEER_QPN, "a packet to another QP");
             self.heard.push_back(Heard {
                 at,

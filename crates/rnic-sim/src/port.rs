@@ -222,7 +222,7 @@ impl Port {
         };
         let check = icrc::verify(&packet.flow, IpIdHint::Known(packet.ip_id), &packet.bytes);
         if check != roce_wire::IcrcCheck::Good {
-            self.violations.push(format!("sends a bad ICRC: {:?}", datagram.headers.bth));
+            self.violations.push(format!("sends a bad ICRC: {:?}", datagram.bth()));
         }
         if datagram.pad_bytes().iter().any(|byte| *byte != 0) {
             self.violations.push(format!("sends pad bytes that are not zero: {datagram:?}"));

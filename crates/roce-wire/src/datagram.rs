@@ -211,21 +211,21 @@ impl HeaderRepr {
     }
 }
 
-/// A checked view of a datagram.
+/// A checked view of a datagram. Extension headers are read when they are asked for: most packets of
+/// a long message have none.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    pub headers: HeaderRepr,
+    bth: Bth,
     bytes: &'a [u8],
     payload_offset: usize,
     payload_end: usize,
 }
 
 impl<'a> Datagram<'a> {
-    /// Checks lengths, padding and version, and reads all headers.
+    /// Checks lengths, padding and version, and reads the base transport header.
     ///
     /// Rules that need a queue pair, such as payload length against the path MTU, are the engine's
     /// ([`crate::PayloadRule`]).
-    // Inlined because the result is large and callers use little of it: half the time of a call.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Datagram<'a>, ParseError> {
         let (bth_bytes, _) = bytes.split_first_chunk().ok_or(ParseError::TooShort)?;
@@ -252,13 +252,77 @@ impl<'a> Datagram<'a> {
         if !bytes.len().is_multiple_of(4) {
             return Err(ParseError::Unaligned);
         }
-        let headers = read_headers(bth, &bytes[Bth::LEN..payload_offset])
-            .ok_or(ParseError::HeaderTruncated(opcode))?;
-        Ok(Datagram { headers, bytes, payload_offset, payload_end })
+        Ok(Datagram { bth, bytes, payload_offset, payload_end })
+    }
+
+    /// The base transport header.
+    #[inline]
+    pub fn bth(&self) -> &Bth {
+        &self.bth
+    }
+
+    /// All headers.
+    pub fn headers(&self) -> HeaderRepr {
+        HeaderRepr {
+            bth: self.bth,
+            rdeth: self.extension(HeaderSet::RDETH).map(Rdeth::from_bytes),
+            deth: self.extension(HeaderSet::DETH).map(Deth::from_bytes),
+            xrceth: self.extension(HeaderSet::XRCETH).map(XrcEth::from_bytes),
+            feth: self.extension(HeaderSet::FETH).map(Feth::from_bytes),
+            reth: self.reth(),
+            atomic: self.atomic(),
+            aeth: self.aeth(),
+            atomic_ack: self.atomic_ack(),
+            imm: self.imm(),
+            ieth: self.extension(HeaderSet::IETH).map(Ieth::from_bytes),
+            cnp: self.extension(HeaderSet::CNP).map(|bytes| CnpBody(*bytes)),
+        }
+    }
+
+    /// What a WRITE or READ is about.
+    #[inline]
+    pub fn reth(&self) -> Option<Reth> {
+        self.extension(HeaderSet::RETH).map(Reth::from_bytes)
+    }
+
+    /// What an atomic request is about.
+    #[inline]
+    pub fn atomic(&self) -> Option<AtomicEth> {
+        self.extension(HeaderSet::ATOMIC_ETH).map(AtomicEth::from_bytes)
+    }
+
+    /// An acknowledgement.
+    #[inline]
+    pub fn aeth(&self) -> Option<Aeth> {
+        self.extension(HeaderSet::AETH).map(Aeth::from_bytes)
+    }
+
+    /// The result of an atomic.
+    #[inline]
+    pub fn atomic_ack(&self) -> Option<AtomicAckEth> {
+        self.extension(HeaderSet::ATOMIC_ACK_ETH).map(AtomicAckEth::from_bytes)
+    }
+
+    /// Immediate data.
+    #[inline]
+    pub fn imm(&self) -> Option<ImmDt> {
+        self.extension(HeaderSet::IMM_DT).map(|bytes| ImmDt(*bytes))
+    }
+
+    /// The bytes of one extension header, if the opcode has it.
+    #[inline]
+    fn extension<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
+        let set = self.bth.opcode.info().headers;
+        if !set.has(header) {
+            return None;
+        }
+        let start = Bth::LEN + usize::from(set.before(header).wire_len());
+        // `parse` has found room for all of them.
+        self.bytes.get(start..self.payload_offset)?.first_chunk()
     }
 
     pub fn opcode(&self) -> Opcode {
-        self.headers.bth.opcode
+        self.bth.opcode
     }
 
     /// The data, without padding and ICRC.
@@ -277,7 +341,7 @@ impl<'a> Datagram<'a> {
 
     /// Number of pad bytes.
     pub fn pad(&self) -> u8 {
-        self.headers.bth.pad
+        self.bth.pad
     }
 
     /// The pad bytes; zero when the sender is well-behaved.
@@ -295,60 +359,6 @@ impl<'a> Datagram<'a> {
     /// The whole datagram.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
-    }
-}
-
-/// Reads the extension headers of the opcode; `bytes` holds exactly them.
-#[inline(always)]
-fn read_headers(bth: Bth, bytes: &[u8]) -> Option<HeaderRepr> {
-    let set = bth.opcode.info().headers;
-    let mut headers = HeaderRepr::new(bth);
-    let mut rest = Reader { bytes };
-    if set.has(HeaderSet::RDETH) {
-        headers.rdeth = Some(Rdeth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::DETH) {
-        headers.deth = Some(Deth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::XRCETH) {
-        headers.xrceth = Some(XrcEth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::FETH) {
-        headers.feth = Some(Feth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::RETH) {
-        headers.reth = Some(Reth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::ATOMIC_ETH) {
-        headers.atomic = Some(AtomicEth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::AETH) {
-        headers.aeth = Some(Aeth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::ATOMIC_ACK_ETH) {
-        headers.atomic_ack = Some(AtomicAckEth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::IMM_DT) {
-        headers.imm = Some(ImmDt(*rest.take()?));
-    }
-    if set.has(HeaderSet::IETH) {
-        headers.ieth = Some(Ieth::from_bytes(rest.take()?));
-    }
-    if set.has(HeaderSet::CNP) {
-        headers.cnp = Some(CnpBody(*rest.take()?));
-    }
-    Some(headers)
-}
-
-struct Reader<'a> {
-    bytes: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn take<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
-        let (head, rest) = self.bytes.split_first_chunk()?;
-        self.bytes = rest;
-        Some(head)
     }
 }
 

@@ -269,15 +269,19 @@ macro_rules! opcodes {
                 }
             }
 
+            /// Asked several times for each packet: a load, without a branch.
+            #[inline]
             pub const fn info(self) -> &'static OpcodeInfo {
-                match self {
-                    $(Opcode::$variant => {
-                        const INFO: &OpcodeInfo = &describe($code, $name);
-                        INFO
-                    })*
-                }
+                &INFOS[self as usize]
             }
         }
+
+        /// By code; codes of no opcode have the first one's.
+        static INFOS: [OpcodeInfo; 256] = {
+            let mut infos = [describe(0, ""); 256];
+            $(infos[$code] = describe($code, $name);)*
+            infos
+        };
     };
 }
 

@@ -9,7 +9,7 @@ use crate::datagram::{Datagram, HeaderRepr};
 use crate::flow::Flow;
 use crate::frame::Frame;
 use crate::headers::{Aeth, NakCode, Syndrome, credit_count, rnr_timer_ns};
-use crate::opcode::Operation;
+use crate::opcode::{HeaderSet, Operation};
 use crate::types::Qpn;
 
 /// `RC_WRITE_ONLY qp 000123 psn 000010 len 5 va 0x7f.. rkey 0x00112233 dma_len 5`
@@ -116,7 +116,7 @@ impl fmt::Display for NakCode {
 /// The line of its headers, and what a connection management message says.
 impl fmt::Display for Datagram<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        HeaderLine { headers: &self.headers, payload_len: self.payload_len() }.fmt(f)?;
+        HeaderLine { headers: &self.headers(), payload_len: self.payload_len() }.fmt(f)?;
         match cm_message(self) {
             Some(mad) => write!(f, " {}", mad.message),
             None => Ok(()),
@@ -187,7 +187,7 @@ pub struct Tree<'a>(pub &'a Datagram<'a>);
 impl fmt::Display for Tree<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let datagram = self.0;
-        let HeaderRepr { bth, .. } = &datagram.headers;
+        let HeaderRepr { bth, .. } = &datagram.headers();
         writeln!(f, "{} ({:#04x})", bth.opcode, bth.opcode.code())?;
         write!(f, "  qp {} psn {} pkey {:#06x}", bth.dest_qp, bth.psn, bth.pkey.0)?;
         write!(f, " ack_req {} solicited {}", u8::from(bth.ack_req), u8::from(bth.solicited))?;
@@ -196,7 +196,7 @@ impl fmt::Display for Tree<'_> {
         if bth.resv6 != 0 || bth.resv7 != 0 {
             write!(f, " reserved {:#04x} {:#04x}", bth.resv6, bth.resv7)?;
         }
-        write_extensions(f, &datagram.headers, "\n  ")?;
+        write_extensions(f, &datagram.headers(), "\n  ")?;
         if let Some(mad) = cm_message(datagram) {
             write!(f, "\n  {}", mad.message)?;
             write_cm_details(f, &mad.message)?;
@@ -267,7 +267,7 @@ fn write_cm_details(f: &mut fmt::Formatter<'_>, message: &CmMessage) -> fmt::Res
 
 /// The connection management message of a datagram for QP1.
 fn cm_message(datagram: &Datagram<'_>) -> Option<CmMad> {
-    if datagram.headers.deth.is_none() || datagram.headers.bth.dest_qp != Qpn::GSI {
+    if !datagram.opcode().info().has(HeaderSet::DETH) || datagram.bth().dest_qp != Qpn::GSI {
         return None;
     }
     CmMad::parse(datagram.payload()).ok()

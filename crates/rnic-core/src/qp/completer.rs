@@ -42,8 +42,8 @@ impl Qp {
         if !self.is_outstanding(psn) {
             return Answer::Drop(DropReason::GhostResponse);
         }
-        let len = packet.payload.len();
-        let allowed = packet.info.payload.allows(len, packet.headers.bth.pad, self.mtu as usize);
+        let len = packet.datagram.payload_len();
+        let allowed = packet.info.payload.allows(len, packet.bth().pad, self.mtu as usize);
         if !allowed && Rule::ReadResponseLength.applies() {
             return self.wrong_length(ctx, psn);
         }
@@ -56,7 +56,7 @@ impl Qp {
 
     fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
         let psn = packet.psn();
-        let Some(aeth) = packet.headers.aeth else { return Answer::Drop(DropReason::Malformed) };
+        let Some(aeth) = packet.datagram.aeth() else { return Answer::Drop(DropReason::Malformed) };
         let Some(target) = self.acknowledged_by(psn, aeth.syndrome) else {
             return Answer::Drop(DropReason::ReservedSyndrome);
         };
@@ -260,7 +260,7 @@ impl Qp {
         if !self.sq.wr(index).is_atomic() && Rule::AtomicResponseForAtomic.applies() {
             return Answer::Fail(WcStatus::BadRespErr);
         }
-        let Some(value) = packet.headers.atomic_ack.map(|ack| ack.original) else {
+        let Some(value) = packet.datagram.atomic_ack().map(|ack| ack.original) else {
             return Answer::Drop(DropReason::Malformed);
         };
         let Some(sge) = self.sq.sges(index).next() else {

@@ -20,7 +20,7 @@ impl Qp {
         packet: &Packet<'_>,
     ) -> Checked {
         let Some(recv) = self.rq.current else { return Err(Step::Refuse(NakReason::Local)) };
-        let len = packet.payload.len() as u64;
+        let len = packet.datagram.payload_len() as u64;
         if recv.filled + len > recv.room && Rule::SendFits.applies() {
             return Err(Step::Refuse(NakReason::ReceiveTooShort));
         }
@@ -28,16 +28,16 @@ impl Qp {
         let small = ctx.shared.config.carry_small_receives
             && packet.info.position.is_start()
             && ends
-            && packet.payload.len() <= MAX_CARRIED;
+            && packet.datagram.payload_len() <= MAX_CARRIED;
         let private = self.scatter(ctx, packet, small)?;
         self.responder.message = if ends { Message::None } else { Message::Send };
         if ends {
-            let carried = if private { packet.payload } else { &[] };
+            let carried = if private { packet.datagram.payload() } else { &[] };
             let total = if Rule::ReceivedLength.applies() { recv.filled + len } else { len };
             let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
             self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
         }
-        self.responder.accept(packet.psn(), 1, ends, packet.headers.bth.ack_req);
+        self.responder.accept(packet.psn(), 1, ends, packet.bth().ack_req);
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Qp {
             cqe.flags |= CqeFlags::IMM;
             cqe.imm_or_key = packet.imm_or_key();
         }
-        if packet.headers.bth.solicited && Rule::SolicitedDelivered.applies() {
+        if packet.bth().solicited && Rule::SolicitedDelivered.applies() {
             cqe.flags |= CqeFlags::SOLICITED;
         }
         if !carried.is_empty() {
@@ -162,7 +162,7 @@ impl Qp {
         } else {
             self.responder.written += u64::from(len);
         }
-        self.responder.accept(packet.psn(), 1, ends, packet.headers.bth.ack_req);
+        self.responder.accept(packet.psn(), 1, ends, packet.bth().ack_req);
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl Qp {
     }
 
     fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
-        match packet.headers.reth {
+        match packet.datagram.reth() {
             Some(reth) if reth.dma_len <= MAX_DMA_LEN || !Rule::MaxDmaLength.applies() => Ok(reth),
             _ => Err(Step::Refuse(NakReason::Length)),
         }
@@ -247,7 +247,7 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Checked<Step> {
-        let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.headers.atomic else {
+        let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.datagram.atomic() else {
             return Err(Step::Refuse(NakReason::NotAllowed));
         };
         if !va.is_multiple_of(8) && Rule::AtomicAlignment.applies() {

@@ -111,7 +111,7 @@ impl Budget {
         if self.bytes == 0 || self.segments == 0 {
             return false;
         }
-        self.bytes = self.bytes.saturating_sub(segment.datagram_len());
+        self.bytes = self.bytes.saturating_sub(segment.datagram_len);
         self.segments -= 1;
         true
     }

@@ -14,29 +14,34 @@ use crate::planted::{Bug, Rule};
 use crate::ports::SpaceId;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
-use roce_wire::{HeaderRepr, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer};
+use roce_wire::{Bth, Datagram, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer};
 
 /// A received packet that found its QP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet<'a> {
-    pub(crate) headers: &'a HeaderRepr,
+    pub(crate) datagram: &'a Datagram<'a>,
     pub(crate) info: &'static OpcodeInfo,
-    pub(crate) payload: &'a [u8],
-    /// Where the payload is. In an inside train `payload` may be no more than a note of that.
+    /// Where the payload is. In an inside train the datagram may have no more than a note of that.
     pub(crate) bytes: Payload,
 }
 
 impl Packet<'_> {
+    #[inline]
+    pub(super) fn bth(&self) -> &Bth {
+        self.datagram.bth()
+    }
+
+    #[inline]
     pub(crate) fn psn(&self) -> Psn {
-        self.headers.bth.psn
+        self.bth().psn
     }
 
     pub(super) fn opcode(&self) -> Opcode {
-        self.headers.bth.opcode
+        self.bth().opcode
     }
 
     pub(super) fn imm_or_key(&self) -> u32 {
-        self.headers.imm.map_or(0, |imm| u32::from_ne_bytes(imm.0))
+        self.datagram.imm().map_or(0, |imm| u32::from_ne_bytes(imm.0))
     }
 }
 
@@ -257,7 +262,7 @@ impl Qp {
                 self.responder.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
             }
             Operation::ReadRequest => {
-                let Some(reth) = packet.headers.reth else { return Step::Done };
+                let Some(reth) = packet.datagram.reth() else { return Step::Done };
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
                 if reth.dma_len > MAX_DMA_LEN
@@ -362,8 +367,8 @@ impl Qp {
 
     /// FIRST and MIDDLE are full, LAST is not empty, requests without data have none.
     fn check_length(&self, packet: &Packet<'_>) -> Checked {
-        let pad = packet.headers.bth.pad;
-        let allowed = packet.info.payload.allows(packet.payload.len(), pad, self.mtu as usize);
+        let pad = packet.bth().pad;
+        let allowed = packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
         if allowed || !Rule::PayloadLength.applies() {
             Ok(())
         } else {

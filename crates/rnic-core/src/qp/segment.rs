@@ -31,28 +31,33 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
     /// PSNs it uses: for a READ request as many as its response has packets.
     pub(crate) span: u32,
+    /// Bytes of headers before the payload.
+    pub(crate) header_len: u32,
+    /// Bytes of the datagram, BTH to ICRC.
+    pub(crate) datagram_len: u32,
 }
 
 impl Segment {
-    pub(crate) fn new(source: Source, opcode: Opcode, psn: Psn, len: u32) -> Self {
-        Self { source, opcode, psn, ack_req: false, solicited: false, len, span: 1 }
-    }
-
-    /// Bytes of headers before the payload.
     #[inline]
-    pub(crate) fn header_len(&self) -> u32 {
-        u32::from(self.opcode.info().header_len)
+    pub(crate) fn new(source: Source, opcode: Opcode, psn: Psn, len: u32) -> Self {
+        let header_len = u32::from(opcode.info().header_len);
+        let pad = u32::from(pad_for(len as usize));
+        Self {
+            source,
+            opcode,
+            psn,
+            ack_req: false,
+            solicited: false,
+            len,
+            span: 1,
+            header_len,
+            datagram_len: header_len + len + pad + ICRC_LEN as u32,
+        }
     }
 
     #[inline]
     pub(crate) fn pad(&self) -> u8 {
         pad_for(self.len as usize)
-    }
-
-    /// Bytes of the datagram, BTH to ICRC.
-    #[inline]
-    pub(crate) fn datagram_len(&self) -> u32 {
-        self.header_len() + self.len + u32::from(self.pad()) + ICRC_LEN as u32
     }
 }
 
@@ -107,5 +112,5 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
     let on_the_way = psn.value() & (pace.ack_interval - 1) == 0;
     let ack_req =
         ends && Rule::AckReqAtEnd.applies() || on_the_way && Rule::AckReqOnTheWay.applies();
-    Segment { source, opcode, psn, ack_req, solicited, len, span: 1 }
+    Segment { ack_req, solicited, ..Segment::new(source, opcode, psn, len) }
 }

@@ -25,12 +25,12 @@ impl Packet {
     }
 
     pub fn psn(&self) -> Psn {
-        self.view().headers.bth.psn
+        self.view().bth().psn
     }
 
     /// AETH syndrome byte and MSN.
     pub fn aeth(&self) -> (u8, u32) {
-        let aeth = self.view().headers.aeth.expect("no AETH");
+        let aeth = self.view().aeth().expect("no AETH");
         (aeth.syndrome.to_u8(), aeth.msn.value())
     }
 }

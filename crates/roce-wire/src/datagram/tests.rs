@@ -56,7 +56,7 @@ fn shortest_datagram_of_every_opcode_parses() {
         let bytes = sample(opcode, 0, len);
         let datagram = Datagram::parse(&bytes).expect("good");
         assert_eq!(datagram.payload(), []);
-        assert!(datagram.headers.is_consistent());
+        assert!(datagram.headers().is_consistent());
         let truncated = Datagram::parse(&bytes[..len - 4]).expect_err("too short");
         assert!(matches!(truncated, ParseError::HeaderTruncated(_) | ParseError::TooShort));
     }
@@ -133,7 +133,7 @@ proptest! {
         headers.write_pad_and_icrc(&flow, ip_id, &mut bytes);
 
         let datagram = Datagram::parse(&bytes).expect("own datagram");
-        prop_assert_eq!(datagram.headers, headers);
+        prop_assert_eq!(datagram.headers(), headers);
         prop_assert_eq!(datagram.payload(), payload);
         prop_assert!(datagram.pad_bytes().iter().all(|&byte| byte == 0));
         let known = icrc::IpIdHint::Known(ip_id);
@@ -160,7 +160,7 @@ proptest! {
             Err(reason) => prop_assert!(!reason.to_string().is_empty()),
             Ok(datagram) => {
                 let mut headers = [0; MAX_HEADER_LEN];
-                let len = datagram.headers.emit(&mut headers);
+                let len = datagram.headers().emit(&mut headers);
                 prop_assert_eq!(&headers[..len], &bytes[..len]);
                 let rest = datagram.payload_len() + datagram.pad_bytes().len() + ICRC_LEN;
                 prop_assert_eq!(len + rest, bytes.len());

@@ -32,8 +32,17 @@ impl HeaderSet {
         HeaderSet(self.0 | other.0)
     }
 
+    /// The headers of the set that precede `header` on the wire.
+    #[must_use]
+    pub(crate) const fn before(self, header: HeaderSet) -> HeaderSet {
+        HeaderSet(self.0 & (header.0 - 1))
+    }
+
     /// Bytes that the headers of the set take on the wire.
-    pub(super) const fn wire_len(self) -> u8 {
+    pub(crate) const fn wire_len(self) -> u8 {
+        if self.0 == 0 {
+            return 0;
+        }
         let mut total = 0;
         let mut bit = 0;
         while bit < Self::LENGTHS.len() {

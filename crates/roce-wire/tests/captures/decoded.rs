@@ -58,7 +58,7 @@ fn check_network(decoded: &Fields<'_>, frame: &Frame<'_>) {
 }
 
 fn check_transport(decoded: &Fields<'_>, datagram: &Datagram<'_>) {
-    let bth = datagram.headers.bth;
+    let bth = datagram.bth();
     decoded.is("opname", bth.opcode.name());
     decoded.number("opcode", bth.opcode.code());
     decoded.number("se", u8::from(bth.solicited));
@@ -75,7 +75,7 @@ fn check_transport(decoded: &Fields<'_>, datagram: &Datagram<'_>) {
 }
 
 fn check_extensions(decoded: &Fields<'_>, datagram: &Datagram<'_>) {
-    let headers = datagram.headers;
+    let headers = datagram.headers();
     decoded.group("reth", headers.reth, |group, reth| {
         group.number("va", reth.va);
         group.number("rkey", reth.rkey.0);

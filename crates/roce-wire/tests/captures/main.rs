@@ -65,7 +65,7 @@ fn hidden_identifications_are_recovered() {
 fn datagrams_are_emitted_as_they_came() {
     for_each_frame(|captured, frame, datagram| {
         let name = &captured.name;
-        let headers = datagram.headers;
+        let headers = datagram.headers();
         assert!(headers.is_consistent(), "{name}");
         let mut emitted = vec![0xaa; headers.datagram_len(datagram.payload_len())];
         let at = headers.emit(&mut emitted);
@@ -122,7 +122,7 @@ fn connection_management_messages_are_emitted_as_they_came() {
     let mut seen = std::collections::BTreeMap::new();
     for_each_frame(|captured, _, datagram| {
         let gsi =
-            datagram.opcode() == Opcode::UdSendOnly && datagram.headers.bth.dest_qp == Qpn::GSI;
+            datagram.opcode() == Opcode::UdSendOnly && datagram.bth().dest_qp == Qpn::GSI;
         if !gsi {
             return;
         }
