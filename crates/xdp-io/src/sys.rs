@@ -154,53 +154,6 @@ pub(crate) fn kick_rx(fd: BorrowedFd<'_>) {
     }
 }
 
-/// An epoll instance that reports which of a port's sockets are readable.
-pub(crate) struct Poller {
-    epoll: OwnedFd,
-}
-
-impl Poller {
-    /// How many ready sockets one [`Poller::ready`] reports.
-    pub(crate) const BATCH: usize = 16;
-
-    /// Creates the instance.
-    pub(crate) fn new() -> io::Result<Poller> {
-        // SAFETY: no pointers; the descriptor returned is new and ours.
-        let epoll =
-            unsafe { OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
-        Ok(Poller { epoll })
-    }
-
-    /// Watches `fd` for input, reported as `tag`, until it is closed.
-    pub(crate) fn add(&self, fd: BorrowedFd<'_>, tag: u32) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(tag) };
-        let epoll = self.epoll.as_raw_fd();
-        // SAFETY: the event is read during the call.
-        let result =
-            unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
-        check(result).map(drop)
-    }
-
-    /// The tags of readable sockets, without waiting.
-    pub(crate) fn ready(&self, tags: &mut [u32; Self::BATCH]) -> usize {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; Self::BATCH];
-        let epoll = self.epoll.as_raw_fd();
-        // SAFETY: pointer and length describe `events`.
-        let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), Self::BATCH as i32, 0) };
-        let count = usize::try_from(count).unwrap_or(0).min(Self::BATCH);
-        for (tag, event) in tags.iter_mut().zip(&events[..count]) {
-            *tag = event.u64 as u32;
-        }
-        count
-    }
-
-    /// The descriptor to wait on.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
-        self.epoll.as_fd()
-    }
-}
-
 /// The kernel's release, e.g. `6.1.0-56-amd64`; empty where the kernel does not tell.
 pub(crate) fn kernel_release() -> String {
     // SAFETY: utsname consists of byte arrays, for which zero is valid.

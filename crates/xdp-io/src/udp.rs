@@ -12,11 +12,10 @@ mod socket;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use crate::address::{self, SockAddr};
 use crate::control::{self, Control};
-use crate::sys::Poller;
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
 use socket::Socket;
@@ -29,6 +28,8 @@ const MAX_SEGMENTS: usize = 64;
 const RX_SLOT: usize = 65_536;
 /// Messages that can wait in the transmit queue.
 const TX_MESSAGES: usize = 1024;
+/// Every so many calls of [`UdpPort::receive`] ask a second socket.
+const CALLS_PER_OTHER: u32 = 4;
 
 /// Settings of a [`UdpPort`].
 #[derive(Clone, Debug)]
@@ -143,15 +144,18 @@ pub struct UdpStats {
 pub struct UdpPort {
     /// By stable index; `None` after [`UdpPort::remove_address`].
     sockets: Vec<Option<Socket>>,
-    poller: Poller,
     rx: RxBatch,
     tx: TxBatch,
     port: u16,
     scope_id: u32,
     buffer_bytes: usize,
     max_segments: usize,
-    /// The socket that is asked first, so that a busy one does not starve the others.
-    turn: usize,
+    /// The socket that had something last.
+    busy: usize,
+    /// The one of the others that was asked last.
+    other: usize,
+    /// Calls of [`UdpPort::receive`].
+    calls: u32,
     stats: UdpStats,
 }
 
@@ -170,7 +174,6 @@ impl UdpPort {
         }
         let mut port = UdpPort {
             sockets: Vec::new(),
-            poller: Poller::new().map_err(Error::os("epoll_create1"))?,
             rx: RxBatch::new(config.rx_slots, RX_SLOT, 0).map_err(Error::os("receive arena"))?,
             tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, 0)
                 .map_err(Error::os("transmit arena"))?,
@@ -178,7 +181,9 @@ impl UdpPort {
             scope_id: config.scope_id,
             buffer_bytes: config.socket_buffer_bytes,
             max_segments: MAX_SEGMENTS,
-            turn: 0,
+            busy: 0,
+            other: 0,
+            calls: 0,
             stats: UdpStats::default(),
         };
         for address in &config.addresses {
@@ -203,11 +208,8 @@ impl UdpPort {
         if !socket.segments {
             self.max_segments = 1;
         }
-        let free = self.sockets.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.sockets.len());
-        self.poller.add(socket.fd(), index as u32).map_err(Error::os("epoll_ctl"))?;
-        match free {
-            Some(index) => self.sockets[index] = Some(socket),
+        match self.sockets.iter_mut().find(|socket| socket.is_none()) {
+            Some(free) => *free = Some(socket),
             None => self.sockets.push(Some(socket)),
         }
         Ok(())
@@ -248,23 +250,32 @@ impl UdpPort {
 
     /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
     /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received.
+    ///
+    /// A call asks the socket that had something last, and now and then one of the others: each
+    /// has its turn within `4 * addresses` calls. To ask them all would take a system call each, and
+    /// behind an epoll instance the kernel would look for somebody to wake with every datagram.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
-        if self.sockets.len() == 1 {
-            return self.receive_from(0, out);
+        let filled = self.receive_from(self.busy, out);
+        self.calls = self.calls.wrapping_add(1);
+        if self.sockets.len() < 2 || !self.calls.is_multiple_of(CALLS_PER_OTHER) {
+            return filled;
         }
-        let mut ready = [0; Poller::BATCH];
-        let count = self.poller.ready(&mut ready);
-        self.turn = self.turn.wrapping_add(1);
-        let mut filled = 0;
-        for step in 0..count {
-            let socket = ready[(self.turn + step) % count] as usize;
-            filled += self.receive_from(socket, &mut out[filled..]);
+        let next = |index: usize| (index + 1) % self.sockets.len();
+        self.other = next(self.other);
+        if self.other == self.busy {
+            self.other = next(self.other);
         }
-        filled
+        let more = self.receive_from(self.other, &mut out[filled..]);
+        if more > 0 {
+            self.busy = self.other;
+        }
+        filled + more
     }
 
     fn receive_from(&mut self, index: usize, out: &mut [RxTrain]) -> usize {
-        let Some(Some(socket)) = self.sockets.get(index) else { return 0 };
+        let Some(Some(socket)) = self.sockets.get(index).filter(|_| !out.is_empty()) else {
+            return 0;
+        };
         let slots = match self.rx.receive(socket.fd(), out.len()) {
             Ok(slots) => slots,
             Err(error) => {
@@ -301,6 +312,11 @@ impl UdpPort {
     /// Ends the validity of everything received so far.
     pub fn release_rx(&mut self) {
         self.rx.release();
+    }
+
+    /// Descriptors of which at least one is readable while something waits.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.iter().flatten().map(Socket::fd)
     }
 
     /// Reserves `len` bytes of the transmit arena for one datagram or train.
@@ -385,13 +401,6 @@ impl UdpPort {
         bound_to(|bound, source| bound == source).or_else(|| {
             bound_to(|bound, source| bound.is_unspecified() && bound.is_ipv4() == source.is_ipv4())
         })
-    }
-}
-
-impl AsFd for UdpPort {
-    /// A descriptor that is readable while any socket is; for epoll.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.poller.fd()
     }
 }
 

@@ -219,6 +219,27 @@ fn a_wildcard_port_knows_and_chooses_addresses() {
 }
 
 #[test]
+fn each_address_has_its_turn_beside_a_busy_one() {
+    let addresses: Vec<IpAddr> = (1..=5).map(|last| Ipv4Addr::new(127, 0, 7, last).into()).collect();
+    let mut a = bind(&[LOOP_1]);
+    let mut b = bind(&addresses);
+    let mut out = [RxTrain::default(); 8];
+    for wanted in [4, 1, 3] {
+        let quiet = train(LOOP_1, (addresses[wanted], b.port()).into(), 0);
+        queue(&mut a, &quiet, b"at last");
+        a.submit();
+        let heard = (0..4 * addresses.len()).any(|_| {
+            queue(&mut a, &train(LOOP_1, (addresses[0], b.port()).into(), 0), b"always");
+            a.submit();
+            let count = b.receive(&mut out);
+            b.release_rx();
+            out[..count].iter().any(|train| train.dst == addresses[wanted])
+        });
+        assert!(heard, "{} was overlooked", addresses[wanted]);
+    }
+}
+
+#[test]
 fn multicast_groups_are_joined_and_left() {
     if skipped_without_root("multicast_groups_are_joined_and_left") {
         return;

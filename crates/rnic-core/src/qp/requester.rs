@@ -192,11 +192,11 @@ impl Qp {
         };
         let index = self.sq.fetched();
         let first = self.requester.next_psn;
-        let wr = *self.sq.fetch(&rules, &ctx.shared.mrs, first);
-        self.requester.next_psn = wr.end();
+        let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);
+        let (end, length) = (wr.end(), wr.length);
+        self.requester.next_psn = end;
         ctx.shared.counters.send_wqes += 1;
-        let psns = (first, wr.end().wrapping_sub(1));
-        let (qpn, length) = (self.qpn, wr.length);
+        let (qpn, psns) = (self.qpn, (first, end.wrapping_sub(1)));
         ctx.event(|| Event::WqeFetched { qpn, index, psns, length });
         true
     }

@@ -167,14 +167,14 @@ impl SendQueue {
         pairs.iter().take(count).map(|pair| Sge::decode(*pair))
     }
 
-    /// Copies inline or carried data of a fetched WQE.
+    /// Copies inline or carried data of a fetched WQE, from `offset` on: where a packet begins, so
+    /// a multiple of the path MTU.
     pub(crate) fn copy_data(&self, index: u32, offset: usize, out: &mut [u8]) {
-        let control = &self.wr(index).control;
-        let words = self.body(index).get(control.data_at() - CONTROL_WORDS..).unwrap_or(&[]);
-        for (i, byte) in out.iter_mut().enumerate() {
-            let at = offset + i;
-            let word = words.get(at / WORD).copied().unwrap_or(0).to_le_bytes();
-            *byte = word[at % WORD];
+        debug_assert!(offset.is_multiple_of(WORD));
+        let at = self.wr(index).control.data_at() - CONTROL_WORDS + offset / WORD;
+        let words = self.body(index).get(at..).unwrap_or(&[]);
+        for (bytes, word) in out.chunks_mut(WORD).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
         }
     }
 

@@ -281,6 +281,10 @@ impl Shard {
         let mut any = false;
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
+            // The look is a load; the attempt would be a fence, every turn.
+            if self.inbox.receiver.is_empty() {
+                break;
+            }
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             self.handle_message(message);
             any = true;

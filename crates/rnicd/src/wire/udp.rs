@@ -7,7 +7,7 @@ use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, 
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 use xdp_io::udp::{self, UdpConfig, UdpPort};
 
@@ -64,7 +64,7 @@ impl Link for UdpWire {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.port.as_fd()]
+        self.port.fds().collect()
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
