@@ -11,6 +11,7 @@ use crate::ports::SpaceId;
 use crate::qpn::{low32, mix64};
 use crate::slab::Slab;
 use rnic_abi::verbs::AccessFlags;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// A registration to make.
@@ -81,6 +82,8 @@ pub enum KeyFault {
 pub struct MrTable {
     regions: Slab<Region>,
     by_key: HashMap<u32, u32, KeyHash>,
+    /// Handle of the region that was found last: the packets of a message mostly have the same.
+    last: Cell<u32>,
     state: u64,
 }
 
@@ -94,7 +97,8 @@ impl MrTable {
     /// An empty table of at most `max` regions; `secret` makes the keys unpredictable.
     pub fn new(max: usize, secret: [u64; 2]) -> Self {
         let state = mix64(secret[0].wrapping_add(mix64(secret[1])));
-        Self { regions: Slab::new(max), by_key: HashMap::default(), state }
+        let last = Cell::new(0);
+        Self { regions: Slab::new(max), by_key: HashMap::default(), last, state }
     }
 
     /// Registers a region.
@@ -169,11 +173,8 @@ impl MrTable {
         len: u64,
         need: AccessFlags,
     ) -> Result<Target, KeyFault> {
-        let region = self
-            .by_key
-            .get(&key)
-            .and_then(|handle| self.regions.get(*handle))
-            .ok_or(KeyFault::UnknownKey)?;
+        let last = self.regions.get(self.last.get()).filter(|region| region.key == key);
+        let region = last.or_else(|| self.find(key)).ok_or(KeyFault::UnknownKey)?;
         let mr = &region.mr;
         if mr.pd != pd && Rule::KeyDomain.applies() {
             return Err(KeyFault::WrongPd);
@@ -188,6 +189,12 @@ impl MrTable {
         }
         let private = !mr.access.intersects(REMOTE);
         Ok(Target { space: mr.space, addr: mr.addr + offset, private })
+    }
+
+    fn find(&self, key: u32) -> Option<&Region> {
+        let handle = *self.by_key.get(&key)?;
+        self.last.set(handle);
+        self.regions.get(handle)
     }
 
     /// All regions with their handles.

@@ -17,8 +17,8 @@ pub(super) struct Composite {
     sunk: u64,
     /// Reservations since the last submit, in order.
     reserved: Vec<TxSlot>,
-    /// Who is asked first, so that neither starves the other.
-    outside_first: bool,
+    /// Loopback had something when the way outside was not asked.
+    outside_waits: bool,
 }
 
 impl Composite {
@@ -31,7 +31,7 @@ impl Composite {
             sink: vec![0; SINK_LEN],
             sunk: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
-            outside_first: false,
+            outside_waits: false,
         }
     }
 
@@ -94,19 +94,23 @@ impl Wire for Composite {
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
-        self.outside_first = !self.outside_first;
-        if !self.outside_first {
+        // In turns while both have something, so that neither starves the other. To look outside
+        // takes a system call.
+        if !self.outside_waits {
             self.loopback.receive(trains);
+            if !trains.is_empty() {
+                self.outside_waits = true;
+                return;
+            }
         }
         if let Some(link) = &mut self.outside {
-            let before = trains.len();
             link.receive(trains);
-            if trains.len() == before {
+            if trains.is_empty() {
                 // The engine gives back what it has seen; what was refused it never sees.
                 link.release();
             }
         }
-        if self.outside_first {
+        if std::mem::take(&mut self.outside_waits) {
             self.loopback.receive(trains);
         }
     }
