@@ -337,13 +337,14 @@ impl Egress {
 
     /// Everything planned is on its way: moves the QP's state.
     fn commit<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp) {
+        let packets = self.plan.len() as u64;
+        let bytes: u64 = self.plan.iter().map(|segment| u64::from(segment.datagram_len)).sum();
+        ctx.shared.counters.tx_packets += packets;
+        ctx.shared.counters.tx_bytes += bytes;
+        qp.counters.tx_packets += packets;
+        qp.counters.tx_bytes += bytes;
         let mut requests = false;
         for segment in &self.plan {
-            let bytes = u64::from(segment.datagram_len);
-            ctx.shared.counters.tx_packets += 1;
-            ctx.shared.counters.tx_bytes += bytes;
-            qp.counters.tx_packets += 1;
-            qp.counters.tx_bytes += bytes;
             let retransmit = match segment.source {
                 Source::Request { .. } => {
                     requests = true;

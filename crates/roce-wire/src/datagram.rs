@@ -163,6 +163,9 @@ impl HeaderRepr {
         debug_assert!(self.is_consistent(), "headers do not fit {}", self.bth.opcode);
         let mut out = Writer { buf, at: 0 };
         out.put(&self.bth.to_bytes());
+        if self.bth.opcode.info().headers == HeaderSet::NONE {
+            return out.at;
+        }
         if let Some(rdeth) = &self.rdeth {
             out.put(&rdeth.to_bytes());
         }

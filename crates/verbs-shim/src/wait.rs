@@ -50,11 +50,7 @@ fn ticks() -> u64 {
 
 impl Habit {
     pub(crate) fn new() -> Self {
-        Self {
-            posted: AtomicU64::new(0),
-            posts: AtomicU32::new(0),
-            usual: AtomicU32::new(0),
-        }
+        Self { posted: AtomicU64::new(0), posts: AtomicU32::new(0), usual: AtomicU32::new(0) }
     }
 
     /// Something was posted. True when the program is likely to stay away now.

@@ -220,7 +220,8 @@ fn a_wildcard_port_knows_and_chooses_addresses() {
 
 #[test]
 fn each_address_has_its_turn_beside_a_busy_one() {
-    let addresses: Vec<IpAddr> = (1..=5).map(|last| Ipv4Addr::new(127, 0, 7, last).into()).collect();
+    let addresses: Vec<IpAddr> =
+        (1..=5).map(|last| Ipv4Addr::new(127, 0, 7, last).into()).collect();
     let mut a = bind(&[LOOP_1]);
     let mut b = bind(&addresses);
     let mut out = [RxTrain::default(); 8];

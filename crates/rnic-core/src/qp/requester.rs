@@ -158,19 +158,27 @@ impl Qp {
                 ctx.settle_later(self);
                 return false;
             }
-            let ahead = cursor.psn.distance_from(self.requester.una);
-            let full = ahead >= i32::try_from(window).unwrap_or(i32::MAX);
-            if full && Rule::Window.applies() || !self.may_go(wr, cursor, reads) {
+            let ahead = u32::try_from(cursor.psn.distance_from(self.requester.una)).unwrap_or(0);
+            let room = if Rule::Window.applies() { window.saturating_sub(ahead) } else { u32::MAX };
+            if room == 0 || !self.may_go(wr, cursor, reads) {
                 return false;
             }
-            let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, pace);
-            let again = next.psn.distance_from(self.requester.max_psn) < 0;
-            next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
-            if !budget.take(&next) {
-                return true;
+            // What follows in the same message may go as well. READs and atomics are single packets.
+            let run = if wr.wants_data() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
+            for _ in 0..run.min(room) {
+                let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, pace);
+                let again = next.psn.distance_from(self.requester.max_psn) < 0;
+                next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
+                if !budget.take(&next) {
+                    return true;
+                }
+                cursor.psn = cursor.psn.wrapping_add(next.span);
+                plan.push(next);
             }
-            (cursor, reads) = self.after(&next, cursor, reads);
-            plan.push(next);
+            reads += u32::from(wr.wants_data());
+            if cursor.psn == wr.end() {
+                cursor.index = cursor.index.wrapping_add(1);
+            }
         }
     }
 

@@ -14,7 +14,9 @@ use crate::planted::{Bug, Rule};
 use crate::ports::SpaceId;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
-use roce_wire::{Bth, Datagram, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer};
+use roce_wire::{
+    Bth, Datagram, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer,
+};
 
 /// A received packet that found its QP.
 #[derive(Clone, Copy, Debug)]
@@ -368,7 +370,8 @@ impl Qp {
     /// FIRST and MIDDLE are full, LAST is not empty, requests without data have none.
     fn check_length(&self, packet: &Packet<'_>) -> Checked {
         let pad = packet.bth().pad;
-        let allowed = packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
+        let allowed =
+            packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
         if allowed || !Rule::PayloadLength.applies() {
             Ok(())
         } else {

@@ -121,8 +121,7 @@ fn reemit_network_headers(bytes: &[u8]) -> Vec<u8> {
 fn connection_management_messages_are_emitted_as_they_came() {
     let mut seen = std::collections::BTreeMap::new();
     for_each_frame(|captured, _, datagram| {
-        let gsi =
-            datagram.opcode() == Opcode::UdSendOnly && datagram.bth().dest_qp == Qpn::GSI;
+        let gsi = datagram.opcode() == Opcode::UdSendOnly && datagram.bth().dest_qp == Qpn::GSI;
         if !gsi {
             return;
         }
