@@ -3,7 +3,7 @@
 pub(super) mod exchange;
 mod speed;
 
-use super::{DeviceWire, WireConfig, capture, open};
+use super::{DeviceWire, OUTSIDE, WireConfig, capture, open};
 use crate::config::{Io, XdpMode};
 use crate::net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
 use crate::net::{HopTable, NetConfig, Network};
@@ -198,6 +198,30 @@ fn the_device_reaches_itself() {
         exchange::take_all(&mut side.wire, &path.flow, &mut seen, (number + shape.count) as usize);
     }
     assert_eq!((seen.trains, seen.unpredicted), (50, 0));
+}
+
+#[test]
+fn the_way_outside_is_heard_beside_a_busy_loopback() {
+    let Some((pair, mut side, mut other)) = pair_of(PACKET, UDP, 4200) else { return };
+    let network = side.network();
+    let own = pair.a.run(|| exchange::path(network, V4_A));
+    let one = Shape { count: 1, len: 100, last: 100 };
+    let path = other.path(0);
+    exchange::put(&mut other.wire, &path, 0, 0, one).unwrap();
+    other.wire.submit();
+    let mut trains = Vec::with_capacity(64);
+    let mut arrived = [0, 0];
+    wait_for("a frame from outside", || {
+        exchange::put(&mut side.wire, &own, 0, 0, one).unwrap();
+        side.wire.submit();
+        trains.clear();
+        side.wire.receive(&mut trains);
+        let outside = trains.iter().filter(|train| train.arena == OUTSIDE).count();
+        side.wire.release();
+        arrived = [arrived[0] + 1, arrived[1] + trains.len() - outside];
+        (outside > 0).then_some(())
+    });
+    assert_eq!(arrived[0], arrived[1], "sent and received by loopback");
 }
 
 #[test]
