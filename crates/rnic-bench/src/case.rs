@@ -43,6 +43,7 @@ pub(crate) enum Case {
     Stream { link: LinkKind, shape: Shape, copy: Copy },
     Ping { link: LinkKind, packets: usize },
     Switch,
+    Line,
     Poke { copy: Copy },
     Loopback { copy: Copy },
 }
@@ -68,6 +69,7 @@ impl Case {
             ["ping", link] => Ok(Self::Ping { link: LinkKind::parse(link)?, packets: 1 }),
             ["ping-2", link] => Ok(Self::Ping { link: LinkKind::parse(link)?, packets: 2 }),
             ["switch"] => Ok(Self::Switch),
+            ["line"] => Ok(Self::Line),
             ["poke", copy] => Ok(Self::Poke { copy: Copy::parse(copy)? }),
             ["loopback", copy] => Ok(Self::Loopback { copy: Copy::parse(copy)? }),
             [link, shape, copy] => {
@@ -184,6 +186,7 @@ mod tests {
     #[test]
     fn what_needs_no_link_has_none_in_its_name() {
         assert_eq!(Case::parse("switch").unwrap(), Case::Switch);
+        assert_eq!(Case::parse("line").unwrap(), Case::Line);
         let copy = Copy::ProcessVm;
         assert_eq!(Case::parse("poke/process-vm").unwrap(), Case::Poke { copy });
     }

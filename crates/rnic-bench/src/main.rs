@@ -13,6 +13,7 @@
 //!   whose FIRST packet travels alone); COPY is `memcpy` or `process-vm`.
 //! * `ping/LINK`: round trips of 8 bytes; `ping-2/LINK`: of two packets that leave together.
 //! * `switch`: one change of threads by `sched_yield`, between two processes on one core.
+//! * `line`: a cache line from one core to the other and back.
 //! * `poke/COPY`: one copy of 8 bytes into the memory of an application.
 //! * `loopback/COPY`: 1 MiB from one memory to another, as a device does that talks to itself.
 
@@ -26,7 +27,7 @@ mod pair;
 mod ping;
 mod poke;
 mod stream;
-mod switch;
+mod turns;
 
 use std::process::ExitCode;
 
@@ -61,7 +62,8 @@ fn run() -> Result<String> {
     match Case::parse(case)? {
         Case::Stream { link, shape, copy } => stream::run(&stage, link, shape, copy),
         Case::Ping { link, packets } => ping::run(&stage, link, packets),
-        Case::Switch => switch::run(stage),
+        Case::Switch => turns::switch(stage),
+        Case::Line => turns::line(&stage),
         Case::Poke { copy } => poke::run(&stage, copy),
         Case::Loopback { copy } => loopback::run(&stage, copy),
     }

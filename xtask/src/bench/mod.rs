@@ -194,7 +194,8 @@ impl Run {
         ensure!(
             ratio.median >= VALIDITY.1,
             "this run is void: raw UDP GSO with copy and ICRC is {:.2} times iperf3, not {}; the \
-             machine was busy or throttled, try again",
+             machine was busy or throttled, or its CPUs were far apart (see the cache line), try \
+             again",
             ratio.median,
             VALIDITY.1
         );

@@ -99,6 +99,7 @@ pub(super) const PROBES: &[Probe] = &[
     raw("raw/ping/xdp-generic"),
     raw("raw/ping-2/xdp-native"),
     raw("raw/ping-2/xdp-generic"),
+    raw("raw/line"),
     raw("raw/switch"),
     raw("raw/poke/process-vm"),
     raw("raw/loopback/process-vm"),

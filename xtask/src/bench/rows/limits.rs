@@ -122,6 +122,7 @@ pub(super) const ROWS: &[Row] = &[
     row(RAW, "round trip, AF_XDP generic", "raw/ping/xdp-generic", P50, &[QPERF]),
     row(RAW, "round trip, two frames, AF_XDP native", "raw/ping-2/xdp-native", P50, &[]),
     row(RAW, "round trip, two frames, AF_XDP generic", "raw/ping-2/xdp-generic", P50, &[]),
+    row(RAW, "a cache line to the other CPU and back", "raw/line", P50, &[]),
     row(RAW, "change of threads on one CPU", "raw/switch", P50, &[]),
     row(RAW, "8 bytes by process_vm", "raw/poke/process-vm", P50, &[]),
     row(
