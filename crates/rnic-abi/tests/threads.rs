@@ -58,6 +58,8 @@ fn application(
             if let Some(cqe) = cq.poll() {
                 assert_eq!((cqe.wr_id, cqe.qpn), (polled, queue));
                 polled += 1;
+                // Before more is posted: the engine must know of the room.
+                cq.publish();
             } else {
                 events.recv_timeout(PATIENCE).expect("a completion event");
             }
