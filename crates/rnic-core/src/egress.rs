@@ -137,7 +137,7 @@ impl Egress {
             segment_len: 0,
             last_len: 0,
             ip_id: 0,
-            to_self: self.codec.decode(qp.dest_qpn()).shard == self.shard,
+            to_self: self.is_to_self(qp),
         };
         let reserved = self.reserve(ports.wire, caps, template, budget_ended);
         let full = reserved < self.plan.len();
@@ -156,12 +156,30 @@ impl Egress {
         }
     }
 
+    /// What one visit may send. What stays inside need not set out early, and behind two queue
+    /// pairs that talk to each other nobody waits: there the copies of a turn are cheapest in one
+    /// call.
+    fn budget<T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp) -> Budget {
+        let is_inside = qp.path.is_some_and(|path| path.flow.src == path.flow.dst);
+        let config = &ctx.shared.config;
+        let bytes = if is_inside && ctx.shared.active.len() < 2 && self.is_to_self(qp) {
+            config.turn_bytes
+        } else {
+            config.visit_bytes
+        };
+        // One is for the acknowledgement.
+        Budget { bytes, segments: MAX_SEGMENTS - 1 }
+    }
+
+    /// The peer is a queue pair of this engine, if it is one of this device.
+    fn is_to_self(&self, qp: &Qp) -> bool {
+        self.codec.decode(qp.dest_qpn()).shard == self.shard
+    }
+
     /// What may leave now, in the order it must leave. Returns true when the budget ended it.
     fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, caps: &WireCaps) -> bool {
         self.plan.clear();
-        // One is for the acknowledgement.
-        let segments = MAX_SEGMENTS - 1;
-        let mut budget = Budget { bytes: ctx.shared.config.visit_bytes, segments };
+        let mut budget = self.budget(ctx, qp);
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
             qp.rq.look(&ctx.shared.clients, qp.client_slot);
         }

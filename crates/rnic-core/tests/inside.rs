@@ -7,8 +7,8 @@ use common::wire::HeapDma;
 use common::{BASE, MEMORY, Node, Options, SPACE, START, attrs, pattern, send_control};
 use rnic_abi::verbs::{QpState, WcStatus, WrOpcode};
 use rnic_abi::wqe::SendControl;
-use rnic_core::Wire;
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::{EngineConfig, Wire};
 
 const SIZES: [usize; 7] = [0, 1, 1023, 1024, 1025, 5000, 1 << 20];
 /// Where data goes to.
@@ -156,6 +156,19 @@ fn whole_packets_of_one_piece_are_copied_once() {
     node.settle(START);
     assert_eq!((node.dma.reads, node.dma.writes), (0, 0));
     assert!(node.dma.bytes[REMOTE..REMOTE + 65_536] == pattern(1, 65_536));
+}
+
+#[test]
+fn a_message_to_oneself_is_read_at_once() {
+    const LEN: u32 = 96 << 10;
+    let mut node = node(true, false);
+    let remote_addr = BASE + REMOTE as u64;
+    let control = SendControl { remote_addr, rkey: node.key, ..send_control(WrOpcode::Write, 1) };
+    let sges = [node.sge(0, LEN)];
+    node.post_send(control, &sges);
+    node.turn(START);
+    assert!(LEN > EngineConfig::new([0, 0]).visit_bytes, "more than another one may send");
+    assert_eq!(node.dma.reads, 1);
 }
 
 #[test]
