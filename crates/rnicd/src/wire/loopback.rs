@@ -77,6 +77,14 @@ impl Loopback {
         &self.rx
     }
 
+    /// Ends the validity of what was received. What was just read is still in the processor's
+    /// cache: where the other buffer is empty too, it is the better one to be filled next.
+    pub(crate) fn release(&mut self) {
+        if self.delivered == self.arrived.len() && self.sent.is_empty() {
+            std::mem::swap(&mut self.tx, &mut self.rx);
+        }
+    }
+
     pub(crate) fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let len = train_len(train)?;
         let end = self.tx_used.checked_add(len as usize)?;
@@ -124,7 +132,7 @@ impl Loopback {
 /// Bytes that can be on their way in one turn: more than further shards send in one.
 const BUFFER: usize = 2 << 20;
 /// Bytes of the engine's own in one turn: they are read soon after they were written.
-const STILL_CACHED: usize = 128 << 10;
+const STILL_CACHED: usize = 256 << 10;
 const MAX_TRAINS: usize = 1024;
 
 #[cfg(test)]
@@ -187,6 +195,35 @@ mod tests {
             seen.extend(trains.iter().map(|t| wire.rx()[t.range.offset as usize]));
         }
         assert_eq!(seen, [3, 4]);
+    }
+
+    #[test]
+    fn what_was_released_is_filled_again() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        let mut trains = Vec::with_capacity(1);
+        let mut received = |wire: &mut Loopback| {
+            trains.clear();
+            wire.receive(&mut trains);
+            (wire.rx().as_ptr(), wire.rx()[trains[0].range.offset as usize])
+        };
+        send(&mut wire, &train(1, 40, 40), 1);
+        wire.submit();
+        let (first, fill) = received(&mut wire);
+        assert_eq!(fill, 1);
+        wire.release();
+        send(&mut wire, &train(1, 40, 40), 2);
+        send(&mut wire, &train(1, 40, 40), 3);
+        wire.submit();
+        assert_eq!(received(&mut wire), (first, 2));
+        // One still waits to be handed out.
+        wire.release();
+        send(&mut wire, &train(1, 40, 40), 4);
+        wire.submit();
+        assert_eq!(received(&mut wire), (first, 3));
+        // One is on its way.
+        wire.release();
+        let (other, fill) = received(&mut wire);
+        assert_eq!((other == first, fill), (false, 4));
     }
 
     #[test]
