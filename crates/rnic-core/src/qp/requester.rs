@@ -22,6 +22,15 @@ pub(crate) struct Cursor {
     pub(crate) psn: Psn,
 }
 
+impl Cursor {
+    /// At `psn`, behind packets of `wr`, where the cursor is: perhaps at the next WQE.
+    #[inline]
+    fn moved(self, wr: &Wr, psn: Psn) -> Self {
+        let index = if psn == wr.end() { self.index.wrapping_add(1) } else { self.index };
+        Self { index, psn }
+    }
+}
+
 /// State of the requester half.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Requester {
@@ -165,20 +174,19 @@ impl Qp {
             }
             // What follows in the same message may go as well. READs and atomics are single packets.
             let run = if wr.wants_data() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
+            let mut psn = cursor.psn;
             for _ in 0..run.min(room) {
-                let mut next = segment(wr, cursor.index, cursor.psn, self.mtu, pace);
+                let mut next = segment(wr, cursor.index, psn, self.mtu, pace);
                 let again = next.psn.distance_from(self.requester.max_psn) < 0;
                 next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
                 if !budget.take(&next) {
                     return true;
                 }
-                cursor.psn = cursor.psn.wrapping_add(next.span);
+                psn = psn.wrapping_add(next.span);
                 plan.push(next);
             }
+            cursor = cursor.moved(wr, psn);
             reads += u32::from(wr.wants_data());
-            if cursor.psn == wr.end() {
-                cursor.index = cursor.index.wrapping_add(1);
-            }
         }
     }
 
@@ -233,20 +241,13 @@ impl Qp {
         started || self.attr.state != QpState::Sqd || !Rule::SqdHoldsNew.applies()
     }
 
-    /// Cursor and outstanding READs once `sent` has left.
-    fn after(&self, sent: &Segment, cursor: Cursor, reads: u32) -> (Cursor, u32) {
-        let wr = self.sq.wr(cursor.index);
-        let psn = sent.psn.wrapping_add(sent.span);
-        let index = if psn == wr.end() { cursor.index.wrapping_add(1) } else { cursor.index };
-        (Cursor { index, psn }, reads + u32::from(wr.wants_data()))
-    }
-
     /// A planned request is on its way. Returns true when it was sent before.
     pub(crate) fn commit_request(&mut self, sent: &Segment) -> bool {
         let Source::Request { .. } = sent.source else { return false };
-        let (cursor, reads) = self.after(sent, self.requester.cursor, self.requester.reads);
+        let wr = self.sq.wr(self.requester.cursor.index);
+        let cursor = self.requester.cursor.moved(wr, sent.psn.wrapping_add(sent.span));
         self.requester.cursor = cursor;
-        self.requester.reads = reads;
+        self.requester.reads += u32::from(wr.wants_data());
         let again = sent.psn.distance_from(self.requester.max_psn) < 0;
         if cursor.psn.distance_from(self.requester.max_psn) > 0 {
             self.requester.max_psn = cursor.psn;
