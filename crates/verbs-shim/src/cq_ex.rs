@@ -103,6 +103,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     let cqe = match cq.next(&mut state) {
         Some(cqe) => {
             state.empty_polls = 0;
+            wait::after_full_poll(cq.context());
             Some(cqe)
         }
         None => cq.after_empty(&mut state),

@@ -7,7 +7,9 @@
 //! A program that never polls but looks at its memory until the answer is there would keep the
 //! engine from sending what it asks for until the end of its time slice. Such programs are known
 //! by how long they stay away behind a post, and give way there. Others do not: one that posts a
-//! stream would wait for each of its requests to be sent alone.
+//! stream would wait for each of its requests to be sent alone. Whoever was kept from its CPU
+//! behind a post looks like the former; so that it does not stay that way, the habit of one that
+//! posts again and again without a poll in between is forgotten now and then.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -23,7 +25,15 @@ pub(crate) struct Habit {
     posts: AtomicU32,
     /// How often it posted the last time before it stayed away; 0 while it polls.
     usual: AtomicU32,
+    /// How often it gave way behind a post since it polled.
+    gave_way: AtomicU32,
+    /// After how many of those its habit is forgotten.
+    trust: AtomicU32,
 }
+
+/// Least and most of [`Habit::trust`]. Each time that the habit is forgotten doubles it: one that
+/// really looks at memory, and never polls, then loses a time slice.
+const TRUST: (u32, u32) = (128, 4096);
 
 /// Nobody stays away for so many ticks who is not looking at memory or computing: at 2.5 GHz, half
 /// a millisecond.
@@ -50,7 +60,13 @@ fn ticks() -> u64 {
 
 impl Habit {
     pub(crate) fn new() -> Self {
-        Self { posted: AtomicU64::new(0), posts: AtomicU32::new(0), usual: AtomicU32::new(0) }
+        Self {
+            posted: AtomicU64::new(0),
+            posts: AtomicU32::new(0),
+            usual: AtomicU32::new(0),
+            gave_way: AtomicU32::new(0),
+            trust: AtomicU32::new(TRUST.0),
+        }
     }
 
     /// Something was posted. True when the program is likely to stay away now.
@@ -64,9 +80,32 @@ impl Habit {
             posts = 0;
         }
         posts = posts.wrapping_add(1);
-        let stays_away = posts == self.usual.load(Ordering::Relaxed);
+        let stays_away = posts == self.usual.load(Ordering::Relaxed) && self.spend_trust();
         self.posts.store(if stays_away { 0 } else { posts }, Ordering::Relaxed);
         stays_away
+    }
+
+    /// It is about to give way behind a post. False when it did so too often without a poll in
+    /// between to tell whether it would stay away.
+    fn spend_trust(&self) -> bool {
+        let gave_way = self.gave_way.load(Ordering::Relaxed);
+        let trust = self.trust.load(Ordering::Relaxed);
+        if gave_way < trust {
+            self.gave_way.store(gave_way + 1, Ordering::Relaxed);
+            return true;
+        }
+        self.usual.store(0, Ordering::Relaxed);
+        self.gave_way.store(0, Ordering::Relaxed);
+        self.trust.store(trust.saturating_mul(2).min(TRUST.1), Ordering::Relaxed);
+        false
+    }
+
+    /// A poll found something.
+    #[inline]
+    fn finds(&self) {
+        if self.gave_way.load(Ordering::Relaxed) != 0 {
+            self.gave_way.store(0, Ordering::Relaxed);
+        }
     }
 
     /// A poll found nothing: the program comes by of its own accord.
@@ -76,6 +115,8 @@ impl Habit {
             self.posted.store(0, Ordering::Relaxed);
             self.posts.store(0, Ordering::Relaxed);
             self.usual.store(0, Ordering::Relaxed);
+            self.gave_way.store(0, Ordering::Relaxed);
+            self.trust.store(TRUST.0, Ordering::Relaxed);
         }
     }
 }
@@ -86,6 +127,12 @@ pub(crate) fn after_post(context: &Context) {
     if shares_cpu(context) && context.habit.posts(ticks()) {
         give_way();
     }
+}
+
+/// After a poll that found something.
+#[inline]
+pub(crate) fn after_full_poll(context: &Context) {
+    context.habit.finds();
 }
 
 /// After a poll that found nothing.
@@ -141,6 +188,43 @@ mod tests {
         let burst = |at: u64| (0..50).filter(|k| habit.posts(at + k * MICROSECOND)).count();
         assert_eq!(burst(MICROSECOND), 0);
         assert_eq!([burst(10_000_000), burst(10_100_000), burst(20_000_000)], [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_stream_that_was_interrupted_is_soon_whole_again() {
+        let habit = Habit::new();
+        habit.posts(MICROSECOND);
+        // Kept from the CPU for a while, and it never finds its completion queue empty.
+        let gave_way = (0..100_000).filter(|k| {
+            if k % 1600 == 1599 {
+                habit.finds();
+            }
+            habit.posts((4000 + k) * MICROSECOND)
+        });
+        assert_eq!(gave_way.count() as u32, TRUST.0);
+    }
+
+    #[test]
+    fn a_program_that_looks_at_memory_and_takes_completions_is_trusted() {
+        let habit = Habit::new();
+        habit.posts(MICROSECOND);
+        let gave_way = (0..100_000).filter(|k| {
+            habit.finds();
+            habit.posts((4000 + 10 * k) * MICROSECOND)
+        });
+        assert_eq!(gave_way.count(), 100_000);
+    }
+
+    #[test]
+    fn one_that_never_polls_loses_few_slices() {
+        let habit = Habit::new();
+        let mut now = MICROSECOND;
+        let slices = (0..100_000).filter(|_| {
+            let gave_way = habit.posts(now);
+            now += if gave_way { 10 } else { 4000 } * MICROSECOND;
+            !gave_way
+        });
+        assert!(slices.count() < 40);
     }
 
     #[test]

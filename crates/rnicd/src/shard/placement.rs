@@ -253,6 +253,12 @@ pub(crate) struct Posting {
 }
 
 impl Posting {
+    /// A program woke the engine behind a post, which took the CPU from it in the middle of what it
+    /// was doing: it may well have more to post.
+    pub(crate) fn woken(&mut self) {
+        self.attempts.skip = 0;
+    }
+
     /// Once in a turn: whether to let programs run now. `all_sent`: a doorbell rang in this turn
     /// and all that was posted is sent.
     #[inline]
@@ -317,6 +323,17 @@ mod tests {
         assert!(ran(5, false) > 1000);
         assert_eq!(ran(5, false), 10_000);
         assert_eq!(ran(3000, true), 10_000);
+    }
+
+    #[test]
+    fn programs_that_wake_the_engine_are_asked() {
+        let mut posting = Posting::default();
+        for k in 0..10_000 {
+            posting.asks(k % 2 == 0, k % 2 == 0);
+        }
+        assert!(!posting.asks(true, true));
+        posting.woken();
+        assert!(posting.asks(true, true));
     }
 
     #[test]

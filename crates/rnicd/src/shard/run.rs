@@ -269,6 +269,7 @@ impl Shard {
                 if let Some(known) = self.clients.get(&client) {
                     let _ = known.wake.drain();
                     self.engine.client_rang(now, client);
+                    self.posting.woken();
                 }
             }
             Some(token @ (Token::Events(_) | Token::Channel(..))) => self.events.writable(token),
@@ -278,13 +279,13 @@ impl Shard {
 
     /// True when there were any.
     fn handle_messages(&mut self) -> bool {
+        // The look is a load; the attempt would be a fence, every turn.
+        if self.inbox.receiver.is_empty() {
+            return false;
+        }
         let mut any = false;
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
-            // The look is a load; the attempt would be a fence, every turn.
-            if self.inbox.receiver.is_empty() {
-                break;
-            }
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             self.handle_message(message);
             any = true;
