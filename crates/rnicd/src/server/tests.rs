@@ -95,7 +95,10 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.service.stop.wake().unwrap();
         self.service.crew.stop();
-        let _ = std::fs::remove_file(&self.path);
+        // The thread that accepts still has them.
+        for file in [&self.path, &self.path.with_extension("sock.lock")] {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 

@@ -105,7 +105,10 @@ impl Fake {
 
 impl Drop for Fake {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        // The thread that accepts still has them.
+        for file in [&self.path, &self.path.with_extension("sock.lock")] {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 
