@@ -10,12 +10,14 @@ pub mod cases;
 mod evidence;
 pub mod rivals;
 
+use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::inspect::ask;
 use crate::place::{Node, OverV6, Place, active_mtu};
 use crate::programs::{Dialogue, Transcript};
 use crate::{checker, interrupt, native};
@@ -128,6 +130,8 @@ pub struct Contest<'a> {
     over_v6: Option<[OverV6<'a>; 2]>,
     /// The link between them loses packets.
     lossy: bool,
+    /// rxe may still repeat its last message to a queue pair that has gone.
+    patient: Cell<bool>,
 }
 
 impl<'a> Contest<'a> {
@@ -140,7 +144,8 @@ impl<'a> Contest<'a> {
             (Some(ours), Some(peer)) => Some([ours, peer]),
             _ => None,
         };
-        Ok(Self { ours, peer, over_v6, lossy: false })
+        let patient = Cell::new(peer.kind() == Kind::Rxe);
+        Ok(Self { ours, peer, over_v6, lossy: false, patient })
     }
 
     /// The same over a link that loses packets.
@@ -191,16 +196,33 @@ impl<'a> Contest<'a> {
 
     /// What went wrong, in the last of as many dialogues as it took to lose no last ACK.
     fn attempt(&self, case: &Case, wire: Wire, role: Role) -> Result<Option<String>> {
-        let mut left = if self.lossy { LOSSY_ATTEMPTS } else { 1 };
+        let mut left = if self.lossy { LOSSY_ATTEMPTS - 1 } else { 0 };
         loop {
-            left -= 1;
             let error = self.one(case, wire, role).err().map(|error| format!("{error:#}"));
             interrupt::check()?;
-            if left == 0 || !error.as_deref().is_some_and(last_ack_lost) {
+            let Some(text) = &error else { return Ok(None) };
+            let reason = if left > 0 && last_ack_lost(text) {
+                left -= 1;
+                "the last ACK was lost, and its sender gone"
+            } else if self.peer_talked_to_nobody() {
+                "the peer repeated what was acknowledged, and its receiver gone"
+            } else {
                 return Ok(error);
-            }
-            eprintln!("again: {}: the last ACK was lost, and its sender gone", case.title());
+            };
+            eprintln!("again: {}: {reason}", case.title());
         }
+    }
+
+    /// True for the first dialogue over a faultless link that ended like that: see [`MANY_UNHEARD`].
+    fn peer_talked_to_nobody(&self) -> bool {
+        if self.lossy || !self.patient.get() {
+            return false;
+        }
+        // Where the daemon has gone, the dialogue's own error says more.
+        let unheard = ask(self.ours, "counters").ok().and_then(|found| found["rx_no_qp"].as_u64());
+        let excused = unheard.is_some_and(|unheard| unheard > MANY_UNHEARD);
+        self.patient.set(!excused);
+        excused
     }
 
     fn one(&self, case: &Case, wire: Wire, role: Role) -> Result<()> {
@@ -231,6 +253,16 @@ impl<'a> Contest<'a> {
 fn last_ack_lost(error: &str) -> bool {
     error.contains("_lat ") && error.contains("Failed status 12") && error.contains("ended with 0")
 }
+
+/// A program of rxe that repeats its last message until it is killed sends more than so many packets
+/// to a queue pair of ours that has gone.
+///
+/// rxe's timer also goes off in the middle of a later message than the one it was started for. While
+/// rxe then starts that message over, it drops the ACK of the first time, although it had sent all of
+/// it: a capture shows whole messages again behind our ACKs, one in 2000 here. When that was the last
+/// message, our program has left, and with seven retries rxe never gives up. One dialogue of a
+/// contest may be repeated for it: a NIC that withheld ACKs would be found out by the others.
+const MANY_UNHEARD: u64 = 1000;
 
 /// How many dialogues may end like that over a lossy link, the last one not.
 const LOSSY_ATTEMPTS: u32 = 3;
