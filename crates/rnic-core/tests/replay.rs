@@ -220,7 +220,7 @@ fn messages_of_a_hi1822_are_answered_as_its_peer_did() {
         let parts = [&head, &tail].map(|frame| {
             let datagram = Frame::parse(frame).unwrap();
             let datagram = Datagram::parse(datagram.payload()).unwrap();
-            (datagram.payload().to_vec(), datagram.headers().imm)
+            (datagram.payload().to_vec(), datagram.imm())
         });
         let message = [&parts[0].0[..], &parts[1].0[..]].concat();
         assert_eq!((cqe.status, cqe.byte_len as usize), (Success, message.len()));

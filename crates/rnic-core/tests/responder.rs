@@ -249,7 +249,7 @@ fn atomics_are_executed_once_and_their_result_is_remembered() {
     d.fetch_add(0, 0, 10);
     d.fetch_add(1, 0, 100);
     let originals = |answers: &[Packet]| -> Vec<u64> {
-        answers.iter().map(|p| p.view().headers().atomic_ack.unwrap().original).collect()
+        answers.iter().map(|p| p.view().atomic_ack().unwrap().original).collect()
     };
     assert_eq!(originals(&d.answers()), [5, 15]);
     d.fetch_add(0, 0, 10);

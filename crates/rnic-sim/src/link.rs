@@ -155,7 +155,7 @@ impl Strike {
 
     fn hits(&mut self, packet: &Packet) -> bool {
         let Some(datagram) = packet.parse() else { return false };
-        let bth = &datagram.bth();
+        let bth = datagram.bth();
         let matches = self.opcode.is_none_or(|opcode| opcode == bth.opcode)
             && self.psn.is_none_or(|psn| psn == bth.psn.value());
         if !matches || self.count == 0 {

@@ -43,7 +43,7 @@ fn inputs(bytes: &[u8]) -> Vec<Seed> {
     if let Ok(datagram) = Datagram::parse(frame.payload()) {
         let name = datagram.opcode().name().to_lowercase();
         inputs.push((format!("datagram_{name}"), tagged(DATAGRAM, frame.payload())));
-        if let Some(aeth) = datagram.headers().aeth {
+        if let Some(aeth) = datagram.aeth() {
             let kind = aeth.syndrome.to_u8() >> 5;
             inputs.push((format!("syndrome_{kind}"), tagged(DATAGRAM, frame.payload())));
         }

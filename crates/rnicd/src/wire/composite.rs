@@ -124,6 +124,7 @@ impl Wire for Composite {
     }
 
     fn release(&mut self) {
+        self.loopback.release();
         if let Some(link) = &mut self.outside {
             link.release();
         }
