@@ -30,9 +30,10 @@ const MEMORY: usize = 4096;
 /// tried here is bad packets, not too many of them.
 const BURST: usize = 4;
 /// Seconds of a calm measurement.
-const BASELINE: f64 = 3.0;
-/// Seconds of an attack between two of them, at most.
-const ROUND: f64 = 10.0;
+const BASELINE: f64 = 2.0;
+/// Seconds of an attack between two of them, at most. The speed of a shared machine changes from
+/// second to second: many short rounds say more than few long ones.
+const ROUND: f64 = 3.0;
 /// Of two kinds of packet I/O together, in the normal form.
 const MINUTE: f64 = 60.0;
 /// What part of the rate must be left.
