@@ -17,7 +17,7 @@ use super::series::Spread;
 const PROGRAM: &str = "idleqps";
 const QPS: usize = 10_000;
 /// Between two programs; the time of a message is what limits it.
-const MESSAGES: &str = "ib_write_bw -s 8 -n 50000";
+const MESSAGES: &str = "ib_write_bw -s 8 -n 300000";
 const READY: Duration = Duration::from_secs(120);
 
 fn pair(props: &Props) -> Result<Pair> {
@@ -59,7 +59,7 @@ fn slowdown(props: &Props, processes: usize, qps: usize, quick: bool) -> Result<
         Ok(perftest::bandwidth(&text)?.last().context("no row")?.messages)
     };
     let mut ratios = Vec::new();
-    for _ in 0..if quick { 2 } else { 5 } {
+    for _ in 0..if quick { 2 } else { 7 } {
         let alone = rate()?;
         let crowds = [&pair.left, &pair.right].map(|node| crowd(node, processes, qps));
         let [left, right] = crowds;
