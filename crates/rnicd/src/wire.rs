@@ -106,6 +106,11 @@ impl DeviceWire {
             || self.shards.has_backlog()
     }
 
+    /// Whether what arrived last came from outside, where more may follow at any moment.
+    pub(crate) fn heard_outside(&self) -> bool {
+        self.inner.get().get().heard_outside()
+    }
+
     /// Follows a change of the interface.
     pub(crate) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         self.inner.get_mut().get_mut().follow(addresses, mtu);

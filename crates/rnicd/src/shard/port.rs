@@ -31,6 +31,14 @@ impl Port {
         }
     }
 
+    /// More may follow at once what arrived last: somebody outside sent it.
+    pub(super) fn expects_more(&self) -> bool {
+        match self {
+            Self::Device(wire) => wire.heard_outside(),
+            Self::Shard(_) => true,
+        }
+    }
+
     /// Follows a change of the interface; a further shard's wire does so by itself.
     pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         if let Self::Device(wire) = self {

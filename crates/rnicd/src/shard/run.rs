@@ -145,7 +145,7 @@ impl Shard {
     /// both at once: one that looks at its memory for the answer gives way to nobody.
     fn look_for_data(&mut self, mut now: Instant, turn: &mut Turn) {
         let patience = now.after(LINGER);
-        while turn.completed && !turn.placed && now < patience {
+        while turn.completed && !turn.placed && self.wire.expects_more() && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
             now = self.now();
@@ -171,7 +171,7 @@ impl Shard {
     /// memory, where it gives way to nobody. Returns the time.
     fn linger(&mut self, mut now: Instant, turn: &mut Turn) -> Instant {
         let patience = now.after(LINGER);
-        while turn.placed && !turn.completed && now < patience {
+        while turn.placed && !turn.completed && self.wire.expects_more() && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
             now = if next.delivered() { self.give_way() } else { self.now() };

@@ -19,6 +19,8 @@ pub(super) struct Composite {
     reserved: Vec<TxSlot>,
     /// Loopback had something when the way outside was not asked.
     outside_waits: bool,
+    /// What was received last came from outside.
+    heard_outside: bool,
 }
 
 impl Composite {
@@ -32,6 +34,7 @@ impl Composite {
             sunk: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
             outside_waits: false,
+            heard_outside: false,
         }
     }
 
@@ -44,6 +47,12 @@ impl Composite {
     /// not take yet.
     pub(super) fn has_backlog(&self) -> bool {
         self.loopback.has_backlog() || self.outside.as_ref().is_some_and(|link| link.has_backlog())
+    }
+
+    /// Whether what was received last came from outside, where more may follow without a turn of
+    /// this engine.
+    pub(super) fn heard_outside(&self) -> bool {
+        self.heard_outside
     }
 
     /// Follows a change of the interface.
@@ -100,6 +109,7 @@ impl Wire for Composite {
             self.loopback.receive(trains);
             if !trains.is_empty() {
                 self.outside_waits = true;
+                self.heard_outside = false;
                 return;
             }
         }
@@ -108,9 +118,12 @@ impl Wire for Composite {
             if trains.is_empty() {
                 // The engine gives back what it has seen; what was refused it never sees.
                 link.release();
+            } else {
+                self.heard_outside = true;
             }
         }
         if std::mem::take(&mut self.outside_waits) {
+            self.heard_outside &= !trains.is_empty();
             self.loopback.receive(trains);
         }
     }

@@ -218,6 +218,7 @@ fn the_way_outside_is_heard_beside_a_busy_loopback() {
         trains.clear();
         side.wire.receive(&mut trains);
         let outside = trains.iter().filter(|train| train.arena == OUTSIDE).count();
+        assert_eq!(side.wire.heard_outside(), outside > 0);
         side.wire.release();
         received += trains.len() - outside;
         (outside > 0).then_some(())
