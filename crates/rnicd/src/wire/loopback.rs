@@ -4,6 +4,7 @@
 
 use super::{LinkCounters, train_len};
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain};
+use roce_wire::headers::Bth;
 
 /// See the [module](self).
 pub(crate) struct Loopback {
@@ -87,12 +88,13 @@ impl Loopback {
 
     pub(crate) fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let len = train_len(train)?;
-        let end = self.tx_used.checked_add(len as usize)?;
+        let start = self.tx_used.checked_next_multiple_of(ALIGN)?.checked_add(ALIGN - Bth::LEN)?;
+        let end = start.checked_add(len as usize)?;
         let room = if train.to_self { STILL_CACHED } else { self.tx.len() };
         if end > room || self.sent.len() == MAX_TRAINS {
             return None;
         }
-        let offset = u32::try_from(self.tx_used).ok()?;
+        let offset = u32::try_from(start).ok()?;
         let ip_id = match self.tx_ip_id {
             TxIpId::Ours => train.ip_id,
             TxIpId::SegmentIndex => 0,
@@ -134,6 +136,10 @@ const BUFFER: usize = 2 << 20;
 /// Bytes of the engine's own in one turn: they are read soon after they were written.
 const STILL_CACHED: usize = 256 << 10;
 const MAX_TRAINS: usize = 1024;
+/// The payload of every packet of a request begins at a multiple: headers and ICRC behind a BTH add
+/// up to one. Copies between aligned places are faster, and some processors take many times longer
+/// for one whose target is a few bytes behind its source modulo a page.
+const ALIGN: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -257,17 +263,30 @@ mod tests {
     }
 
     #[test]
+    fn payloads_of_requests_are_aligned() {
+        let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
+        let datagram = 4096 + 16;
+        for train in [train(3, datagram, datagram), train(1, 21, 21), train(2, datagram, 40)] {
+            let slot = wire.reserve(&train).unwrap();
+            for k in 0..train.segments {
+                let payload = slot.offset as usize + (k * slot.stride) as usize + Bth::LEN;
+                assert_eq!(wire.tx()[payload..].as_ptr().addr() % ALIGN, 0);
+            }
+        }
+    }
+
+    #[test]
     fn a_full_buffer_refuses() {
         let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
         let mut count = 0;
         while wire.reserve(&train(16, 4096, 4096)).is_some() {
             count += 1;
         }
-        assert_eq!(count, BUFFER / 65536);
+        assert_eq!(count, BUFFER / (65536 + ALIGN));
         let mut wire = Loopback::new(ArenaId(0), TxIpId::Ours);
         let own = TxTrain { to_self: true, ..train(15, 4136, 4136) };
         while wire.reserve(&own).is_some() {}
-        assert_eq!(wire.tx_used, STILL_CACHED / (15 * 4136) * (15 * 4136));
+        assert!((STILL_CACHED - 15 * 4136..=STILL_CACHED).contains(&wire.tx_used));
         assert!(wire.reserve(&train(16, 4096, 4096)).is_some(), "other shards are not held back");
         assert!(wire.reserve(&train(0, 10, 10)).is_none());
         assert!(wire.reserve(&train(u32::MAX, u32::MAX, 1)).is_none());
