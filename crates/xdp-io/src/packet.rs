@@ -31,7 +31,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::sys::mmsg::{RxBatch, SendOutcome, TxBatch};
+use crate::sys::mmsg::{Appetite, RxBatch, SendOutcome, TxBatch};
 use crate::{
     Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot, control, netdev, sys,
 };
@@ -137,6 +137,7 @@ pub struct PacketStats {
 /// An AF_PACKET socket on one interface. See the [module](self).
 pub struct PacketPort {
     socket: OwnedFd,
+    appetite: Appetite,
     rx: RxBatch,
     tx: TxBatch,
     guard: PortGuard,
@@ -192,6 +193,7 @@ impl PacketPort {
                 .map_err(Error::os("transmit arena"))?,
             guard: PortGuard::new(config.port, &config.addresses, ifindex)?,
             socket,
+            appetite: Appetite::default(),
             trains: config.trains,
             prepared: 0,
             stats: PacketStats::default(),
@@ -211,9 +213,10 @@ impl PacketPort {
     }
 
     /// Receives up to `out.len()` frames or trains without waiting. The ranges stay valid until
-    /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received.
+    /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received. Where
+    /// they came one by one lately, a call takes one.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
-        let slots = match self.rx.receive(self.socket.as_fd(), out.len()) {
+        let slots = match self.rx.receive(self.socket.as_fd(), out.len(), &mut self.appetite) {
             Ok(slots) => slots,
             Err(error) => {
                 self.stats.rx_errors += u64::from(error.kind() != io::ErrorKind::WouldBlock);

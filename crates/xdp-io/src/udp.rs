@@ -249,7 +249,8 @@ impl UdpPort {
     }
 
     /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
-    /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received.
+    /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received. Where
+    /// they came one by one lately, a call takes one.
     ///
     /// A call asks the socket that had something last, and now and then one of the others: each
     /// has its turn within `4 * addresses` calls. To ask them all would take a system call each, and
@@ -273,10 +274,10 @@ impl UdpPort {
     }
 
     fn receive_from(&mut self, index: usize, out: &mut [RxTrain]) -> usize {
-        let Some(Some(socket)) = self.sockets.get(index).filter(|_| !out.is_empty()) else {
+        let Some(Some(socket)) = self.sockets.get_mut(index).filter(|_| !out.is_empty()) else {
             return 0;
         };
-        let slots = match self.rx.receive(socket.fd(), out.len()) {
+        let slots = match socket.receive(&mut self.rx, out.len()) {
             Ok(slots) => slots,
             Err(error) => {
                 self.stats.rx_errors += u64::from(error.kind() != io::ErrorKind::WouldBlock);

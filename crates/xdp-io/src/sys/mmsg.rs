@@ -66,6 +66,34 @@ pub(crate) struct Message<'a> {
     pub(crate) control: Messages<'a>,
 }
 
+/// How many messages to ask a socket for. The attempt to take one more than there are costs a
+/// quarter of a microsecond, which messages that come one by one would pay each time; those that
+/// come in bursts are better taken together.
+#[derive(Debug, Default)]
+pub(crate) struct Appetite {
+    /// Messages since the socket was empty.
+    burst: usize,
+    /// So many bursts in a row were of one message.
+    singles: u32,
+}
+
+impl Appetite {
+    fn messages(&self) -> usize {
+        if self.burst == 0 && self.singles >= MANY_SINGLES { 1 } else { BATCH }
+    }
+
+    fn learn(&mut self, received: usize) {
+        self.burst = self.burst.saturating_add(received);
+        if received == 0 && self.burst > 0 {
+            self.singles = if self.burst == 1 { self.singles.saturating_add(1) } else { 0 };
+            self.burst = 0;
+        }
+    }
+}
+
+/// Messages that come one by one.
+const MANY_SINGLES: u32 = 8;
+
 /// Fixed slots of a receive arena, used from the lowest up so that few of them stay in the cache.
 pub(crate) struct RxBatch {
     vectors: Vectors,
@@ -90,11 +118,17 @@ impl RxBatch {
         Ok(batch)
     }
 
-    /// Receives up to `max` messages into free slots and returns the slots' indices.
-    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>, max: usize) -> io::Result<Range<usize>> {
+    /// Receives up to `max` messages into free slots and returns the slots' indices. `appetite` is
+    /// that for messages of `fd`.
+    pub(crate) fn receive(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        max: usize,
+        appetite: &mut Appetite,
+    ) -> io::Result<Range<usize>> {
         let start = self.used;
         let free = &mut self.vectors.headers[start..];
-        let count = free.len().min(max).min(BATCH);
+        let count = free.len().min(max).min(appetite.messages());
         if count == 0 {
             return Ok(start..start);
         }
@@ -110,6 +144,7 @@ impl RxBatch {
                 ptr::null_mut(),
             )
         };
+        appetite.learn(usize::try_from(received).unwrap_or(0));
         let received = super::check(received)? as usize;
         self.used += received.min(count);
         Ok(start..self.used)
@@ -325,5 +360,32 @@ impl TxBatch {
             libc::EAGAIN | libc::ENOBUFS | libc::EINTR | libc::ENOMEM => SendOutcome::Full,
             errno => SendOutcome::Failed(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_that_come_one_by_one_are_asked_for_one_by_one() {
+        let mut appetite = Appetite::default();
+        for _ in 0..MANY_SINGLES {
+            assert_eq!(appetite.messages(), BATCH);
+            appetite.learn(1);
+            appetite.learn(0);
+        }
+        assert_eq!(appetite.messages(), 1);
+        appetite.learn(1);
+        assert_eq!(appetite.messages(), BATCH, "more may wait behind it");
+    }
+
+    #[test]
+    fn a_burst_brings_the_appetite_back() {
+        let mut appetite = Appetite { burst: 0, singles: MANY_SINGLES };
+        for received in [1, 1, 0] {
+            appetite.learn(received);
+        }
+        assert_eq!(appetite.messages(), BATCH);
     }
 }

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::address::SockAddr;
+use crate::sys::mmsg::{Appetite, RxBatch};
 use crate::{Error, Result, multicast, sys};
 
 /// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
@@ -17,6 +19,7 @@ pub(crate) struct Socket {
     pub(crate) address: IpAddr,
     /// The kernel knows UDP_SEGMENT.
     pub(crate) segments: bool,
+    appetite: Appetite,
 }
 
 impl Socket {
@@ -44,7 +47,12 @@ impl Socket {
         } else {
             multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
         }
-        Ok(Socket { fd, address: wanted.ip(), segments })
+        Ok(Socket { fd, address: wanted.ip(), segments, appetite: Appetite::default() })
+    }
+
+    /// Receives up to `max` messages, as [`RxBatch::receive`].
+    pub(crate) fn receive(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
+        batch.receive(self.fd.as_fd(), max, &mut self.appetite)
     }
 
     /// The descriptor.
