@@ -47,7 +47,7 @@ pub(crate) struct Options {
     /// Rounds [default: 7, or 3 with --quick]
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Also write docs/performance.md
+    /// Also write docs/performance.md, unless the run is void
     #[arg(long)]
     write: bool,
     /// Also compare with Linux rxe, both in one emulated machine
@@ -123,12 +123,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         print!("{}", report::text(&run, &machine));
     }
-    if options.write {
+    let valid = run.check();
+    if options.write && valid.is_ok() {
         let path = paths::repository().join("docs/performance.md");
         fs::write(&path, report::markdown(&run, &machine))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    run.check()
+    valid
 }
 
 fn lab_cpus() -> usize {
