@@ -54,8 +54,9 @@ const MAX_TRAIN_BYTES: usize = 65_507;
 const OVERHEAD: usize = 16;
 /// Segments of a train that every kernel accepts.
 const MAX_SEGMENTS: usize = 64;
-/// Memory of a stream of equal packets: more than the second level cache holds.
-const STREAM_MEMORY: usize = 8 << 20;
+/// Memory of a stream of equal packets: as much as the largest message that is compared with it,
+/// which programs send from the same place again and again.
+const STREAM_MEMORY: usize = 1 << 20;
 /// Trains on the way at most.
 const TRAINS_IN_FLIGHT: usize = 24;
 /// Single packets that are sent together, and on the way at most.
