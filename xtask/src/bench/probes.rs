@@ -54,7 +54,7 @@ const PACKET: Scene = Scene::Daemons { io: Io::AfPacket, xdp_mode: "auto" };
 const NATIVE: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "native" };
 const GENERIC: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "generic" };
 
-// About a second each, as iperf3: programs and caches take a while to settle.
+// About a second each, as iperf3 and qperf: programs and caches take a while to settle.
 const WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 30000";
 const WRITE_1M: &str = "ib_write_bw -s 1048576 -m 4096 -n 4000";
 const WRITE_64K_1024: &str = "ib_write_bw -s 65536 -m 1024 -n 10000";
@@ -62,9 +62,9 @@ const SEND_64K: &str = "ib_send_bw -s 65536 -m 4096 -n 30000";
 const SEND_1M: &str = "ib_send_bw -s 1048576 -m 4096 -n 4000";
 const READ_64K: &str = "ib_read_bw -s 65536 -m 4096 -n 30000";
 const READ_1M: &str = "ib_read_bw -s 1048576 -m 4096 -n 4000";
-const WRITE_LAT: &str = "ib_write_lat -s 8 -n 10000";
-const SEND_LAT: &str = "ib_send_lat -s 8 -n 10000";
-const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
+const WRITE_LAT: &str = "ib_write_lat -s 8 -n 50000";
+const SEND_LAT: &str = "ib_send_lat -s 8 -n 50000";
+const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 20000 -e";
 const RATE_1: &str = "ib_write_bw -s 8 -n 500000";
 const RATE_16: &str = "ib_write_bw -s 8 -n 30000 -q 16";
 
