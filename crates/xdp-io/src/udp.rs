@@ -18,7 +18,7 @@ use crate::address::{self, SockAddr};
 use crate::control::{self, Control};
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
-use socket::Socket;
+use socket::{IpFields, Socket};
 
 /// Most payload bytes of one datagram or train (65,535 less the IPv4 and UDP headers).
 const MAX_BYTES: usize = 65_507;
@@ -335,9 +335,16 @@ impl UdpPort {
             return Err(TxRefusal::Length);
         }
         let index = self.socket_of(train.src).ok_or(TxRefusal::NoSource)?;
-        let wildcard = self.bound(index).is_some_and(|bound| bound.is_unspecified());
+        let Some(Some(socket)) = self.sockets.get_mut(index) else {
+            return Err(TxRefusal::NoSource);
+        };
+        let is_first = self.tx.queued().is_empty();
         let slot = self.tx.reserve(len, index as u32)?;
-        let control = describe_to_kernel(train, segment < len, wildcard);
+        // What is queued counts on the fields that the socket has now.
+        if is_first {
+            socket.adapt(IpFields { tos: train.tos, hops: train.hop_limit });
+        }
+        let control = describe_to_kernel(train, segment < len, socket);
         self.tx.address(&slot, SockAddr::new(&train.dst), control);
         Ok(slot)
     }
@@ -385,10 +392,6 @@ impl UdpPort {
     pub fn stats(&self) -> UdpStats {
         let kernel_drops = self.sockets.iter().flatten().map(Socket::dropped).sum();
         UdpStats { rx_kernel_drops: kernel_drops, ..self.stats }
-    }
-
-    fn bound(&self, index: usize) -> Option<IpAddr> {
-        self.sockets.get(index)?.as_ref().map(|socket| socket.address)
     }
 
     /// The socket that sends from `source`: its own, else one bound to all addresses.
@@ -440,25 +443,30 @@ fn describe(message: Message<'_>, bound: IpAddr) -> Option<RxTrain> {
     (!train.dst.is_unspecified()).then_some(train)
 }
 
-/// The control messages that carry `train`'s header fields.
-fn describe_to_kernel(train: &TxTrain, segmented: bool, name_source: bool) -> Control {
+/// The control messages for what `train` wants otherwise than `socket` has it.
+fn describe_to_kernel(train: &TxTrain, segmented: bool, socket: &Socket) -> Control {
     let mut control = Control::EMPTY;
-    let (tos, hops) =
-        (i32::from(train.tos).to_ne_bytes(), i32::from(train.hop_limit).to_ne_bytes());
+    let int = |field: u8| i32::from(field).to_ne_bytes();
+    // Multicast datagrams have a TTL of their own.
+    let is_multicast = train.dst.ip().is_multicast();
+    let tos = (train.tos != socket.fields.tos).then(|| int(train.tos));
+    let hops =
+        (train.hop_limit != socket.fields.hops || is_multicast).then(|| int(train.hop_limit));
+    let names_source = socket.address.is_unspecified() && !train.src.is_unspecified();
     match train.src {
         IpAddr::V4(source) => {
-            control.push(libc::IPPROTO_IP, libc::IP_TOS, &tos);
-            control.push(libc::IPPROTO_IP, libc::IP_TTL, &hops);
-            if name_source && !source.is_unspecified() {
+            tos.inspect(|tos| control.push(libc::IPPROTO_IP, libc::IP_TOS, tos));
+            hops.inspect(|hops| control.push(libc::IPPROTO_IP, libc::IP_TTL, hops));
+            if names_source {
                 let mut info = [0; 12];
                 info[4..8].copy_from_slice(&source.octets());
                 control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
             }
         }
         IpAddr::V6(source) => {
-            control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos);
-            control.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
-            if name_source && !source.is_unspecified() {
+            tos.inspect(|tos| control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos));
+            hops.inspect(|hops| control.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, hops));
+            if names_source {
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&source.octets());
                 control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);

@@ -98,6 +98,37 @@ fn trains_cross_loopback_with_all_their_fields() {
 }
 
 #[test]
+fn a_train_has_its_own_fields_whatever_those_before_it_had() {
+    let mut a = bind(&[LOOP_1, LOOP_6]);
+    let (often, seldom, later) = ((0x6a, 77), (2, 255), (0, 1));
+    // Long enough for the sockets to take fields over; never while a train that counts on the old
+    // ones is queued.
+    let bursts = (0..300).map(|k| match k {
+        0..100 => vec![often; 3],
+        100..200 => vec![often, seldom, often],
+        200..250 => vec![later, often, seldom],
+        250..280 => vec![seldom, later, later],
+        280..299 => vec![often; 3],
+        _ => [vec![often], vec![later; 50]].concat(),
+    });
+    for fields in bursts {
+        for address in [LOOP_1, LOOP_6] {
+            let dst = SocketAddr::new(address, a.port());
+            for &(tos, hop_limit) in &fields {
+                let train = TxTrain { tos, hop_limit, ..train(address, dst, 0) };
+                queue(&mut a, &train, &[tos, hop_limit]);
+            }
+            assert_eq!(a.submit().sent, fields.len());
+            let (bytes, trains) = collect(&mut a, 2 * fields.len());
+            let of_train = |t: &RxTrain| vec![(t.tos, t.hop_limit); t.len / 2];
+            let said: Vec<_> = bytes.chunks(2).map(|pair| (pair[0], pair[1])).collect();
+            assert_eq!(said, fields);
+            assert_eq!(trains.iter().flat_map(of_train).collect::<Vec<_>>(), fields);
+        }
+    }
+}
+
+#[test]
 fn many_trains_leave_in_order_with_one_submit() {
     let mut a = bind(&[LOOP_1, LOOP_2]);
     let mut b = bind(&[LOOP_1]);

@@ -12,6 +12,23 @@ use crate::{Error, Result, multicast, sys};
 /// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
 const MEMINFO_DROPS: usize = 8;
 
+/// The fields of the IP header that the sender of a datagram chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct IpFields {
+    /// IPv4 TOS or IPv6 traffic class.
+    pub(crate) tos: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub(crate) hops: u8,
+}
+
+impl IpFields {
+    /// Of a new socket.
+    const NEW: IpFields = IpFields { tos: 0, hops: 64 };
+}
+
+/// After so many trains in a row with other fields, a socket writes those by itself.
+const MANY_OTHERS: u32 = 32;
+
 /// A bound socket.
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -19,6 +36,10 @@ pub(crate) struct Socket {
     pub(crate) address: IpAddr,
     /// The kernel knows UDP_SEGMENT.
     pub(crate) segments: bool,
+    /// What the kernel writes for datagrams whose control messages say nothing else.
+    pub(crate) fields: IpFields,
+    /// So many trains in a row had other fields.
+    others: u32,
     appetite: Appetite,
 }
 
@@ -30,8 +51,9 @@ impl Socket {
         let fd = sys::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)
             .map_err(Error::os("socket(UDP)"))?;
         let set = |level, name, value: i32| sys::set_option(fd.as_fd(), level, name, &value);
-        let options = if wanted.is_ipv4() { v4_options(set) } else { v6_options(set) };
-        options.map_err(Error::os("setsockopt on the UDP socket"))?;
+        let is_wildcard = wanted.ip().is_unspecified();
+        let options = if wanted.is_ipv4() { v4_options } else { v6_options };
+        options(&set, is_wildcard).map_err(Error::os("setsockopt on the UDP socket"))?;
         sys::set_buffers(fd.as_fd(), buffer_bytes);
         // Without UDP_GRO (before Linux 5.0) datagrams arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
@@ -47,7 +69,45 @@ impl Socket {
         } else {
             multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
         }
-        Ok(Socket { fd, address: wanted.ip(), segments, appetite: Appetite::default() })
+        let mut socket = Socket {
+            fd,
+            address: wanted.ip(),
+            segments,
+            fields: IpFields::NEW,
+            others: 0,
+            appetite: Appetite::default(),
+        };
+        socket.write(IpFields::NEW).map_err(Error::os("TOS and TTL of the UDP socket"))?;
+        Ok(socket)
+    }
+
+    /// A train with the fields `wanted` is about to be queued, in front of which nothing is. Two
+    /// control messages cost a datagram some 4 % of its way through the kernel, so the socket takes
+    /// over fields that are wanted time and again.
+    pub(crate) fn adapt(&mut self, wanted: IpFields) {
+        if wanted == self.fields {
+            self.others = 0;
+            return;
+        }
+        self.others += 1;
+        if self.others >= MANY_OTHERS {
+            self.others = 0;
+            // A field that the kernel refuses here stays with the control messages.
+            let _ = self.write(wanted);
+        }
+    }
+
+    fn write(&mut self, wanted: IpFields) -> io::Result<()> {
+        let (level, tos, hops) = if self.address.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
+        };
+        sys::set_option(self.fd(), level, tos, &i32::from(wanted.tos))?;
+        self.fields.tos = wanted.tos;
+        sys::set_option(self.fd(), level, hops, &i32::from(wanted.hops))?;
+        self.fields.hops = wanted.hops;
+        Ok(())
     }
 
     /// Receives up to `max` messages, as [`RxBatch::receive`].
@@ -80,19 +140,22 @@ impl Socket {
     }
 }
 
-/// DF on every datagram makes the identification of an unconnected socket 0; without it the kernel
-/// writes a number that cannot be known.
-fn v4_options(set: impl Fn(i32, i32, i32) -> io::Result<()>) -> io::Result<()> {
+type Set<'a> = &'a dyn Fn(i32, i32, i32) -> io::Result<()>;
+
+/// DF on every datagram makes the identification of an unconnected socket 0. Without it, or on a
+/// connected socket, whose route need not be looked up for every datagram, the kernel writes a
+/// number that cannot be known. A wildcard socket must be told where datagrams went to.
+fn v4_options(set: Set<'_>, is_wildcard: bool) -> io::Result<()> {
     set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
-    set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    set(libc::IPPROTO_IP, libc::IP_PKTINFO, is_wildcard.into())?;
     set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)
 }
 
-fn v6_options(set: impl Fn(i32, i32, i32) -> io::Result<()>) -> io::Result<()> {
+fn v6_options(set: Set<'_>, is_wildcard: bool) -> io::Result<()> {
     set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
-    set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, is_wildcard.into())?;
     set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
     // RoCEv2 senders write a zero UDP checksum on IPv6 too.
