@@ -52,6 +52,9 @@ impl PortGuard {
         }
         sys::attach_filter(socket.as_fd(), &filter::nothing())
             .map_err(Error::os("attaching a filter to the guard socket"))?;
+        // For a socket that takes no trains the kernel would cut up each of them, only for the
+        // filter to drop the pieces. Kernels before 5.0 know no trains.
+        let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1);
         match sys::bind(socket.as_fd(), SockAddr::new(&wanted).as_bytes()) {
             Ok(()) => self.held.push((address, socket)),
             Err(error) => match error.raw_os_error() {
