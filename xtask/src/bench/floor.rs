@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::rows::LATENCY;
+use super::rows::{self, LATENCY, Target};
 use super::series::{Metric, Readings};
 
 pub(super) const HEADING: &str = "Floor of the latency on shared cores";
@@ -15,7 +15,9 @@ delivery and, for a WRITE into ordinary memory, a process_vm_writev of 8 bytes; 
 inside its completion. All are medians of this run, the terms with warm caches. The difference is \
 the engine, the ACK, posting and polling, and caches gone cold; where the wire has no trains, the \
 ACK is a frame beside the answer and takes half of what a raw round trip of two frames takes \
-longer. With 4 CPUs or more nobody gives way, and the changes of threads do not apply.";
+longer. What the stricter of the row's targets leaves behind floor and ACK is for engine and \
+program; where it leaves nothing, shared cores of this machine cannot reach it. With 4 CPUs or \
+more nobody gives way, and the changes of threads do not apply.";
 
 /// From so many CPUs, engine and program have one each.
 const ENOUGH_CPUS: usize = 4;
@@ -71,6 +73,8 @@ pub(super) struct Floor {
     pub(super) measured: f64,
     /// What the frame of the ACK adds to the floor, where it has one.
     pub(super) ack: Option<f64>,
+    /// The least that a target of the row allows.
+    pub(super) allowed: Option<f64>,
 }
 
 impl Floor {
@@ -81,6 +85,11 @@ impl Floor {
     /// What the engine and its program could give back at most.
     pub(super) fn above(&self) -> f64 {
         self.measured - self.total()
+    }
+
+    /// What the targets leave for the engine and its program.
+    pub(super) fn left(&self) -> Option<f64> {
+        Some(self.allowed? - self.total() - self.ack.unwrap_or(0.0))
     }
 }
 
@@ -109,14 +118,26 @@ fn floor(path: &Path, readings: &Readings) -> Option<Floor> {
         poke: if path.pokes { median(POKE)? } else { 0.0 },
         measured: median(path.probe)?,
         ack: path.two.and_then(median).map(|two| (two - ping) / 2.0),
+        allowed: allowed(path.probe, readings),
     })
+}
+
+/// The least that a target of the median of `probe` allows.
+fn allowed(probe: &str, readings: &Readings) -> Option<f64> {
+    let row = rows::all().find(|row| row.probe == probe && row.metric == Metric::P50)?;
+    let limits = row.against.iter().filter_map(|against| match against.target? {
+        Target::AtMost { factor, offset } => {
+            Some(factor * readings.spread(against.probe, against.metric)?.median + offset)
+        }
+        Target::AtLeast(_) => None,
+    });
+    limits.min_by(f64::total_cmp)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bench::probes::PROBES;
-    use crate::bench::rows;
 
     fn readings(values: &[(&str, f64)]) -> Readings {
         let mut readings = Readings::default();
@@ -158,6 +179,15 @@ mod tests {
         assert_eq!(ack(&values), None);
         values.push(("raw/ping-2/xdp-native", 4.0));
         assert_eq!(ack(&values), Some(0.75));
+    }
+
+    #[test]
+    fn the_strictest_target_says_what_is_left() {
+        let left = |values: &[_]| below(LATENCY, &readings(values), 2)[0].left();
+        // Half of 6 us and 4, less a floor of 5.
+        assert_eq!(left(&UDP), Some(2.0));
+        // A quarter of 22 us.
+        assert_eq!(left(&[&UDP[..], &[("qperf", 22.0)]].concat()), Some(0.5));
     }
 
     #[test]

@@ -170,14 +170,15 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
     }
     let _ = writeln!(text, "\n{}", floor::HEADING);
     for floor in floors {
-        let Floor { title, wire, switches, poke, measured, ack } = floor;
+        let Floor { title, wire, switches, poke, measured, ack, allowed: _ } = floor;
         let _ = writeln!(
             text,
             "  {title:<24}{wire:.2} wire + {switches:.2} threads + {poke:.2} memory = {:.2} us; \
-             measured {measured:.2} us, {:.2} us more{}",
+             measured {measured:.2} us, {:.2} us more{}{}",
             floor.total(),
             floor.above(),
-            ack.map_or(String::new(), |ack| format!(", {ack:.2} of it the ACK's frame"))
+            ack.map_or(String::new(), |ack| format!(", {ack:.2} of it the ACK's frame")),
+            floor.left().map_or(String::new(), |left| format!("; the target leaves {left:.2} us"))
         );
     }
     let _ = writeln!(text, "  {}", floor::METHOD);
@@ -190,18 +191,22 @@ fn floor_markdown(text: &mut String, floors: &[Floor]) {
     let _ = write!(
         text,
         "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
-         process_vm | floor | measured | difference | of it the ACK's frame |\n|---|---|---|---|---|---|---|---|\n",
+         process_vm | floor | measured | difference | of it the ACK's frame | target | it leaves |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
         floor::HEADING,
         floor::METHOD
     );
     for floor in floors {
-        let Floor { title, wire, switches, poke, measured, ack } = floor;
+        let Floor { title, wire, switches, poke, measured, ack, allowed } = floor;
+        let show = |us: Option<f64>| us.map_or(String::new(), |us| format!("{us:.2}"));
         let _ = writeln!(
             text,
-            "| {title} | {wire:.2} | {switches:.2} | {poke:.2} | {:.2} | {measured:.2} | {:.2} | {} |",
+            "| {title} | {wire:.2} | {switches:.2} | {poke:.2} | {:.2} | {measured:.2} | {:.2} | {} | {} | {} |",
             floor.total(),
             floor.above(),
-            ack.map_or(String::new(), |ack| format!("{ack:.2}"))
+            show(*ack),
+            show(*allowed),
+            show(floor.left())
         );
     }
 }
@@ -289,11 +294,15 @@ mod tests {
             poke: 0.5,
             measured: 8.0,
             ack: Some(0.75),
+            allowed: Some(6.5),
         };
         let mut text = String::new();
-        floor_markdown(&mut text, &[floor, Floor { ack: None, ..floor }]);
+        floor_markdown(&mut text, &[floor, Floor { ack: None, allowed: None, ..floor }]);
         let rows: Vec<_> = text.lines().filter(|line| line.starts_with('|')).collect();
-        assert_eq!(rows[2], "| WRITE | 3.00 | 1.50 | 0.50 | 5.00 | 8.00 | 3.00 | 0.75 |");
+        assert_eq!(
+            rows[2],
+            "| WRITE | 3.00 | 1.50 | 0.50 | 5.00 | 8.00 | 3.00 | 0.75 | 6.50 | 0.75 |"
+        );
         let columns = |row: &&str| row.matches('|').count();
         assert!(rows.iter().all(|row| columns(row) == columns(&rows[2])), "{text}");
     }
