@@ -15,7 +15,8 @@ use crate::qpn::{QpnCodec, QpnParts};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpType, WcStatus};
-use roce_wire::{Datagram, Ecn, IpIdHint, Opcode, Qpn, Transport, datagram, icrc};
+use roce_wire::icrc::{self, IcrcCheck};
+use roce_wire::{Datagram, Ecn, IpIdHint, Opcode, Qpn, Transport, datagram};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -132,12 +133,10 @@ impl Ingress {
         host: &mut H,
     ) -> Result<u32, Option<DropReason>> {
         let flow = &arrival.train.flow;
-        let id = match arrival.train.ip_id {
-            RxIpId::Seen(first) => IpIdHint::Known(first.wrapping_add(arrival.k)),
-            RxIpId::Hidden => IpIdHint::Predicted(arrival.k),
-        };
+        let hint = arrival.train.ip_id.hint(arrival.k);
         let trusted = arrival.train.inside;
-        if !trusted && !icrc::verify(flow, id, arrival.bytes).is_good() && Rule::Icrc.applies() {
+        let check = if trusted { IcrcCheck::Good } else { icrc::verify(flow, hint, arrival.bytes) };
+        if !check.is_good() && Rule::Icrc.applies() {
             return Err(Some(DropReason::Icrc));
         }
         if flow.ecn() == Ecn::Ce {
@@ -151,10 +150,10 @@ impl Ingress {
         }
         let QpnParts { shard, slot, .. } = self.codec.decode(qpn);
         if shard != self.shard {
-            let ip_id = match id {
-                IpIdHint::Known(id) => RxIpId::Seen(id),
-                IpIdHint::Predicted(_) => RxIpId::Hidden,
-            };
+            let ip_id = RxIpId::Seen(match (check, hint) {
+                (IcrcCheck::GoodWithId(id), _)
+                | (_, IpIdHint::Known(id) | IpIdHint::Predicted(id)) => id,
+            });
             host.hand_over(shard, &RxTrain { ip_id, ..*arrival.train }, arrival.bytes);
             return Err(None);
         }

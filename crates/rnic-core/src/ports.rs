@@ -12,7 +12,7 @@
 
 use crate::command::{ChannelId, ClientId};
 use rnic_abi::control::AsyncEvent;
-use roce_wire::Flow;
+use roce_wire::{Flow, IpIdHint};
 
 /// One of the wire's arenas (a composite wire has several).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -52,10 +52,31 @@ pub enum TxIpId {
 /// IPv4 identification of received datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RxIpId {
-    /// The header was seen: the k-th datagram of the train has this plus k.
+    /// The header of the first datagram was seen. The k-th of a train likely has this plus k; where
+    /// the receiving kernel joined what did not leave as a train, it may have any.
     Seen(u16),
-    /// The header was not seen; k is likely for the k-th datagram.
-    Hidden,
+    /// No header was seen. The k-th datagram likely has this plus k.
+    Likely(u16),
+}
+
+impl RxIpId {
+    /// What is known of the `k`-th datagram.
+    #[must_use]
+    pub fn hint(self, k: u16) -> IpIdHint {
+        match self {
+            Self::Seen(first) if k == 0 => IpIdHint::Known(first),
+            Self::Seen(first) | Self::Likely(first) => IpIdHint::Predicted(first.wrapping_add(k)),
+        }
+    }
+
+    /// The identification of the `k`-th datagram, by itself.
+    #[must_use]
+    pub fn alone(self, k: u16) -> Self {
+        match self.hint(k) {
+            IpIdHint::Known(id) => Self::Seen(id),
+            IpIdHint::Predicted(id) => Self::Likely(id),
+        }
+    }
 }
 
 /// A received train.

@@ -160,15 +160,11 @@ impl Port {
         let mut bytes = 0;
         while let Some(next) = self.inbox.front() {
             if let (Some(first), Some(last)) = (train.first(), train.last()) {
-                let count = u16::try_from(train.len()).unwrap_or(u16::MAX);
-                let in_order = self.config.hide_rx_ip_id
-                    || !next.flow.is_ipv4()
-                    || next.ip_id == first.ip_id.wrapping_add(count);
                 let alike = next.flow == first.flow
                     && last.bytes.len() == first.bytes.len()
                     && next.bytes.len() <= first.bytes.len();
                 let fits = train.len() < most && bytes + next.bytes.len() <= MAX_TRAIN as usize;
-                if !(in_order && alike && fits) {
+                if !(alike && fits) {
                     break;
                 }
             }
@@ -195,7 +191,7 @@ impl Port {
             arena: ArenaId(u8::try_from(id).unwrap_or(0)),
             range: Range { offset, len },
             segment_len: size(first.bytes.len()),
-            ip_id: if hidden { RxIpId::Hidden } else { RxIpId::Seen(first.ip_id) },
+            ip_id: if hidden { RxIpId::Likely(0) } else { RxIpId::Seen(first.ip_id) },
             inside: false,
         })
     }

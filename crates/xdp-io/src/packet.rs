@@ -191,7 +191,7 @@ impl PacketPort {
                 .map_err(Error::os("receive arena"))?,
             tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, vnet)
                 .map_err(Error::os("transmit arena"))?,
-            guard: PortGuard::new(config.port, &config.addresses, ifindex)?,
+            guard: PortGuard::new(config.port, &config.addresses, ifindex, config.trains)?,
             socket,
             appetite: Appetite::default(),
             trains: config.trains,

@@ -7,7 +7,7 @@
 use super::LOOPBACK;
 use crate::net::{Hop, HopTable};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use roce_wire::icrc::{self, IcrcCheck, IpIdHint};
 use roce_wire::{Flow, FrameHeader, MacAddr};
 use std::sync::Arc;
@@ -89,12 +89,12 @@ impl<W: Wire> CaptureWire<W> {
         let (start, len) = (train.range.offset as usize, train.range.len as usize);
         let bytes = self.inner.rx(train.arena).get(start..start + len).unwrap_or_default();
         for (k, datagram) in (0u16..).zip(bytes.chunks(train.segment_len.max(1) as usize)) {
-            let id = match train.ip_id {
-                RxIpId::Seen(first) => first.wrapping_add(k),
-                RxIpId::Hidden => {
-                    match icrc::verify(&train.flow, IpIdHint::Predicted(k), datagram) {
+            let id = match train.ip_id.hint(k) {
+                IpIdHint::Known(id) => id,
+                hint @ IpIdHint::Predicted(likely) => {
+                    match icrc::verify(&train.flow, hint, datagram) {
                         IcrcCheck::GoodWithId(id) => id,
-                        _ => k,
+                        _ => likely,
                     }
                 }
             };

@@ -49,10 +49,7 @@ struct Item {
 impl Item {
     /// The datagram as a train of its own.
     fn alone(&self) -> RxTrain {
-        let ip_id = match self.train.ip_id {
-            RxIpId::Seen(first) => RxIpId::Seen(first.wrapping_add(self.at as u16)),
-            RxIpId::Hidden => RxIpId::Hidden,
-        };
+        let ip_id = self.train.ip_id.alone(self.at as u16);
         RxTrain { range: self.range, segment_len: self.range.len, ip_id, ..self.train }
     }
 }
@@ -249,16 +246,14 @@ fn flip(bytes: &mut [u8], bit: u64) {
 /// `next` goes on where `last` ends, in the same train.
 fn continues(last: &RxTrain, next: &RxTrain, segment_len: u32) -> bool {
     let datagrams = last.range.len / segment_len.max(1);
-    let ids_follow = match (last.ip_id, next.ip_id) {
-        (RxIpId::Seen(first), RxIpId::Seen(id)) => first.wrapping_add(datagrams as u16) == id,
-        (a, b) => a == b,
-    };
+    let (RxIpId::Seen(first) | RxIpId::Likely(first)) = last.ip_id;
+    let (RxIpId::Seen(id) | RxIpId::Likely(id)) = next.ip_id;
     last.arena == next.arena
         && last.flow == next.flow
         && last.segment_len == segment_len
         && last.range.len.is_multiple_of(segment_len)
         && last.range.offset + last.range.len == next.range.offset
-        && ids_follow
+        && first.wrapping_add(datagrams as u16) == id
 }
 
 fn slice(arena: &[u8], range: Range) -> &[u8] {

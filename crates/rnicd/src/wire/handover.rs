@@ -431,7 +431,7 @@ mod tests {
         let (shard, inlet) = owner.add_shard().unwrap();
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };
-        let (arena, ip_id) = (ArenaId(0), RxIpId::Hidden);
+        let (arena, ip_id) = (ArenaId(0), RxIpId::Likely(0));
         let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, inside: false };
         for _ in 0..DATAGRAMS.0 + 10 {
             inlet.hand_over(&train, &[0; 64]);

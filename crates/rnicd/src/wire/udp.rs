@@ -82,7 +82,7 @@ impl Link for UdpWire {
             arena: OUTSIDE,
             range: Range { offset: train.offset as u32, len: train.len as u32 },
             segment_len: train.segment_len as u32,
-            ip_id: RxIpId::Hidden,
+            ip_id: RxIpId::Likely(0),
             inside: false,
         }));
     }

@@ -12,14 +12,23 @@ pub struct PortGuard {
     port: u16,
     /// Scope of link-local addresses.
     ifindex: u32,
+    /// See [`PortGuard::new`].
+    trains: bool,
     held: Vec<(IpAddr, OwnedFd)>,
     taken: Vec<IpAddr>,
 }
 
 impl PortGuard {
-    /// Holds `port` on `addresses`, or on all addresses when there are none.
-    pub(super) fn new(port: u16, addresses: &[IpAddr], ifindex: u32) -> Result<PortGuard> {
-        let mut guard = PortGuard { port, ifindex, held: Vec::new(), taken: Vec::new() };
+    /// Holds `port` on `addresses`, or on all addresses when there are none. With `trains` the
+    /// kernel lets those alone and may join what arrives from a device; without, it would cut up
+    /// each one for a socket that drops the pieces.
+    pub(super) fn new(
+        port: u16,
+        addresses: &[IpAddr],
+        ifindex: u32,
+        trains: bool,
+    ) -> Result<PortGuard> {
+        let mut guard = PortGuard { port, ifindex, trains, held: Vec::new(), taken: Vec::new() };
         let all = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         for address in if addresses.is_empty() { &all } else { addresses } {
             match guard.add_address(*address) {
@@ -52,9 +61,10 @@ impl PortGuard {
         }
         sys::attach_filter(socket.as_fd(), &filter::nothing())
             .map_err(Error::os("attaching a filter to the guard socket"))?;
-        // For a socket that takes no trains the kernel would cut up each of them, only for the
-        // filter to drop the pieces. Kernels before 5.0 know no trains.
-        let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1);
+        if self.trains {
+            sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1)
+                .map_err(Error::os("UDP_GRO on the guard socket"))?;
+        }
         match sys::bind(socket.as_fd(), SockAddr::new(&wanted).as_bytes()) {
             Ok(()) => self.held.push((address, socket)),
             Err(error) => match error.raw_os_error() {

@@ -153,7 +153,7 @@ pub(in crate::wire) fn take(wire: &mut impl Wire, expected: &Flow, seen: &mut Se
         for (k, got) in bytes.chunks(train.segment_len as usize).enumerate() {
             let hint = match train.ip_id {
                 RxIpId::Seen(id) => IpIdHint::Known(id.wrapping_add(k as u16)),
-                RxIpId::Hidden => IpIdHint::Predicted(k as u16),
+                RxIpId::Likely(id) => IpIdHint::Predicted(id.wrapping_add(k as u16)),
             };
             let check = icrc::verify(flow, hint, got);
             assert!(check.is_good(), "datagram {k} of {train:?} after {:?}", seen.numbers.last());
