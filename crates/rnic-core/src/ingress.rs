@@ -16,7 +16,7 @@ use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpType, WcStatus};
 use roce_wire::icrc::{self, IcrcCheck};
-use roce_wire::{Datagram, Ecn, IpIdHint, Opcode, Qpn, Transport, datagram};
+use roce_wire::{Datagram, Ecn, Opcode, Qpn, Transport, datagram};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -150,10 +150,7 @@ impl Ingress {
         }
         let QpnParts { shard, slot, .. } = self.codec.decode(qpn);
         if shard != self.shard {
-            let ip_id = RxIpId::Seen(match (check, hint) {
-                (IcrcCheck::GoodWithId(id), _)
-                | (_, IpIdHint::Known(id) | IpIdHint::Predicted(id)) => id,
-            });
+            let ip_id = RxIpId::Seen(check.ip_id(hint));
             host.hand_over(shard, &RxTrain { ip_id, ..*arrival.train }, arrival.bytes);
             return Err(None);
         }

@@ -60,21 +60,25 @@ pub enum RxIpId {
 }
 
 impl RxIpId {
-    /// What is known of the `k`-th datagram.
+    /// The likely identification of the `k`-th datagram.
     #[must_use]
-    pub fn hint(self, k: u16) -> IpIdHint {
-        match self {
-            Self::Seen(first) if k == 0 => IpIdHint::Known(first),
-            Self::Seen(first) | Self::Likely(first) => IpIdHint::Predicted(first.wrapping_add(k)),
-        }
+    pub fn likely(self, k: u16) -> u16 {
+        let (Self::Seen(first) | Self::Likely(first)) = self;
+        first.wrapping_add(k)
     }
 
     /// The identification of the `k`-th datagram, by itself.
     #[must_use]
     pub fn alone(self, k: u16) -> Self {
-        match self.hint(k) {
-            IpIdHint::Known(id) => Self::Seen(id),
-            IpIdHint::Predicted(id) => Self::Likely(id),
+        if k == 0 { self } else { Self::Likely(self.likely(k)) }
+    }
+
+    /// What is known of the `k`-th datagram.
+    #[must_use]
+    pub fn hint(self, k: u16) -> IpIdHint {
+        match self.alone(k) {
+            Self::Seen(id) => IpIdHint::Known(id),
+            Self::Likely(id) => IpIdHint::Predicted(id),
         }
     }
 }

@@ -54,6 +54,16 @@ impl IcrcCheck {
     pub const fn is_good(self) -> bool {
         !matches!(self, IcrcCheck::Bad)
     }
+
+    /// The IPv4 identification of the packet that was checked with `hint`; the likely one where the
+    /// CRC is bad.
+    pub const fn ip_id(self, hint: IpIdHint) -> u16 {
+        match (self, hint) {
+            (IcrcCheck::GoodWithId(id), _) | (_, IpIdHint::Known(id) | IpIdHint::Predicted(id)) => {
+                id
+            }
+        }
+    }
 }
 
 /// The ICRC of a datagram (base transport header to pad bytes) sent on `flow`.

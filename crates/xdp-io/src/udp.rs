@@ -446,30 +446,28 @@ fn describe(message: Message<'_>, bound: IpAddr) -> Option<RxTrain> {
 /// The control messages for what `train` wants otherwise than `socket` has it.
 fn describe_to_kernel(train: &TxTrain, segmented: bool, socket: &Socket) -> Control {
     let mut control = Control::EMPTY;
-    let int = |field: u8| i32::from(field).to_ne_bytes();
+    let (level, tos, hops, source) = if train.src.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL, libc::IP_PKTINFO)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT, libc::IPV6_PKTINFO)
+    };
+    if train.tos != socket.fields.tos {
+        control.push(level, tos, &i32::from(train.tos).to_ne_bytes());
+    }
     // Multicast datagrams have a TTL of their own.
-    let is_multicast = train.dst.ip().is_multicast();
-    let tos = (train.tos != socket.fields.tos).then(|| int(train.tos));
-    let hops =
-        (train.hop_limit != socket.fields.hops || is_multicast).then(|| int(train.hop_limit));
-    let names_source = socket.address.is_unspecified() && !train.src.is_unspecified();
-    match train.src {
-        IpAddr::V4(source) => {
-            tos.inspect(|tos| control.push(libc::IPPROTO_IP, libc::IP_TOS, tos));
-            hops.inspect(|hops| control.push(libc::IPPROTO_IP, libc::IP_TTL, hops));
-            if names_source {
-                let mut info = [0; 12];
-                info[4..8].copy_from_slice(&source.octets());
-                control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+    if train.hop_limit != socket.fields.hops || train.dst.ip().is_multicast() {
+        control.push(level, hops, &i32::from(train.hop_limit).to_ne_bytes());
+    }
+    if socket.address.is_unspecified() && !train.src.is_unspecified() {
+        let mut info = [0; 20];
+        match train.src {
+            IpAddr::V4(address) => {
+                info[4..8].copy_from_slice(&address.octets());
+                control.push(level, source, &info[..12]);
             }
-        }
-        IpAddr::V6(source) => {
-            tos.inspect(|tos| control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos));
-            hops.inspect(|hops| control.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, hops));
-            if names_source {
-                let mut info = [0; 20];
-                info[..16].copy_from_slice(&source.octets());
-                control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            IpAddr::V6(address) => {
+                info[..16].copy_from_slice(&address.octets());
+                control.push(level, source, &info);
             }
         }
     }

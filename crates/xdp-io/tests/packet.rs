@@ -5,7 +5,7 @@ mod common;
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use common::frame::{Frame, pattern};
+use common::frame::{Frame, is_ipv4_udp, pattern};
 use common::netns::{Feature, IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B, switch};
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
@@ -128,9 +128,7 @@ fn segments_on_the_wire_have_their_own_headers() {
         assert_eq!(a.submit().sent, 1);
         let mut seen = Vec::new();
         wait_for("the packets", || {
-            // Not ARP, which may have the same byte there.
-            let is_udp = |f: &Vec<u8>| f[12..14] == [8, 0] && f[23] == 17;
-            seen.extend(std::iter::from_fn(|| sniffer.receive()).filter(is_udp));
+            seen.extend(std::iter::from_fn(|| sniffer.receive()).filter(|f| is_ipv4_udp(f)));
             (seen.len() == segments).then_some(())
         });
         for (k, (got, part)) in seen.iter().zip(payload.chunks(1040)).enumerate() {

@@ -5,7 +5,7 @@ mod common;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use common::frame::{fill, pattern};
+use common::frame::{fill, is_ipv4_udp, pattern};
 use common::netns::{IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B};
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
@@ -357,7 +357,7 @@ fn ids_count_up_in_a_train_and_df_is_set() {
         let mut seen = Vec::new();
         wait_for("the packets", || {
             while let Some(frame) = sniffer.receive() {
-                if frame[12..14] == [8, 0] && frame[23] == 17 {
+                if is_ipv4_udp(&frame) {
                     seen.push(frame);
                 }
             }

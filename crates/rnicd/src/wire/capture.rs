@@ -8,7 +8,7 @@ use super::LOOPBACK;
 use crate::net::{Hop, HopTable};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
-use roce_wire::icrc::{self, IcrcCheck, IpIdHint};
+use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, FrameHeader, MacAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,11 +91,8 @@ impl<W: Wire> CaptureWire<W> {
         for (k, datagram) in (0u16..).zip(bytes.chunks(train.segment_len.max(1) as usize)) {
             let id = match train.ip_id.hint(k) {
                 IpIdHint::Known(id) => id,
-                hint @ IpIdHint::Predicted(likely) => {
-                    match icrc::verify(&train.flow, hint, datagram) {
-                        IcrcCheck::GoodWithId(id) => id,
-                        _ => likely,
-                    }
+                hint @ IpIdHint::Predicted(_) => {
+                    icrc::verify(&train.flow, hint, datagram).ip_id(hint)
                 }
             };
             let macs = (MacAddr::default(), own);

@@ -7,7 +7,7 @@ mod spec;
 
 use super::LinkCounters;
 use hold::{Hold, Until};
-use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{ArenaId, Range, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use roce_wire::Ecn;
 use std::time::{Duration, Instant};
 
@@ -246,14 +246,12 @@ fn flip(bytes: &mut [u8], bit: u64) {
 /// `next` goes on where `last` ends, in the same train.
 fn continues(last: &RxTrain, next: &RxTrain, segment_len: u32) -> bool {
     let datagrams = last.range.len / segment_len.max(1);
-    let (RxIpId::Seen(first) | RxIpId::Likely(first)) = last.ip_id;
-    let (RxIpId::Seen(id) | RxIpId::Likely(id)) = next.ip_id;
     last.arena == next.arena
         && last.flow == next.flow
         && last.segment_len == segment_len
         && last.range.len.is_multiple_of(segment_len)
         && last.range.offset + last.range.len == next.range.offset
-        && first.wrapping_add(datagrams as u16) == id
+        && last.ip_id.likely(datagrams as u16) == next.ip_id.likely(0)
 }
 
 fn slice(arena: &[u8], range: Range) -> &[u8] {

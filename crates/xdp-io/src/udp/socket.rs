@@ -52,8 +52,12 @@ impl Socket {
             .map_err(Error::os("socket(UDP)"))?;
         let set = |level, name, value: i32| sys::set_option(fd.as_fd(), level, name, &value);
         let is_wildcard = wanted.ip().is_unspecified();
-        let options = if wanted.is_ipv4() { v4_options } else { v6_options };
-        options(&set, is_wildcard).map_err(Error::os("setsockopt on the UDP socket"))?;
+        let options = if wanted.is_ipv4() {
+            v4_options(set, is_wildcard)
+        } else {
+            v6_options(set, is_wildcard)
+        };
+        options.map_err(Error::os("setsockopt on the UDP socket"))?;
         sys::set_buffers(fd.as_fd(), buffer_bytes);
         // Without UDP_GRO (before Linux 5.0) datagrams arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
@@ -140,19 +144,17 @@ impl Socket {
     }
 }
 
-type Set<'a> = &'a dyn Fn(i32, i32, i32) -> io::Result<()>;
-
 /// DF on every datagram makes the identification of an unconnected socket 0. Without it, or on a
 /// connected socket, whose route need not be looked up for every datagram, the kernel writes a
 /// number that cannot be known. A wildcard socket must be told where datagrams went to.
-fn v4_options(set: Set<'_>, is_wildcard: bool) -> io::Result<()> {
+fn v4_options(set: impl Fn(i32, i32, i32) -> io::Result<()>, is_wildcard: bool) -> io::Result<()> {
     set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     set(libc::IPPROTO_IP, libc::IP_PKTINFO, is_wildcard.into())?;
     set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)
 }
 
-fn v6_options(set: Set<'_>, is_wildcard: bool) -> io::Result<()> {
+fn v6_options(set: impl Fn(i32, i32, i32) -> io::Result<()>, is_wildcard: bool) -> io::Result<()> {
     set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
     set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, is_wildcard.into())?;

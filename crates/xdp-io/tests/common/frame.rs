@@ -99,6 +99,12 @@ fn checksum(header: &[u8]) -> u16 {
     !sum as u16
 }
 
+/// Whether a frame without tags is UDP over IPv4: not ARP, say, whose sender may have the same byte
+/// in its Ethernet address where IPv4 has the protocol.
+pub(crate) fn is_ipv4_udp(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && frame[23] == 17
+}
+
 /// Fills with a sequence that depends on `seed` and the position, so that shifted, mixed or stale
 /// bytes show.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {

@@ -77,11 +77,10 @@ impl World {
         self.wire.receive(&mut trains);
         for train in &trains {
             let bytes = slice(self.wire.rx(train.arena), train.range);
-            let (RxIpId::Seen(first) | RxIpId::Likely(first)) = train.ip_id;
             for (k, got) in bytes.chunks(train.segment_len as usize).enumerate() {
                 let number = u32::from_be_bytes([0, got[9], got[10], got[11]]);
                 let marked = train.flow.tos & 3 == 3;
-                let id = first.wrapping_add(k as u16);
+                let id = train.ip_id.likely(k as u16);
                 self.seen.push((number, got == datagram(number), marked, id));
             }
         }
