@@ -28,6 +28,10 @@ pub enum Mutant {
     NoFenceArm,
     /// The engine looks at the arming without a fence.
     NoFenceArmCheck,
+    /// The engine marks a queue as flushed without a fence.
+    NoFenceMark,
+    /// The application looks at the flush mark without a fence.
+    NoFenceMarkCheck,
 }
 
 #[cfg(not(loom))]

@@ -2,11 +2,24 @@
 //!
 //! A ring is a header of two cache lines and `capacity` slots (a power of two) of `stride` words
 //! (a multiple of a 64-byte basic block). The producer index lives in the queue's doorbell record;
-//! the header's first word is the engine's **consumer** index: slots below it are free again.
+//! the header's first word is the engine's **consumer** index: slots below it are free again. The
+//! first word of its second line is the engine's **flush mark**.
+//!
+//! # Why no receive stays unflushed
+//!
+//! Receives are published without a ring: the engine looks at the index when a message needs one.
+//! A QP in ERR gets no messages, so whoever posts to it must ring. The application: (A1) publishes
+//! the index, (A2) SeqCst fence, (A3) reads the mark and rings when it is set. The engine, when the
+//! QP enters ERR: (E1) sets the mark, (E2) SeqCst fence, (E3) reads the index and flushes up to it.
+//! The two fences are totally ordered. If E2 comes first, A3 sees the mark and rings; if A2 comes
+//! first, E3 sees the index.
 
-use crate::words::{LINE, Ordering, Words};
+use crate::mutant::Mutant;
+use crate::words::{LINE, Ordering, Words, fence};
 
 const AT_CONSUMER: usize = 0;
+/// On a line of its own: it is read at every post and hardly ever written.
+const AT_FLUSH_MARK: usize = LINE;
 const HEADER_WORDS: usize = 2 * LINE;
 
 /// Shape of a work queue.
@@ -127,6 +140,19 @@ impl WorkProducer {
         self.producer
     }
 
+    /// Whether the engine has to be rung for what was just published, because it flushes this queue
+    /// and looks at it only when it is told to: (A2) and (A3) in the module's argument.
+    ///
+    /// To be called after the index was published, under the queue's lock.
+    #[inline]
+    #[must_use = "a queue that is flushed must be rung"]
+    pub fn must_ring(&self) -> bool {
+        if !Mutant::NoFenceMarkCheck.is_on() {
+            fence(Ordering::SeqCst);
+        }
+        self.slots.words.get(AT_FLUSH_MARK) != 0
+    }
+
     /// Forgets everything: the QP went to RESET.
     pub fn reset(&mut self) {
         self.producer = 0;
@@ -151,9 +177,9 @@ pub struct ProducerOverrun;
 impl WorkConsumer {
     /// Takes the engine's side of a fresh ring; `None` when memory and shape do not fit.
     pub fn new(words: Words, shape: QueueShape) -> Option<Self> {
-        let slots = Slots::new(words, shape)?;
-        slots.words.at(AT_CONSUMER).store(0, Ordering::Release);
-        Some(Self { slots, fetched: 0, released: 0 })
+        let mut ring = Self { slots: Slots::new(words, shape)?, fetched: 0, released: 0 };
+        ring.reset();
+        Some(ring)
     }
 
     /// WQEs ready to be fetched, given the published producer index.
@@ -211,8 +237,18 @@ impl WorkConsumer {
         self.slots.words.at(AT_CONSUMER).store(u64::from(index), Ordering::Release);
     }
 
+    /// From now on whoever posts rings: (E1) and (E2) in the module's argument. What was published
+    /// without a ring is in the producer index that is read after this.
+    pub fn mark_flushed(&mut self) {
+        self.slots.words.set(AT_FLUSH_MARK, 1);
+        if !Mutant::NoFenceMark.is_on() {
+            fence(Ordering::SeqCst);
+        }
+    }
+
     /// Starts over at index 0: the QP went to RESET.
     pub fn reset(&mut self) {
+        self.slots.words.set(AT_FLUSH_MARK, 0);
         self.fetched = 0;
         self.release(0);
     }

@@ -218,6 +218,7 @@ switches! {
     ErrFlushesCurrent,
     ErrFlushesSends,
     ErrFlushesReceives,
+    ErrFlushesLateReceives,
     ResetEmpties,
     // Objects and the port.
     DomainInUse,

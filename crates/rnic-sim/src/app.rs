@@ -6,7 +6,7 @@ use crate::verbs::{CqId, PostError, QpId, SendWr};
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::ArmKind;
 use rnic_abi::cqe::{Cqe, CqeFlags};
-use rnic_abi::verbs::{AsyncEventType, QpState, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use rnic_abi::verbs::{AsyncEventType, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use rnic_abi::words::WORD;
 use rnic_abi::wqe::{RecvControl, SendControl, Sge};
 
@@ -106,18 +106,11 @@ impl Host {
         let index = app.rq.ring.push(&words);
         app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
         app.receives.push_back(sges.to_vec());
-        if app.state == QpState::Err {
-            self.ring_receives(qp);
-        } else {
-            self.bell.publish(app.rq.record, app.rq.ring.producer());
+        self.bell.publish(app.rq.record, app.rq.ring.producer());
+        if app.rq.ring.must_ring() {
+            self.rang |= self.bell.ring(app.rq.record, app.rq.ring.producer());
         }
         Ok(())
-    }
-
-    /// A QP in ERR flushes receives only when it is told about them.
-    pub(crate) fn ring_receives(&mut self, qp: QpId) {
-        let queue = &self.qps[qp.0].rq;
-        self.rang |= self.bell.ring(queue.record, queue.ring.producer());
     }
 
     /// Polls one completion, and has the oracles judge it.
@@ -141,11 +134,6 @@ impl Host {
         if is_receive {
             let sges = self.qps[owner].receives.pop_front().unwrap_or_default();
             self.unpack_carried(&cqe, &sges);
-        }
-        if cqe.status != WcStatus::Success && self.qps[owner].state != QpState::Err {
-            // The library learns that the QP is in ERR: receives posted meanwhile must flush too.
-            self.qps[owner].state = QpState::Err;
-            self.ring_receives(QpId(owner));
         }
         Some(cqe)
     }

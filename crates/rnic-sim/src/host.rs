@@ -91,8 +91,6 @@ pub(crate) struct AppQp {
     pub(crate) handle: u32,
     pub(crate) qpn: u32,
     pub(crate) setup: QpSetup,
-    /// As far as the application knows.
-    pub(crate) state: QpState,
     pub(crate) sq: AppQueue,
     pub(crate) rq: AppQueue,
     /// SGEs of posted receives, for data that comes inside the CQE.
@@ -287,7 +285,6 @@ impl Host {
             handle,
             qpn,
             setup,
-            state: QpState::Reset,
             sq,
             rq,
             receives: VecDeque::new(),
@@ -357,16 +354,12 @@ impl Host {
 
     fn entered(&mut self, qp: QpId, state: QpState) {
         let app = &mut self.qps[qp.0];
-        app.state = state;
         if state == QpState::Reset {
             for queue in [&mut app.sq, &mut app.rq] {
                 queue.ring.reset();
                 queue.oracle.reset();
             }
             app.receives.clear();
-        }
-        if state == QpState::Err {
-            self.ring_receives(qp);
         }
         // The control plane wakes the engine's thread for every command.
         self.rang = true;

@@ -66,3 +66,14 @@ fn an_arming_without_fence() {
 fn an_arm_check_without_fence() {
     must_be_caught(Mutant::NoFenceArmCheck, cq::no_event_is_missed_when_armed_for_solicited);
 }
+
+#[test]
+fn a_flush_mark_without_fence() {
+    must_be_caught(Mutant::NoFenceMark, work_queue::a_receive_posted_while_the_queue_fails_is_seen);
+}
+
+#[test]
+fn a_mark_check_without_fence() {
+    let model = work_queue::a_receive_posted_while_the_queue_fails_is_seen;
+    must_be_caught(Mutant::NoFenceMarkCheck, model);
+}

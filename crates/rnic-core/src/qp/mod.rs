@@ -241,6 +241,7 @@ impl Qp {
         self.deadline = None;
         self.requester.stop();
         self.responder.stop();
+        self.rq.mark_flushed();
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
         if Rule::ErrFlushesCurrent.applies() {
             self.fail_current_receive(ctx, WcStatus::WrFlushErr);

@@ -2,6 +2,7 @@
 
 use crate::clients::Clients;
 use crate::command::EngineQueue;
+use crate::planted::Rule;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::words::LINE;
 use rnic_abi::work_queue::WorkConsumer;
@@ -58,6 +59,14 @@ impl RecvQueue {
         self.ring.reset();
         self.producer = 0;
         self.current = None;
+    }
+
+    /// The QP is in ERR: what is posted from now on must be told, as it waits for no message. What
+    /// is posted already is seen by the next [`look`](Self::look).
+    pub(crate) fn mark_flushed(&mut self) {
+        if Rule::ErrFlushesLateReceives.applies() {
+            self.ring.mark_flushed();
+        }
     }
 
     /// Reads the doorbell record.

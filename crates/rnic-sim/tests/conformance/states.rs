@@ -1,7 +1,8 @@
 //! Queue pair states: what runs, what is held, what is flushed, in which order.
 
 use crate::{
-    ACK, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu, statuses, write_only,
+    ACCESS, ACK, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu, statuses,
+    write_only,
 };
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
@@ -51,6 +52,28 @@ fn what_is_posted_in_err_is_flushed_and_the_marker_is_last() {
     d.recv(12, &[]);
     assert_eq!(statuses(&d.sent()), flushed([3]));
     assert_eq!(statuses(&d.received()), flushed([12]));
+}
+
+/// The peer's mistake ends the queue pair while both queues are empty: no completion says so.
+#[test]
+fn a_receive_posted_after_an_error_that_nothing_told_of_is_flushed() {
+    let mut d = dialogue();
+    d.say(&write_only(&d, 0, 0, &[1; 8]).with(|h| h.reth.as_mut().unwrap().rkey.0 ^= 1));
+    d.expect_aeth(d.peer_psn(0), ACCESS, 0);
+    for wr_id in 11..14 {
+        d.recv(wr_id, &[]);
+        assert_eq!(statuses(&d.received()), flushed([wr_id]));
+    }
+    // After RESET receives are published without a doorbell again.
+    set_state(&mut d, QpState::Reset);
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+    let doorbells = d.world.hosts()[0].engine.counters().doorbells;
+    d.recv(14, &[]);
+    d.say(&send_only(&d, 0, &[]));
+    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    assert_eq!(statuses(&d.received()), ok([14]));
+    assert_eq!(d.world.hosts()[0].engine.counters().doorbells, doorbells);
 }
 
 #[test]
