@@ -1,7 +1,8 @@
 //! Device contexts: their doorbells, and which of them are worth polling.
 //!
 //! A context that stays silent is **parked**: its `need_wakeup` word stays set, so it writes its
-//! eventfd at the next doorbell, and until then it costs a turn nothing.
+//! eventfd at the next doorbell, and until then it costs a turn nothing. Whoever turns the engine
+//! must look at those eventfds now and then, however busy it is.
 
 use crate::command::{ClientId, CommandError, Errno};
 use crate::time::Instant;
@@ -24,6 +25,8 @@ pub(crate) struct Clients {
     slots: Vec<Option<Client>>,
     /// Slots of the contexts that are polled.
     live: Vec<u32>,
+    /// How many are parked.
+    parked: usize,
     asleep: bool,
     /// Where programs should give way to the engine.
     engine_cpu: Option<u32>,
@@ -65,7 +68,14 @@ impl Clients {
     pub(crate) fn remove(&mut self, id: ClientId) -> Option<Client> {
         let slot = self.slot_of(id)?;
         self.live.retain(|live| *live != slot);
-        self.slots.get_mut(slot as usize)?.take()
+        let client = self.slots.get_mut(slot as usize)?.take()?;
+        self.parked -= usize::from(client.parked);
+        Some(client)
+    }
+
+    /// Some contexts are not polled: only their eventfds tell that they ring.
+    pub(crate) fn any_parked(&self) -> bool {
+        self.parked > 0
     }
 
     /// Where a context is; control plane only.
@@ -134,6 +144,7 @@ impl Clients {
             } else if now.since(client.last_rung).as_nanos() > u128::from(park_after) {
                 if client.doorbells.prepare_sleep() {
                     client.parked = true;
+                    self.parked += 1;
                     self.live.swap_remove(i);
                     continue;
                 }
@@ -151,6 +162,7 @@ impl Clients {
         client.last_rung = now;
         if client.parked {
             client.parked = false;
+            self.parked -= 1;
             self.live.push(slot);
         }
         if !self.asleep {

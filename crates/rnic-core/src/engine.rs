@@ -8,6 +8,7 @@
 //!         // wait for frames, a doorbell's eventfd, or engine.next_deadline()
 //!         engine.awake();
 //!     }
+//!     // now and then, if engine.any_parked(): see which clients' eventfds fired, client_rang()
 //! }
 //! ```
 
@@ -215,6 +216,12 @@ impl Engine {
     /// After sleeping: doorbells are polled again.
     pub fn awake(&mut self) {
         self.shared.clients.awake();
+    }
+
+    /// Some clients ring by their eventfd only: look at those at times, also without a sleep.
+    #[inline]
+    pub fn any_parked(&self) -> bool {
+        self.shared.clients.any_parked()
     }
 
     /// This client's eventfd fired: its doorbells are polled again. A client that was silent for

@@ -19,3 +19,6 @@ pub(crate) use port::Port;
 
 use message::channel;
 use run::Shard;
+
+#[cfg(test)]
+mod tests;

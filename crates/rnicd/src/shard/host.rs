@@ -11,7 +11,7 @@ use rnic_core::ports::{Host, RxTrain};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -39,17 +39,17 @@ impl EventSocket {
         Ok((Self { socket: ours, pending: VecDeque::new(), lost: 0 }, theirs))
     }
 
-    /// Sends now or keeps. True when it has just begun to keep.
+    /// Sends now or keeps. True when something is kept.
     fn send(&mut self, event: [u8; 8]) -> bool {
         if self.pending.is_empty() && self.try_send(&event) {
             return false;
         }
         if self.pending.len() == MAX_PENDING {
             self.lost += 1;
-            return false;
+        } else {
+            self.pending.push_back(event);
         }
-        self.pending.push_back(event);
-        self.pending.len() == 1
+        true
     }
 
     /// True when it is sent, or never can be.
@@ -78,6 +78,8 @@ impl EventSocket {
 pub(super) struct ClientEvents {
     epoll: Arc<OwnedFd>,
     clients: HashMap<ClientId, Sockets>,
+    /// The sockets that epoll watches until they have room again.
+    full: HashSet<Token>,
     /// The ways to further shards, by their number.
     inlets: Vec<Option<Inlet>>,
 }
@@ -89,7 +91,7 @@ struct Sockets {
 
 impl ClientEvents {
     pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
-        Self { epoll, clients: HashMap::new(), inlets: Vec::new() }
+        Self { epoll, clients: HashMap::new(), full: HashSet::new(), inlets: Vec::new() }
     }
 
     pub(super) fn add_inlet(&mut self, shard: u8, inlet: Inlet) {
@@ -111,6 +113,13 @@ impl ClientEvents {
 
     pub(super) fn remove_client(&mut self, client: ClientId) {
         self.clients.remove(&client);
+        self.full.retain(|token| token.client() != Some(client));
+    }
+
+    /// Some socket took no more events when it was last tried.
+    #[inline]
+    pub(super) fn any_full(&self) -> bool {
+        !self.full.is_empty()
     }
 
     pub(super) fn add_channel(
@@ -127,6 +136,7 @@ impl ClientEvents {
     pub(super) fn remove_channel(&mut self, client: ClientId, channel: ChannelId) {
         if let Some(sockets) = self.clients.get_mut(&client) {
             sockets.channels.remove(&channel);
+            self.full.remove(&Token::Channel(client, channel));
         }
     }
 
@@ -155,13 +165,18 @@ impl ClientEvents {
         if let Some(socket) = socket
             && socket.flush()
         {
+            self.full.remove(&token);
             // It was added by us; a failure leaves a spurious wake-up.
             let _ = epoll::delete(&*self.epoll, socket.socket.as_fd());
         }
     }
 }
 
-fn watch(epoll: &OwnedFd, socket: &EventSocket, token: Token) {
+/// `socket` keeps something: it is tried again when epoll says so.
+fn watch(full: &mut HashSet<Token>, epoll: &OwnedFd, socket: &EventSocket, token: Token) {
+    if !full.insert(token) {
+        return;
+    }
     let data = EventData::new_u64(token.encode());
     if let Err(error) = epoll::add(epoll, socket.socket.as_fd(), data, EventFlags::OUT) {
         tracing::warn!("events of a client are stuck: {error}");
@@ -173,14 +188,14 @@ impl Host for ClientEvents {
         let Some(sockets) = self.clients.get_mut(&client) else { return };
         let Some(socket) = sockets.channels.get_mut(&channel) else { return };
         if socket.send(CompletionEvent { cq }.encode()) {
-            watch(&self.epoll, socket, Token::Channel(client, channel));
+            watch(&mut self.full, &self.epoll, socket, Token::Channel(client, channel));
         }
     }
 
     fn async_event(&mut self, client: ClientId, event: AsyncEvent) {
         let Some(sockets) = self.clients.get_mut(&client) else { return };
         if sockets.events.send(event.encode()) {
-            watch(&self.epoll, &sockets.events, Token::Events(client));
+            watch(&mut self.full, &self.epoll, &sockets.events, Token::Events(client));
         }
     }
 

@@ -26,18 +26,20 @@ use std::time::Duration;
 
 /// An engine with everything around it. See [`run`](Self::run).
 pub(crate) struct Shard {
-    engine: Engine,
+    pub(super) engine: Engine,
     wire: Port,
     dma: SystemDma,
-    events: ClientEvents,
+    pub(super) events: ClientEvents,
     clients: HashMap<ClientId, Client>,
     inbox: Inbox,
     epoll: Arc<OwnedFd>,
     idle: IdlePolicy,
     placement: Placement,
     origin: std::time::Instant,
-    /// Scratch of `sleep`.
+    /// What an epoll told, until it is handled.
     ready: Vec<Event>,
+    /// When it was asked last.
+    looked: Instant,
     /// The user whose rights the thread has for the time being.
     acts_as: Option<User>,
     stopping: bool,
@@ -82,6 +84,7 @@ impl Shard {
             placement: Placement::new(config.placement),
             origin: std::time::Instant::now(),
             ready: Vec::with_capacity(MAX_READY),
+            looked: Instant::ZERO,
             acts_as: None,
             stopping: false,
             owes_way: false,
@@ -107,15 +110,21 @@ impl Shard {
     /// Turns the engine until told to stop.
     pub(crate) fn run(mut self) {
         while !self.stopping {
-            let told = self.handle_messages();
-            let now = self.now();
-            let turn = self.turn(now);
-            self.placement.after_turn(now, &mut self.engine);
-            let worked = told || turn.worked || turn.more;
-            let may_spin = self.placement.may_spin();
-            if self.idle.after_turn(now, worked, may_spin) == Next::Sleep {
-                self.sleep(now);
-            }
+            self.step();
+        }
+    }
+
+    /// A turn, and a sleep where there is nothing to do.
+    pub(super) fn step(&mut self) {
+        let told = self.handle_messages();
+        let now = self.now();
+        let turn = self.turn(now);
+        self.placement.after_turn(now, &mut self.engine);
+        let worked = told || turn.worked || turn.more;
+        let may_spin = self.placement.may_spin();
+        match self.idle.after_turn(now, worked, may_spin) {
+            Next::Sleep => self.sleep(now),
+            Next::Turn => self.look_around(now, worked),
         }
     }
 
@@ -219,11 +228,40 @@ impl Shard {
         }
         self.engine.awake();
         let now = self.now();
+        self.handle_ready(now);
+    }
+
+    /// Takes what a sleep would have been woken by: a client that was silent for long rings by its
+    /// eventfd only, and nothing else tells that a full event socket has room again. An engine that
+    /// always has something to do, for others, would not hear of either until it sleeps.
+    fn look_around(&mut self, now: Instant, worked: bool) {
+        let every = if worked { LOOK_AT_WORK } else { LOOK_IDLE };
+        let is_due = now >= self.looked.after(every);
+        if !is_due || !(self.engine.any_parked() || self.events.any_full()) {
+            return;
+        }
+        self.ready.clear();
+        if let Err(error) = self.ask_epoll() {
+            tracing::error!("looking for events: {error}");
+        }
+        self.handle_ready(now);
+        // After what it took, so that events without end leave time for work.
+        self.looked = self.now();
+    }
+
+    fn handle_ready(&mut self, now: Instant) {
         let mut ready = std::mem::take(&mut self.ready);
         for event in ready.drain(..) {
             self.handle_event(now, Token::decode(event.data.u64()));
         }
         self.ready = ready;
+    }
+
+    /// What is ready now, into `ready`.
+    fn ask_epoll(&mut self) -> rustix::io::Result<()> {
+        let room = rustix::buffer::spare_capacity(&mut self.ready);
+        epoll::wait(&*self.epoll, room, Some(&Timespec::default()))?;
+        Ok(())
     }
 
     /// Waits for the wire or for an event, which is then in `ready`. The wire's descriptors are in
@@ -240,8 +278,7 @@ impl Shard {
             result => result?,
         };
         if fds.last().is_some_and(|epoll| !epoll.revents().is_empty()) {
-            let room = rustix::buffer::spare_capacity(&mut self.ready);
-            epoll::wait(&*self.epoll, room, Some(&Timespec::default()))?;
+            self.ask_epoll()?;
         }
         Ok(())
     }
@@ -400,7 +437,12 @@ impl Shard {
 
 /// Most messages between two turns.
 const MAX_MESSAGES: usize = 16;
-const MAX_READY: usize = 64;
+/// Most events handled in one go; a ready descriptor stays ready.
+const MAX_READY: usize = 16;
+/// How often an engine asks for events that has other things to do, which costs it a system call.
+const LOOK_AT_WORK: Duration = Duration::from_micros(50);
+/// And one that has nothing to do and does not sleep.
+const LOOK_IDLE: Duration = Duration::from_micros(5);
 const MAX_YIELDS: u32 = 3;
 /// Nobody else ran while a yield took less.
 const AWAY: Duration = Duration::from_nanos(900);

@@ -3,7 +3,7 @@
 use rnic_core::command::{ChannelId, ClientId};
 
 /// A source of events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Token {
     /// Somebody sent a message.
     Messages,
@@ -31,6 +31,14 @@ impl Token {
             Self::Client(client) => of(1, client, 0),
             Self::Events(client) => of(2, client, 0),
             Self::Channel(client, channel) => of(3, client, channel.0),
+        }
+    }
+
+    /// Whose socket this is about.
+    pub(super) fn client(self) -> Option<ClientId> {
+        match self {
+            Self::Messages => None,
+            Self::Client(client) | Self::Events(client) | Self::Channel(client, _) => Some(client),
         }
     }
 
