@@ -145,8 +145,11 @@ switches! {
     DuplicateAtomicAnswered,
     DuplicateAtomicMatches,
     DuplicateRestartsStream,
+    DuplicateKeepsAnswers,
+    DuplicateKeepsAck,
     DuplicateErrorSilent,
     OldestForgotten,
+    DistantForgotten,
     StaleGivesWay,
     // Responder: answers.
     AckNamesLast,

@@ -38,6 +38,11 @@ impl Psn {
     pub const fn distance_from(self, other: Psn) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
+
+    /// Steps forward from `self` to `other`, 0 ..= 2^24 - 1: for what is known to lie in that order.
+    pub const fn steps_to(self, other: Psn) -> u32 {
+        other.0.wrapping_sub(self.0) & MASK_24
+    }
 }
 
 impl fmt::Debug for Psn {

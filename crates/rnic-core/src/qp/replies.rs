@@ -3,6 +3,9 @@
 //! Two lists of at most `max_dest_rd_atomic` (rounded up to a power of two) entries: the *queue*
 //! of replies not fully sent, in ascending PSN, and the *remembered* requests that a duplicate may
 //! ask for again. READ data is not kept: it is read from memory again.
+//!
+//! Everything here lies before the expected PSN, less than 2^24 of them: the distance from there
+//! orders it, where comparing two PSNs, which only see half as far, would not.
 
 use crate::planted::{Bug, Rule};
 use roce_wire::{Opcode, Position, Psn};
@@ -38,6 +41,16 @@ impl Reply {
         Self { kind, first, packets, sent: 0, limit: packets, is_duplicate }
     }
 
+    /// PSN of its next packet.
+    fn next_psn(&self) -> Psn {
+        self.first.wrapping_add(self.sent)
+    }
+
+    /// One past the PSN of the last packet that will be sent.
+    fn end(&self) -> Psn {
+        self.first.wrapping_add(self.limit)
+    }
+
     /// Opcode of its `k`-th packet.
     pub(crate) fn opcode(&self, k: u32) -> Opcode {
         match self.kind {
@@ -55,6 +68,10 @@ struct Remembered {
     packets: u32,
     kind: ReplyKind,
 }
+
+/// PSNs behind the expected one after which a request may be forgotten. Far more than requesters
+/// have outstanding, and a quarter of all PSNs.
+pub(super) const MEMORY: u32 = 1 << 22;
 
 /// Queue and memory.
 #[derive(Debug, Default)]
@@ -116,6 +133,7 @@ impl Replies {
         psn: Psn,
         (va, rkey, len): (u64, u32, u32),
         packets: u32,
+        epsn: Psn,
     ) -> bool {
         let Some(original) = self.remembered.iter().find(|r| {
             let ReplyKind::Read { va: start, rkey: key, len: total } = r.kind else { return false };
@@ -140,30 +158,42 @@ impl Replies {
             _ => len,
         };
         let psn = if Rule::DuplicateReadPsn.applies() { psn } else { original.first };
-        self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true))
+        self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true), epsn)
     }
 
     /// A duplicate atomic: the saved result is sent again, the operation is not repeated.
-    pub(crate) fn push_duplicate_atomic(&mut self, psn: Psn) -> bool {
+    pub(crate) fn push_duplicate_atomic(&mut self, psn: Psn, epsn: Psn) -> bool {
         let saved = self
             .remembered
             .iter()
             .filter(|r| matches!(r.kind, ReplyKind::Atomic { .. }))
             .find(|r| r.first == psn || !Rule::DuplicateAtomicMatches.applies());
         let Some(saved) = saved else { return false };
-        self.restart(Reply::new(saved.kind, psn, 1, true))
+        self.restart(Reply::new(saved.kind, psn, 1, true), epsn)
     }
 
-    /// The requester went back: replies from its PSN on will be asked for again. False when the
-    /// queue is full all the same: only a peer that asks for pieces, and for more of them than it
-    /// may have requests outstanding, comes to that.
-    fn restart(&mut self, reply: Reply) -> bool {
-        if Rule::DuplicateRestartsStream.applies() {
+    /// Queues the answer to a duplicate where its PSNs belong. What is owed for the same PSNs
+    /// begins anew with it; what is owed beyond it stays, as the duplicate may be a late copy of
+    /// something that the requester never missed. False when the queue is full: only a peer that
+    /// asks for pieces, and for more of them than it may have requests outstanding, comes to that.
+    fn restart(&mut self, reply: Reply, epsn: Psn) -> bool {
+        let behind = |psn: Psn| psn.steps_to(epsn);
+        let (first, end) = (behind(reply.first), behind(reply.end()));
+        if !Rule::DuplicateKeepsAnswers.applies() {
             self.truncate_from(reply.first);
         }
+        for owed in &mut self.queue {
+            let overlaps = behind(owed.end()) < first && behind(owed.end()) >= end;
+            if overlaps && Rule::DuplicateRestartsStream.applies() {
+                owed.limit = behind(owed.first).saturating_sub(first);
+            }
+        }
+        self.queue.retain(|owed| owed.sent < owed.limit);
         let has_room = self.queue.len() < self.depth;
         if has_room {
-            self.queue.push_back(reply);
+            let after = |owed: &Reply| behind(owed.next_psn()) <= first;
+            let at = self.queue.iter().position(after).unwrap_or(self.queue.len());
+            self.queue.insert(at, reply);
         }
         has_room
     }
@@ -176,10 +206,29 @@ impl Replies {
         });
     }
 
-    /// First PSN of the oldest remembered request after `psn`: an acknowledgement that reached it
-    /// would tell the requester that its response was lost.
-    pub(crate) fn first_after(&self, psn: Psn) -> Option<Psn> {
-        self.remembered.iter().map(|r| r.first).find(|first| first.distance_from(psn) > 0)
+    /// First PSN of the oldest remembered request after `psn`, a duplicate of what is before `epsn`:
+    /// an acknowledgement that reached it would tell the requester that its response was lost.
+    pub(crate) fn first_after(&self, psn: Psn, epsn: Psn) -> Option<Psn> {
+        let behind = psn.steps_to(epsn);
+        self.remembered.iter().map(|r| r.first).find(|first| first.steps_to(epsn) < behind)
+    }
+
+    /// Whether an answer that is still to be sent acknowledges `psn`, which is before `epsn`.
+    pub(crate) fn will_acknowledge(&self, psn: Psn, epsn: Psn) -> bool {
+        let behind = psn.steps_to(epsn);
+        self.queue.back().is_some_and(|last| last.end().steps_to(epsn) < behind)
+    }
+
+    /// Forgets what is so far behind `epsn` that its PSNs will soon mean other requests.
+    ///
+    /// To be called each time that `epsn` has passed a multiple of [`MEMORY`]. What is remembered
+    /// then ends less than two of these behind `epsn`, and at most the longest READ, half of all
+    /// PSNs, is added to that before the next call: `steps_to` tells all of it apart.
+    pub(crate) fn forget_behind(&mut self, epsn: Psn) {
+        self.remembered.retain(|r| {
+            let end = r.first.wrapping_add(r.packets);
+            end.steps_to(epsn) < MEMORY || !Rule::DistantForgotten.applies()
+        });
     }
 
     /// The `nth` reply of the queue.
@@ -196,21 +245,27 @@ impl Replies {
         }
     }
 
-    /// Memory of the `nth` reply failed at its packet `k`: nothing is sent from there on. Returns
-    /// the PSN of that packet and whether it answered a duplicate.
+    /// Memory of the `nth` reply failed at its packet `k`: nothing of it is sent from there on, and
+    /// nothing behind it unless it answered a duplicate. Returns the PSN of that packet and whether
+    /// it did.
     pub(crate) fn fail(&mut self, nth: usize, k: u32) -> Option<(Psn, bool)> {
         let reply = self.queue.get_mut(nth)?;
         let failed = (reply.first.wrapping_add(k), reply.is_duplicate);
         reply.limit = k;
-        let keep = if reply.sent >= reply.limit { nth } else { nth + 1 };
-        self.queue.truncate(keep);
+        let ended = reply.sent >= reply.limit;
+        if !reply.is_duplicate {
+            self.queue.truncate(nth + 1);
+        }
+        if ended {
+            self.queue.remove(nth);
+        }
         Some(failed)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Replies, ReplyKind};
+    use super::{MEMORY, Replies, Reply, ReplyKind};
     use roce_wire::Psn;
 
     const KEY: u32 = 7;
@@ -226,8 +281,9 @@ mod tests {
     fn a_duplicate_of_the_longest_read_takes_the_place_of_the_reply_under_way() {
         let (first, packets, len) = (Psn::new(0x00ff_fff0), 1 << 23, 1 << 31);
         let mut replies = with_read(first, packets, len);
+        let epsn = first.wrapping_add(packets);
         for _ in 0..3 {
-            assert!(replies.push_duplicate_read(first, (0, KEY, len), packets));
+            assert!(replies.push_duplicate_read(first, (0, KEY, len), packets, epsn));
             assert_eq!(replies.len(), 1);
         }
     }
@@ -238,10 +294,71 @@ mod tests {
         let mut replies = with_read(first, 100, 25_600);
         let mut ask = |k: u32| {
             let piece = (u64::from(k) * 256, KEY, 256);
-            replies.push_duplicate_read(first.wrapping_add(k), piece, 1)
+            replies.push_duplicate_read(first.wrapping_add(k), piece, 1, first.wrapping_add(100))
         };
         let accepted = (0..100).filter(|k| ask(*k)).count();
-        assert_eq!(accepted, 4);
+        assert_eq!(accepted, 3, "beside the whole, which is owed");
         assert_eq!(replies.len(), 4);
+    }
+
+    /// First PSNs, as offsets from `start`, and packets left of everything queued.
+    fn queue(replies: &Replies, start: Psn) -> Vec<(u32, u32)> {
+        let left = |r: &Reply| (start.steps_to(r.next_psn()), r.limit - r.sent);
+        (0..).map_while(|nth| replies.get(nth)).map(left).collect()
+    }
+
+    #[test]
+    fn a_duplicate_takes_its_place_among_what_is_owed() {
+        for start in [Psn::new(5), Psn::new(0x00ff_fffa), Psn::new(0x007f_fffa)] {
+            let epsn = start.wrapping_add(30);
+            let ask = |replies: &mut Replies, k: u32| {
+                let request = (u64::from(k) * 256, KEY, (10 - k) * 256);
+                assert!(replies.push_duplicate_read(start.wrapping_add(k), request, 10 - k, epsn));
+            };
+            let mut replies = with_read(start, 10, 2560);
+            for k in [10, 20] {
+                let kind = ReplyKind::Read { va: 0, rkey: KEY, len: 2560 };
+                replies.push_new(kind, start.wrapping_add(k), 10);
+            }
+            for _ in 0..6 {
+                replies.advance();
+            }
+            // Behind what is under way, and before it: its rest is asked for anew.
+            ask(&mut replies, 8);
+            assert_eq!(queue(&replies, start), [(6, 2), (8, 2), (10, 10), (20, 10)]);
+            ask(&mut replies, 0);
+            assert_eq!(queue(&replies, start), [(0, 10), (10, 10), (20, 10)]);
+            for _ in 0..10 {
+                replies.advance();
+            }
+            // A late copy of something that is answered.
+            ask(&mut replies, 0);
+            assert_eq!(queue(&replies, start), [(0, 10), (10, 10), (20, 10)]);
+            // Its memory is gone: that is no reason to keep silent about the others.
+            assert_eq!(replies.fail(0, 0), Some((start, true)));
+            assert_eq!(queue(&replies, start), [(10, 10), (20, 10)]);
+        }
+    }
+
+    /// However the expected PSN moves on, what is remembered stays told apart from what comes.
+    #[test]
+    fn what_is_far_behind_is_forgotten_before_its_psns_come_again() {
+        let start = Psn::new(0x00c0_0005);
+        for step in [1, 1000, MEMORY - 1, MEMORY, 1 << 23] {
+            let mut replies = with_read(start, 1 << 23, 1 << 31);
+            let mut epsn = start.wrapping_add(1 << 23);
+            let mut moved: u64 = 0;
+            while moved < 1 << 24 {
+                let next = epsn.wrapping_add(step);
+                if (epsn.value() ^ next.value()) / MEMORY != 0 {
+                    replies.forget_behind(next);
+                }
+                epsn = next;
+                moved += u64::from(step);
+                let remembered = replies.first_after(start.wrapping_sub(1), epsn).is_some();
+                assert!(!remembered || moved < 1 << 23, "{step}: {moved}");
+                assert!(remembered || moved >= u64::from(MEMORY), "{step}: {moved}");
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! first. Nothing is sent here: what is owed stays in `ack` and `replies` until egress comes by.
 
 use super::Qp;
-use super::replies::Replies;
+use super::replies::{self, Replies};
 use super::rq::NoRecv;
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::lending::Payload;
@@ -166,19 +166,57 @@ impl Responder {
         } else {
             psn.wrapping_add(packets)
         };
+        let passed = (self.epsn.value() ^ ahead.value()) / replies::MEMORY;
         self.epsn = ahead;
+        if passed != 0 {
+            self.replies.forget_behind(ahead);
+        }
         if Rule::AcceptedEndsGap.applies() {
             self.nak_sent = false;
         }
         if ends_message || !Rule::MsnCountsMessages.applies() {
             self.msn = self.msn.wrapping_add(1);
         }
-        let nak_waits = self.ack.is_some_and(|ack| !matches!(ack.syndrome, Syndrome::Ack { .. }));
         let asked = ack_req && Rule::AckReqAnswered.applies() || !Rule::AckOnlyOnRequest.applies();
-        if asked || nak_waits {
+        if asked || self.nak_waits() {
             let psn = if Bug::AckOffByOne.is_planted() { psn.wrapping_add(1) } else { psn };
             let psn = if Rule::AckNamesLast.applies() { psn } else { psn.wrapping_sub(1) };
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
+        }
+    }
+
+    /// A NAK or RNR NAK is not sent yet.
+    #[inline]
+    fn nak_waits(&self) -> bool {
+        self.ack.is_some_and(|ack| !matches!(ack.syndrome, Syndrome::Ack { .. }))
+    }
+
+    /// Acknowledges the duplicate with this PSN, and everything else that was received, unless
+    /// what is owed already does so: an ACK that reaches further, a NAK, or a response.
+    fn acknowledge_again(&mut self, psn: Psn) {
+        let epsn = self.epsn;
+        let acked = match self.replies.first_after(psn, epsn) {
+            Some(first) if Rule::DuplicateAckStopsAtReads.applies() => first,
+            _ if Rule::DuplicateAckPsn.applies() => epsn,
+            _ => psn,
+        };
+        let psn = acked.wrapping_sub(1);
+        let reaches_further = |ack: Ack| ack.psn.steps_to(epsn) < psn.steps_to(epsn);
+        let owed = self.nak_waits()
+            || self.ack.is_some_and(reaches_further)
+            || self.replies.will_acknowledge(psn, epsn);
+        if !owed || !Rule::DuplicateKeepsAck.applies() {
+            self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
+        }
+    }
+
+    /// The response to a duplicate with this PSN acknowledges what is before it.
+    fn drop_ack_before(&mut self, psn: Psn) {
+        let epsn = self.epsn;
+        let is_before = |ack: Ack| ack.psn.steps_to(epsn) > psn.steps_to(epsn);
+        let superseded = self.ack.is_some_and(is_before) && !self.nak_waits();
+        if superseded || !Rule::DuplicateKeepsAck.applies() {
+            self.ack = None;
         }
     }
 }
@@ -249,43 +287,36 @@ impl Qp {
         Step::Drop(DropReason::OutOfSequence)
     }
 
-    /// Duplicates are acknowledged or answered again, never executed again, never refused.
+    /// Duplicates are acknowledged or answered again, never executed again, never refused. What is
+    /// owed already stays: the duplicate may be a late copy that nothing will follow.
     fn handle_duplicate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Step {
         self.counters.duplicates += 1;
-        let psn = packet.psn();
+        let (psn, epsn) = (packet.psn(), self.responder.epsn);
         match packet.info.operation {
-            Operation::Send | Operation::Write => {
-                let acked = match self.responder.replies.first_after(psn) {
-                    Some(first) if Rule::DuplicateAckStopsAtReads.applies() => first,
-                    _ if Rule::DuplicateAckPsn.applies() => self.responder.epsn,
-                    _ => psn,
-                };
-                let psn = acked.wrapping_sub(1);
-                self.responder.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
-            }
+            Operation::Send | Operation::Write => self.responder.acknowledge_again(psn),
             Operation::ReadRequest => {
                 let Some(reth) = packet.datagram.reth() else { return Step::Done };
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
                 if reth.dma_len > MAX_DMA_LEN
                     || !Rule::DuplicateReadAnswered.applies()
-                    || !self.responder.replies.push_duplicate_read(psn, request, packets)
+                    || !self.responder.replies.push_duplicate_read(psn, request, packets, epsn)
                 {
                     return Step::Drop(DropReason::Duplicate);
                 }
-                self.responder.ack = None;
+                self.responder.drop_ack_before(psn);
             }
             Operation::CmpSwap | Operation::FetchAdd => {
-                let saved = self.responder.replies.push_duplicate_atomic(psn);
+                let saved = self.responder.replies.push_duplicate_atomic(psn, epsn);
                 if !saved || !Rule::DuplicateAtomicAnswered.applies() {
                     return Step::Drop(DropReason::Duplicate);
                 }
-                self.responder.ack = None;
+                self.responder.drop_ack_before(psn);
             }
             _ => return Step::Drop(DropReason::Duplicate),
         }
         // The peer went back below the gap: a new loss in its second try must be NAKed anew.
-        if Rule::DuplicateEndsGap.applies() {
+        if Rule::DuplicateEndsGap.applies() && !self.responder.nak_waits() {
             self.responder.nak_sent = false;
         }
         ctx.shared.counters.duplicate_request += 1;

@@ -9,7 +9,8 @@ use rnic_abi::verbs::{AsyncEventType, WcOpcode, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
-use roce_wire::{ImmDt, Opcode, Qpn};
+use rnic_sim::verbs::Connection;
+use roce_wire::{ImmDt, Opcode, Qpn, Syndrome};
 
 fn psns(d: &mut Dialogue) -> Vec<u32> {
     let base = d.connection.rq_psn;
@@ -26,16 +27,104 @@ fn a_response_replaces_the_ack_of_what_is_before_it() {
 }
 
 #[test]
-fn a_duplicate_read_restarts_the_stream_of_answers() {
+fn a_duplicate_read_restarts_its_answer_and_leaves_the_others() {
     let mut d = dialogue();
     d.say_all(&[
         read_request(&d, 0, 0, 600),
         read_request(&d, 3, 1000, 8),
         read_request(&d, 0, 0, 600),
     ]);
-    assert_eq!(psns(&mut d), [0, 1, 2], "what is behind it waits until it is asked for again");
-    d.say(&read_request(&d, 3, 1000, 8));
-    assert_eq!(psns(&mut d), [3]);
+    assert_eq!(psns(&mut d), [0, 1, 2, 3], "each once, in order");
+    // The requester went back: it asks for all of them again.
+    d.say_all(&[read_request(&d, 1, 256, 344), read_request(&d, 3, 1000, 8)]);
+    assert_eq!(psns(&mut d), [1, 2, 3]);
+}
+
+/// A network that delivers a request twice may do so late, when later ones wait for their answer.
+#[test]
+fn a_late_copy_of_an_answered_request_takes_nothing_from_later_ones() {
+    for rq_psn in [0x00ff_ffff, 0x007f_fffe, 5] {
+        let slow = PortConfig { tx_burst: 1, ..PortConfig::frames() };
+        let connection = Connection { rq_psn, ..small_mtu() };
+        let mut d = Dialogue::with(connection, slow, |_| {});
+        let atomic = request(&d, Opcode::RcFetchAdd, 1, (4096, 8));
+        d.say_all(&[read_request(&d, 0, 0, 16), atomic.clone()]);
+        assert_eq!(psns(&mut d), [0, 1]);
+        let ten = read_request(&d, 2, 0, 2560);
+        d.say_all(&[ten.clone(), read_request(&d, 0, 0, 16), atomic]);
+        let expected: Vec<u32> = (0..12).collect();
+        assert_eq!(psns(&mut d), expected);
+        // Nor from an answer of the same request, which goes on where the copy ends.
+        d.say(&ten);
+        d.expect(Opcode::RcReadRespFirst, d.peer_psn(2));
+        d.say(&read_request(&d, 5, 768, 1792));
+        let rest = psns(&mut d);
+        assert_eq!(rest.iter().filter(|psn| **psn == 11).count(), 1, "{rest:?}");
+        assert!((3..12).all(|psn| rest.contains(&psn)), "{rest:?}");
+    }
+}
+
+#[test]
+fn a_late_copy_of_an_answered_request_takes_no_ack() {
+    let mut d = dialogue();
+    d.say(&write_only(&d, 0, 0, &[1; 8]));
+    assert_eq!(psns(&mut d), [0]);
+    d.say(&read_request(&d, 1, 0, 16));
+    assert_eq!(psns(&mut d), [1]);
+    d.say_all(&[write_only(&d, 2, 0, &[1; 8]), read_request(&d, 1, 0, 16)]);
+    assert_eq!(psns(&mut d), [1, 2]);
+    d.say_all(&[write_only(&d, 3, 0, &[1; 8]), write_only(&d, 0, 0, &[1; 8])]);
+    assert_eq!(psns(&mut d), [3], "beyond the READ the copy alone would not be acknowledged");
+    let atomic = request(&d, Opcode::RcFetchAdd, 4, (0, 8));
+    d.say(&atomic);
+    assert_eq!(psns(&mut d), [4]);
+    d.say_all(&[write_only(&d, 5, 0, &[1; 8]), atomic]);
+    assert_eq!(psns(&mut d), [4, 5]);
+    // A requester that went back gets the ACK before the response, not after it.
+    d.say_all(&[write_only(&d, 3, 0, &[1; 8]), read_request(&d, 1, 0, 16)]);
+    assert_eq!(psns(&mut d), [1, 3]);
+    d.say_all(&[read_request(&d, 6, 0, 16), write_only(&d, 5, 0, &[1; 8])]);
+    assert_eq!(psns(&mut d), [6], "the response acknowledges what is before it");
+}
+
+#[test]
+fn a_duplicate_takes_no_rnr_nak() {
+    let copies = |d: &Dialogue| {
+        [
+            write_only(d, 0, 0, &[1; 8]),
+            read_request(d, 1, 0, 600),
+            request(d, Opcode::RcFetchAdd, 4, (0, 8)),
+        ]
+    };
+    for which in 0..3 {
+        let mut d = Dialogue::new(Connection { rq_psn: 0x00ff_fffe, ..small_mtu() });
+        d.say_all(&copies(&d));
+        d.hear_burst();
+        let copy = copies(&d)[which].clone();
+        d.say_all(&[send_only(&d, 5, &[1; 8]), copy, send_only(&d, 6, &[2; 8])]);
+        let heard = d.hear_burst();
+        let (last, before) = heard.split_last().unwrap();
+        assert_eq!(last.psn(), d.peer_psn(5));
+        assert!(matches!(last.aeth().0, Syndrome::RnrNak { .. }), "{last:?}");
+        assert!(before.iter().all(|h| h.opcode() != Opcode::RcAck), "no other NAK: {before:?}");
+        assert_eq!(d.world.hosts()[0].engine.counters().out_of_buffer, 1);
+    }
+}
+
+#[test]
+fn a_duplicate_takes_no_nak() {
+    let mut d = dialogue();
+    d.say_all(&[write_only(&d, 0, 0, &[1; 8]), read_request(&d, 1, 0, 16)]);
+    d.hear_burst();
+    for copy in [write_only(&d, 0, 0, &[1; 8]), read_request(&d, 1, 0, 16)] {
+        d.say_all(&[write_only(&d, 3, 0, &[1; 8]), copy, write_only(&d, 4, 0, &[1; 8])]);
+        let last = d.hear_burst().pop().unwrap();
+        assert_eq!((last.psn(), last.aeth()), (d.peer_psn(2), (SEQUENCE, 2)));
+        // It is sent: a loss behind the next duplicate is refused anew.
+        d.say(&write_only(&d, 0, 0, &[1; 8]));
+        d.expect_aeth(d.peer_psn(0), ACK, 2);
+    }
+    assert_eq!(d.world.hosts()[0].engine.counters().sent_seq_err, 2);
 }
 
 #[test]

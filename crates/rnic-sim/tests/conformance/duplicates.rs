@@ -151,6 +151,44 @@ fn stale_duplicates_do_not_use_up_the_read_resources() {
     assert_eq!(d.state(), QpState::Rts);
 }
 
+/// When a READ is half of all PSNs behind, comparing takes it for one that is to come; when it is
+/// all of them behind, its PSN is another request's.
+#[test]
+fn requests_far_behind_are_forgotten() {
+    const HALF: u32 = 1 << 23;
+    let mut d = dialogue();
+    let atomic = request(&d, Opcode::RcFetchAdd, 1, (0, 8));
+    d.say_all(&[read_request(&d, 0, 0, 16), atomic.clone()]);
+    d.hear_burst();
+    write_up_to(&mut d, 2, HALF - 10);
+    d.say(&atomic);
+    d.expect_silence();
+    assert_eq!(d.memory(0, 8), 1_u64.to_ne_bytes());
+    write_up_to(&mut d, HALF - 10, HALF + 10);
+    let last = write_only(&d, HALF + 10, 64, &[1; 8]);
+    d.say(&last);
+    let answer = d.expect(Opcode::RcAck, d.peer_psn(HALF + 10));
+    d.say(&last);
+    assert_eq!(d.expect(Opcode::RcAck, answer.psn()).aeth(), answer.aeth());
+}
+
+/// The peer's WRITEs without data, from `from` on and before `to`. Now and then it is a SEND: a
+/// world in which nothing completes counts as one that goes in circles.
+fn write_up_to(d: &mut Dialogue, from: u32, to: u32) {
+    for k in from..to {
+        let completes = k.is_multiple_of(1 << 20);
+        let opcode = if completes { Opcode::RcSendOnly } else { Opcode::RcWriteOnly };
+        if completes {
+            d.recv(1, &[]);
+        }
+        d.say(&request(d, opcode, k, (0, 0)));
+        if k.is_multiple_of(64) {
+            d.world.run_for(10_000);
+        }
+    }
+    d.expect_silence();
+}
+
 #[test]
 fn a_duplicate_between_a_gap_and_its_repair_changes_nothing() {
     let mut d = dialogue();
