@@ -172,6 +172,20 @@ impl<T: Element> Producer<T> {
         self.next.wrapping_sub(self.cached_consumer)
     }
 
+    /// Replaces the published elements that the kernel has not consumed.
+    ///
+    /// One that it is just reading, which only a device does that takes elements without a system
+    /// call, may reach it as it was, as it becomes, or half of each.
+    pub(crate) fn replace_unconsumed(&mut self, mut with: impl FnMut(T) -> T) {
+        let unconsumed = self.unconsumed().min(self.shared.size);
+        for behind in 1..=unconsumed {
+            let element = self.shared.element(self.next.wrapping_sub(behind));
+            // SAFETY: an element of the mapped ring. Only this side writes it, through `&mut self`,
+            // and the kernel takes no element at its word.
+            unsafe { element.write(with(element.read())) };
+        }
+    }
+
     /// True when the kernel wants a system call to go on with this ring.
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.shared.needs_wakeup()

@@ -148,12 +148,11 @@ impl XskPort {
         self.umem.tx_arena_mut()
     }
 
-    /// Sends everything reserved, in order. On backpressure the rest stays queued, in order.
+    /// Sends everything reserved, in order. On backpressure the rest stays queued, in order; when
+    /// the kernel refuses to send, as while the interface is down, it is dropped and counted.
     pub fn submit(&mut self) -> TxReport {
         let Rings { tx, completion, socket, .. } = &mut self.rings;
-        let report = self.transmitter.submit(tx, socket.as_fd(), &self.umem);
-        self.transmitter.reap(completion, &self.umem);
-        report
+        self.transmitter.submit(tx, completion, socket.as_fd(), &self.umem)
     }
 
     /// Counters so far; asks the kernel for its part.

@@ -14,6 +14,9 @@ const MIN_FIRST: usize = 128;
 /// memory.
 const MAX_KICKS: usize = 256;
 
+/// In place of a frame that is given up: the kernel steps over it.
+const NOTHING: Descriptor = Descriptor { address: u64::MAX, len: 1, options: 0 };
+
 /// State of one transmit frame.
 #[derive(Clone, Copy, Default)]
 struct Frame {
@@ -74,10 +77,12 @@ impl Transmitter {
     }
 
     /// Moves reserved frames to the ring and has the kernel send until the ring is empty or it
-    /// makes no progress.
+    /// makes no progress. When it refuses, everything that waits is dropped: frames that stayed
+    /// would leave when the interface is up again, however late, and until then none were free.
     pub(super) fn submit(
         &mut self,
         ring: &mut Producer<Descriptor>,
+        completion: &mut Consumer<u64>,
         socket: BorrowedFd<'_>,
         umem: &Umem,
     ) -> TxReport {
@@ -96,8 +101,10 @@ impl Transmitter {
                 match error.raw_os_error().unwrap_or(0) {
                     libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR | libc::ENOMEM => {}
                     errno => {
-                        self.errors.count(errno);
-                        break;
+                        self.sent += sent as u64;
+                        self.reap(completion, umem);
+                        self.drop_waiting(errno, ring, umem);
+                        return TxReport { sent, queued: 0 };
                     }
                 }
             }
@@ -111,7 +118,28 @@ impl Transmitter {
         let waiting = if ring.needs_wakeup() { ring.unconsumed() as usize } else { 0 };
         let queued = self.pending.len() + waiting;
         self.backpressure += u64::from(queued > 0);
+        self.reap(completion, umem);
         TxReport { sent, queued }
+    }
+
+    /// Gives up the frames in the ring and those that were reserved for it. What the kernel has
+    /// completed was reaped before.
+    fn drop_waiting(&mut self, errno: i32, ring: &mut Producer<Descriptor>, umem: &Umem) {
+        let free = self.free.len();
+        ring.replace_unconsumed(|descriptor| {
+            if let Some(index) = umem.tx_frame_of(descriptor.address)
+                && std::mem::take(&mut self.frames[index].outstanding) > 0
+            {
+                self.free.push(index as u32);
+            }
+            NOTHING
+        });
+        self.sent -= (self.free.len() - free) as u64;
+        for index in self.pending.drain(..) {
+            self.frames[index as usize].pending = false;
+            self.free.push(index);
+        }
+        (free..self.free.len()).for_each(|_| self.errors.count(errno));
     }
 
     /// Moves reserved frames to the ring while there is room; returns how many.
