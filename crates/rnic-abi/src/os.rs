@@ -7,7 +7,9 @@ pub mod peer;
 pub mod socket;
 
 pub use event_fd::EventFd;
-pub use paths::{candidate_socket_paths, default_socket_path};
+pub use paths::{
+    candidate_socket_paths, default_socket_path, named_socket_paths, own_directories, own_directory,
+};
 pub use peer::Credentials;
 pub use socket::{Connection, Descriptors, Listener};
 

@@ -52,7 +52,8 @@ enum Action {
 /// What to inject.
 #[derive(Args, Debug)]
 struct Faults {
-    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
+    /// of this user, of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Equal seeds treat equal arrivals alike
@@ -66,7 +67,8 @@ struct Faults {
 /// Which daemon, and how to show what it says.
 #[derive(Args, Debug)]
 struct Target {
-    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
+    /// of this user, of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Print JSON
@@ -101,7 +103,9 @@ fn inject(Faults { socket, seed, faults }: Faults) -> anyhow::Result<String> {
         0 => "no faults are injected any more".to_owned(),
         count => format!("{count} faults from now on, seed {seed}; `rnic counters` counts them"),
     };
-    client::Client::connect(socket.as_deref())?.inject(faults, seed)?;
+    let client = client::Client::connect(socket.as_deref())?;
+    client.tell();
+    client.inject(faults, seed)?;
     Ok(text)
 }
 

@@ -4,48 +4,62 @@
 //! |---|---|
 //! | anybody with `RNIC_SOCKET` set | there, and nowhere else; several paths are separated by `:` |
 //! | root | `/run/rnicd/rnicd.sock` |
-//! | another user with a session | `$XDG_RUNTIME_DIR/rnicd.sock` |
-//! | another user without one | `/tmp/rnicd-UID/rnicd.sock`, the directory private to that user |
+//! | another user, or root where `/run/rnicd` cannot be made | `rnicd.sock` in the user's own folder |
+//!
+//! A user's own folder is `$XDG_RUNTIME_DIR`, when it belongs to the user and only the user can
+//! write to it; else `/tmp/rnicd-UID`, or `/tmp/rnicd-UID.1` to `.7` when somebody else took that
+//! name: anybody may make folders in `/tmp`. The root of a user namespace has the number of the
+//! host's root, whose folders there are another user's.
 //!
 //! A program that is not root's looks at its own user's places first and then at root's daemon.
 
-use super::invalid;
+use super::{check, invalid};
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-
-const SYSTEM: &str = "/run/rnicd/rnicd.sock";
-const FILE: &str = "rnicd.sock";
 
 /// The path on which a daemon listens unless told otherwise, its directory made when missing.
 ///
 /// # Errors
-/// When the directory cannot be made, or the one in `/tmp` belongs to somebody else or is open to
-/// others.
+/// As [`own_directory`].
 pub fn default_socket_path() -> io::Result<PathBuf> {
     let user = User::current();
     if let Some(path) = user.named.into_iter().next() {
         return Ok(path);
     }
-    if user.uid == 0 {
-        make_directory(Path::new("/run/rnicd"), 0o755)?;
+    let system = Path::new(SYSTEM_DIRECTORY);
+    if user.uid == 0 && make_directory(system, 0o755).is_ok() && check_own(system, 0).is_ok() {
         return Ok(PathBuf::from(SYSTEM));
     }
-    if let Some(directory) = user.runtime {
-        return Ok(directory.join(FILE));
-    }
-    let directory = temporary_directory(user.uid);
-    make_directory(&directory, 0o700)?;
-    check_private(&directory, user.uid)?;
-    Ok(directory.join(FILE))
+    Ok(own_directory()?.join(FILE))
 }
 
 /// The paths that a program tries, in this order. Nothing is created, and a path need not exist.
 pub fn candidate_socket_paths() -> Vec<PathBuf> {
     User::current().candidates()
+}
+
+/// What `RNIC_SOCKET` names; empty when it is not set.
+pub fn named_socket_paths() -> Vec<PathBuf> {
+    User::current().named
+}
+
+/// The folders that are this user's own, the best first. Nothing is created.
+pub fn own_directories() -> Vec<PathBuf> {
+    User::current().directories()
+}
+
+/// The best of [`own_directories`], made when there is none.
+///
+/// # Errors
+/// When every possible place belongs to somebody else, is open to others, or cannot be written to;
+/// the text has each.
+pub fn own_directory() -> io::Result<PathBuf> {
+    User::current().directory()
 }
 
 struct User {
@@ -55,6 +69,8 @@ struct User {
     named: Vec<PathBuf>,
     /// From `XDG_RUNTIME_DIR`.
     runtime: Option<PathBuf>,
+    /// Where folders are made when that is of no use.
+    temporary: PathBuf,
 }
 
 impl User {
@@ -71,29 +87,60 @@ impl User {
             .filter(|path| !path.as_os_str().is_empty())
             .collect();
         let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
-        Self { uid, named, runtime }
+        Self { uid, named, runtime, temporary: PathBuf::from("/tmp") }
     }
 
     fn candidates(self) -> Vec<PathBuf> {
         if !self.named.is_empty() {
             return self.named;
         }
-        let mut paths = Vec::new();
-        if self.uid != 0 {
-            paths.extend(self.runtime.map(|directory| directory.join(FILE)));
-            let temporary = temporary_directory(self.uid);
-            // Anybody may have made a directory of that name: only the user's own is trusted.
-            if check_private(&temporary, self.uid).is_ok() {
-                paths.push(temporary.join(FILE));
+        let own = self.directories().into_iter().map(|directory| directory.join(FILE));
+        let system = PathBuf::from(SYSTEM);
+        if self.uid == 0 {
+            std::iter::once(system).chain(own).collect()
+        } else {
+            own.chain([system]).collect()
+        }
+    }
+
+    fn temporaries(&self) -> impl Iterator<Item = PathBuf> {
+        let first = format!("rnicd-{}", self.uid);
+        let further = (1..TEMPORARIES).map(|n| format!("rnicd-{}.{n}", self.uid));
+        let parent = self.temporary.clone();
+        std::iter::once(first).chain(further).map(move |name| parent.join(name))
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        let all = self.runtime.iter().cloned().chain(self.temporaries());
+        all.filter(|directory| check_own(directory, self.uid).is_ok()).collect()
+    }
+
+    fn directory(&self) -> io::Result<PathBuf> {
+        if let Some(directory) = self.directories().into_iter().next() {
+            return Ok(directory);
+        }
+        let mut reasons = Vec::new();
+        if let Some(runtime) = &self.runtime
+            && let Err(error) = check_own(runtime, self.uid)
+        {
+            reasons.push(format!("XDG_RUNTIME_DIR {error}"));
+        }
+        for (n, directory) in self.temporaries().enumerate() {
+            let made = make_directory(&directory, 0o700);
+            match made.and_then(|()| check_own(&directory, self.uid)) {
+                Ok(()) => return Ok(directory),
+                Err(error) if n == 0 => reasons.push(error.to_string()),
+                Err(_) => {}
             }
         }
-        paths.push(PathBuf::from(SYSTEM));
-        paths
+        Err(invalid(format!(
+            "no folder is user {}'s own: {}, and {} further names are no better; set \
+             XDG_RUNTIME_DIR to a folder of yours",
+            self.uid,
+            reasons.join("; "),
+            TEMPORARIES - 1
+        )))
     }
-}
-
-fn temporary_directory(uid: u32) -> PathBuf {
-    PathBuf::from(format!("/tmp/rnicd-{uid}"))
 }
 
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
@@ -106,25 +153,71 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-fn check_private(path: &Path, uid: u32) -> io::Result<()> {
-    let metadata = fs::symlink_metadata(path)?;
-    let private = metadata.permissions().mode() & 0o077 == 0;
-    if metadata.is_dir() && metadata.uid() == uid && private {
-        return Ok(());
+/// A socket of somebody else's in the folder would get whatever the program sends: the folder must
+/// be the user's, closed to others, and of use.
+fn check_own(path: &Path, uid: u32) -> io::Result<()> {
+    let wrong = |what: String| Err(invalid(format!("{} {what}", path.display())));
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) => return wrong(format!("cannot be used: {error}")),
+    };
+    let mode = found.permissions().mode() & 0o7777;
+    if !found.is_dir() {
+        return wrong("is not a folder".into());
     }
-    Err(invalid(format!(
-        "{} is not a directory that only its owner, user {uid}, can enter: remove it, or choose \
-         another socket with RNIC_SOCKET",
-        path.display(),
-    )))
+    if found.uid() != uid {
+        return wrong(format!("belongs to user {}, not to user {uid}", found.uid()));
+    }
+    if mode & 0o022 != 0 {
+        return wrong(format!("can be written to by others (mode {mode:04o})"));
+    }
+    let text = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a live string that ends with a zero byte.
+    let reachable = check(unsafe {
+        libc::faccessat(libc::AT_FDCWD, text.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS)
+    });
+    reachable.map(drop).or_else(|error| wrong(format!("cannot be written to: {error}")))
 }
+
+const SYSTEM_DIRECTORY: &str = "/run/rnicd";
+const SYSTEM: &str = "/run/rnicd/rnicd.sock";
+const FILE: &str = "rnicd.sock";
+/// Names to try in `/tmp`.
+const TEMPORARIES: u32 = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn candidates(uid: u32, named: Option<&str>, runtime: Option<&str>) -> Vec<PathBuf> {
-        User::new(uid, named.map(OsString::from), runtime.map(OsString::from)).candidates()
+    /// A folder of the test's own, gone at its end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = env::temp_dir().join(format!("rnic-abi-{name}-{}", std::process::id()));
+            DirBuilder::new().mode(0o700).create(&path).unwrap();
+            Self(path)
+        }
+
+        fn uid(&self) -> u32 {
+            fs::metadata(&self.0).unwrap().uid()
+        }
+
+        fn set_mode(&self, mode: u32) {
+            fs::set_permissions(&self.0, fs::Permissions::from_mode(mode)).unwrap();
+        }
+
+        /// A user whose temporary folders are made in this one.
+        fn user(&self, uid: u32, runtime: Option<&Path>) -> User {
+            let user = User::new(uid, None, runtime.map(OsString::from));
+            User { temporary: self.0.clone(), ..user }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
     }
 
     fn paths(expected: &[&str]) -> Vec<PathBuf> {
@@ -132,30 +225,73 @@ mod tests {
     }
 
     #[test]
-    fn a_user_looks_at_home_first_and_root_only_at_the_systems() {
-        let own = "/run/user/7/rnicd.sock";
-        assert_eq!(candidates(7, None, Some("/run/user/7")), paths(&[own, SYSTEM]));
-        assert_eq!(candidates(7, None, None), paths(&[SYSTEM]));
-        assert_eq!(candidates(7, None, Some("relative")), paths(&[SYSTEM]));
-        assert_eq!(candidates(0, None, Some("/run/user/0")), paths(&[SYSTEM]));
+    fn a_user_looks_at_home_first_and_root_at_the_systems() {
+        let (place, home) = (Folder::new("place"), Folder::new("home"));
+        let uid = home.uid();
+        let own = home.0.join(FILE);
+        let looked_at = |uid, runtime| place.user(uid, runtime).candidates();
+        let system = PathBuf::from(SYSTEM);
+        let expected = if uid == 0 { [system.clone(), own.clone()] } else { [own, system.clone()] };
+        assert_eq!(looked_at(uid, Some(&home.0)), expected);
+        assert_eq!(looked_at(uid, None), paths(&[SYSTEM]));
+        assert_eq!(looked_at(uid, Some(Path::new("relative"))), paths(&[SYSTEM]));
+        // As `sudo` may leave it: another user's.
+        assert_eq!(looked_at(uid + 1, Some(&home.0)), [system]);
     }
 
     #[test]
     fn what_is_named_is_all_there_is() {
-        assert_eq!(candidates(7, Some("/a:/b"), Some("/run/user/7")), paths(&["/a", "/b"]));
-        assert_eq!(candidates(0, Some(""), None), paths(&[SYSTEM]));
+        let named = |uid, named: &str| {
+            User::new(uid, Some(named.into()), Some("/run/user/7".into())).candidates()
+        };
+        assert_eq!(named(7, "/a:/b"), paths(&["/a", "/b"]));
+        assert_eq!(named(0, "/a"), paths(&["/a"]));
+        assert!(User::new(7, Some("".into()), None).named.is_empty());
     }
 
     #[test]
-    fn only_a_private_directory_of_the_user_is_trusted() {
-        let directory = env::temp_dir().join(format!("rnic-abi-private-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&directory).unwrap();
-        let uid = fs::metadata(&directory).unwrap().uid();
-        assert!(check_private(&directory, uid).is_ok());
-        assert!(check_private(&directory, uid + 1).is_err());
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o750)).unwrap();
-        assert!(check_private(&directory, uid).is_err());
-        fs::remove_dir(&directory).unwrap();
-        assert!(check_private(&directory, uid).is_err());
+    fn only_a_folder_that_the_user_alone_can_write_to_is_trusted() {
+        let folder = Folder::new("own");
+        let uid = folder.uid();
+        assert!(check_own(&folder.0, uid).is_ok());
+        let text = |uid| check_own(&folder.0, uid).unwrap_err().to_string();
+        assert!(text(uid + 1).contains(&format!("belongs to user {uid}, not to user {}", uid + 1)));
+        folder.set_mode(0o770);
+        assert!(text(uid).contains("can be written to by others (mode 0770)"));
+        folder.set_mode(0o755);
+        assert!(check_own(&folder.0, uid).is_ok());
+        let missing = check_own(&folder.0.join("missing"), uid).unwrap_err().to_string();
+        assert!(missing.contains("missing cannot be used: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn a_runtime_folder_that_is_of_no_use_is_replaced() {
+        let (place, home) = (Folder::new("fallback"), Folder::new("open"));
+        home.set_mode(0o777);
+        let user = place.user(home.uid(), Some(&home.0));
+        let chosen = user.directory().unwrap();
+        assert_eq!(chosen, place.0.join(format!("rnicd-{}", home.uid())));
+        assert_eq!(fs::metadata(&chosen).unwrap().permissions().mode() & 0o777, 0o700);
+        // Whoever looks finds it.
+        assert_eq!(user.directories(), [chosen]);
+        home.set_mode(0o700);
+        assert_eq!(user.directory().unwrap(), home.0);
+    }
+
+    #[test]
+    fn a_name_that_somebody_took_is_passed_over() {
+        let place = Folder::new("taken");
+        let user = place.user(place.uid(), None);
+        let names: Vec<PathBuf> = user.temporaries().collect();
+        // Not a folder, as good as somebody else's: only root can make one of those.
+        fs::write(&names[0], "").unwrap();
+        assert_eq!(user.directory().unwrap(), names[1]);
+        // The name became free, but a daemon may listen in the other one.
+        fs::remove_file(&names[0]).unwrap();
+        assert_eq!(user.directory().unwrap(), names[1]);
+        fs::remove_dir(&names[1]).unwrap();
+        names.iter().for_each(|name| fs::write(name, "").unwrap());
+        let error = user.directory().unwrap_err().to_string();
+        assert!(error.contains("rnicd-") && error.contains("XDG_RUNTIME_DIR"), "{error}");
     }
 }

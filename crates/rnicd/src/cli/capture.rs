@@ -15,7 +15,8 @@ use std::time::SystemTime;
 /// What to capture, and where to.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Control socket [default: $RNIC_SOCKET, else where daemons are by default]
+    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
+    /// of this user, of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Write a pcapng file for Wireshark instead of printing lines
@@ -29,6 +30,7 @@ pub(super) struct Options {
 /// Captures until the count is reached, the daemon ends, or the user interrupts.
 pub(super) fn capture(options: &Options) -> Result<String> {
     let client = Client::connect(options.socket.as_deref())?;
+    client.tell();
     let mut file = match &options.write {
         Some(path) => {
             let file = File::create(path);

@@ -1,10 +1,13 @@
 //! A session with a daemon.
 
+use super::private;
 use anyhow::{Context, Result, bail};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, Inspect, Reply, Request};
-use rnic_abi::os::{Connection, candidate_socket_paths};
+use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
 use serde_json::Value;
+use std::fmt;
+use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
@@ -16,33 +19,134 @@ pub(super) struct Client {
     pub(super) path: PathBuf,
 }
 
+/// Why there is no session with a daemon.
+#[derive(Debug)]
+pub(super) struct Unreachable {
+    /// Something listens there.
+    pub(super) there: bool,
+    why: String,
+}
+
+impl Unreachable {
+    fn new(error: &io::Error) -> Self {
+        let why = match error.kind() {
+            ErrorKind::NotFound => "there is no such socket".into(),
+            ErrorKind::ConnectionRefused => "its daemon has ended".into(),
+            ErrorKind::PermissionDenied => "you may not use it: become a member of the group that \
+                                            owns it (`ls -l` shows it), or root"
+                .into(),
+            _ => error.to_string(),
+        };
+        let there = !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+        Self { there, why }
+    }
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
+/// Where a daemon may be, and who said so.
+pub(super) struct Places {
+    pub(super) paths: Vec<PathBuf>,
+    /// The user named them: no other daemon will do.
+    pub(super) named: Option<&'static str>,
+}
+
+impl Places {
+    /// At `socket`, else where `RNIC_SOCKET` says, else where daemons are by default.
+    pub(super) fn new(socket: Option<&Path>) -> Self {
+        if let Some(path) = socket {
+            return Self { paths: vec![path.to_path_buf()], named: Some("--socket") };
+        }
+        let paths = named_socket_paths();
+        if !paths.is_empty() {
+            return Self { paths, named: Some("RNIC_SOCKET") };
+        }
+        Self { paths: candidate_socket_paths(), named: None }
+    }
+
+    /// Private daemons of `rnic run` are looked for too, unless the user named a place.
+    pub(super) fn and_private(mut self) -> Self {
+        if self.named.is_none() {
+            self.paths.extend(private::sockets());
+        }
+        self
+    }
+
+    /// The first daemon that answers, or one line for each place.
+    ///
+    /// # Errors
+    /// What is wrong with each place.
+    pub(super) fn first(&self) -> Result<Client, Vec<(&Path, Unreachable)>> {
+        let mut tried = Vec::new();
+        for path in &self.paths {
+            match Client::at(path) {
+                Ok(client) => return Ok(client),
+                Err(error) => tried.push((path.as_path(), error)),
+            }
+        }
+        Err(tried)
+    }
+
+    /// Says that there is no daemon, and what to do.
+    pub(super) fn explain(&self, tried: &[(&Path, Unreachable)]) -> anyhow::Error {
+        let mut text = match self.named {
+            Some(by) => format!("no daemon answers where {by} says"),
+            None => "no daemon answers".to_owned(),
+        };
+        for (path, why) in tried {
+            text += &format!("\n  {}: {why}", path.display());
+        }
+        text += match self.named {
+            Some("RNIC_SOCKET") => {
+                "\nStart `rnicd` with the same RNIC_SOCKET, or unset it: `rnic run -- COMMAND` then \
+                 starts a private daemon when there is none."
+            }
+            Some(_) => "\nStart one there with `rnicd --socket PATH`, or leave --socket out.",
+            None => {
+                "\nStart one with `rnicd --netdev IFACE` or `rnicd --io udp`, or use `rnic run -- \
+                 COMMAND`, which starts a private one that ends with its last client."
+            }
+        };
+        anyhow::Error::msg(text)
+    }
+}
+
 impl Client {
     /// Connects to the daemon at `socket`, or to the first that is found.
     pub(super) fn connect(socket: Option<&Path>) -> Result<Self> {
-        let paths = match socket {
-            Some(path) => vec![path.to_path_buf()],
-            None => candidate_socket_paths(),
-        };
-        let mut tried = Vec::new();
-        for path in paths {
-            match Self::at(&path) {
-                Ok(client) => return Ok(client),
-                Err(error) => tried.push(format!("{}: {error:#}", path.display())),
-            }
-        }
-        bail!(
-            "no daemon answers ({}); start one with `rnicd --netdev IFACE` or `rnicd --io udp`, \
-             or use `rnic run -- COMMAND`, which starts one by itself",
-            tried.join("; ")
-        )
+        let places = Places::new(socket).and_private();
+        places.first().map_err(|tried| places.explain(&tried))
     }
 
     /// Connects to the daemon at `path`.
-    pub(super) fn at(path: &Path) -> Result<Self> {
-        let connection = Connection::connect(path)?;
+    pub(super) fn at(path: &Path) -> Result<Self, Unreachable> {
+        let connection = Connection::connect(path).map_err(|error| Unreachable::new(&error))?;
         let client = Self { connection, path: path.to_path_buf() };
-        client.call(&Request::Hello { abi: ABI_VERSION })?;
-        Ok(client)
+        match client.call(&Request::Hello { abi: ABI_VERSION }) {
+            Ok(_) => Ok(client),
+            Err(error) => Err(Unreachable { there: true, why: format!("{error:#}") }),
+        }
+    }
+
+    /// It ends with its last client, and only `rnic run` finds it.
+    pub(super) fn is_private(&self) -> bool {
+        private::is_one(&self.path)
+    }
+
+    /// Tells which daemon it is, beside what is printed.
+    pub(super) fn tell(&self) {
+        let process = match self.connection.peer_credentials() {
+            Ok(peer) => format!("process {}", peer.pid),
+            Err(_) => "in another pid namespace".to_owned(),
+        };
+        let private = if self.is_private() { " (private to `rnic run`)" } else { "" };
+        eprintln!("rnicd {process}, socket {}{private}", self.path.display());
     }
 
     fn call(&self, request: &Request) -> Result<Reply> {

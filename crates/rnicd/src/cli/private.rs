@@ -1,37 +1,66 @@
 //! The private daemon that `rnic run` starts when there is none.
 //!
 //! All `rnic run` of one user in one network namespace share it: a server and its client must find
-//! the same device. A lock file keeps two of them from starting two.
+//! the same device. A lock file keeps two of them from starting two. Where the user's folder is
+//! shared with another pid namespace, whose daemon cannot see our processes, there is a daemon for
+//! each.
 
 use super::client::Client;
 use anyhow::{Context, Result, bail};
+use rnic_abi::os::{own_directories, own_directory};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
-use std::fs::DirBuilder;
 use std::io::Read;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Where private daemons that this process can use may listen.
+pub(super) fn sockets() -> Vec<PathBuf> {
+    own_directories().iter().flat_map(|directory| sockets_in(directory)).collect()
+}
+
+/// The one for all processes that its daemon can see, and the one for this pid namespace.
+fn sockets_in(directory: &Path) -> [PathBuf; 2] {
+    let (net, pid) = (namespace("net"), namespace("pid"));
+    [format!("{PREFIX}{net}.sock"), format!("{PREFIX}{net}-{pid}.sock")]
+        .map(|name| directory.join(name))
+}
+
+/// Whether a private daemon listens at a path.
+pub(super) fn is_one(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(PREFIX))
+}
+
 /// The control socket of the private daemon, which is started with `executable` if need be.
 pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
-    let directory = directory()?;
-    let name = format!("private-{}", network_namespace());
-    let socket = directory.join(format!("{name}.sock"));
-    let lock_path = directory.join(format!("{name}.start"));
+    let directory = own_directory().context("no place for a private daemon")?;
+    let lock_path = directory.join(format!("{PREFIX}{}.start", namespace("net")));
     let lock =
         open(&lock_path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
             .with_context(|| format!("cannot open {}", lock_path.display()))?;
-    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
-    if Client::at(&socket).is_ok() {
-        return Ok(socket);
+    flock(&lock, FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", lock_path.display()))?;
+    let mut refusals = Vec::new();
+    for path in sockets() {
+        match Client::at(&path) {
+            Ok(client) => return Ok(client.path),
+            Err(why) if why.there => refusals.push((path, why)),
+            Err(_) => {}
+        }
     }
-    let log = directory.join(format!("{name}.log"));
+    let taken = |path: &PathBuf| refusals.iter().any(|(other, _)| other == path);
+    let Some(socket) = sockets_in(&directory).into_iter().find(|path| !taken(path)) else {
+        let (path, why) = &refusals[0];
+        bail!("the private daemon at {} is of no use: {why}", path.display());
+    };
+    let log = socket.with_extension("log");
     let usual = start(executable, &[], &socket, &log);
     let Err(error) = usual else { return Ok(socket) };
-    // Another private daemon may have the port on 127.0.0.1: there are 16 million others.
+    // Another daemon may have the port on 127.0.0.1: there are 16 million others.
     let elsewhere = (0..ADDRESSES_TRIED).find(|attempt| {
         let address = own_address(*attempt).to_string();
         start(executable, &["--address", &address], &socket, &log).is_ok()
@@ -68,7 +97,7 @@ fn spawn(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result
     let output =
         std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     Command::new(executable)
-        .args(["--io", "udp", "--exit-with-last-client"])
+        .args(["--io", "udp", "--exit-with-last-client", "--mode", "0600"])
         .args(place)
         .arg("--socket")
         .arg(socket)
@@ -90,35 +119,13 @@ fn said(log: &Path) -> String {
     }
 }
 
-/// A directory of this user alone.
-fn directory() -> Result<PathBuf> {
-    let uid = rustix::process::geteuid().as_raw();
-    let parent = std::env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute() && path.is_dir())
-        .unwrap_or_else(|| PathBuf::from("/tmp"));
-    let directory = parent.join(format!("rnic-run-{uid}"));
-    match DirBuilder::new().mode(0o700).create(&directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("cannot make {}", directory.display()));
-        }
-        _ => {}
-    }
-    let found = std::fs::symlink_metadata(&directory)?;
-    if !found.is_dir() || found.uid() != uid || found.permissions().mode() & 0o077 != 0 {
-        bail!(
-            "{} is not a private directory of this user; remove it, or set XDG_RUNTIME_DIR",
-            directory.display()
-        );
-    }
-    Ok(directory)
+/// Tells namespaces apart: each network namespace has a loopback of its own.
+fn namespace(kind: &str) -> u64 {
+    std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |found| found.ino())
 }
 
-/// Tells network namespaces apart: each has a loopback of its own.
-fn network_namespace() -> u64 {
-    std::fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino())
-}
-
+/// How the names of a private daemon's files begin.
+const PREFIX: &str = "rnic-run-";
 /// Addresses to try when the port is taken on 127.0.0.1.
 const ADDRESSES_TRIED: u8 = 8;
 const PATIENCE: Duration = Duration::from_secs(15);

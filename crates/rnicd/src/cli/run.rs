@@ -1,10 +1,9 @@
 //! `rnic run`: a program with the drop-in libraries on its path.
 
-use super::client::Client;
+use super::client::Places;
 use super::private;
 use anyhow::{Context, Result};
 use clap::Args;
-use rnic_abi::os::candidate_socket_paths;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -49,14 +48,7 @@ pub(super) fn run(options: &Options) -> ExitCode {
 fn prepare(options: &Options) -> Result<Command> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let libraries = library_directory(&own)?;
-    let socket = match &options.socket {
-        Some(path) => {
-            Client::at(path)
-                .with_context(|| format!("no daemon answers at {}", path.display()))?
-                .path
-        }
-        None => find_or_start(&own)?,
-    };
+    let socket = find_or_start(options.socket.as_deref(), &own)?;
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
     command.env("LD_LIBRARY_PATH", with_library_path(&libraries));
@@ -67,11 +59,24 @@ fn prepare(options: &Options) -> Result<Command> {
     Ok(command)
 }
 
-fn find_or_start(own: &Path) -> Result<PathBuf> {
-    let candidates = candidate_socket_paths();
-    match candidates.iter().find_map(|path| Client::at(path).ok()) {
-        Some(client) => Ok(client.path),
-        None => private::daemon(&own.with_file_name("rnicd")),
+/// The value of `RNIC_SOCKET` for the program. A private daemon is started only for one who named
+/// none: with another one, a program would find itself alone on another network.
+fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
+    let places = Places::new(socket);
+    match places.first() {
+        Ok(client) if socket.is_some() => Ok(client.path.into()),
+        // Several may be named, and the program sees the devices of all.
+        Ok(client) if places.named.is_some() => {
+            Ok(std::env::var_os("RNIC_SOCKET").unwrap_or_else(|| client.path.into()))
+        }
+        Ok(client) => Ok(client.path.into()),
+        Err(tried) if places.named.is_some() => Err(places.explain(&tried)),
+        Err(tried) => {
+            for (path, why) in tried.iter().filter(|(_, why)| why.there) {
+                eprintln!("rnic: a private daemon instead of the one at {}: {why}", path.display());
+            }
+            Ok(private::daemon(&own.with_file_name("rnicd"))?.into())
+        }
     }
 }
 

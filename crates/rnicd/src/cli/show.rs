@@ -1,11 +1,10 @@
 //! `rnic status|devices|qp|mr|cq|counters`.
 
 use super::Target;
-use super::client::Client;
+use super::client::{Client, Places};
 use super::table::{Column, cell, render};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
-use rnic_abi::os::candidate_socket_paths;
 use serde_json::{Value, json};
 
 /// Columns of `rnic qp`.
@@ -50,9 +49,18 @@ fn json(value: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)?)
 }
 
+/// What the daemon has. People are told which daemon it is, as there may be several.
+fn ask(target: &Target, what: Inspect) -> Result<Value> {
+    let client = Client::connect(target.socket.as_deref())?;
+    if !target.json {
+        client.tell();
+    }
+    client.inspect(what)
+}
+
 /// Objects as a table.
 pub(super) fn list(target: &Target, what: Inspect, columns: &[Column]) -> Result<String> {
-    let found = Client::connect(target.socket.as_deref())?.inspect(what)?;
+    let found = ask(target, what)?;
     if target.json {
         return json(&found);
     }
@@ -61,7 +69,7 @@ pub(super) fn list(target: &Target, what: Inspect, columns: &[Column]) -> Result
 
 /// Counters that are not zero, or all of them as JSON.
 pub(super) fn counters(target: &Target) -> Result<String> {
-    let found = Client::connect(target.socket.as_deref())?.inspect(Inspect::Counters)?;
+    let found = ask(target, Inspect::Counters)?;
     if target.json {
         return json(&found);
     }
@@ -78,7 +86,9 @@ pub(super) fn counters(target: &Target) -> Result<String> {
 /// The daemon.
 pub(super) fn status(target: &Target) -> Result<String> {
     let client = Client::connect(target.socket.as_deref())?;
-    let found = client.inspect(Inspect::Status)?;
+    let mut found = client.inspect(Inspect::Status)?;
+    found["socket"] = json!(client.path);
+    found["private"] = json!(client.is_private());
     if target.json {
         return json(&found);
     }
@@ -93,7 +103,7 @@ pub(super) fn status(target: &Target) -> Result<String> {
         .map(|gid| format!("{}: {}", cell(&gid["index"]), cell(&gid["address"])))
         .collect();
     let mut text = format!(
-        "rnicd {}, process {}, up {} s, socket {}\n\
+        "rnicd {}, process {}, up {} s, socket {}{}\n\
          device {}, interface {}, packet I/O {}, profile {}\n\
          port {state}, path MTU {}, interface MTU {}\n\
          GIDs {}\n\
@@ -102,6 +112,7 @@ pub(super) fn status(target: &Target) -> Result<String> {
         get("/pid"),
         get("/uptime_seconds"),
         client.path.display(),
+        if client.is_private() { " (private to `rnic run`)" } else { "" },
         get("/device"),
         get("/netdev"),
         get("/io"),
@@ -120,14 +131,11 @@ pub(super) fn status(target: &Target) -> Result<String> {
 
 /// Devices of every daemon that answers.
 pub(super) fn devices(target: &Target) -> Result<String> {
-    let clients = match &target.socket {
-        Some(path) => vec![Client::at(path)?],
-        None => {
-            let found: Vec<_> =
-                candidate_socket_paths().iter().filter_map(|path| Client::at(path).ok()).collect();
-            if found.is_empty() { vec![Client::connect(None)?] } else { found }
-        }
-    };
+    let places = Places::new(target.socket.as_deref()).and_private();
+    let clients: Vec<_> = places.paths.iter().filter_map(|path| Client::at(path).ok()).collect();
+    if clients.is_empty() {
+        places.first().map_err(|tried| places.explain(&tried))?;
+    }
     let mut rows = Vec::new();
     for client in &clients {
         let profile = client.inspect(Inspect::Status)?["profile"].clone();
