@@ -1,6 +1,7 @@
 //! Counters, under the names that users know from `rdma statistic` and hw_counters.
 
 use crate::event::{DropReason, NakReason};
+use roce_wire::{NakCode, Syndrome};
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $name:ident,)*) => {
@@ -41,7 +42,8 @@ counters! {
     retransmitted_packets,
     /// Duplicate requests received.
     duplicate_request,
-    /// Requests ahead of the expected PSN.
+    /// Requests ahead of the expected PSN. With the profile of ConnectX: how often there was such a
+    /// gap, however many requests came behind it.
     out_of_sequence,
     /// NAK sequence errors received.
     packet_seq_err,
@@ -127,7 +129,7 @@ impl Counters {
             DropReason::PKey => &mut self.bad_pkey_violations,
             DropReason::Address => &mut self.rx_bad_address,
             DropReason::QKey => &mut self.qkey_violations,
-            DropReason::OutOfSequence => &mut self.out_of_sequence,
+            DropReason::OutOfSequence => return,
             DropReason::Duplicate => &mut self.duplicate_request,
             DropReason::GhostResponse | DropReason::ReservedSyndrome => &mut self.rx_ghost_response,
             DropReason::AfterFault => &mut self.rx_after_fault,
@@ -138,18 +140,28 @@ impl Counters {
         *counter += 1;
     }
 
-    /// Counts a NAK sent.
-    pub fn nak_sent(&mut self, reason: NakReason) {
+    /// Counts an acknowledgement that leaves.
+    pub fn acknowledged(&mut self, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Nak(NakCode::PsnSequence) => self.sent_seq_err += 1,
+            Syndrome::RnrNak { .. } => self.out_of_buffer += 1,
+            _ => {}
+        }
+    }
+
+    /// Counts a request that is refused for good.
+    pub fn refused(&mut self, reason: NakReason) {
         let counter = match reason {
-            NakReason::Sequence => &mut self.sent_seq_err,
+            // The next packet in sequence ends it.
+            NakReason::Sequence => return,
             NakReason::OpcodeSequence
             | NakReason::NotAllowed
             | NakReason::Resources
             | NakReason::Length
             | NakReason::Alignment => &mut self.resp_remote_invalid_request,
             NakReason::ReceiveTooShort => &mut self.resp_local_length_error,
-            NakReason::Key(_) | NakReason::RemoteMemory => &mut self.resp_remote_access_errors,
-            NakReason::Local => &mut self.resp_local_errors,
+            NakReason::Key(_) => &mut self.resp_remote_access_errors,
+            NakReason::Local | NakReason::RemoteMemory => &mut self.resp_local_errors,
         };
         *counter += 1;
     }

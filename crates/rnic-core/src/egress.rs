@@ -373,7 +373,7 @@ impl Egress {
                     false
                 }
                 Source::Ack => {
-                    qp.responder.ack = None;
+                    qp.acknowledgement_left(ctx);
                     false
                 }
             };

@@ -27,9 +27,8 @@ use crate::qpn::{MAX_QPS, QpnCodec};
 use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;
 use crate::time::Instant;
-use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::CqProducer;
-use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpType};
+use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
 use roce_wire::Qpn;
 
 /// One shard of a NIC: it owns its QPs completely.
@@ -170,6 +169,7 @@ impl Engine {
         self.shared.placed = false;
         let (received, more) = self.receive(now, ports, tap);
         self.settle(now, tap);
+        self.fail_broken_cqs(now, tap);
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
         let placed = self.shared.placed;
@@ -309,17 +309,9 @@ impl Engine {
         self.egress.transmit(&mut ctx, &mut self.qps, ports)
     }
 
-    /// An overflowed CQ takes its QPs with it: CQ_ERR, then QP_FATAL for each.
+    /// An overflowed CQ takes its QPs with it: QP_FATAL for each.
     fn fail_broken_cqs<T: Tap>(&mut self, now: Instant, tap: &mut T) {
         while let Some(cq) = self.shared.broken_cqs.pop() {
-            if let Some(object) = self.shared.cqs.get_mut(cq)
-                && Rule::OverflowTold.applies()
-            {
-                object.async_events += 1;
-                let event = AsyncEvent { event: AsyncEventType::CqErr, element: cq };
-                self.shared.async_events.push((object.client, event));
-                self.shared.counters.async_events += 1;
-            }
             let users: Vec<u32> = self
                 .qps
                 .iter()

@@ -51,9 +51,13 @@ pub(crate) struct Piece {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delivery {
     pub(crate) slot: u32,
+    /// PSN of the packet that ends the message.
+    pub(crate) psn: Psn,
+    /// MSN before the packet.
+    pub(crate) msn: Msn,
     /// Pieces queued before it.
-    pub(crate) after: usize,
-    pub(crate) cqe: Cqe,
+    after: usize,
+    cqe: Cqe,
 }
 
 /// Memory that could not be accessed while placing.
@@ -132,9 +136,10 @@ impl Batch {
         }
     }
 
+    /// Queues the completion of the message that ends with packet `psn`; `msn` is the one before.
     #[inline]
-    pub(crate) fn deliver(&mut self, slot: u32, cqe: Cqe) {
-        self.deliveries.push(Delivery { slot, after: self.pieces.len(), cqe });
+    pub(crate) fn deliver(&mut self, slot: u32, (psn, msn): (Psn, Msn), cqe: Cqe) {
+        self.deliveries.push(Delivery { slot, psn, msn, after: self.pieces.len(), cqe });
     }
 
     /// Number of pieces; with [`truncate`](Self::truncate) a packet that fails halfway is undone.
@@ -310,32 +315,43 @@ fn deliver<T: Tap>(
     // The slot is free before the completion is visible: who polls it may post at once.
     qp.rq.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
-    ctx.complete(qp.recv_cq, &cqe);
+    let fits = ctx.complete(qp.recv_cq, &cqe);
     if Bug::DoubleCqe.is_planted() {
         ctx.complete(qp.recv_cq, &cqe);
+    }
+    if !fits && status == WcStatus::Success {
+        qp.completion_lost(ctx, delivery);
     }
 }
 
 /// The QP fails at the packet of the fault: completions behind it become flushes, in order.
 fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
-    let Some(qp) = qps.by_slot_mut(fault.piece.slot as usize) else { return };
+    let piece = &fault.piece;
+    let Some(qp) = qps.by_slot_mut(piece.slot as usize) else { return };
     let qpn = qp.qpn;
-    ctx.event(|| Event::DmaFault { qpn, psn: fault.piece.psn });
-    if fault.piece.kind == PieceKind::ReadResponse {
-        qp.fail_request_at(ctx, fault.piece.psn, WcStatus::LocProtErr);
-        return;
-    }
+    ctx.event(|| Event::DmaFault { qpn, psn: piece.psn });
     // The receive WQE being filled is the first one behind the fault.
-    let mut status = match fault.piece.kind {
+    let mut status = match piece.kind {
         PieceKind::Receive => WcStatus::LocProtErr,
         _ => WcStatus::WrFlushErr,
     };
-    for delivery in &batch.deliveries {
-        if delivery.slot == fault.piece.slot && delivery.after > fault.at {
-            deliver(ctx, qps, delivery, status);
-            status = WcStatus::WrFlushErr;
+    let mut told = piece.kind == PieceKind::Receive;
+    let is_behind = |d: &&Delivery| d.slot == piece.slot && d.after > fault.at;
+    for delivery in batch.deliveries.iter().filter(is_behind) {
+        if !Rule::FaultFlushesBurst.applies() && piece.kind == PieceKind::ReadResponse {
+            continue;
         }
+        // The packet that failed took this one, for its immediate data.
+        let took = piece.kind == PieceKind::Write && delivery.psn == piece.psn;
+        deliver(ctx, qps, delivery, if took { WcStatus::LocAccessErr } else { status });
+        told |= took;
+        status = WcStatus::WrFlushErr;
     }
-    let Some(qp) = qps.by_slot_mut(fault.piece.slot as usize) else { return };
-    qp.memory_failed(ctx, &fault.piece, status);
+    let Some(qp) = qps.by_slot_mut(piece.slot as usize) else { return };
+    if piece.kind == PieceKind::ReadResponse {
+        qp.fail_request_at(ctx, piece.psn, WcStatus::LocProtErr);
+        return;
+    }
+    told |= qp.receives() && qp.fail_current_receive(ctx, status);
+    qp.memory_failed(ctx, piece, told);
 }

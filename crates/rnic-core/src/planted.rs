@@ -164,6 +164,7 @@ switches! {
     InvalidNak,
     AccessNak,
     OperationalNak,
+    MissingMemoryIsOurs,
     NakLeavesInErr,
     NakEndsQp,
     // Responder: effects.
@@ -172,6 +173,7 @@ switches! {
     AtomicAfterWrites,
     DataBeforeCompletion,
     FaultRollsBack,
+    FaultFlushesBurst,
     TooLongStatus,
     ReceiveKeyStatus,
     RefusedImmStatus,
@@ -193,6 +195,7 @@ switches! {
     SolicitedArmWaits,
     OverflowTold,
     OverflowEndsQps,
+    OverflowNotAcked,
     // Queue pair states.
     CurrentState,
     Transitions,

@@ -52,6 +52,11 @@ impl Profile {
         self == Self::ConnectX
     }
 
+    /// Does `out_of_sequence` count gaps, and not the packets behind them?
+    pub(crate) fn counts_gaps(self) -> bool {
+        self == Self::ConnectX
+    }
+
     /// Nanoseconds that `exponent` of the queue pair's attributes stands for.
     pub(crate) fn timeout(self, exponent: u8) -> u64 {
         let exponent = match self {

@@ -8,6 +8,7 @@ use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
 use crate::placement::Batch;
+use crate::planted::Rule;
 use crate::qp::Qp;
 use crate::slab::Slab;
 use crate::time::Instant;
@@ -123,18 +124,15 @@ impl<T: Tap> Ctx<'_, T> {
         self.event(|| Event::Dropped { reason, packet });
     }
 
-    /// Writes a completion. One that does not fit breaks the CQ and every QP that uses it.
-    pub(crate) fn complete(&mut self, cq_handle: u32, cqe: &Cqe) {
-        let Some(cq) = self.shared.cqs.get_mut(cq_handle) else { return };
+    /// Writes a completion. One that does not fit breaks the CQ and every QP that uses it: false.
+    pub(crate) fn complete(&mut self, cq_handle: u32, cqe: &Cqe) -> bool {
+        let Some(cq) = self.shared.cqs.get_mut(cq_handle) else { return false };
         if cq.broken {
-            return;
+            return false;
         }
         if cq.push(cqe).is_err() {
-            cq.broken = true;
-            self.shared.broken_cqs.push(cq_handle);
-            self.shared.counters.cq_overflows += 1;
-            self.event(|| Event::CqOverflow { cq: cq_handle });
-            return;
+            self.overflowed(cq_handle);
+            return false;
         }
         if !cq.is_dirty {
             cq.is_dirty = true;
@@ -150,6 +148,23 @@ impl<T: Tap> Ctx<'_, T> {
             receive: cqe.flags.contains(CqeFlags::RECV),
             wr_id: cqe.wr_id,
         });
+        true
+    }
+
+    /// CQ_ERR now; its QPs follow.
+    #[cold]
+    fn overflowed(&mut self, handle: u32) {
+        let Some(cq) = self.shared.cqs.get_mut(handle) else { return };
+        cq.broken = true;
+        if Rule::OverflowTold.applies() {
+            cq.async_events += 1;
+            let event = AsyncEvent { event: AsyncEventType::CqErr, element: handle };
+            self.shared.async_events.push((cq.client, event));
+            self.shared.counters.async_events += 1;
+        }
+        self.shared.broken_cqs.push(handle);
+        self.shared.counters.cq_overflows += 1;
+        self.event(|| Event::CqOverflow { cq: handle });
     }
 
     /// Raises an async event about a QP.

@@ -324,7 +324,7 @@ fn invalid_requests_end_the_connection() {
                 d.node.dma.unmapped = BASE..BASE + 4;
                 d.write(Opcode::RcWriteOnly, 0, 0, 4, &[0; 4]);
             },
-            NAK_ACCESS,
+            NAK_OPERATION,
             NakReason::RemoteMemory,
         ),
     ];
@@ -338,6 +338,7 @@ fn invalid_requests_end_the_connection() {
         assert_eq!(d.node.state(), QpState::Err);
         let event = match syndrome {
             NAK_ACCESS => AsyncEventType::QpAccessErr,
+            NAK_OPERATION => AsyncEventType::QpFatal,
             _ => AsyncEventType::QpReqErr,
         };
         // Memory fails behind the checks, when its packet was accepted.
@@ -422,9 +423,9 @@ fn a_read_that_faults_halfway_sends_what_it_can_and_then_the_nak() {
     let expected =
         [(Opcode::RcReadRespFirst, 0), (Opcode::RcReadRespMiddle, 1), (Opcode::RcAck, 2)];
     assert_eq!(opcodes(&answers), expected);
-    assert_eq!(answers[2].aeth().0, NAK_ACCESS);
+    assert_eq!(answers[2].aeth().0, NAK_OPERATION);
     assert_eq!(d.node.state(), QpState::Err);
-    assert_eq!(d.async_events(), [AsyncEventType::CommEst, AsyncEventType::QpAccessErr]);
+    assert_eq!(d.async_events(), [AsyncEventType::CommEst, AsyncEventType::QpFatal]);
 }
 
 #[test]

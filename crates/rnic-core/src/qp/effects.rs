@@ -125,7 +125,7 @@ impl Qp {
             let _ = cqe.carry(carried);
         }
         ctx.shared.batch.end_message(self.slot, packet.psn());
-        ctx.shared.batch.deliver(self.slot, cqe);
+        ctx.shared.batch.deliver(self.slot, (packet.psn(), self.responder.msn), cqe);
     }
 
     pub(super) fn execute_write<T: Tap>(

@@ -3,11 +3,11 @@
 use super::Qp;
 use super::responder::Ack;
 use crate::event::{Event, NakReason, Tap};
-use crate::placement::{Piece, PieceKind};
+use crate::placement::{Delivery, Piece, PieceKind};
 use crate::planted::Rule;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
-use roce_wire::{NakCode, Psn, Syndrome};
+use roce_wire::{Msn, NakCode, Psn, Syndrome};
 
 impl Qp {
     /// Refuses the request at the expected PSN for good: NAK, error completion, ERR.
@@ -17,9 +17,7 @@ impl Qp {
         }
         let status = match reason {
             NakReason::ReceiveTooShort if Rule::TooLongStatus.applies() => WcStatus::LocLenErr,
-            NakReason::Key(_) | NakReason::RemoteMemory if Rule::RefusedImmStatus.applies() => {
-                WcStatus::RemAccessErr
-            }
+            NakReason::Key(_) if Rule::RefusedImmStatus.applies() => WcStatus::LocAccessErr,
             NakReason::Local if Rule::ReceiveKeyStatus.applies() => WcStatus::LocProtErr,
             _ => WcStatus::RemInvReqErr,
         };
@@ -41,29 +39,41 @@ impl Qp {
         self.end_with_nak(ctx, self.responder.epsn, NakReason::Local, true);
     }
 
-    /// Memory failed while a packet that was already accepted was placed. `status` is what a
-    /// receive WQE still in use completes with.
+    /// Memory failed while a packet that was already accepted was placed. `reported`: a completion
+    /// says so.
     pub(crate) fn memory_failed<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         piece: &Piece,
-        status: WcStatus,
+        reported: bool,
     ) {
         if !self.receives() {
             return;
         }
-        // Undo everything from that packet on.
         if Rule::FaultRollsBack.applies() {
-            self.responder.epsn = piece.psn;
-            self.responder.msn = piece.msn;
+            self.undo_from(piece.psn, piece.msn);
         }
-        self.responder.replies.truncate_from(piece.psn);
         let reason = match piece.kind {
             PieceKind::Receive => NakReason::Local,
             _ => NakReason::RemoteMemory,
         };
-        let reported = self.fail_current_receive(ctx, status) || piece.kind == PieceKind::Receive;
         self.end_with_nak(ctx, piece.psn, reason, reported);
+    }
+
+    /// The completion of a message that was already accepted found its CQ full. The program will
+    /// never hear of the message, so the peer must not be told that it arrived.
+    pub(crate) fn completion_lost<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, lost: &Delivery) {
+        if self.receives() && Rule::OverflowNotAcked.applies() {
+            self.undo_from(lost.psn, lost.msn);
+            self.end_with_nak(ctx, lost.psn, NakReason::Local, false);
+        }
+    }
+
+    /// What the packet with this PSN and those behind it did to the responder did not happen.
+    fn undo_from(&mut self, psn: Psn, msn: Msn) {
+        self.responder.epsn = psn;
+        self.responder.msn = msn;
+        self.responder.replies.truncate_from(psn);
     }
 
     /// The NAK is the last thing this QP says. What no completion reports becomes an async event.
@@ -75,10 +85,13 @@ impl Qp {
         reported: bool,
     ) {
         let (code, event) = match reason {
-            NakReason::Key(_) | NakReason::RemoteMemory => {
+            NakReason::Key(_) => (NakCode::RemoteAccess, AsyncEventType::QpAccessErr),
+            NakReason::RemoteMemory if !Rule::MissingMemoryIsOurs.applies() => {
                 (NakCode::RemoteAccess, AsyncEventType::QpAccessErr)
             }
-            NakReason::Local => (NakCode::RemoteOperational, AsyncEventType::QpFatal),
+            NakReason::Local | NakReason::RemoteMemory => {
+                (NakCode::RemoteOperational, AsyncEventType::QpFatal)
+            }
             _ => (NakCode::InvalidRequest, AsyncEventType::QpReqErr),
         };
         let kept = match code {
@@ -89,7 +102,7 @@ impl Qp {
         let code = if kept { code } else { NakCode::PsnSequence };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
         self.responder.has_last_words = Rule::NakLeavesInErr.applies();
-        ctx.shared.counters.nak_sent(reason);
+        ctx.shared.counters.refused(reason);
         ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
         if Rule::NakEndsQp.applies() {
             self.enter_error(ctx);

@@ -274,17 +274,29 @@ impl Qp {
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
     fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
         self.counters.out_of_sequence += 1;
-        if !self.responder.nak_sent || !Rule::OneNakPerGap.applies() {
+        let is_new = !self.responder.nak_sent;
+        if is_new || !ctx.shared.config.profile.counts_gaps() {
+            ctx.shared.counters.out_of_sequence += 1;
+        }
+        if is_new || !Rule::OneNakPerGap.applies() {
             self.responder.nak_sent = true;
             let epsn = self.responder.epsn;
             let psn = if Rule::GapNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.responder.ack = Some(Ack { psn, syndrome });
-            ctx.shared.counters.nak_sent(NakReason::Sequence);
             ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason: NakReason::Sequence });
             ctx.activate(self);
         }
         Step::Drop(DropReason::OutOfSequence)
+    }
+
+    /// The acknowledgement that was owed is on its way.
+    pub(crate) fn acknowledgement_left<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let Some(ack) = self.responder.ack.take() else { return };
+        ctx.shared.counters.acknowledged(ack.syndrome);
+        if matches!(ack.syndrome, Syndrome::RnrNak { .. }) {
+            self.counters.rnr_naks_sent += 1;
+        }
     }
 
     /// Duplicates are acknowledged or answered again, never executed again, never refused. What is
@@ -391,8 +403,6 @@ impl Qp {
         if Rule::RnrSilencesGap.applies() {
             self.responder.nak_sent = true;
         }
-        self.counters.rnr_naks_sent += 1;
-        ctx.shared.counters.out_of_buffer += 1;
         ctx.event(|| Event::RnrNak { qpn: self.qpn, psn, timer });
         ctx.activate(self);
         Step::Done

@@ -173,7 +173,7 @@ fn the_number_of_a_destroyed_queue_pair_does_not_reach_its_successor() {
 }
 
 #[test]
-fn a_receive_that_a_refused_write_took_fails_with_the_access_error() {
+fn a_receive_that_a_refused_write_took_fails_with_a_local_access_error() {
     let mut d = dialogue();
     d.recv(1, &[]);
     d.say(&write_only(&d, 0, 0, &[1; 8]).with(|h| h.bth.opcode = Opcode::RcWriteOnlyImm).with(
@@ -183,7 +183,7 @@ fn a_receive_that_a_refused_write_took_fails_with_the_access_error() {
         },
     ));
     d.expect_aeth(d.peer_psn(0), ACCESS, 0);
-    assert_eq!(statuses(&d.received()), [(1, WcStatus::RemAccessErr)]);
+    assert_eq!(statuses(&d.received()), [(1, WcStatus::LocAccessErr)]);
 }
 
 fn in_rtr() -> Dialogue {

@@ -11,7 +11,7 @@ use rnic_sim::memory::{PAGE, PageAccess};
 use rnic_sim::pair::{End, Pair, pattern};
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::SendWr;
-use roce_wire::{Opcode, Syndrome};
+use roce_wire::{ImmDt, Opcode};
 
 fn protect(d: &mut Dialogue, offset: u64, access: PageAccess) {
     let addr = d.nic.mr.addr + offset;
@@ -133,11 +133,11 @@ fn a_fault_in_the_middle_of_a_burst_leaves_the_rest_unaccepted() {
     d.say_all(&burst);
     let heard = d.hear();
     assert_eq!(heard.psn(), d.peer_psn(5), "the packet that could not be placed");
-    assert!(matches!(heard.aeth(), (Syndrome::Nak(_), 0)));
+    assert_eq!(heard.aeth(), (OPERATIONAL, 0));
     assert_eq!(d.memory(at, 5 * 256), data[..5 * 256]);
     assert_eq!(d.memory(PAGE, 3 * 256), [0; 3 * 256]);
     assert_eq!(d.state(), QpState::Err);
-    assert_eq!(d.events(), [AsyncEventType::QpAccessErr]);
+    assert_eq!(d.events(), [AsyncEventType::QpFatal]);
     d.expect_silence();
 }
 
@@ -158,6 +158,51 @@ fn a_fault_fails_the_receive_it_hits_and_flushes_those_of_the_burst_behind_it() 
     assert_eq!(d.memory(2 * PAGE, 200), [0; 200]);
 }
 
+/// Receives that the burst had filled behind the fault are neither delivered nor lost.
+#[test]
+fn a_fault_of_a_read_sink_flushes_the_receives_of_the_burst_behind_it() {
+    let mut d = dialogue();
+    protect(&mut d, PAGE, PageAccess::Hole);
+    for wr_id in 11..16 {
+        d.recv(wr_id, &[d.nic.mr.sge(2 * PAGE, 600)]);
+    }
+    d.post_all(&[read(&d, 1, PAGE, 200), send(&d, 2, 10)]);
+    d.hear_burst();
+    d.say_all(&[
+        send_only(&d, 0, &[2; 200]),
+        Say::new(Opcode::RcReadRespOnly, d.our_psn(0)).syndrome(ACK, 1).payload(&[1; 200]),
+        send_only(&d, 1, &[2; 200]),
+        send_only(&d, 2, &[]),
+        Say::new(Opcode::RcSendFirst, d.peer_psn(3)).payload(&[3; 256]),
+    ]);
+    let mut expected = vec![(11, WcStatus::Success)];
+    expected.extend((12..16).map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
+    assert_eq!(statuses(&d.received()), expected);
+    assert_eq!(statuses(&d.sent()), [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)]);
+    d.expect_silence();
+}
+
+#[test]
+fn a_receive_that_a_write_into_missing_memory_took_fails_with_a_local_access_error() {
+    let mut d = dialogue();
+    protect(&mut d, PAGE, PageAccess::Hole);
+    for wr_id in 1..4 {
+        d.recv(wr_id, &[]);
+    }
+    let with_imm = |say: Say| {
+        say.with(|h| (h.bth.opcode, h.imm) = (Opcode::RcWriteOnlyImm, Some(ImmDt([7; 4]))))
+    };
+    d.say_all(&[
+        with_imm(write_only(&d, 0, 0, &[1; 8])),
+        with_imm(write_only(&d, 1, PAGE, &[1; 8])),
+        with_imm(write_only(&d, 2, 0, &[1; 8])),
+    ]);
+    d.expect_aeth(d.peer_psn(1), OPERATIONAL, 1);
+    let expected = [(1, WcStatus::Success), (2, WcStatus::LocAccessErr), (3, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.received()), expected);
+    assert_eq!(d.events(), [], "the completion says it");
+}
+
 #[test]
 fn a_fault_of_one_qp_does_not_touch_another() {
     let mut pair = Pair::new(1, small_mtu());
@@ -171,7 +216,7 @@ fn a_fault_of_one_qp_does_not_touch_another() {
         pair.post(a, &SendWr::write(1, &[a.mr.sge(0, 3000)], b.mr.remote(PAGE - 700)));
         pair.post(c, &SendWr::write(2, &[c.mr.sge(0, 3000)], d.mr.remote(PAGE - 700)));
     }
-    assert_eq!(pair.sent(a).status, WcStatus::RemAccessErr);
+    assert_eq!(pair.sent(a).status, WcStatus::RemOpErr);
     for _ in 0..3 {
         assert_eq!(pair.sent(c).status, WcStatus::Success);
     }
@@ -206,7 +251,7 @@ fn a_hole_under_a_read_response_is_refused() {
     let burst = d.hear_burst();
     let last = burst.last().unwrap();
     assert_eq!((last.opcode(), last.psn()), (Opcode::RcAck, d.peer_psn(2)));
-    assert!(matches!(last.aeth().0, Syndrome::Nak(_)));
+    assert_eq!(last.aeth().0, OPERATIONAL);
     assert_eq!(burst.len(), 3, "the two packets before it are sent");
     assert_eq!(d.state(), QpState::Err);
 }
@@ -220,8 +265,7 @@ fn a_hole_under_an_atomic_is_refused() {
         request(&d, Opcode::RcFetchAdd, 1, (PAGE, 8)),
         write_only(&d, 2, 8, &[4; 8]),
     ]);
-    let heard = d.expect(Opcode::RcAck, d.peer_psn(1));
-    assert!(matches!(heard.aeth(), (Syndrome::Nak(_), 1)));
+    d.expect_aeth(d.peer_psn(1), OPERATIONAL, 1);
     assert_eq!((d.memory(0, 8), d.memory(8, 8)), (vec![3; 8], vec![0; 8]));
     assert_eq!(d.state(), QpState::Err);
 }

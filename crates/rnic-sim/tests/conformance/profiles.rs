@@ -128,3 +128,28 @@ fn a_connectx_that_may_not_retry_does_not() {
     let never = Connection { retry_cnt: 0, ..small_mtu() };
     assert_eq!(waits(ConnectX, never), [0_u128; 0]);
 }
+
+/// What is lost, and what comes behind it in the same burst and in another.
+fn gaps_and_naks(profile: Profile) -> (u64, u64, usize) {
+    let mut d = Dialogue::of(profile, small_mtu());
+    let mut heard = 0;
+    for lost in [0, 5] {
+        let behind: Vec<Say> = (1..4).map(|k| write_only(&d, lost + k, 0, &[1; 8])).collect();
+        d.say_all(&behind);
+        heard += d.hear_burst().len();
+        d.say_all(&behind);
+        // The repair comes in the burst of another gap: no NAK of that one is sent.
+        let repaired: Vec<Say> = (0..4).map(|k| write_only(&d, lost + k, 0, &[1; 8])).collect();
+        d.say_all(&repaired);
+        d.say_all(&[write_only(&d, lost + 5, 0, &[1; 8]), write_only(&d, lost + 4, 0, &[1; 8])]);
+        d.hear_burst();
+    }
+    let counters = d.world.hosts()[0].engine.counters();
+    (counters.out_of_sequence, counters.sent_seq_err, heard)
+}
+
+#[test]
+fn connectx_counts_gaps_and_others_the_packets_behind_them() {
+    assert_eq!(gaps_and_naks(ConnectX), (4, 2, 2));
+    assert_eq!(gaps_and_naks(Spec), (14, 2, 2));
+}

@@ -1,8 +1,8 @@
 //! Queue pair states: what runs, what is held, what is flushed, in which order.
 
 use crate::{
-    ACCESS, ACK, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu, statuses,
-    write_only,
+    ACCESS, ACK, OPERATIONAL, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu,
+    statuses, write_only,
 };
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
@@ -247,7 +247,8 @@ fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
     }
     let burst: Vec<Say> = (0..6).map(|k| send_only(&d, k, &[])).collect();
     d.say_all(&burst);
-    d.hear_burst();
+    d.expect_aeth(d.peer_psn(4), OPERATIONAL, 4);
+    d.expect_silence();
     let cq = d.world.hosts()[0].cq_handle(small);
     let qp = d.world.hosts()[0].qp_handle(end.qp);
     let events = d.world.host(0).take_async_events();
