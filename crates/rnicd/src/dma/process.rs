@@ -8,8 +8,9 @@ use std::io;
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: libc::pid_t,
-    /// A thread of it that is alive: the main thread may have ended before the others.
-    thread: libc::pid_t,
+    /// A thread of it that was alive: the main thread may have ended before the others. `None`
+    /// when there was no other one left, which is for good.
+    thread: Option<libc::pid_t>,
 }
 
 /// Room for one call's vectors, allocated once.
@@ -81,7 +82,7 @@ impl Process {
     /// The process `pid`, as this thread sees it.
     pub(crate) fn new(pid: u32) -> Option<Self> {
         let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;
-        Some(Self { pid, thread: pid })
+        Some(Self { pid, thread: Some(pid) })
     }
 
     pub(super) fn read(
@@ -167,13 +168,14 @@ impl Process {
         total: usize,
         call: ProcessVm,
     ) -> Result<(), DmaFault> {
-        loop {
+        for _ in 0..ATTEMPTS {
+            let thread = self.thread.ok_or(NOTHING)?;
             // SAFETY: every caller builds `local` from a live arena, mapping or variable that it
             // borrows for as long as this call, mutably where the kernel writes. The kernel
             // checks `remote`.
             let done = unsafe {
                 call(
-                    self.thread,
+                    thread,
                     local.as_ptr(),
                     local.len() as libc::c_ulong,
                     remote.as_ptr(),
@@ -189,15 +191,20 @@ impl Process {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::ESRCH) => match another_thread(self.pid, self.thread) {
-                    Some(thread) => self.thread = thread,
-                    None => return Err(NOTHING),
-                },
+                Some(libc::ESRCH) => self.thread = living_thread(self.pid),
                 _ => return Err(NOTHING),
             }
         }
+        Err(NOTHING)
     }
 }
+
+/// Tries of one transfer: a thread may end right after it was found to be alive, and a client that
+/// makes that happen every time must not keep its engine.
+const ATTEMPTS: u32 = 4;
+/// Threads looked at in search of a living one. Those that ended are gone, unless a debugger holds
+/// them; then there may be thousands, in the order in which they began.
+const MAX_THREADS: usize = 64;
 
 type ProcessVm = unsafe extern "C" fn(
     libc::pid_t,
@@ -208,12 +215,21 @@ type ProcessVm = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> libc::ssize_t;
 
-/// A thread of `pid` other than `gone` and than the main thread.
-fn another_thread(pid: libc::pid_t, gone: libc::pid_t) -> Option<libc::pid_t> {
+/// A thread of `pid` that has not ended. One that has, and that nobody waited for, is still listed.
+fn living_thread(pid: libc::pid_t) -> Option<libc::pid_t> {
     std::fs::read_dir(format!("/proc/{pid}/task"))
         .ok()?
+        .take(MAX_THREADS)
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .find(|thread| *thread != gone && *thread != pid)
+        .find(|thread| is_alive(pid, *thread))
+}
+
+fn is_alive(pid: libc::pid_t, thread: libc::pid_t) -> bool {
+    // "1234 (any name) S ...": Z is a zombie, X is dead.
+    let stat = std::fs::read(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
+    let name_ends = stat.iter().rposition(|byte| *byte == b')');
+    let state = name_ends.and_then(|at| stat.get(at + 2));
+    state.is_some_and(|state| !b"ZXx".contains(state))
 }
 
 /// Reads one byte of `pid`'s memory: whether this thread may, and whether there is any.
@@ -233,3 +249,6 @@ pub(crate) fn probe(pid: u32, addr: u64) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests;
