@@ -18,14 +18,24 @@ pub(super) fn take_apart(train: &mut RxTrain, arena: &[u8]) {
 
 /// Bytes of each datagram but the last of what may be a train. `ip_id` is that of the first.
 fn segment_len(flow: &Flow, ip_id: u16, bytes: &[u8]) -> usize {
+    find(bytes, |first| icrc::verify(flow, IpIdHint::Known(ip_id), first).is_good())
+}
+
+/// The same by a check of what may be the first datagram.
+fn find(bytes: &[u8], mut is_good: impl FnMut(&[u8]) -> bool) -> usize {
     let Some((key, _)) = bytes.split_first_chunk::<BTH>() else { return bytes.len() };
-    if icrc::verify(flow, IpIdHint::Known(ip_id), bytes).is_good() {
+    if is_good(bytes) {
         return bytes.len();
     }
     let candidates = (SMALLEST..bytes.len().saturating_sub(SMALLEST - 1)).step_by(4);
+    let mut left = MAX_CHECKED;
     candidates
         .filter(|at| continues(key, &bytes[*at..]))
-        .find(|at| icrc::verify(flow, IpIdHint::Known(ip_id), &bytes[..*at]).is_good())
+        .map_while(|at| {
+            left = left.checked_sub(at)?;
+            Some(at)
+        })
+        .find(|at| is_good(&bytes[..*at]))
         .unwrap_or(bytes.len())
 }
 
@@ -39,6 +49,10 @@ fn continues(first: &[u8; BTH], next: &[u8]) -> bool {
 const BTH: usize = 12;
 /// A datagram of nothing but BTH and ICRC.
 const SMALLEST: usize = BTH + 4;
+/// Bytes checked in search of the first datagram, four times what the longest train has: whoever
+/// makes up one that could be cut anywhere must not cost more than that. Payload of the longest
+/// datagrams may repeat its own header every 64 bytes.
+const MAX_CHECKED: usize = 4 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -68,5 +82,33 @@ mod tests {
         for len in 0..20 {
             assert_eq!(segment_len(&flow, 0, &vec![0; len]), len);
         }
+    }
+    /// Every multiple of four bytes looks like the start of a further datagram.
+    #[test]
+    fn a_train_that_could_be_cut_anywhere_costs_no_more_than_its_length() {
+        let bytes: Vec<u8> = (0..61_600).map(|at| [7, 1, 0xff, 0xfe][at % 4]).collect();
+        let mut checked = 0;
+        let len = find(&bytes, |first| {
+            checked += first.len();
+            false
+        });
+        assert_eq!(len, bytes.len());
+        assert!(checked <= 6 * bytes.len(), "{checked} bytes checked");
+    }
+
+    #[test]
+    fn payload_that_repeats_its_own_header_hides_nothing() {
+        let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 4791);
+        let train: Vec<u8> = (0..3u8)
+            .flat_map(|k| {
+                let mut bytes = datagram(&flow, u16::from(k), 4096 + 32, k);
+                for at in (64..4096).step_by(64) {
+                    bytes.copy_within(0..BTH, at);
+                }
+                icrc::seal(&flow, u16::from(k), &mut bytes);
+                bytes
+            })
+            .collect();
+        assert_eq!(segment_len(&flow, 0, &train), 4096 + 32);
     }
 }
