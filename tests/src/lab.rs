@@ -17,13 +17,20 @@ use crate::place::{Host, Node};
 use crate::process::is_root;
 use crate::{interrupt, paths, rxe};
 
-/// A file that collects the skips of all test programs of a run, one line each.
-pub const SKIPS_ENV: &str = "RNIC_TEST_SKIPS";
+/// A file that collects what the reader of a run's summary must know of all test programs, such as
+/// their skips, one line each.
+pub const NOTES_ENV: &str = "RNIC_TEST_NOTES";
 
-/// Whether tests take their long form: `RNIC_LONG=1`.
+/// How the note of a dialogue begins that was run once more, for a reason that is not ours.
+pub const AGAIN: &str = "again:";
+
+/// `1` makes tests take their long form, which `cargo xtask test --long` runs.
+pub const LONG_ENV: &str = "RNIC_LONG";
+
+/// Whether tests take their long form.
 #[must_use]
 pub fn long_form() -> bool {
-    std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1")
+    std::env::var_os(LONG_ENV).is_some_and(|value| value == "1")
 }
 
 /// How long an attack takes, in seconds: 10 minutes in the long form, else `normal`, unless
@@ -92,6 +99,24 @@ impl Lab {
         Ok(Some(Self { tools, _serial: serial }))
     }
 
+    /// The same for a test that is only part of the long form: nothing in the ordinary one.
+    ///
+    /// That is no skip. What only the long form tests is a combination of what the ordinary form
+    /// tests too, such as a second kind of packet I/O with a second address family.
+    ///
+    /// # Errors
+    /// As [`Lab::open`].
+    ///
+    /// # Panics
+    /// As [`Lab::open`].
+    pub fn open_long(test: &str, need: Need, programs: &[&str]) -> Result<Option<Self>> {
+        if !long_form() {
+            eprintln!("{test} is part of the long form: cargo xtask test --long, or {LONG_ENV}=1");
+            return Ok(None);
+        }
+        Self::open(test, need, programs)
+    }
+
     /// Two daemons on a fresh veth pair.
     ///
     /// # Errors
@@ -121,12 +146,17 @@ impl Need {
 /// When `CI` is `true`: there, what is skipped is not tested.
 pub fn skip(test: &str, reason: &str) {
     let line = format!("SKIPPED {test}: {reason}");
+    note(&line);
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{line} (CI=true allows no skip)");
+}
+
+/// Says something now and in the summary of the run.
+pub fn note(line: &str) {
     eprintln!("{line}");
-    if let Some(path) = std::env::var_os(SKIPS_ENV) {
+    if let Some(path) = std::env::var_os(NOTES_ENV) {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let _ = file.and_then(|mut file| writeln!(file, "{line}"));
     }
-    assert!(std::env::var("CI").as_deref() != Ok("true"), "{line} (CI=true allows no skip)");
 }
 
 /// Two namespaces, a veth between them, a daemon in each.

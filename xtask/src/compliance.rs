@@ -50,8 +50,9 @@ const WALK_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Chooses another twenty than today's.
 const SEED: &str = "RNIC_COMPLIANCE_SEED";
 
-pub(crate) fn stage() -> Result<()> {
-    run(&Options::default())
+/// As part of all tests: a choice, or everything in the long form.
+pub(crate) fn stage(long: bool) -> Result<()> {
+    run(&Options { all: long, bugs: long, ..Options::default() })
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {

@@ -8,8 +8,14 @@ use system_tests::dist::cargo;
 use crate::layers;
 use crate::stages::Stage;
 
-pub(crate) const STAGES: &[Stage] =
-    &[("format", format), ("clippy", clippy), ("layers", layers::check), ("rustdoc", rustdoc)];
+pub(crate) fn stages() -> Vec<Stage> {
+    vec![
+        Stage::new("format", format),
+        Stage::new("clippy", clippy),
+        Stage::new("layers", layers::check),
+        Stage::new("rustdoc", rustdoc),
+    ]
+}
 
 const LIMIT: Duration = Duration::from_secs(1200);
 

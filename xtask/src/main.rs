@@ -33,7 +33,7 @@ enum Command {
     /// Build everything and show unmodified RDMA programs at work, with numbers
     Demo,
     /// Install what is missing and run every check and test
-    Test,
+    Test(test::Options),
     /// Build bin/rnicd, bin/rnic, lib/libibverbs.so.1 and lib/librdmacm.so.1
     Dist {
         /// Where to put them [default: target/dist]
@@ -74,7 +74,7 @@ fn run(command: &Command) -> Result<()> {
     interrupt::install()?;
     match command {
         Command::Demo => demo::run(),
-        Command::Test => test::run(),
+        Command::Test(options) => test::run(options),
         Command::Dist { out } => {
             let dist = Dist::build(&out.clone().unwrap_or_else(|| paths::target().join("dist")))?;
             println!("{}", dist.root().display());
@@ -85,7 +85,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Compliance(options) => compliance::run(options),
         Command::Fuzz(options) => fuzz::run(options),
         Command::Interop(options) => interop::run(options),
-        Command::Lint => stages::all("lint", lint::STAGES),
+        Command::Lint => stages::all("lint", lint::stages()),
         Command::Layers => layers::check(),
     }
 }

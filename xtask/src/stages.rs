@@ -6,26 +6,35 @@ use anyhow::{Result, bail};
 use system_tests::interrupt;
 
 /// A named piece of work.
-pub(crate) type Stage = (&'static str, fn() -> Result<()>);
+pub(crate) struct Stage {
+    name: String,
+    work: Box<dyn Fn() -> Result<()>>,
+}
+
+impl Stage {
+    pub(crate) fn new(name: impl Into<String>, work: impl Fn() -> Result<()> + 'static) -> Self {
+        Self { name: name.into(), work: Box::new(work) }
+    }
+}
 
 /// How a stage went.
 pub(crate) struct Outcome {
-    name: &'static str,
+    name: String,
     took: Duration,
     error: Option<anyhow::Error>,
 }
 
 /// Runs every stage, also behind a failed one, and fails when any did.
-pub(crate) fn all(title: &str, stages: &[Stage]) -> Result<()> {
+pub(crate) fn all(title: &str, stages: Vec<Stage>) -> Result<()> {
     let outcomes = run(stages)?;
     summary(&outcomes);
     conclude(title, &outcomes)
 }
 
 /// Runs every stage; only an interrupt ends the list early.
-pub(crate) fn run(stages: &[Stage]) -> Result<Vec<Outcome>> {
+pub(crate) fn run(stages: Vec<Stage>) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
-    for (name, work) in stages {
+    for Stage { name, work } in stages {
         eprintln!("== {name}");
         let began = Instant::now();
         let error = work().err();
@@ -43,14 +52,15 @@ pub(crate) fn summary(outcomes: &[Outcome]) {
     println!();
     for Outcome { name, took, error } in outcomes {
         let result = if error.is_some() { "FAILED" } else { "ok" };
-        println!("{name:<24} {:>7.1} s  {result}", took.as_secs_f64());
+        println!("{name:<26} {:>7.1} s  {result}", took.as_secs_f64());
     }
 }
 
 /// Fails when a stage did.
 pub(crate) fn conclude(title: &str, outcomes: &[Outcome]) -> Result<()> {
     let failed = |outcome: &&Outcome| outcome.error.is_some();
-    let failed: Vec<_> = outcomes.iter().filter(failed).map(|outcome| outcome.name).collect();
+    let failed: Vec<_> =
+        outcomes.iter().filter(failed).map(|outcome| outcome.name.as_str()).collect();
     if !failed.is_empty() {
         bail!("{title} failed: {}", failed.join(", "));
     }

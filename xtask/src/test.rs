@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::Args;
 use system_tests::dist::{DIST_ENV, Dist, cargo};
-use system_tests::lab::SKIPS_ENV;
+use system_tests::lab::{AGAIN, LONG_ENV, NOTES_ENV};
 use system_tests::packages::{Apt, Toolbox};
-use system_tests::process::is_root;
+use system_tests::process::{Cmd, is_root};
 use system_tests::{paths, rxe};
 
 use crate::stages::{self, Stage};
@@ -24,28 +25,60 @@ const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
 ];
 
-const TESTS: &[Stage] = &[
-    ("unit tests", unit),
-    ("compliance", compliance::stage),
-    ("memory model (loom)", loom),
-    ("instruction budget", budget::stage),
-    ("release build", dist),
-    ("system tests", system),
-];
+/// How much of it.
+#[derive(Args, Clone, Copy, Debug)]
+#[group(multiple = false)]
+pub(crate) struct Options {
+    /// Only lint, unit tests, simulation, memory model and one pingpong over each kind of packet
+    /// I/O: minutes, for the time between two edits
+    #[arg(long)]
+    quick: bool,
+    /// Also what takes hours: tests and combinations that are left to the long form, attacks of ten
+    /// minutes, every rule and bug of docs/compliance.md
+    #[arg(long)]
+    long: bool,
+}
 
+/// How long one test program may take; those of the long form attack for hours.
 const LIMIT: Duration = Duration::from_secs(1800);
+const LONG_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
-    let _ = fs::remove_file(skips());
-    let packages: Stage = ("packages", packages);
-    let list: Vec<_> = [packages].iter().chain(lint::STAGES).chain(TESTS).copied().collect();
-    let outcomes = stages::run(&list)?;
+    let _ = fs::remove_file(notes());
+    let outcomes = stages::run(list(*options)?)?;
     stages::summary(&outcomes);
-    println!("{:<24} {:>7.1} s", "all", began.elapsed().as_secs_f64());
-    let skipped = fs::read_to_string(skips()).unwrap_or_default();
-    print!("{skipped}");
+    println!("{:<26} {:>7.1} s", "all", began.elapsed().as_secs_f64());
+    let notes = fs::read_to_string(notes()).unwrap_or_default();
+    let again = notes.lines().filter(|line| line.starts_with(AGAIN)).count();
+    print!("{notes}");
+    println!("{again} dialogues were repeated");
     stages::conclude("test", &outcomes)
+}
+
+fn list(options: Options) -> Result<Vec<Stage>> {
+    let mut stages = vec![Stage::new("packages", packages)];
+    stages.extend(lint::stages());
+    stages.push(Stage::new("unit tests", move || unit(options)));
+    if !options.quick {
+        stages.push(Stage::new("compliance", move || compliance::stage(options.long)));
+    }
+    stages.push(Stage::new("memory model (loom)", loom));
+    if !options.quick {
+        stages.push(Stage::new("instruction budget", budget::stage));
+    }
+    stages.push(Stage::new("release build", dist));
+    if options.quick {
+        let pingpong = move || system("pingpong", &["rc_pingpong_over"], options);
+        stages.push(Stage::new("pingpong", pingpong));
+    } else {
+        stages.push(Stage::new("system tests' build", build_system));
+        for program in system_programs()? {
+            let name = program.clone();
+            stages.push(Stage::new(name, move || system(&program, &[], options)));
+        }
+    }
+    Ok(stages)
 }
 
 fn packages() -> Result<()> {
@@ -63,9 +96,9 @@ fn packages() -> Result<()> {
     Ok(())
 }
 
-fn unit() -> Result<()> {
+fn unit(options: Options) -> Result<()> {
     let args = ["test", "--quiet", "--workspace", "--exclude", "system-tests", "--no-fail-fast"];
-    cargo().args(args).limit(LIMIT).inherit_output().check()?;
+    options.tests().args(args).check()?;
     Ok(())
 }
 
@@ -92,21 +125,51 @@ fn dist() -> Result<()> {
     Ok(())
 }
 
-fn system() -> Result<()> {
-    let args = ["test", "-p", "system-tests", "--no-fail-fast", "--", "--nocapture"];
-    cargo()
-        .args(args)
+/// Names of the system tests' programs.
+fn system_programs() -> Result<Vec<String>> {
+    let folder = paths::repository().join("tests/tests");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            names.extend(path.file_stem().map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Builds all of them at once, and runs the tests of what they share.
+fn build_system() -> Result<()> {
+    let test = || cargo().args(["test", "--quiet", "-p", "system-tests"]).limit(LIMIT);
+    test().arg("--no-run").inherit_output().check()?;
+    test().arg("--lib").inherit_output().check()?;
+    Ok(())
+}
+
+/// Runs one program of the system tests, or those of its tests whose name contains a filter.
+fn system(program: &str, filter: &[&str], options: Options) -> Result<()> {
+    options
+        .tests()
+        .args(["test", "-p", "system-tests", "--test", program, "--", "--nocapture"])
         .arg("--test-threads=1")
+        .args(filter)
         .env(DIST_ENV, Dist::get()?.root())
-        .env(SKIPS_ENV, skips())
+        .env(NOTES_ENV, notes())
         // An error of a test is its message; where it was made says nothing to the reader.
         .env("RUST_LIB_BACKTRACE", "0")
-        .limit(LIMIT)
-        .inherit_output()
         .check()?;
     Ok(())
 }
 
-fn skips() -> PathBuf {
-    paths::target().join("skipped-tests.txt")
+impl Options {
+    /// A cargo that runs one stage's tests in this form.
+    fn tests(self) -> Cmd {
+        let cargo = cargo().inherit_output();
+        if self.long { cargo.env(LONG_ENV, "1").limit(LONG_LIMIT) } else { cargo.limit(LIMIT) }
+    }
+}
+
+fn notes() -> PathBuf {
+    paths::target().join("test-notes.txt")
 }

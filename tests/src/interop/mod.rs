@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::inspect::ask;
 use crate::place::{Node, OverV6, Place, active_mtu};
 use crate::programs::{Dialogue, Transcript};
-use crate::{checker, interrupt, native};
+use crate::{checker, interrupt, lab, native};
 pub use cases::Case;
 
 /// Which of the known implementations a peer is.
@@ -209,7 +209,7 @@ impl<'a> Contest<'a> {
             } else {
                 return Ok(error);
             };
-            eprintln!("again: {}: {reason}", case.title());
+            lab::note(&format!("{} {}: {reason}", lab::AGAIN, case.title()));
         }
     }
 
