@@ -1,6 +1,9 @@
 //! What somebody sees who does something wrong: what is wrong and what to do.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
+use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need};
 use system_tests::netns::Netns;
@@ -61,7 +64,9 @@ fn a_program_that_is_not_there_is_named() -> Result<()> {
     let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
     let scratch = Scratch::new("newcomer")?;
     let rnic = Cmd::new(Dist::get()?.bin("rnic")).args(["run", "--", "no-such-program"]);
-    let rnic = rnic.env("XDG_RUNTIME_DIR", scratch.path());
+    let runtime = scratch.join("runtime");
+    std::fs::create_dir(&runtime)?;
+    let rnic = rnic.env("XDG_RUNTIME_DIR", runtime).without_env("RNIC_SOCKET");
     ensure_helpful(&rnic.run()?, &["no-such-program"])
 }
 
@@ -69,11 +74,36 @@ fn a_program_that_is_not_there_is_named() -> Result<()> {
 fn a_busy_socket_is_explained() -> Result<()> {
     let name = "a_busy_socket_is_explained";
     let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
-    let spec = system_tests::daemon::Spec::new(system_tests::daemon::Io::Loopback);
-    let first = system_tests::daemon::Daemon::start(Dist::get()?, &spec)?;
+    let first = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
     let second = rnicd(&["--io", "loopback", "--socket"])?.arg(first.socket());
     ensure_helpful(&second.run()?, &["socket"])?;
     first.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_second_daemon_on_an_interface_is_told_of_the_first() -> Result<()> {
+    let name = "a_second_daemon_on_an_interface_is_told_of_the_first";
+    let Some(_lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    let netns = Netns::new("newcomer")?;
+    netns.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth1"])?;
+    netns.ip(&["address", "add", "10.77.0.1/24", "dev", "eth0"])?;
+    netns.ip(&["link", "set", "eth0", "up"])?;
+    let scratch = Scratch::new("newcomer")?;
+    for (first_io, second_io) in [(Io::Udp, "auto"), (Io::AfPacket, "udp"), (Io::AfXdp, "auto")] {
+        let mut spec = Spec::new(first_io);
+        spec.netdev = Some("eth0".into());
+        spec.netns = Some(netns.name().to_owned());
+        let first = Daemon::start(Dist::get()?, &spec)?;
+        for place in [&["--netdev", "eth0"][..], &["--address", "10.77.0.1"]] {
+            let run = rnicd(place)?.args(["--io", second_io, "--socket"]);
+            let run = run.arg(scratch.join("socket")).in_netns(Some(netns.name()));
+            let pid = format!("process {} ", first.pid());
+            let words = ["10.77.0.1 is served already", &pid, "--socket", "--address"];
+            ensure_helpful(&run.limit(Duration::from_secs(10)).run()?, &words)?;
+        }
+        first.stop()?;
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The daemon from start to end.
 
 use crate::config::{Args, Config, Io, Profile, XdpMode};
-use crate::net::{NetConfig, Network};
+use crate::net::{Change, Claims, NetConfig, Network};
 use crate::server::{Registry, Service, serve, socket_group};
 use crate::shard::Crew;
 use crate::system::{self, notify};
@@ -29,7 +29,8 @@ pub fn run(args: Args) -> Result<()> {
     let signals = Signals::new()?;
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
-    let (network, crew, io) = start_engine(&config)?;
+    let claims = Arc::new(Claims::new(config.netdev.as_deref())?);
+    let (network, crew, io) = start_engine(&config, &claims)?;
     let service = Arc::new(Service {
         device: describe_device(&config, &network),
         network,
@@ -43,7 +44,12 @@ pub fn run(args: Args) -> Result<()> {
     });
     announce(&config, &service);
     notify("READY=1");
-    accept_until_told(&config, &service, &listener, &signals)?;
+    accept_until_told(
+        &config,
+        &service,
+        &Doors { listener: &listener, claims: &claims },
+        &signals,
+    )?;
     notify("STOPPING=1");
     drop(listener);
     stop(&service);
@@ -85,16 +91,28 @@ impl Signals {
 
 /// Looks at the network, opens the wire and starts the first engine on it. The text says which
 /// packet I/O it became.
-fn start_engine(config: &Config) -> Result<(Arc<Network>, Arc<Crew>, String)> {
+fn start_engine(
+    config: &Config,
+    claims: &Arc<Claims>,
+) -> Result<(Arc<Network>, Arc<Crew>, String)> {
     let crew: Arc<OnceLock<Arc<Crew>>> = Arc::default();
-    let followers = Arc::clone(&crew);
-    let on_change = move |change| {
-        if let Some(crew) = followers.get() {
+    let followers = (Arc::clone(claims), Arc::clone(&crew));
+    let exclusive = config.io != Io::Loopback;
+    let on_change = move |change: Change| {
+        if exclusive {
+            followers.0.follow(&change.addresses);
+        }
+        if let Some(crew) = followers.1.get() {
             crew.follow(change);
         }
     };
     let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
     let network = Network::start(place, Box::new(on_change))?;
+    if exclusive {
+        // Before the wire: opening it would already take the other daemon's packets.
+        let follows = config.netdev.is_some() && config.addresses.is_empty();
+        claims.take(follows, &network.now().addresses).map_err(anyhow::Error::msg)?;
+    }
     let trains = xdp_io::packet::knows_trains();
     let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
     let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
@@ -191,10 +209,16 @@ fn announce(config: &Config, service: &Service) {
     }
 }
 
+/// Where others knock.
+struct Doors<'a> {
+    listener: &'a Listener,
+    claims: &'a Claims,
+}
+
 fn accept_until_told(
     config: &Config,
     service: &Arc<Service>,
-    listener: &Listener,
+    doors: &Doors<'_>,
     signals: &Signals,
 ) -> Result<()> {
     let mut lonely_since = Instant::now();
@@ -219,7 +243,8 @@ fn accept_until_told(
         });
         let ended = service.registry.ended();
         let mut fds = [
-            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(doors.listener, PollFlags::IN),
+            PollFd::new(doors.claims, PollFlags::IN),
             PollFd::new(&signals.end, PollFlags::IN),
             PollFd::new(&signals.reload, PollFlags::IN),
             PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
@@ -228,7 +253,7 @@ fn accept_until_told(
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
         }
-        let [client, end, reload, session_ended] = fds.map(|fd| !fd.revents().is_empty());
+        let [client, rival, end, reload, session_ended] = fds.map(|fd| !fd.revents().is_empty());
         if end {
             return Ok(());
         }
@@ -239,8 +264,11 @@ fn accept_until_told(
         if session_ended {
             let _ = ended.drain();
         }
+        if rival {
+            doors.claims.turn_away();
+        }
         if client {
-            accept(service, listener);
+            accept(service, doors.listener);
         }
     }
 }

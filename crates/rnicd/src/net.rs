@@ -4,6 +4,7 @@
 //! and reports a [`Change`]; what the data path needs (next hops) is in a [`HopTable`], which is read
 //! without waiting.
 
+mod claims;
 mod gids;
 mod hops;
 mod interface;
@@ -28,6 +29,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use claims::Claims;
 #[cfg(test)]
 use hops::KERNEL;
 pub(crate) use hops::{Hop, HopTable, LOOPBACK};

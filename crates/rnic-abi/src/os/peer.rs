@@ -18,9 +18,17 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-pub(super) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+fn found(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let none = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let found = option(socket, libc::SO_PEERCRED, none)?;
+    option(socket, libc::SO_PEERCRED, none)
+}
+
+pub(super) fn user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(found(socket)?.uid)
+}
+
+pub(super) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let found = found(socket)?;
     let pid = u32::try_from(found.pid).unwrap_or(0);
     if pid == 0 {
         return Err(io::Error::new(
@@ -97,7 +105,9 @@ mod tests {
         let found = open_by_pid(socket.as_fd()).unwrap();
         assert!(!has_exited(&found).unwrap());
         assert!(!has_exited(&pidfd(socket.as_fd()).unwrap()).unwrap());
-        assert_eq!(credentials(socket.as_fd()).unwrap().pid, std::process::id());
+        let known = credentials(socket.as_fd()).unwrap();
+        assert_eq!(known.pid, std::process::id());
+        assert_eq!(user(socket.as_fd()).unwrap(), known.uid);
     }
 
     #[test]

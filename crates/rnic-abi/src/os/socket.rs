@@ -159,6 +159,14 @@ impl Connection {
         peer::credentials(self.0.as_fd())
     }
 
+    /// The effective user at the other end, also of a process that cannot be seen.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        peer::user(self.0.as_fd())
+    }
+
     /// A pidfd of the process that connected: readable once it is dead.
     ///
     /// # Errors
