@@ -6,6 +6,7 @@ use crate::{
 };
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
+use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::Connection;
 use roce_wire::Opcode;
@@ -238,9 +239,12 @@ fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
     let mut d = dialogue();
     let host = d.world.host(0);
     let small = host.create_cq(4);
-    let end = rnic_sim::pair::End::new(&mut d.world, 0, |setup| setup.recv_cq = small);
+    let [end, idle] =
+        [0, 0].map(|host| End::new(&mut d.world, host, |setup| setup.recv_cq = small));
     let connection = small_mtu();
-    d.world.host(0).connect(end.qp, &connection, PEER, PEER_QPN);
+    for qp in [end.qp, idle.qp] {
+        d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+    }
     d.nic = end;
     for wr_id in 0..6 {
         d.recv(wr_id, &[]);
@@ -250,12 +254,13 @@ fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
     d.expect_aeth(d.peer_psn(4), OPERATIONAL, 4);
     d.expect_silence();
     let cq = d.world.hosts()[0].cq_handle(small);
-    let qp = d.world.hosts()[0].qp_handle(end.qp);
+    let qps = [end.qp, idle.qp].map(|qp| d.world.hosts()[0].qp_handle(qp));
     let events = d.world.host(0).take_async_events();
-    let told = |event, element| events.iter().any(|e| (e.event, e.element) == (event, element));
-    assert!(told(AsyncEventType::CqErr, cq), "{events:?}");
-    assert!(told(AsyncEventType::QpFatal, qp), "{events:?}");
+    let told: Vec<_> = events.iter().map(|told| (told.event, told.element)).collect();
+    let fatal = qps.map(|qp| (AsyncEventType::QpFatal, qp));
+    assert_eq!(told, [(AsyncEventType::CqErr, cq), fatal[0], fatal[1]]);
     assert_eq!(d.state(), QpState::Err);
+    assert_eq!(d.world.host(0).state(idle.qp), QpState::Err);
     assert_eq!(statuses(&d.world.host(0).drain(small)), ok(0..4));
 }
 
