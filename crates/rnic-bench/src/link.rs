@@ -50,5 +50,5 @@ pub(crate) fn open(kind: LinkKind, side: &Side<'_>) -> Result<Box<dyn Link>> {
 /// The flow from one side to the other.
 pub(crate) fn flow(from: usize) -> Flow {
     let [src, dst] = [ADDRESSES[from], ADDRESSES[1 - from]].map(Into::into);
-    Flow { src, dst, sport: roce_wire::ROCE_PORT, tos: 0, hop_limit: 64, flow_label: 0 }
+    Flow { src, dst, sport: roce_wire::ROCE_PORT, tos: 0, hop_limit: 64, flow_label: 0, df: true }
 }

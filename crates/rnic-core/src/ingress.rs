@@ -151,7 +151,8 @@ impl Ingress {
         let QpnParts { shard, slot, .. } = self.codec.decode(qpn);
         if shard != self.shard {
             let ip_id = RxIpId::Seen(check.ip_id(hint));
-            host.hand_over(shard, &RxTrain { ip_id, ..*arrival.train }, arrival.bytes);
+            let train = RxTrain { ip_id, flow: check.flow(*flow), ..*arrival.train };
+            host.hand_over(shard, &train, arrival.bytes);
             return Err(None);
         }
         match target.qps.by_slot(slot as usize) {

@@ -86,7 +86,8 @@ impl RxIpId {
 /// A received train.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxTrain {
-    /// Addresses, source port, TOS as received (the peer is `src`).
+    /// Addresses, source port, TOS, DF as received (the peer is `src`). Where no header was seen DF
+    /// is a guess, as the identification is.
     pub flow: Flow,
     /// Where.
     pub arena: ArenaId,

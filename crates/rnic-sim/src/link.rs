@@ -260,7 +260,7 @@ impl Link {
 
 /// Flips a bit that the ICRC covers.
 ///
-/// Where the receiver does not see the IPv4 identification the check has only 16 bits of strength;
+/// Where the receiver does not see the IPv4 identification the check has only 15 bits of strength;
 /// a flip that some identification would explain is not used, so that every corruption is one that
 /// a receiver of either kind must notice.
 fn flip_a_bit(packet: &mut Packet, rng: &mut Rng) {

@@ -187,7 +187,7 @@ impl Port {
         arena.resize(arena.len() + SPACING as usize, POISON);
         let hidden = self.config.hide_rx_ip_id;
         Some(RxTrain {
-            flow: first.flow,
+            flow: Flow { df: hidden || first.flow.df, ..first.flow },
             arena: ArenaId(u8::try_from(id).unwrap_or(0)),
             range: Range { offset, len },
             segment_len: size(first.bytes.len()),

@@ -21,6 +21,9 @@ pub struct Flow {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits; unused for IPv4.
     pub flow_label: u32,
+    /// IPv4 "don't fragment", which the ICRC covers; unused for IPv6. This stack always sets it, and
+    /// so do most. Behind a UDP socket it is a guess.
+    pub df: bool,
 }
 
 /// The address pair of a flow, in the family its packets use.
@@ -33,7 +36,7 @@ pub(crate) enum AddressPair {
 impl Flow {
     pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
-    /// A flow with default hop limit, no DSCP, ECN-capable (ECT(0)).
+    /// A flow with default hop limit, no DSCP, ECN-capable (ECT(0)), not to be fragmented.
     pub const fn new(src: IpAddr, dst: IpAddr, sport: u16) -> Flow {
         Flow {
             src,
@@ -42,6 +45,7 @@ impl Flow {
             tos: Ecn::Ect0 as u8,
             hop_limit: Self::DEFAULT_HOP_LIMIT,
             flow_label: 0,
+            df: true,
         }
     }
 

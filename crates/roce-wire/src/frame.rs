@@ -65,8 +65,6 @@ pub struct Frame<'a> {
     pub flow: Flow,
     /// IPv4 identification; 0 for IPv6.
     pub ip_id: u16,
-    /// IPv4 "don't fragment"; true for IPv6.
-    pub df: bool,
     pub udp_checksum: u16,
     bytes: &'a [u8],
     l3_offset: usize,
@@ -119,9 +117,9 @@ impl<'a> Frame<'a> {
                 tos: network.tos,
                 hop_limit: network.hop_limit,
                 flow_label: network.flow_label,
+                df: network.df,
             },
             ip_id: network.id,
-            df: network.df,
             udp_checksum: udp.checksum,
             bytes,
             l3_offset,
@@ -215,8 +213,8 @@ fn parse_ipv6(l3: &[u8]) -> Result<Network<'_>, FrameError> {
     })
 }
 
-/// Everything in front of a datagram: Ethernet, IP and UDP headers as this stack sends them (don't
-/// fragment, UDP checksum 0).
+/// Everything in front of a datagram: Ethernet, IP and UDP headers as this stack sends them (UDP
+/// checksum 0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
     pub dst_mac: MacAddr,
@@ -264,7 +262,7 @@ pub fn emit_l3_l4(flow: &Flow, ip_id: u16, datagram_len: usize, buf: &mut [u8]) 
                 tos: flow.tos,
                 total_len: udp_len.wrapping_add(Ipv4Repr::LEN as u16),
                 id: ip_id,
-                flags_and_offset: Ipv4Repr::DONT_FRAGMENT,
+                flags_and_offset: if flow.df { Ipv4Repr::DONT_FRAGMENT } else { 0 },
                 ttl: flow.hop_limit,
                 protocol: PROTOCOL_UDP,
                 checksum: 0,

@@ -5,8 +5,8 @@
 //! 4 set to ones, and everything after it. The CRC is the one of Ethernet and zlib; it is sent least
 //! significant byte first.
 //!
-//! The IPv4 identification is covered. A receiver behind a UDP socket does not see it, and
-//! [`IpIdHint::Predicted`] deals with that.
+//! The IPv4 identification and "don't fragment" are covered. A receiver behind a UDP socket does not
+//! see them, and [`IpIdHint::Predicted`] deals with that.
 
 use crc32fast::Hasher;
 
@@ -19,9 +19,6 @@ use crate::net::{Ipv4Repr, Ipv6Repr, PROTOCOL_UDP, UdpRepr};
 /// CRC state after the eight leading bytes of ones, as zlib would continue from it.
 const AFTER_ONES: u32 = 0x2144_df1c;
 
-/// IPv4 flags and fragment offset of a packet that must not be fragmented.
-const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
-
 /// Next header value of a RoCEv1 global route header.
 const NEXT_HEADER_BTH: u8 = 0x1b;
 
@@ -33,9 +30,10 @@ const MAX_DATAGRAM_LEN: usize = 65535 - Ipv4Repr::LEN - UdpRepr::LEN;
 pub enum IpIdHint {
     /// The received header is at hand.
     Known(u16),
-    /// The header was hidden by a UDP socket. This value is tried first; if it is not the one, the
-    /// identification that makes the CRC good is computed. The check then has only 16 bits of
-    /// strength left, so the kernel's IP checksum and the Ethernet FCS matter more.
+    /// The header was hidden by a UDP socket. This value is tried first, with the flow's "don't
+    /// fragment"; if they are not the ones, those that make the CRC good are computed. The check
+    /// then has only 15 bits of strength left, so the kernel's IP checksum and the Ethernet FCS
+    /// matter more.
     Predicted(u16),
 }
 
@@ -43,10 +41,13 @@ pub enum IpIdHint {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum IcrcCheck {
-    /// The CRC is good with the known or predicted identification (or there is none, IPv6).
+    /// The CRC is good with the known or predicted header.
     Good,
-    /// The CRC is good if the packet's IPv4 identification was this one.
-    GoodWithId(u16),
+    /// The CRC is good if the packet's IPv4 header had this identification and "don't fragment".
+    GoodWith {
+        id: u16,
+        df: bool,
+    },
     Bad,
 }
 
@@ -59,17 +60,24 @@ impl IcrcCheck {
     /// CRC is bad.
     pub const fn ip_id(self, hint: IpIdHint) -> u16 {
         match (self, hint) {
-            (IcrcCheck::GoodWithId(id), _) | (_, IpIdHint::Known(id) | IpIdHint::Predicted(id)) => {
-                id
-            }
+            (IcrcCheck::GoodWith { id, .. }, _)
+            | (_, IpIdHint::Known(id) | IpIdHint::Predicted(id)) => id,
         }
+    }
+
+    /// The flow of the packet that was checked as one of `flow`; that one where the CRC is bad.
+    #[must_use]
+    pub const fn flow(self, mut flow: Flow) -> Flow {
+        if let IcrcCheck::GoodWith { df, .. } = self {
+            flow.df = df;
+        }
+        flow
     }
 }
 
 /// The ICRC of a datagram (base transport header to pad bytes) sent on `flow`.
 ///
-/// For IPv4 the packet is assumed to have the "don't fragment" bit and no options, and to carry the
-/// identification `ip_id`.
+/// For IPv4 the packet is assumed to have no options and to carry the identification `ip_id`.
 pub fn icrc(flow: &Flow, ip_id: u16, datagram_without_icrc: &[u8]) -> u32 {
     let udp_len = (UdpRepr::LEN + datagram_without_icrc.len() + ICRC_LEN) as u16;
     match flow.addresses() {
@@ -79,7 +87,8 @@ pub fn icrc(flow: &Flow, ip_id: u16, datagram_without_icrc: &[u8]) -> u32 {
             head[0] = 0x45;
             head[2..4].copy_from_slice(&udp_len.wrapping_add(L3 as u16).to_be_bytes());
             head[4..6].copy_from_slice(&ip_id.to_be_bytes());
-            head[6..8].copy_from_slice(&DONT_FRAGMENT);
+            let flags = if flow.df { Ipv4Repr::DONT_FRAGMENT } else { 0 };
+            head[6..8].copy_from_slice(&flags.to_be_bytes());
             head[9] = PROTOCOL_UDP;
             head[12..16].copy_from_slice(&src.octets());
             head[16..20].copy_from_slice(&dst.octets());
@@ -129,8 +138,10 @@ pub fn verify(flow: &Flow, ip_id: IpIdHint, datagram: &[u8]) -> IcrcCheck {
             if !flow.is_ipv4() {
                 return IcrcCheck::Bad;
             }
-            match explain_by_id(delta, covered.len()) {
-                Some(difference) => IcrcCheck::GoodWithId(id ^ difference),
+            match explain(delta, covered.len()) {
+                Some((other_id, other_df)) => {
+                    IcrcCheck::GoodWith { id: id ^ other_id, df: flow.df ^ other_df }
+                }
                 None => IcrcCheck::Bad,
             }
         }
@@ -217,12 +228,14 @@ fn finish<const HEAD: usize>(head: &mut [u8; HEAD], covered: &[u8]) -> u32 {
 /// FECN, BECN and six reserved bits: switches may mark them.
 const BTH_MASKED_BYTE: usize = 4;
 
-/// The difference of IPv4 identifications that changes the CRC by `delta`, if there is one.
+/// The difference of IPv4 identifications that changes the CRC by `delta`, with or without another
+/// "don't fragment", if there is one.
 ///
 /// A CRC is linear: flipping bits V (16 of them, as a polynomial) of the identification changes it
 /// by V * x^(8 n + 32) modulo the generator, where n bytes follow the identification. So
 /// `delta * x^-(8 n + 32)` must have no terms beyond x^15, and there is at most one solution.
-fn explain_by_id(delta: u32, covered_len: usize) -> Option<u16> {
+/// Flipping "don't fragment" in the byte that follows adds one known term to it.
+fn explain(delta: u32, covered_len: usize) -> Option<(u16, bool)> {
     const AFTER_ID: usize = Ipv4Repr::LEN - 6 + UdpRepr::LEN;
     let mut bytes = covered_len + AFTER_ID + 4;
     let mut value = delta;
@@ -236,12 +249,27 @@ fn explain_by_id(delta: u32, covered_len: usize) -> Option<u16> {
     // Reflected: bit 31 is the term x^0, bit 16 is x^15. A two-byte polynomial is as if shifted in
     // byte by byte, least significant bit first, so each byte is bit-reversed and the first byte of
     // the identification holds the higher powers.
+    let df = value & 0xffff != 0;
+    if df {
+        value ^= DF_FLIPPED;
+    }
     if value & 0xffff != 0 {
         return None;
     }
     let [low_terms, high_terms] = ((value >> 16) as u16).to_be_bytes();
-    Some(u16::from_be_bytes([high_terms, low_terms]))
+    Some((u16::from_be_bytes([high_terms, low_terms]), df))
 }
+
+/// "Don't fragment" is x^1 of its byte, and that byte is x^-8 of the identification.
+const DF_FLIPPED: u32 = {
+    let mut value = multiply_by_x(ONE);
+    let mut bit = 0;
+    while bit < 8 {
+        value = divide_by_x(value);
+        bit += 1;
+    }
+    value
+};
 
 /// The generator x^32 + x^26 + ... + 1 without its top term, bit 31 being x^0.
 const GENERATOR: u32 = 0xedb8_8320;

@@ -225,7 +225,7 @@ impl fmt::Display for FrameTree<'_> {
         let flow = &frame.flow;
         write!(f, "\nIP {flow} dscp {} ecn {:?}", flow.dscp(), flow.ecn())?;
         if flow.is_ipv4() {
-            write!(f, " ttl {} id {:#06x} df {}", flow.hop_limit, frame.ip_id, u8::from(frame.df))?;
+            write!(f, " ttl {} id {:#06x} df {}", flow.hop_limit, frame.ip_id, u8::from(flow.df))?;
         } else {
             write!(f, " hop limit {} flow label {:#07x}", flow.hop_limit, flow.flow_label)?;
         }

@@ -4,8 +4,8 @@ use crate::{ACK, dialogue, ok, send, send_only, small_mtu, statuses, write_only}
 use rnic_core::counters::Counters;
 use rnic_sim::dialogue::{Dialogue, PEER, Say};
 use rnic_sim::port::{Packet, PortConfig};
-use roce_wire::headers::Bth;
-use roce_wire::{Flow, HeaderRepr, Opcode, PKey, Psn, Qpn, icrc};
+use roce_wire::headers::{Bth, Reth};
+use roce_wire::{Flow, HeaderRepr, Opcode, PKey, Psn, Qpn, RKey, icrc};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// The packet is dropped without an answer, and counted there and nowhere else.
@@ -162,6 +162,28 @@ fn responses_nobody_asked_for() {
     d.expect(Opcode::RcSendOnly, d.our_psn(0));
     d.say(&Say::ack(d.our_psn(0), 1));
     assert_eq!(statuses(&d.sent()), ok([1]));
+}
+
+/// The ICRC covers the flag. Most senders set it, and not all.
+#[test]
+fn a_packet_that_may_be_fragmented_is_received_as_any_other() {
+    for port in [PortConfig::frames(), PortConfig::trains()] {
+        let mut d = Dialogue::with(small_mtu(), port, |_| {});
+        let qpn = Qpn::new(d.world.hosts()[0].qpn(d.nic.qp));
+        let flow = Flow { df: false, ..Flow::new(PEER, d.world.hosts()[0].ip, 0xc000) };
+        for k in 0..3 {
+            let psn = Psn::new(d.peer_psn(k));
+            let mut headers = HeaderRepr::new(Bth::new(Opcode::RcWriteOnly, qpn, psn));
+            headers.bth.ack_req = true;
+            headers.reth = Some(Reth { va: 0, rkey: RKey(0), dma_len: 0 });
+            let mut bytes = vec![0; headers.datagram_len(0)];
+            headers.emit(&mut bytes);
+            let ip_id = 0xfffe_u16.wrapping_add(k as u16);
+            headers.write_pad_and_icrc(&flow, ip_id, &mut bytes);
+            d.world.inject(0, Packet { flow, ip_id, bytes: bytes.into() });
+        }
+        d.expect_aeth(d.peer_psn(2), ACK, 3);
+    }
 }
 
 #[test]

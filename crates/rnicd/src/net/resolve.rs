@@ -63,6 +63,7 @@ impl Network {
             tos: ah.traffic_class,
             hop_limit,
             flow_label: ah.flow_label,
+            df: true,
         };
         let hop = if self.local_addresses().contains(&dst) {
             LOOPBACK

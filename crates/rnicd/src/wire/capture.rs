@@ -89,14 +89,15 @@ impl<W: Wire> CaptureWire<W> {
         let (start, len) = (train.range.offset as usize, train.range.len as usize);
         let bytes = self.inner.rx(train.arena).get(start..start + len).unwrap_or_default();
         for (k, datagram) in (0u16..).zip(bytes.chunks(train.segment_len.max(1) as usize)) {
-            let id = match train.ip_id.hint(k) {
-                IpIdHint::Known(id) => id,
+            let (flow, id) = match train.ip_id.hint(k) {
+                IpIdHint::Known(id) => (train.flow, id),
                 hint @ IpIdHint::Predicted(_) => {
-                    icrc::verify(&train.flow, hint, datagram).ip_id(hint)
+                    let check = icrc::verify(&train.flow, hint, datagram);
+                    (check.flow(train.flow), check.ip_id(hint))
                 }
             };
             let macs = (MacAddr::default(), own);
-            let frame = frame(macs, &train.flow, id, datagram);
+            let frame = frame(macs, &flow, id, datagram);
             tell(&mut self.taps, &Captured { at: SystemTime::now(), sent: false, frame });
         }
     }

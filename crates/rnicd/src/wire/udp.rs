@@ -78,6 +78,7 @@ impl Link for UdpWire {
                 tos: train.tos,
                 hop_limit: train.hop_limit,
                 flow_label: 0,
+                df: true,
             },
             arena: OUTSIDE,
             range: Range { offset: train.offset as u32, len: train.len as u32 },

@@ -117,7 +117,7 @@ prop_compose! {
             dst_mac: MacAddr(macs[0]),
             src_mac: MacAddr(macs[1]),
             vlan: tag.map(VlanTag),
-            flow: Flow { src: ip(src), dst: ip(dst), sport, tos, hop_limit, flow_label },
+            flow: Flow { src: ip(src), dst: ip(dst), sport, tos, hop_limit, flow_label, df: true },
         }
     }
 }
@@ -131,7 +131,7 @@ proptest! {
         let frame = Frame::parse(&bytes).expect("own frame");
         prop_assert_eq!(frame.header(), header);
         prop_assert_eq!(frame.payload(), datagram);
-        prop_assert!(frame.df);
+        prop_assert!(frame.flow.df);
         prop_assert_eq!(frame.ip_id, if header.flow.is_ipv4() { ip_id } else { 0 });
         prop_assert_eq!(frame.verify_icrc(), IcrcCheck::Good);
         prop_assert_eq!(icrc::verify_frame(frame.l3_bytes()), IcrcCheck::Good);

@@ -30,7 +30,10 @@ fn congestion_notification_of_a_connectx_4() {
     assert_eq!(verify(&flow, IpIdHint::Known(0x718c), datagram), IcrcCheck::Good);
     assert_eq!(verify(&flow, IpIdHint::Known(0x718d), datagram), IcrcCheck::Bad);
     assert_eq!(verify(&flow, IpIdHint::Predicted(0x718c), datagram), IcrcCheck::Good);
-    assert_eq!(verify(&flow, IpIdHint::Predicted(0), datagram), IcrcCheck::GoodWithId(0x718c));
+    assert_eq!(
+        verify(&flow, IpIdHint::Predicted(0), datagram),
+        IcrcCheck::GoodWith { id: 0x718c, df: true }
+    );
     assert_eq!(verify_frame(&l3), IcrcCheck::Good);
 }
 
@@ -50,6 +53,7 @@ fn ipv6_ignores_traffic_class_flow_label_and_hop_limit() {
         tos: 226,
         hop_limit: 255,
         flow_label: 0x1_face,
+        df: true,
     };
     let datagram = hex("2460ffff 000000d3 00cf1710 4630818be28935d90e9a95505401be885e500000");
     assert_eq!(icrc(&flow, 0, &datagram), 0x3b74_5b3e);
@@ -77,8 +81,48 @@ fn hidden_identifications_are_recovered_at_every_length() {
         let id = (len as u16).wrapping_mul(40503);
         seal(&flow, id, &mut datagram);
         let check = verify(&flow, IpIdHint::Predicted(id ^ 0x8001), &datagram);
-        assert_eq!(check, IcrcCheck::GoodWithId(id), "length {len}");
+        assert_eq!(check, IcrcCheck::GoodWith { id, df: true }, "length {len}");
         assert_eq!(verify(&flow, IpIdHint::Predicted(id), &datagram), IcrcCheck::Good);
+    }
+}
+
+/// The CRC of a whole IPv4 packet, bit by bit, over what the specification says.
+fn icrc_of_packet(l3: &[u8]) -> u32 {
+    let mut masked = [&[0xff; 8][..], l3].concat();
+    for masked_byte in [1, 8, 10, 11, 26, 27, 32] {
+        masked[8 + masked_byte] = 0xff;
+    }
+    let mut crc = u32::MAX;
+    for byte in masked {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = if crc & 1 != 0 { crc >> 1 ^ GENERATOR } else { crc >> 1 };
+        }
+    }
+    !crc
+}
+
+#[test]
+fn the_flag_is_covered_as_it_is_and_recovered_where_it_is_hidden() {
+    let flow = v4_flow([10, 1, 2, 3], [10, 4, 5, 6], 0xc123);
+    for (df, guess) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (sent, guessed) = (Flow { df, ..flow }, Flow { df: guess, ..flow });
+        for len in [16, 20, 300, 1040, 65504] {
+            let mut datagram: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
+            let id = 0x1234;
+            let mut l3 = vec![0; sent.l3_l4_len()];
+            crate::frame::emit_l3_l4(&sent, id, len, &mut l3);
+            l3.extend_from_slice(&datagram[..len - ICRC_LEN]);
+            seal(&sent, id, &mut datagram);
+            let expected = icrc_of_packet(&l3).to_le_bytes();
+            assert_eq!(datagram.last_chunk(), Some(&expected), "DF {df}, length {len}");
+            let known = verify(&guessed, IpIdHint::Known(id), &datagram);
+            assert_eq!(known.is_good(), df == guess);
+            let check = verify(&guessed, IpIdHint::Predicted(id), &datagram);
+            assert_eq!((check.flow(guessed), check.is_good()), (sent, true), "length {len}");
+            let check = verify(&guessed, IpIdHint::Predicted(!id), &datagram);
+            assert_eq!(check, IcrcCheck::GoodWith { id, df }, "length {len}");
+        }
     }
 }
 
@@ -88,7 +132,8 @@ fn every_identification_is_recovered() {
     let mut datagram = [7u8; 32];
     for id in 1..=u16::MAX {
         seal(&flow, id, &mut datagram);
-        assert_eq!(verify(&flow, IpIdHint::Predicted(0), &datagram), IcrcCheck::GoodWithId(id));
+        let check = verify(&flow, IpIdHint::Predicted(0), &datagram);
+        assert_eq!(check, IcrcCheck::GoodWith { id, df: true });
     }
 }
 
@@ -97,15 +142,17 @@ fn a_hidden_identification_rarely_explains_damage() {
     let flow = v4_flow([10, 0, 0, 1], [10, 0, 0, 2], 0xc000);
     let mut datagram = vec![0x5a; 1040];
     seal(&flow, 0, &mut datagram);
-    let mut accepted = 0;
+    let mut accepted = [0, 0];
     for bit in 0..datagram.len() * 8 {
         datagram[bit / 8] ^= 1 << (bit % 8);
-        accepted += usize::from(verify(&flow, IpIdHint::Predicted(0), &datagram).is_good());
+        let check = verify(&flow, IpIdHint::Predicted(0), &datagram);
+        accepted[usize::from(check.flow(flow).df)] += usize::from(check.is_good());
         datagram[bit / 8] ^= 1 << (bit % 8);
     }
     // Byte 4 of the transport header is not covered: its 8 flips must pass. Sixteen bits of strength
-    // are left, so of the other 8312 flips far less than one is expected to pass by chance.
-    assert_eq!(accepted, 8);
+    // are left for each value of the flag, so of the other 8312 flips far less than one is expected
+    // to pass by chance for each. One does.
+    assert_eq!(accepted, [1, 8]);
 }
 
 #[test]
@@ -115,13 +162,14 @@ fn a_recovered_identification_really_explains_the_crc() {
     let mut accepted = 0;
     for round in 0..200_000u32 {
         datagram[60..].copy_from_slice(&round.wrapping_mul(0x9e37_79b9).to_le_bytes());
-        if let IcrcCheck::GoodWithId(id) = verify(&flow, IpIdHint::Predicted(0), &datagram) {
+        if let IcrcCheck::GoodWith { id, df } = verify(&flow, IpIdHint::Predicted(0), &datagram) {
+            let flow = Flow { df, ..flow };
             assert_eq!(verify(&flow, IpIdHint::Known(id), &datagram), IcrcCheck::Good);
             accepted += 1;
         }
     }
-    // One in 65536 is expected to fit by chance.
-    assert!((1..12).contains(&accepted), "{accepted} of 200000 accepted");
+    // One in 32768 is expected to fit by chance.
+    assert!((1..18).contains(&accepted), "{accepted} of 200000 accepted");
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn check_network(decoded: &Fields<'_>, frame: &Frame<'_>) {
     assert_eq!(frame.vlan.map(|tag| u64::from(tag.0)), tag, "{}", decoded.name);
     if flow.is_ipv4() {
         decoded.number("ip_id", frame.ip_id);
-        decoded.number("df", u8::from(frame.df));
+        decoded.number("df", u8::from(frame.flow.df));
         decoded.number("ttl", flow.hop_limit);
         decoded.number("tos", flow.tos);
     } else {

@@ -44,7 +44,7 @@ fn every_icrc_is_good() {
     for_each_frame(|captured, frame, datagram| {
         let name = &captured.name;
         assert_eq!(frame.verify_icrc(), IcrcCheck::Good, "{name}");
-        assert!(frame.df, "{name}: every sender sets don't fragment");
+        assert!(frame.flow.df, "{name}: every sender sets don't fragment");
         let known = IpIdHint::Known(frame.ip_id);
         assert_eq!(verify(&frame.flow, known, datagram.bytes()), IcrcCheck::Good, "{name}");
     });
@@ -54,8 +54,11 @@ fn every_icrc_is_good() {
 fn hidden_identifications_are_recovered() {
     for_each_frame(|captured, frame, datagram| {
         let wrong = IpIdHint::Predicted(!frame.ip_id);
-        let expected =
-            if frame.flow.is_ipv4() { IcrcCheck::GoodWithId(frame.ip_id) } else { IcrcCheck::Good };
+        let expected = if frame.flow.is_ipv4() {
+            IcrcCheck::GoodWith { id: frame.ip_id, df: true }
+        } else {
+            IcrcCheck::Good
+        };
         let found = verify(&frame.flow, wrong, datagram.bytes());
         assert_eq!(found, expected, "{}", captured.name);
     });
