@@ -17,7 +17,7 @@ use system_tests::packages::Apt;
 use system_tests::paths::{self, Scratch};
 use system_tests::process::{Cmd, is_root};
 
-/// Cases of `crates/rnic-bench/benches/hot.rs`. The path MTU is 4096.
+/// Cases of `tools/rnic-bench/benches/hot.rs`. The path MTU is 4096.
 const CASES: [&str; 5] = ["write-8", "write-65536", "write-1048576", "send-8", "read-65536"];
 const SIDES: [&str; 2] = ["requester", "responder"];
 /// Messages that are counted; more would change nothing.
@@ -67,7 +67,7 @@ pub(crate) fn recorded() -> Result<Counts> {
 }
 
 fn file() -> PathBuf {
-    paths::repository().join("crates/rnic-bench/budget.txt")
+    paths::repository().join("tools/rnic-bench/budget.txt")
 }
 
 /// The stage of `cargo xtask test`.

@@ -1,11 +1,11 @@
 //! Which crate may depend on which: the architecture, checked.
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use system_tests::dist::cargo;
-use system_tests::paths;
 
 /// Each crate of the workspace and the crates of ours that it may depend on.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -35,12 +35,13 @@ const OPERATING_SYSTEM: [&str; 5] = ["libc", "rustix", "nix", "memmap2", "mio"];
 const SAFE: [&str; 4] = ["roce-wire", "rnic-core", "rnic-sim", "rnic-fuzz-targets"];
 
 pub(crate) fn check() -> Result<()> {
-    let mut faults = arrow_faults(&metadata()?)?;
+    let metadata = metadata()?;
+    let mut faults = arrow_faults(&metadata)?;
     for name in SANS_IO {
         faults.extend(system_faults(name)?);
     }
     for name in SAFE {
-        let file = paths::repository().join("crates").join(name).join("src/lib.rs");
+        let file = folder(&metadata, name)?.join("src/lib.rs");
         let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
         if !text.contains("#![forbid(unsafe_code)]") {
             faults.push(format!("{name} must forbid unsafe code in its lib.rs"));
@@ -50,6 +51,15 @@ pub(crate) fn check() -> Result<()> {
         bail!("the layering is broken:\n  {}", faults.join("\n  "));
     }
     Ok(())
+}
+
+/// Where a crate of ours lies.
+fn folder(metadata: &Value, name: &str) -> Result<PathBuf> {
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let package = packages.iter().find(|package| package["name"] == name);
+    let manifest = package.and_then(|package| package["manifest_path"].as_str());
+    let manifest = manifest.with_context(|| format!("there is no crate {name}"))?;
+    Ok(PathBuf::from(manifest).with_file_name(""))
 }
 
 fn metadata() -> Result<Value> {

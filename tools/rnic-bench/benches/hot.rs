@@ -4,7 +4,7 @@
 //! `hot CASE MESSAGES` warms up, then runs MESSAGES messages. The turns that count are
 //! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of them.
 
-#[path = "../../rnic-core/tests/common/mod.rs"]
+#[path = "../../../crates/rnic-core/tests/common/mod.rs"]
 mod common;
 
 use std::hint::black_box;
