@@ -270,6 +270,9 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     for piece in &batch.pieces {
         ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
     }
+    for fault in &batch.faults {
+        take_back(qps, &batch, fault);
+    }
     for delivery in &batch.deliveries {
         let fault = batch.faults.iter().find(|fault| fault.piece.slot == delivery.slot);
         if fault.is_none_or(|fault| delivery.after <= fault.at) {
@@ -324,6 +327,19 @@ fn deliver<T: Tap>(
     }
 }
 
+/// What answers a READ of the QP at the fault or behind it is not in its memory, although later
+/// packets of the burst may have acknowledged it.
+fn take_back(qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
+    let slot = fault.piece.slot;
+    let lost = batch.pieces.get(fault.at..).unwrap_or(&[]).iter();
+    let answer = lost.filter(|p| p.slot == slot).find(|p| p.kind == PieceKind::ReadResponse);
+    if let Some(answer) = answer
+        && let Some(qp) = qps.by_slot_mut(slot as usize)
+    {
+        qp.step_back(answer.psn);
+    }
+}
+
 /// The QP fails at the packet of the fault: completions behind it become flushes, in order.
 fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
     let piece = &fault.piece;
@@ -349,7 +365,7 @@ fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: 
     }
     let Some(qp) = qps.by_slot_mut(piece.slot as usize) else { return };
     if piece.kind == PieceKind::ReadResponse {
-        qp.fail_request_at(ctx, piece.psn, WcStatus::LocProtErr);
+        qp.fail_request(ctx, WcStatus::LocProtErr);
         return;
     }
     told |= qp.receives() && qp.fail_current_receive(ctx, status);

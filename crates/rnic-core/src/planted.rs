@@ -54,6 +54,7 @@ switches! {
     LocalKeyStatus,
     SinkIsWritable,
     EmptySgeMeansNothing,
+    AcknowledgedCompletes,
     SendErrorEndsQp,
     ErrorsAlwaysTold,
     // Requester: responses.

@@ -296,17 +296,12 @@ impl Qp {
         self.settle(ctx);
     }
 
-    /// READ response data with this PSN could not be stored.
-    pub(crate) fn fail_request_at<T: Tap>(
-        &mut self,
-        ctx: &mut Ctx<'_, T>,
-        psn: Psn,
-        status: WcStatus,
-    ) {
+    /// Response data with this PSN could not be stored: the READ that owns it is the oldest request
+    /// that is not complete, even if later packets of the burst have moved on.
+    pub(crate) fn step_back(&mut self, psn: Psn) {
         if self.attr.state == QpState::Err {
             return;
         }
-        // Later packets of the burst may have moved on: step back to the WQE that owns the PSN.
         let mut index = self.requester.acked_index;
         while index != self.sq.retired
             && (index == self.sq.fetched() || self.sq.wr(index).first.distance_from(psn) > 0)
@@ -314,14 +309,10 @@ impl Qp {
             index = index.wrapping_sub(1);
         }
         self.requester.acked_index = index;
-        self.fail_request(ctx, status);
     }
 
-    /// Writes the completions that are due, in order.
-    pub(crate) fn settle<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.attr.state == QpState::Err {
-            return;
-        }
+    /// Writes the completions of what is acknowledged, in order. The data of READs must be in place.
+    pub(crate) fn complete_acknowledged<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         while self.sq.retired != self.requester.acked_index {
             let index = self.sq.retired;
             let mut wr = *self.sq.wr(index);
@@ -340,6 +331,14 @@ impl Qp {
                 self.complete_send(ctx, &wr, index, WcStatus::Success);
             }
         }
+    }
+
+    /// Writes the completions that are due, in order.
+    pub(crate) fn settle<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.attr.state == QpState::Err {
+            return;
+        }
+        self.complete_acknowledged(ctx);
         let failed = if self.sq.retired == self.sq.fetched() {
             None
         } else {
@@ -349,6 +348,7 @@ impl Qp {
         if let Some((wr, status)) = failed {
             let index = self.sq.retired;
             self.sq.retired = index.wrapping_add(1);
+            self.requester.acked_index = self.sq.retired;
             self.sq.release();
             let silent = !wr.control.flags.contains(SendFlags::SIGNALED)
                 && !Rule::ErrorsAlwaysTold.applies();
@@ -360,8 +360,6 @@ impl Qp {
             }
             if Rule::SendErrorEndsQp.applies() {
                 self.enter_error(ctx);
-            } else {
-                self.requester.acked_index = self.sq.retired;
             }
         }
         self.note_drained(ctx);

@@ -229,11 +229,15 @@ impl Qp {
         self.attr = QpAttr::default();
     }
 
-    /// To ERR: stop, and flush what is posted. Data accepted earlier must be in place already.
+    /// To ERR: stop, and flush what is posted. Data accepted earlier must be in place already. What
+    /// the peer has executed and acknowledged is complete: flushed, it would be done twice.
     pub(crate) fn enter_error<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let from = self.attr.state;
         if from == QpState::Err {
             return;
+        }
+        if Rule::AcknowledgedCompletes.applies() {
+            self.complete_acknowledged(ctx);
         }
         self.attr.state = QpState::Err;
         self.attr.cur_state = QpState::Err;

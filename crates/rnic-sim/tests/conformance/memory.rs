@@ -104,6 +104,39 @@ fn a_hole_under_a_send_fails_it_after_those_before() {
     assert_eq!(statuses(&d.sent()), expected);
 }
 
+/// The memory of a receive is missing, and this comes before and behind what is for it, in one
+/// burst. Returns how the sends of the queue pair complete: a SEND and a READ.
+fn around_a_failing_receive(before: &[Say], behind: &[Say]) -> Vec<(u64, WcStatus)> {
+    let mut d = dialogue();
+    protect(&mut d, PAGE, PageAccess::Hole);
+    d.recv(11, &[d.nic.mr.sge(PAGE, 200)]);
+    d.post_all(&[send(&d, 1, 10), read(&d, 2, 0, 16)]);
+    d.hear_burst();
+    let fails = send_only(&d, 0, &[2; 200]);
+    d.say_all(&[before, &[fails], behind].concat());
+    assert_eq!(statuses(&d.received()), [(11, WcStatus::LocProtErr)]);
+    d.expect_aeth(d.peer_psn(0), OPERATIONAL, 0);
+    statuses(&d.sent())
+}
+
+#[test]
+fn what_was_acknowledged_when_a_receive_faults_is_complete() {
+    let first = dialogue().our_psn(0);
+    let ack = [Say::ack(first, 1)];
+    let expected = [(1, WcStatus::Success), (2, WcStatus::WrFlushErr)];
+    assert_eq!(around_a_failing_receive(&ack, &[]), expected);
+    assert_eq!(around_a_failing_receive(&[], &ack), expected);
+}
+
+#[test]
+fn a_read_is_complete_only_when_its_data_was_stored_before_a_receive_faulted() {
+    let answer = Say::new(Opcode::RcReadRespOnly, dialogue().our_psn(1));
+    let answer = [answer.syndrome(ACK, 2).payload(&[7; 16])];
+    assert_eq!(around_a_failing_receive(&answer, &[]), ok([1, 2]));
+    let expected = [(1, WcStatus::Success), (2, WcStatus::WrFlushErr)];
+    assert_eq!(around_a_failing_receive(&[], &answer), expected);
+}
+
 #[test]
 fn a_hole_under_a_read_sink_fails_the_read() {
     for access in [PageAccess::Hole, PageAccess::ReadOnly] {
