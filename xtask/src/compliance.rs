@@ -9,11 +9,13 @@ mod source;
 mod table;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use system_tests::dist::cargo;
+use system_tests::paths;
+use system_tests::process::Cmd;
 
 use run::Planted;
 use source::Source;
@@ -22,10 +24,10 @@ use table::Table;
 /// What to check.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
-    /// Switch off every rule; otherwise twenty, others every day
+    /// Switch off every rule; without any option, twenty rules and bugs, others at every commit
     #[arg(long)]
     all: bool,
-    /// Plant every bug; otherwise none
+    /// Plant every bug
     #[arg(long)]
     bugs: bool,
     /// Switch off this rule or plant this bug
@@ -38,7 +40,7 @@ pub(crate) struct Options {
     walk: Option<u64>,
 }
 
-/// Rules that one ordinary run switches off.
+/// Rules and bugs of one ordinary run.
 const PER_RUN: usize = 20;
 
 /// Seeds of each random sweep of rnic-sim.
@@ -47,7 +49,7 @@ const BUILD_LIMIT: Duration = Duration::from_secs(900);
 /// Millions of worlds.
 const WALK_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Chooses another twenty than today's.
+/// Any text; chooses another twenty than those of this commit.
 const SEED: &str = "RNIC_COMPLIANCE_SEED";
 
 /// As part of all tests: a choice, or everything in the long form.
@@ -127,23 +129,55 @@ fn cases<'a>(options: &Options, table: &'a Table) -> Result<Vec<&'a table::Row>>
         let found = table.rules.iter().chain(&table.bugs).find(|row| row.name == *name);
         return Ok(vec![found.with_context(|| format!("{name} has no row"))?]);
     }
-    let bugs = if options.bugs { table.bugs.as_slice() } else { &[] };
-    let rules: Vec<_> = match (options.all, options.bugs) {
-        (true, _) => table.rules.iter().collect(),
-        (false, true) => Vec::new(),
-        (false, false) => {
-            let start = usize::try_from(rotation()?)? * PER_RUN % table.rules.len().max(1);
-            table.rules.iter().cycle().skip(start).take(PER_RUN.min(table.rules.len())).collect()
-        }
-    };
-    Ok(rules.into_iter().chain(bugs).collect())
+    if options.all || options.bugs {
+        let rules = table.rules.iter().filter(|_| options.all);
+        return Ok(rules.chain(table.bugs.iter().filter(|_| options.bugs)).collect());
+    }
+    let seed = seed();
+    println!("chosen by {SEED}={seed}");
+    Ok(choice(&seed, table.rules.iter().chain(&table.bugs).collect()))
 }
 
-/// Days since 1970, unless the environment says otherwise.
-fn rotation() -> Result<u32> {
-    if let Ok(seed) = std::env::var(SEED) {
-        return seed.parse().with_context(|| format!("{SEED}={seed} is not a number"));
+/// The commit, so that a change meets the same rules whenever it is tested, unless the environment
+/// says otherwise. Sources without a repository are always tested for the same.
+fn seed() -> String {
+    std::env::var(SEED).unwrap_or_else(|_| {
+        let commit = Cmd::new("git").dir(paths::repository()).args(["rev-parse", "HEAD"]).run();
+        commit.map_or_else(|_| String::new(), |commit| commit.stdout.trim().to_owned())
+    })
+}
+
+/// A random few, whatever their order in the document.
+fn choice<'a>(seed: &str, mut rows: Vec<&'a table::Row>) -> Vec<&'a table::Row> {
+    rows.sort_by_cached_key(|row| hash(seed.bytes().chain(row.name.bytes())));
+    rows.truncate(PER_RUN);
+    rows
+}
+
+/// FNV-1a: the same with every compiler.
+fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_the_seeds() {
+        let table = Table::read().unwrap();
+        let rows = || table.rules.iter().chain(&table.bugs).collect::<Vec<_>>();
+        let chosen = |seed: &str| -> Vec<_> {
+            choice(seed, rows()).iter().map(|row| row.name.clone()).collect()
+        };
+        assert_eq!(chosen("one").len(), PER_RUN);
+        assert_eq!(chosen("one"), chosen("one"));
+        assert_ne!(chosen("one"), chosen("two"));
+        // Sooner or later everything has its turn.
+        let seeds = (0..200).map(|seed| chosen(&seed.to_string()));
+        let met: BTreeSet<_> = seeds.flatten().collect();
+        assert_eq!(met.len(), rows().len());
     }
-    let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
-    Ok(u32::try_from(days)?)
 }
