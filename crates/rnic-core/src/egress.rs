@@ -280,7 +280,7 @@ impl Egress {
         })
     }
 
-    /// Reads all payloads that are in application memory.
+    /// Reads all payloads that are in application memory, also those before one that cannot be read.
     fn read_payloads<W: Wire, D: Dma, T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -289,6 +289,21 @@ impl Egress {
         dma: &mut D,
     ) -> Result<(), Unreadable> {
         self.gather.clear();
+        let all = self.gather_payloads(ctx, qp, wire, dma);
+        if all.is_err() && !Rule::FaultSparesEarlier.applies() {
+            return all;
+        }
+        // What is gathered is before a segment that was refused.
+        self.gather.execute(wire, dma).and(all)
+    }
+
+    fn gather_payloads<W: Wire, D: Dma, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qp: &Qp,
+        wire: &mut W,
+        dma: &mut D,
+    ) -> Result<(), Unreadable> {
         for train in &self.trains {
             let mut offset = train.slot.offset;
             for at in train.first..train.end {
@@ -302,7 +317,7 @@ impl Egress {
                 }
             }
         }
-        self.gather.execute(wire, dma)
+        Ok(())
     }
 
     /// Cancels everything from the unreadable segment's train on.

@@ -36,6 +36,7 @@ switches! {
     ImmediateSentRaw,
     SolicitedAtEnd,
     PadIsZero,
+    FaultSparesEarlier,
     PKeySent,
     DestQpn,
     AckReqAtEnd,

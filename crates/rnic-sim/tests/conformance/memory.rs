@@ -10,8 +10,8 @@ use rnic_sim::host::SPACE;
 use rnic_sim::memory::{PAGE, PageAccess};
 use rnic_sim::pair::{End, Pair, pattern};
 use rnic_sim::port::PortConfig;
-use rnic_sim::verbs::SendWr;
-use roce_wire::{ImmDt, Opcode};
+use rnic_sim::verbs::{SendWr, full_access};
+use roce_wire::{ImmDt, NakCode, Opcode};
 
 fn protect(d: &mut Dialogue, offset: u64, access: PageAccess) {
     let addr = d.nic.mr.addr + offset;
@@ -274,6 +274,24 @@ fn the_end_of_every_write_of_a_burst_is_stored_last() {
     d.expect_aeth(d.peer_psn(4), ACK, 4);
     assert_eq!(d.memory(0, 16), [[1; 8], [2; 8]].concat());
     assert_eq!(d.memory(300, 300), [3; 300]);
+}
+
+/// What leaves before a request that cannot be read is complete, whatever is wrong with that one.
+#[test]
+fn a_key_that_vanishes_takes_nothing_from_what_leaves_before_it() {
+    let mut d = dialogue();
+    let pd = d.nic.pd;
+    let other = d.world.host(0).new_mr(pd, PAGE, full_access());
+    let data = d.fill(0, 600, 1);
+    let lost = SendWr::send(2, &[other.sge(0, 200)]);
+    d.post_all(&[send(&d, 1, 600), lost]);
+    assert_eq!(d.hear_burst().len(), 4);
+    d.world.host(0).dereg_mr(&other);
+    d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
+    let again: Vec<u8> = d.hear_burst().into_iter().flat_map(|heard| heard.payload).collect();
+    assert_eq!(again, data);
+    d.say(&Say::ack(d.our_psn(2), 1));
+    assert_eq!(statuses(&d.sent()), [(1, WcStatus::Success), (2, WcStatus::LocProtErr)]);
 }
 
 #[test]
