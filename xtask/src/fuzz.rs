@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use system_tests::paths;
 use system_tests::process::{Cmd, tail};
 
+use crate::tool;
+
 /// A fuzzer of `fuzz/`.
 struct Target {
     name: &'static str,
@@ -56,7 +58,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let chosen = choose(&options.target)?;
-    let tool = cargo_fuzz()?;
+    let tool = tool::installed("cargo-fuzz")?;
     let mut reports = Vec::new();
     for target in chosen {
         eprintln!("== {}", target.name);
@@ -83,21 +85,6 @@ fn choose(names: &[String]) -> Result<Vec<&'static Target>> {
         })
     };
     names.iter().map(find).collect()
-}
-
-/// `cargo-fuzz`, installed into the cache when it is not there.
-fn cargo_fuzz() -> Result<PathBuf> {
-    let root = paths::cache("cargo-fuzz")?;
-    let tool = root.join("bin/cargo-fuzz");
-    if !tool.exists() {
-        eprintln!("installing cargo-fuzz");
-        Cmd::new("cargo")
-            .args(["install", "cargo-fuzz", "--locked", "--root"])
-            .arg(&root)
-            .limit(BUILD_LIMIT)
-            .check()?;
-    }
-    Ok(tool)
 }
 
 fn out() -> PathBuf {

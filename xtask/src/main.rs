@@ -6,12 +6,14 @@ mod bench;
 mod budget;
 mod compliance;
 mod demo;
+mod deny;
 mod fuzz;
 mod interop;
 mod layers;
 mod lint;
 mod stages;
 mod test;
+mod tool;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,6 +58,8 @@ enum Command {
     Interop(interop::Options),
     /// Check formatting, clippy, layering and documentation
     Lint,
+    /// Check the licences, advisories and versions of what we depend on; needs a network
+    Deny,
     /// Check which crate may depend on which
     Layers,
 }
@@ -86,6 +90,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Fuzz(options) => fuzz::run(options),
         Command::Interop(options) => interop::run(options),
         Command::Lint => stages::all("lint", lint::stages()),
+        Command::Deny => deny::run(),
         Command::Layers => layers::check(),
     }
 }

@@ -1,0 +1,27 @@
+//! `cargo xtask deny`: what others' crates bring along, against `deny.toml`.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use system_tests::paths;
+use system_tests::process::Cmd;
+
+use crate::tool;
+
+/// It fetches the list of advisories.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The fuzzers are a workspace of their own, which needs few of the exceptions.
+const MANIFESTS: [(&str, &[&str]); 2] =
+    [("Cargo.toml", &[]), ("fuzz/Cargo.toml", &["--allow", "unmatched-skip"])];
+
+pub(crate) fn run() -> Result<()> {
+    let tool = tool::installed("cargo-deny")?;
+    for (manifest, options) in MANIFESTS {
+        eprintln!("== {manifest}");
+        let check = Cmd::new(&tool).dir(paths::repository()).args(["--manifest-path", manifest]);
+        let check = check.args(["--locked", "--config", "deny.toml", "check"]).args(options);
+        check.limit(LIMIT).inherit_output().check()?;
+    }
+    Ok(())
+}
