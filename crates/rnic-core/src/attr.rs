@@ -175,10 +175,7 @@ pub fn modify(
 }
 
 fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
-    let require = |rule: Rule, attr: AttrMask, ok: bool, why| {
-        let refused = mask.contains(attr) && !ok && rule.applies();
-        if refused { Err(invalid(why)) } else { Ok(()) }
-    };
+    let require = |rule, attr, ok, why| require(mask, rule, attr, ok, why);
     require(Rule::PortRange, AttrMask::PORT, new.port_num == 1, "port_num is not 1")?;
     require(
         Rule::PKeyIndexRange,
@@ -221,6 +218,23 @@ fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(),
         responder,
         "max_dest_rd_atomic is beyond the device's limit",
     )?;
+    check_paths(mask, new, limits)?;
+    check_qkey(mask, new, limits)
+}
+
+fn require(
+    mask: AttrMask,
+    rule: Rule,
+    attr: AttrMask,
+    ok: bool,
+    why: &'static str,
+) -> Result<(), CommandError> {
+    let refused = mask.contains(attr) && !ok && rule.applies();
+    if refused { Err(invalid(why)) } else { Ok(()) }
+}
+
+fn check_paths(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
+    let require = |rule, attr, ok, why| require(mask, rule, attr, ok, why);
     let address = new.ah.is_global
         && u32::from(new.ah.sgid_index) < limits.gid_table_len
         && new.ah.dgid != [0; 16]
@@ -231,7 +245,14 @@ fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(),
         address,
         "RoCE needs a global route with a good sgid_index and dgid",
     )?;
-    check_qkey(mask, new, limits)
+    let port = new.ah.port_num == 1;
+    require(Rule::AddressPortRange, AttrMask::AV, port, "port_num of the address is not 1")?;
+    require(
+        Rule::NoAlternatePath,
+        AttrMask::ALT_PATH,
+        false,
+        "alternate paths and their migration are not supported",
+    )
 }
 
 fn check_qkey(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {

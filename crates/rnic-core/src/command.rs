@@ -222,6 +222,8 @@ pub struct CommandError {
 pub enum Errno {
     /// EPERM 1.
     Perm,
+    /// ENOENT 2.
+    NoEntry,
     /// ENOMEM 12.
     NoMem,
     /// EFAULT 14.
@@ -241,6 +243,7 @@ impl Errno {
     pub fn number(self) -> i32 {
         match self {
             Self::Perm => 1,
+            Self::NoEntry => 2,
             Self::NoMem => 12,
             Self::Fault => 14,
             Self::Busy => 16,

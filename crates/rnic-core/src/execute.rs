@@ -30,11 +30,14 @@ fn invalid(reason: &'static str) -> CommandError {
 
 const NO_CLIENT: CommandError =
     CommandError { errno: Errno::Invalid, reason: "the device context is gone" };
-const NO_PD: CommandError =
-    CommandError { errno: Errno::Invalid, reason: "no such protection domain" };
-const NO_CQ: CommandError =
-    CommandError { errno: Errno::Invalid, reason: "no such completion queue" };
-const NO_QP: CommandError = CommandError { errno: Errno::Invalid, reason: "no such queue pair" };
+const NO_PD: CommandError = no_such("no such protection domain");
+const NO_CQ: CommandError = no_such("no such completion queue");
+const NO_QP: CommandError = no_such("no such queue pair");
+
+/// A handle names nothing that the client has.
+pub(crate) const fn no_such(reason: &'static str) -> CommandError {
+    CommandError { errno: Errno::NoEntry, reason }
+}
 
 impl Engine {
     /// Executes a command. Handles are checked for ownership.
@@ -254,8 +257,14 @@ fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> 
     if capacity.is_power_of_two() { Ok(ring) } else { Err(invalid("cqe is out of range")) }
 }
 
+/// The attributes of now: PSNs move on.
 fn state_of(qp: &mut Qp) -> Outcome {
-    Outcome::QpState { attr: qp.attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
+    let mut attr = qp.attr;
+    if Rule::QueryTellsPsns.applies() {
+        attr.sq_psn = qp.requester.cursor.psn.value();
+        attr.rq_psn = qp.responder.epsn.value();
+    }
+    Outcome::QpState { attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
 }
 
 fn handles<T>(slab: &Slab<T>, mut wanted: impl FnMut(&T) -> bool) -> Vec<u32> {

@@ -6,6 +6,7 @@
 //! (`ibv_inc_rkey`); for regions it is random too. lkey and rkey of a region are the same.
 
 use crate::command::{ClientId, CommandError, Errno};
+use crate::execute::no_such;
 use crate::planted::Rule;
 use crate::ports::SpaceId;
 use crate::qpn::{low32, mix64};
@@ -87,6 +88,8 @@ pub struct MrTable {
     state: u64,
 }
 
+const NO_REGION: CommandError = no_such("no such memory region");
+
 /// Most bytes of one region: half the address space, so that no sum of ends wraps.
 pub const MAX_MR_LENGTH: u64 = 1 << 47;
 
@@ -119,22 +122,21 @@ impl MrTable {
     /// The region of a handle, when `client` owns it.
     ///
     /// # Errors
-    /// EINVAL when it does not.
+    /// ENOENT when it does not.
     pub fn owned(&self, client: ClientId, mr: u32) -> Result<&Region, CommandError> {
         self.regions
             .get(mr)
             .filter(|region| region.mr.client == client || !Rule::OwnRegions.applies())
-            .ok_or(error(Errno::Invalid, "no such memory region"))
+            .ok_or(NO_REGION)
     }
 
     /// Removes a region: its key is dead when this returns.
     ///
     /// # Errors
-    /// EINVAL when `client` owns no such region.
+    /// ENOENT when `client` owns no such region.
     pub fn deregister(&mut self, client: ClientId, mr: u32) -> Result<Region, CommandError> {
         self.owned(client, mr)?;
-        let region =
-            self.regions.remove(mr).ok_or(error(Errno::Invalid, "no such memory region"))?;
+        let region = self.regions.remove(mr).ok_or(NO_REGION)?;
         self.by_key.remove(&region.key);
         Ok(region)
     }
@@ -233,9 +235,9 @@ fn check_new(mr: &NewMr) -> Result<(), CommandError> {
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
         ));
     }
-    let allowed = (1..=MAX_MR_LENGTH).contains(&mr.length);
-    if !allowed && Rule::RegionLength.applies() {
-        return Err(error(Errno::Invalid, "the length is zero or beyond max_mr_size"));
+    // None at all is a length: no byte can be reached through it, and messages without data can.
+    if mr.length > MAX_MR_LENGTH && Rule::RegionLength.applies() {
+        return Err(error(Errno::Invalid, "the length is beyond max_mr_size"));
     }
     let ends = [mr.addr, mr.iova].map(|start| start.checked_add(mr.length));
     if ends.contains(&None) && Rule::RegionWraps.applies() {
@@ -337,11 +339,20 @@ mod tests {
         assert_eq!(refuse(new_mr(AccessFlags::REMOTE_WRITE)), Err(Errno::Invalid));
         assert_eq!(refuse(new_mr(AccessFlags::REMOTE_ATOMIC)), Err(Errno::Invalid));
         let ok = new_mr(AccessFlags::REMOTE_READ);
-        assert_eq!(refuse(NewMr { length: 0, ..ok }), Err(Errno::Invalid));
+        assert_eq!(refuse(NewMr { length: u64::MAX / 2, ..ok }), Err(Errno::Invalid));
         assert_eq!(refuse(NewMr { addr: u64::MAX - 10, ..ok }), Err(Errno::Invalid));
         assert_eq!(refuse(NewMr { iova: u64::MAX - 10, ..ok }), Err(Errno::Invalid));
         assert!(refuse(ok).is_ok());
         assert_eq!(refuse(ok), Err(Errno::NoMem));
+    }
+
+    #[test]
+    fn no_byte_is_inside_an_empty_region() {
+        let mut table = MrTable::new(8, [1, 2]);
+        let access = AccessFlags::LOCAL_WRITE;
+        let key = table.register(NewMr { length: 0, ..new_mr(access) }).unwrap().lkey;
+        assert_eq!(table.check(key, 7, 0x9000_0000, 1, access), Err(KeyFault::Bounds));
+        assert!(table.check(key, 7, 0x9000_0000, 0, access).is_ok());
     }
 
     #[test]

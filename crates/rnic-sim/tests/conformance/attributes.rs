@@ -1,10 +1,11 @@
 //! `ibv_modify_qp`: the table of transitions, and the ranges of attributes.
 
-use crate::small_mtu;
+use crate::{send, small_mtu, write_only};
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState};
 use rnic_core::command::{Command, Errno, PortState};
 use rnic_sim::dialogue::{Dialogue, PEER};
 use rnic_sim::port::PortConfig;
+use rnic_sim::verbs::Connection;
 use roce_wire::Gid;
 
 const RTR: AttrMask = AttrMask::AV
@@ -104,6 +105,36 @@ fn values_out_of_range_are_refused() {
     refuse(AttrMask::MAX_DEST_RD_ATOMIC, |a| a.max_dest_rd_atomic = 17);
     refuse(AttrMask::AV, |a| a.ah.is_global = false);
     refuse(AttrMask::AV, |a| a.ah.dgid = [0; 16]);
+    refuse(AttrMask::AV, |a| a.ah.port_num = 0);
+    refuse(AttrMask::AV, |a| a.ah.port_num = 2);
+}
+
+#[test]
+fn alternate_paths_are_refused() {
+    refused(&mut in_init(), RTR | AttrMask::ALT_PATH, good(QpState::Rtr));
+    refused(&mut in_sqd(), AttrMask::ALT_PATH, good(QpState::Sqd));
+    refused(&mut in_sqd(), AttrMask::ALT_PATH, good(QpState::Rts));
+}
+
+#[test]
+fn a_query_tells_the_psns_of_now() {
+    let psns = |d: &mut Dialogue| {
+        let qp = d.nic.qp;
+        let attr = d.world.host(0).query_qp(qp);
+        (attr.sq_psn, attr.rq_psn)
+    };
+    let (sq_psn, rq_psn) = (0x00ff_ffff, 0x00ff_fffe);
+    let mut d = Dialogue::new(Connection { sq_psn, rq_psn, ..small_mtu() });
+    assert_eq!(psns(&mut d), (sq_psn, rq_psn));
+    d.post(&send(&d, 1, 600));
+    d.hear_burst();
+    let writes: Vec<_> = (0..4).map(|k| write_only(&d, k, 0, &[1; 8])).collect();
+    d.say_all(&writes);
+    d.hear_burst();
+    assert_eq!(psns(&mut d), (2, 2));
+    let qp = d.nic.qp;
+    d.world.host(0).set_state(qp, QpState::Reset);
+    assert_eq!(psns(&mut d), (0, 0));
 }
 
 #[test]

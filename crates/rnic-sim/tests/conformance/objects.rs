@@ -1,11 +1,13 @@
 //! Verbs objects: what may be made, whose they are, what keeps them; and events of the port.
 
-use crate::{dialogue, write_only};
-use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType};
+use crate::{ACCESS, ACK, dialogue, ok, send_only, statuses, write_only};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType, WcStatus};
 use rnic_core::command::{ClientCommand, ClientId, Command, CommandError, Errno, PortState};
-use rnic_sim::dialogue::Dialogue;
+use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::host::SPACE;
-use rnic_sim::verbs::QpSetup;
+use rnic_sim::verbs::{QpSetup, SendWr, full_access};
+use roce_wire::headers::Reth;
+use roce_wire::{Opcode, RKey};
 
 fn errno<T>(result: Result<T, CommandError>) -> Option<Errno> {
     result.err().map(|error| error.errno)
@@ -55,8 +57,54 @@ fn objects_of_another_client_do_not_exist() {
     ] {
         let command = Command::Client(ClientId(2), foreign);
         let refused = d.world.host(0).engine.execute(now, command);
-        assert_eq!(errno(refused), Some(Errno::Invalid));
+        assert_eq!(errno(refused), Some(Errno::NoEntry));
     }
+}
+
+#[test]
+fn a_handle_that_names_nothing_is_told_from_a_bad_value() {
+    let mut d = dialogue();
+    let (pd, mr) = (d.nic.pd, d.nic.mr.handle);
+    let (access, iova) = (AccessFlags::empty(), 0);
+    let register = |pd| ClientCommand::RegMr { pd, space: SPACE, addr: 0, length: 1, iova, access };
+    for unknown in [
+        ClientCommand::DeallocPd { pd: pd ^ 0x100 },
+        ClientCommand::DeregMr { mr: mr ^ 0x100 },
+        ClientCommand::DestroyCq { cq: 0x100 },
+        ClientCommand::DestroyQp { qp: 0x100 },
+        ClientCommand::QueryQp { qp: 0x100 },
+        register(pd ^ 0x100),
+    ] {
+        assert_eq!(command(&mut d, unknown), Some(Errno::NoEntry));
+    }
+    assert_eq!(command(&mut d, register(pd)), None);
+}
+
+#[test]
+fn no_byte_is_reached_through_an_empty_region() {
+    let mut d = dialogue();
+    let (pd, addr) = (d.nic.pd, d.nic.mr.addr);
+    let empty = d.world.host(0).reg_mr(pd, addr, 0, full_access());
+    d.recv(1, &[empty.sge(0, 0)]);
+    let write = |d: &Dialogue, offset, payload: &[u8]| {
+        let len = u32::try_from(payload.len()).unwrap();
+        write_only(d, offset, 0, payload).with(|h| {
+            h.reth = Some(Reth { va: addr, rkey: RKey(empty.rkey), dma_len: len });
+        })
+    };
+    d.say_all(&[write(&d, 0, &[]), send_only(&d, 1, &[])]);
+    d.expect_aeth(d.peer_psn(1), ACK, 2);
+    assert_eq!(statuses(&d.received()), ok([1]));
+    d.post(&SendWr::send(2, &[empty.sge(0, 0)]));
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+    d.say(&Say::ack(d.our_psn(0), 1));
+    d.say(&write(&d, 2, &[1]));
+    d.expect_aeth(d.peer_psn(2), ACCESS, 2);
+    assert_eq!(statuses(&d.sent()), ok([2]));
+    let mut d = dialogue();
+    let empty = d.world.host(0).reg_mr(pd, d.nic.mr.addr, 0, full_access());
+    d.post(&SendWr::send(3, &[empty.sge(0, 1)]));
+    assert_eq!(statuses(&d.sent()), [(3, WcStatus::LocProtErr)]);
 }
 
 #[test]
@@ -65,7 +113,6 @@ fn memory_regions_that_make_no_sense_are_refused() {
     for (addr, length, access) in [
         (0x10_0000, 4096, AccessFlags::REMOTE_WRITE),
         (0x10_0000, 4096, AccessFlags::REMOTE_ATOMIC),
-        (0x10_0000, 0, local),
         (0x10_0000, u64::MAX / 2, local),
         (u64::MAX - 100, 200, local),
     ] {

@@ -55,7 +55,7 @@ impl Context {
         if self.regions.bytes.checked_add(length).is_none_or(|all| all > quota.registered_bytes) {
             return Err(over_quota("bytes registered", "registered-bytes"));
         }
-        let (space, addr, mapped) = match file {
+        let (space, addr, mapped) = match file.filter(|_| length > 0) {
             Some((file, offset)) => {
                 let space = self.map(&file, offset, length, access)?;
                 (space, 0, Some(space))
@@ -116,8 +116,10 @@ impl Context {
 
     /// Whether the engine will be able to reach the memory: better now than at the first packet.
     fn check_reachable(&self, addr: u64, length: u64, access: AccessFlags) -> Result<(), Refused> {
-        let Some(last) = length.checked_sub(1).and_then(|length| addr.checked_add(length)) else {
-            return Err(refuse(libc::EINVAL, "the region is empty or wraps around"));
+        // No byte of an empty region is ever reached.
+        let Some(length) = length.checked_sub(1) else { return Ok(()) };
+        let Some(last) = addr.checked_add(length) else {
+            return Err(refuse(libc::EINVAL, "the region wraps around"));
         };
         for at in [addr, last] {
             let Err(error) = probe(self.peer.pid, at) else { continue };
