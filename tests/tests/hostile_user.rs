@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use system_tests::daemon::{Daemon, Io, Spec};
@@ -17,6 +17,9 @@ use system_tests::process::{Cmd, Output, User, wait_until};
 
 /// An ordinary user who is not the attacker.
 const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
+
+/// How long anything may take that a stalled engine must not hinder.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Programs and libraries where every user finds them.
 struct Stage {
@@ -156,5 +159,36 @@ fn a_process_id_that_comes_again_is_not_the_client() -> Result<()> {
     let output = run_as(&node, None, VICTIM, &["-d", "rnic0", "reborn"])?;
     ensure!(output.success() && output.stdout.contains("stranger's page intact"), "{output}");
     node.stop()?;
+    Ok(())
+}
+
+/// Memory that takes its time is reached by an engine, which then waits. Other users are served
+/// meanwhile, except that their packets wait when it is the engine that has the wire.
+#[test]
+fn an_engine_that_memory_keeps_turns_nobody_away() -> Result<()> {
+    let Some(stage) = Stage::open("an_engine_that_memory_keeps")? else { return Ok(()) };
+    let node = stage.daemon(None, &[])?;
+    let mut stall = node.cmd(VICTIM)?.args(["-d", node.device(), "stall"]).start()?;
+    wait_until("engine that waits", Duration::from_secs(10), || {
+        ensure!(stall.try_status()?.is_none(), "it does not stall: {}", stall.stderr());
+        Ok(stall.stdout().contains("waits"))
+    })?;
+    let took = |what, act: &dyn Fn() -> Result<()>| -> Result<()> {
+        let began = Instant::now();
+        act()?;
+        eprintln!("{what}: {:.3} s", began.elapsed().as_secs_f64());
+        ensure!(began.elapsed() < SOON, "{what} took {:?}", began.elapsed());
+        Ok(())
+    };
+    took("opening the device as another user", &|| {
+        let opened = run_as(&node, Some(User::NOBODY), "ibv_devinfo", &["-d", "rnic0"])?;
+        ensure!(opened.success(), "{opened}");
+        Ok(())
+    })?;
+    took("rnic status", &|| ask(&node, "status").map(drop))?;
+    let began = Instant::now();
+    node.stop()?;
+    eprintln!("SIGTERM to end: {:.3} s", began.elapsed().as_secs_f64());
+    ensure!(began.elapsed() < SOON, "the daemon took {:?} to end", began.elapsed());
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! QP numbers that look random and still name shard, slot and generation.
 //!
-//! A QPN is a keyed permutation of `(shard 3 bits, slot 16 bits, generation 5 bits)`: a peer or a
+//! A QPN is a keyed permutation of `(shard 5 bits, slot 15 bits, generation 4 bits)`: a peer or a
 //! neighbour tenant cannot guess the numbers of others, a reused slot gets a new number, and no
 //! table is needed to find the QP of a packet.
 
@@ -8,10 +8,11 @@ use roce_wire::Qpn;
 
 /// Slots that a QPN can name: the most QPs of one shard.
 pub const MAX_QPS: usize = 1 << SLOT_BITS;
-const SLOT_BITS: u32 = 16;
-const GENERATION_BITS: u32 = 5;
+const SLOT_BITS: u32 = 15;
+const GENERATION_BITS: u32 = 4;
+const SHARD_BITS: u32 = 2 * HALF_BITS - SLOT_BITS - GENERATION_BITS;
 /// Most shards of one device.
-pub const MAX_SHARDS: u8 = 8;
+pub const MAX_SHARDS: u8 = 1 << SHARD_BITS;
 
 const HALF_BITS: u32 = 12;
 const HALF_MASK: u32 = (1 << HALF_BITS) - 1;
@@ -24,7 +25,7 @@ pub struct QpnParts {
     pub shard: u8,
     /// Slot in that shard's table.
     pub slot: u32,
-    /// How often the slot was reused, modulo 32.
+    /// How often the slot was reused, modulo 16.
     pub generation: u32,
 }
 
@@ -70,7 +71,7 @@ impl QpnCodec {
             (left, right) = (right ^ round(left, *key), left);
         }
         let plain = left << HALF_BITS | right;
-        #[expect(clippy::cast_possible_truncation, reason = "three bits are left")]
+        #[expect(clippy::cast_possible_truncation, reason = "five bits are left")]
         QpnParts {
             shard: (plain >> (SLOT_BITS + GENERATION_BITS)) as u8,
             slot: plain & ((1 << SLOT_BITS) - 1),
@@ -105,7 +106,7 @@ mod tests {
     proptest! {
         #[test]
         fn decode_undoes_encode(
-            a: u64, b: u64, shard in 0u8..8, slot in 0u32..1 << 16, generation in 0u32..32,
+            a: u64, b: u64, shard in 0u8..32, slot in 0u32..1 << 15, generation in 0u32..16,
         ) {
             let codec = QpnCodec::new([a, b]);
             let parts = QpnParts { shard, slot, generation };

@@ -312,5 +312,6 @@ const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 /// And for the next one after the last has gone: programs open devices more than once.
 const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long sessions may take to end; one may wait for a neighbour that does not answer.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+/// How long sessions may take to end: one may wait for a neighbour that does not answer, or for an
+/// engine that its own memory keeps.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(1);

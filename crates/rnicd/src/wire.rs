@@ -19,7 +19,6 @@ mod xdp;
 
 use crate::net::HopTable;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
@@ -31,7 +30,7 @@ use composite::Composite;
 pub(crate) use fault::Fault;
 use fault::FaultWire;
 use handover::Shards;
-pub(crate) use handover::{Inlet, ShardWire};
+pub(crate) use handover::{Branch, Inlet, Junction, ShardWire};
 
 /// A way outside.
 trait Link: Send {
@@ -88,14 +87,19 @@ impl DeviceWire {
         self.inner.get().get().fds().into_iter().chain(self.shards.fds()).collect()
     }
 
-    /// A wire for a further shard, which sends through this one, and where to put what arrives
-    /// for it.
-    ///
-    /// # Errors
-    /// When there are too many open files.
-    pub(crate) fn add_shard(&mut self) -> io::Result<(ShardWire, Inlet)> {
-        let caps = self.inner.caps();
-        self.shards.add(caps)
+    /// Where wires for further shards are made, which send through this one.
+    pub(crate) fn junction(&self) -> Junction {
+        self.shards.junction(self.inner.caps())
+    }
+
+    /// Takes what a further shard sends from now on.
+    pub(crate) fn add_shard(&mut self, branch: Branch) {
+        self.shards.add(branch);
+    }
+
+    /// The further shard of this serial number has ended.
+    pub(crate) fn end_shard(&mut self, serial: u64) {
+        self.shards.end(serial);
     }
 
     /// Frames wait that no descriptor tells about: what was looped back, what the link could not

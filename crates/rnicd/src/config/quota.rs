@@ -8,6 +8,8 @@ use serde::Deserialize;
 pub struct Quota {
     /// Sessions of one user.
     pub sessions: u32,
+    /// Groups that the clients of one user may be of at the same time: each has an engine.
+    pub groups: u32,
     /// Queue pairs.
     pub qps: u32,
     /// Completion queues.
@@ -31,6 +33,7 @@ impl Default for Quota {
     fn default() -> Self {
         Self {
             sessions: 1024,
+            groups: 4,
             qps: 16_384,
             cqs: 16_384,
             mrs: 262_144,

@@ -3,7 +3,6 @@
 use super::capture::Capture;
 use super::context::Context;
 use super::registry::Service;
-use crate::inspect;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
 use crate::system;
@@ -231,8 +230,7 @@ impl Session<'_> {
     }
 
     fn inspect(&self, what: Inspect, skip: u32) -> Result<Reply, Refused> {
-        let found = self.service.crew.ask_all(|answer| Message::Inspect(what, answer));
-        let mut found = inspect::join(what, found);
+        let mut found = self.service.crew.inspect(what);
         let whole = match what {
             Inspect::Status => {
                 let totals = found.into_iter().next().unwrap_or_default();

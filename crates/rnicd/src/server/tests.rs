@@ -2,9 +2,8 @@
 
 use super::{Registry, Service, serve};
 use crate::config::{Config, Io, Profile, Quota, XdpMode};
-use crate::inspect;
 use crate::net::{NetConfig, Network};
-use crate::shard::{Crew, Message};
+use crate::shard::Crew;
 use crate::wire::{self, WireConfig};
 use clap::Parser;
 use rnic_abi::ABI_VERSION;
@@ -76,8 +75,7 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let found = self.service.crew.ask_all(|a| Message::Inspect(Inspect::Status, a));
-        let found = inspect::join(Inspect::Status, found);
+        let found = self.service.crew.inspect(Inspect::Status);
         ["qps", "cqs", "mrs"].map(|key| found[0][key].as_u64().unwrap())
     }
 
@@ -262,9 +260,8 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
     assert!(refusal.message.contains("quota.shared-bytes"), "{refusal}");
     let memory = [0; 64];
     other.register(other.handle(&Request::AllocPd), &memory);
-    let found = daemon.service.crew.ask_all(|a| Message::Inspect(Inspect::Mrs, a));
-    let mut kinds: Vec<_> =
-        found.iter().flatten().map(|mr| mr["memory"].as_str().unwrap()).collect();
+    let found = daemon.service.crew.inspect(Inspect::Mrs);
+    let mut kinds: Vec<_> = found.iter().map(|mr| mr["memory"].as_str().unwrap()).collect();
     kinds.sort_unstable();
     assert_eq!(kinds, ["process", "shared"]);
     client.call(&Request::DeregMr { mr }).unwrap();

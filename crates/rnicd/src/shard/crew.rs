@@ -4,42 +4,62 @@
 //! client may turn itself into a setuid program while its registrations live, and it is the kernel
 //! that must then refuse to touch its memory. The first shard owns the wire; it serves the user
 //! who comes first, and another one once it has no clients left, so that a single user never needs
-//! a second shard. A daemon that is not root has only that one.
+//! a second shard. Every further one ends with its last client. A daemon that is not root has only
+//! the first.
+//!
+//! An engine may be kept by its clients' memory for as long as they like. So nothing here waits for
+//! one, but the end of the daemon, and that for a moment only.
 
 use super::{Message, Port, Shard, ShardHandle, channel};
 use crate::config::Config;
+use crate::inspect;
 use crate::net::Change;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::system::{self, User};
-use crate::wire::DeviceWire;
-use crossbeam_channel::Sender;
+use crate::wire::{DeviceWire, Junction};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use rnic_abi::control::Inspect;
 use rnic_abi::os::Credentials;
 use rnic_core::EngineConfig;
 use rnic_core::qpn::MAX_SHARDS;
-use std::collections::BTreeMap;
+use serde_json::Value;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 /// See the [module](self).
 pub(crate) struct Crew {
     /// The daemon is root. Sessions, which ask for shards, are not: they act as their clients.
     privileged: bool,
-    config: Config,
     engine: EngineConfig,
+    groups: u32,
     first: ShardHandle,
+    junction: Junction,
     shards: Mutex<Shards>,
+    /// What engines that have ended had counted.
+    past: Arc<Mutex<Vec<Value>>>,
+    /// Disconnected when no engine runs any more.
+    ended: Receiver<()>,
 }
 
-#[derive(Default)]
 struct Shards {
     /// Whom the first shard serves, and how many clients it has.
     first: Option<(User, usize)>,
-    others: BTreeMap<User, ShardHandle>,
-    threads: Vec<JoinHandle<()>>,
+    /// Further ones, by their number less one.
+    others: [Option<Member>; MAX_SHARDS as usize - 1],
+    /// Further shards started ever.
+    started: u64,
     /// How the network is, for shards to come.
     network: Option<Change>,
+    /// The thread that starts them; none at the daemon's end.
+    starter: Option<Sender<Start>>,
+}
+
+struct Member {
+    user: User,
+    clients: usize,
+    shard: ShardHandle,
 }
 
 /// A client's place at a shard; its clients must be gone when it is dropped.
@@ -59,11 +79,48 @@ impl Deref for Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if let Some((user, clients)) = &mut self.crew.lock().first
-            && *user == self.user
-        {
+        self.crew.lock().leave(self.user);
+    }
+}
+
+impl Shards {
+    /// The shard of `user`, and how many clients it has.
+    fn of(&mut self, user: User) -> Option<&mut Member> {
+        self.others.iter_mut().flatten().find(|member| member.user == user)
+    }
+
+    /// One of its clients has gone.
+    fn leave(&mut self, user: User) {
+        if let Some((_, clients)) = self.first.as_mut().filter(|(first, _)| *first == user) {
             *clients -= 1;
+            return;
         }
+        let is_theirs = |member: &&mut Option<Member>| {
+            member.as_ref().is_some_and(|member| member.user == user)
+        };
+        let Some(place) = self.others.iter_mut().find(is_theirs) else { return };
+        if let Some(member) = place {
+            member.clients -= 1;
+            if member.clients == 0 {
+                member.shard.tell(Message::Stop);
+                *place = None;
+            }
+        }
+    }
+
+    /// How many shards serve groups of `uid`.
+    fn groups_of(&self, uid: u32) -> usize {
+        let others = self.others.iter().flatten().map(|member| member.user);
+        let first = self.first.filter(|(_, clients)| *clients > 0).map(|(user, _)| user);
+        others.chain(first).filter(|user| user.0 == uid).count()
+    }
+
+    /// A number that no shard has, not the one that was given back last: a new shard's QP numbers
+    /// are those that the one before it had.
+    fn vacant(&self) -> Option<usize> {
+        let len = self.others.len();
+        let start = usize::try_from(self.started).unwrap_or(0);
+        (0..len).map(|step| start.wrapping_add(step) % len).find(|at| self.others[*at].is_none())
     }
 }
 
@@ -77,11 +134,30 @@ impl Crew {
         engine: EngineConfig,
         wire: DeviceWire,
     ) -> io::Result<Self> {
+        let groups = config.quota.groups;
+        let junction = wire.junction();
         let port = Port::Device(Box::new(wire));
-        let (first, thread) = start(&config, EngineConfig { shard: 0, ..engine }, port, None)?;
-        let shards = Shards { threads: vec![thread], ..Shards::default() };
+        let past = Arc::default();
+        let (running, ended) = bounded(0);
+        let (starter, starts) = bounded::<Start>(0);
+        let make = Maker { config, past: Arc::clone(&past), running };
+        let first = make.start(EngineConfig { shard: 0, ..engine }, port, None, || ())?;
+        // Sessions have their clients' rights and priority, which their engines must not inherit.
+        thread::Builder::new().name("rnic-starter".into()).spawn(move || {
+            for Start { engine, port, user, at_end, answer } in starts {
+                let _ = answer.send(make.start(engine, port, Some(user), at_end));
+            }
+        })?;
+        let shards = Shards {
+            first: None,
+            others: [const { None }; MAX_SHARDS as usize - 1],
+            started: 0,
+            network: None,
+            starter: Some(starter),
+        };
         let privileged = rustix::process::geteuid().is_root();
-        Ok(Self { privileged, config, engine, first, shards: Mutex::new(shards) })
+        let shards = Mutex::new(shards);
+        Ok(Self { privileged, engine, groups, first, junction, shards, past, ended })
     }
 
     fn lock(&self) -> MutexGuard<'_, Shards> {
@@ -91,7 +167,7 @@ impl Crew {
     /// A place for a client at the shard of its user, which is started when there is none.
     ///
     /// # Errors
-    /// EUSERS when there are too many users.
+    /// EUSERS when there are too many users, or one of them comes with too many groups.
     pub(crate) fn seat(self: &Arc<Self>, peer: &Credentials) -> Result<Seat, Refused> {
         let user = match peer.uid {
             0 => (0, 0),
@@ -105,46 +181,63 @@ impl Crew {
         if !self.privileged {
             return Ok(self.first.clone());
         }
-        let failed = refused_by_kernel("no engine for this user");
         let mut shards = self.lock();
-        if let Some(shard) = shards.others.get(&user) {
-            return Ok(shard.clone());
+        if let Some(member) = shards.of(user) {
+            member.clients += 1;
+            return Ok(member.shard.clone());
         }
         match &mut shards.first {
-            Some((first, clients)) if *first == user => {
-                *clients += 1;
-                return Ok(self.first.clone());
-            }
-            Some((_, 1..)) => {}
+            Some((first, clients)) if *first == user => *clients += 1,
+            Some((_, 1..)) => return self.add(&mut shards, user),
             _ => {
-                let acting = self.first.ask(|answer| Message::ActAs(user, answer));
-                acting.map_err(engine_gone)?.map_err(failed)?;
+                // When that fails it refuses the client, which it hears of after this.
+                self.first.tell(Message::ActAs(user));
                 shards.first = Some((user, 1));
-                return Ok(self.first.clone());
             }
         }
-        self.add(&mut shards, user)
+        Ok(self.first.clone())
     }
 
     fn add(&self, shards: &mut Shards, user: User) -> Result<ShardHandle, Refused> {
-        let number = u8::try_from(1 + shards.others.len()).unwrap_or(u8::MAX);
-        if number >= MAX_SHARDS {
-            let text =
-                format!("this daemon serves {MAX_SHARDS} users at most: start one daemon per user");
+        if shards.groups_of(user.0) >= self.groups as usize {
+            let text = format!(
+                "the daemon serves {} groups of one user at a time (quota.groups)",
+                self.groups
+            );
             return Err(refuse(libc::EUSERS, text));
         }
+        let Some(place) = shards.vacant() else {
+            let text = format!("this daemon serves {MAX_SHARDS} users at a time: try again later");
+            return Err(refuse(libc::EUSERS, text));
+        };
         let failed = refused_by_kernel("no engine for this user");
-        let wire = self.first.ask(|answer| Message::AddShard(number, answer));
-        let wire = wire.map_err(engine_gone)?.map_err(&failed)?;
+        let number = u8::try_from(1 + place).unwrap_or(u8::MAX);
+        let serial = shards.started;
+        let (wire, branch, inlet) = self.junction.branch(serial).map_err(&failed)?;
         let engine = EngineConfig { shard: number, ..self.engine };
-        let (shard, thread) = start(&self.config, engine, Port::Shard(Box::new(wire)), Some(user))
-            .map_err(&failed)?;
+        let (answer, started) = bounded(1);
+        let first = self.first.clone();
+        let start = Start {
+            engine,
+            port: Port::Shard(Box::new(wire)),
+            user,
+            at_end: Box::new(move || first.tell(Message::EndShard(serial))),
+            answer,
+        };
+        // At the daemon's end nobody takes it, and there is no answer.
+        if let Some(starter) = &shards.starter {
+            let _ = starter.send(start);
+        }
+        // Not from an engine, but from a thread that becomes one and waits for nobody.
+        let ends = io::Error::from(io::ErrorKind::BrokenPipe);
+        let shard = started.recv().unwrap_or(Err(ends)).map_err(&failed)?;
         tracing::info!("engine {number} serves user {}", user.0);
+        self.first.tell(Message::AddShard(number, branch, inlet));
         if let Some(change) = &shards.network {
             shard.tell(Message::Network(change.clone()));
         }
-        shards.threads.push(thread);
-        shards.others.insert(user, shard.clone());
+        shards.started += 1;
+        shards.others[place] = Some(Member { user, clients: 1, shard: shard.clone() });
         Ok(shard)
     }
 
@@ -156,63 +249,103 @@ impl Crew {
     /// The network changed.
     pub(crate) fn follow(&self, change: Change) {
         self.lock().network = Some(change.clone());
-        self.tell_all(|| Message::Network(change.clone()));
+        self.all().iter().for_each(|shard| shard.tell(Message::Network(change.clone())));
     }
 
     fn all(&self) -> Vec<ShardHandle> {
         let shards = self.lock();
-        std::iter::once(&self.first).chain(shards.others.values()).cloned().collect()
+        let others = shards.others.iter().flatten().map(|member| &member.shard);
+        std::iter::once(&self.first).chain(others).cloned().collect()
     }
 
-    /// Tells every shard.
-    fn tell_all(&self, message: impl Fn() -> Message) {
-        self.all().iter().for_each(|shard| shard.tell(message()));
+    /// What all shards have, as values of the same kind from each; those that do not answer within
+    /// a second are left out.
+    pub(crate) fn inspect(&self, what: Inspect) -> Vec<Value> {
+        let asked: Vec<Receiver<Vec<Value>>> = self
+            .all()
+            .iter()
+            .map(|shard| {
+                let (answer, answered) = bounded(1);
+                shard.tell(Message::Inspect(what, answer));
+                answered
+            })
+            .collect();
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        let answers = asked.iter().filter_map(|answered| answered.recv_deadline(deadline).ok());
+        let mut found: Vec<_> = answers.collect();
+        if what == Inspect::Counters {
+            found.push(self.past.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
+        inspect::join(what, found)
     }
 
-    /// Asks every shard; the answers of those that are alive.
-    pub(crate) fn ask_all<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Vec<T> {
-        self.all().iter().filter_map(|shard| shard.ask(&message).ok()).collect()
-    }
-
-    /// Ends all shards.
+    /// Ends all shards. One that does not end at once is left to the end of the process.
     pub(crate) fn stop(&self) {
-        self.tell_all(|| Message::Stop);
-        let threads = std::mem::take(&mut self.lock().threads);
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("an engine's thread has panicked");
-            }
+        self.all().iter().for_each(|shard| shard.tell(Message::Stop));
+        self.lock().starter = None;
+        if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("an engine does not end: it waits for memory of a client");
         }
     }
 }
 
-/// Starts a shard that acts as `user`.
-fn start(
-    config: &Config,
+/// What the starter is asked for.
+struct Start {
     engine: EngineConfig,
     port: Port,
-    user: Option<User>,
-) -> io::Result<(ShardHandle, JoinHandle<()>)> {
-    let (handle, inbox) = channel()?;
-    let config = config.clone();
-    let (report, ready) = crossbeam_channel::bounded(1);
-    let name = format!("rnic-engine-{}", engine.shard);
-    let thread = thread::Builder::new().name(name).spawn(move || {
-        let identity = user.map_or(Ok(()), system::become_user);
-        match identity.and_then(|()| Shard::new(engine, port, inbox, &config)) {
-            Ok(shard) => {
-                let _ = report.send(Ok(()));
-                shard.run();
-            }
-            Err(error) => {
-                let _ = report.send(Err(error));
-            }
-        }
-    })?;
-    ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-    Ok((handle, thread))
+    user: User,
+    at_end: Box<dyn FnOnce() + Send>,
+    answer: Sender<io::Result<ShardHandle>>,
 }
 
-fn engine_gone<T>(_: T) -> Refused {
-    refuse(libc::EIO, "the engine has stopped")
+/// What every shard gets.
+struct Maker {
+    config: Config,
+    past: Arc<Mutex<Vec<Value>>>,
+    /// Each thread holds a copy until its end.
+    running: Sender<()>,
 }
+
+impl Maker {
+    /// Starts a shard that acts as `user`. Calls `at_end` behind everything that it does.
+    fn start(
+        &self,
+        engine: EngineConfig,
+        port: Port,
+        user: Option<User>,
+        at_end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<ShardHandle> {
+        let (handle, inbox) = channel()?;
+        let config = self.config.clone();
+        let (past, running) = (Arc::clone(&self.past), self.running.clone());
+        let (report, ready) = bounded(1);
+        let name = format!("rnic-engine-{}", engine.shard);
+        thread::Builder::new().name(name).spawn(move || {
+            let identity = user.map_or(Ok(()), system::become_user);
+            match identity.and_then(|()| Shard::new(engine, port, inbox, &config)) {
+                Ok(shard) => {
+                    let _ = report.send(Ok(()));
+                    let counted = shard.run();
+                    let mut past = past.lock().unwrap_or_else(PoisonError::into_inner);
+                    *past =
+                        inspect::join(Inspect::Counters, vec![std::mem::take(&mut *past), counted]);
+                    at_end();
+                }
+                Err(error) => {
+                    let _ = report.send(Err(error));
+                }
+            }
+            drop(running);
+        })?;
+        ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(handle)
+    }
+}
+
+/// How long engines have for an answer that is shown to somebody.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long engines have for their end.
+const STOP_PATIENCE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests;

@@ -82,6 +82,8 @@ pub(super) struct ClientEvents {
     full: HashSet<Token>,
     /// The ways to further shards, by their number.
     inlets: Vec<Option<Inlet>>,
+    /// Datagrams lost on the way to shards that have ended.
+    lost_before: u64,
 }
 
 struct Sockets {
@@ -91,7 +93,13 @@ struct Sockets {
 
 impl ClientEvents {
     pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
-        Self { epoll, clients: HashMap::new(), full: HashSet::new(), inlets: Vec::new() }
+        Self {
+            epoll,
+            clients: HashMap::new(),
+            full: HashSet::new(),
+            inlets: Vec::new(),
+            lost_before: 0,
+        }
     }
 
     pub(super) fn add_inlet(&mut self, shard: u8, inlet: Inlet) {
@@ -99,12 +107,21 @@ impl ClientEvents {
         if at >= self.inlets.len() {
             self.inlets.resize_with(at + 1, || None);
         }
-        self.inlets[at] = Some(inlet);
+        self.lost_before += self.inlets[at].replace(inlet).map_or(0, |old| old.lost());
+    }
+
+    /// The shard of this serial number has ended; another one may have its number already.
+    pub(super) fn remove_inlet(&mut self, serial: u64) {
+        for inlet in &mut self.inlets {
+            if let Some(old) = inlet.take_if(|inlet| inlet.serial() == serial) {
+                self.lost_before += old.lost();
+            }
+        }
     }
 
     /// Datagrams for further shards that did not keep up.
     pub(super) fn lost_in_hand_over(&self) -> u64 {
-        self.inlets.iter().flatten().map(Inlet::lost).sum()
+        self.lost_before + self.inlets.iter().flatten().map(Inlet::lost).sum::<u64>()
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {

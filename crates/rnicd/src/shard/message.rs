@@ -4,7 +4,7 @@ use super::host::EventSocket;
 use crate::dma::{Process, Space};
 use crate::net::Change;
 use crate::system::User;
-use crate::wire::{CaptureTap, Fault, ShardWire};
+use crate::wire::{Branch, CaptureTap, Fault, Inlet};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::control::Inspect;
 use rnic_abi::doorbell::Doorbells;
@@ -53,10 +53,13 @@ pub(crate) enum Message {
     RemoveChannel(ClientId, ChannelId),
     /// The network changed.
     Network(Change),
-    /// Act as this user from now on; only for a shard without clients whose thread is root's.
-    ActAs(User, Sender<io::Result<()>>),
-    /// A further shard, which sends through this one. Answered with its wire.
-    AddShard(u8, Sender<io::Result<ShardWire>>),
+    /// Act as this user from now on; only for a shard without clients whose thread is root's. When
+    /// that fails it takes no clients.
+    ActAs(User),
+    /// A further shard of this number sends through this one, and how to reach it.
+    AddShard(u8, Branch, Inlet),
+    /// The shard of this serial number has ended.
+    EndShard(u64),
     /// JSON values of what the engine has: one per object, or one object.
     Inspect(Inspect, Sender<Vec<serde_json::Value>>),
     /// Somebody watches what is sent and received.
@@ -104,7 +107,8 @@ impl ShardHandle {
         }
     }
 
-    /// Sends a message and waits for the answer.
+    /// Sends a message and waits for the answer. That takes as long as the memory of this shard's
+    /// clients makes its engine wait: only those who belong to it may.
     pub(crate) fn ask<T>(&self, message: impl FnOnce(Sender<T>) -> Message) -> Result<T, Gone> {
         let (answer, answered) = bounded(1);
         self.tell(message(answer));

@@ -1,8 +1,7 @@
 //! The wire of a shard: the device's own, or the way through the shard that has it.
 
-use crate::wire::{CaptureTap, DeviceWire, Fault, Inlet, LinkCounters, ShardWire};
+use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, LinkCounters, ShardWire};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
@@ -68,11 +67,17 @@ impl Port {
         }
     }
 
-    /// The wire of one more shard, and the way there.
-    pub(super) fn add_shard(&mut self) -> io::Result<(ShardWire, Inlet)> {
-        match self {
-            Self::Device(wire) => wire.add_shard(),
-            Self::Shard(_) => Err(io::ErrorKind::Unsupported.into()),
+    /// Takes what one more shard sends.
+    pub(super) fn add_shard(&mut self, branch: Branch) {
+        if let Self::Device(wire) = self {
+            wire.add_shard(branch);
+        }
+    }
+
+    /// That shard has ended.
+    pub(super) fn end_shard(&mut self, serial: u64) {
+        if let Self::Device(wire) = self {
+            wire.end_shard(serial);
         }
     }
 }

@@ -11,13 +11,15 @@ use crate::dma::{Space, SystemDma};
 use crate::inspect;
 use crate::net::Change;
 use crate::system::{self, User};
-use crate::wire::ShardWire;
+use rnic_abi::control::Inspect;
 use rnic_abi::os::EventFd;
+use rnic_core::command::{self, CommandError};
 use rnic_core::ports::Ports;
 use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant, Outcome, Turn};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use serde_json::Value;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,6 +44,8 @@ pub(crate) struct Shard {
     looked: Instant,
     /// The user whose rights the thread has for the time being.
     acts_as: Option<User>,
+    /// The thread may have other rights than that user.
+    is_unfit: bool,
     stopping: bool,
     /// Something was delivered, and the program that shares the CPU has not run since.
     owes_way: bool,
@@ -86,6 +90,7 @@ impl Shard {
             ready: Vec::with_capacity(MAX_READY),
             looked: Instant::ZERO,
             acts_as: None,
+            is_unfit: false,
             stopping: false,
             owes_way: false,
             has_backlog: false,
@@ -107,11 +112,12 @@ impl Shard {
         Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Turns the engine until told to stop.
-    pub(crate) fn run(mut self) {
+    /// Turns the engine until told to stop. Returns what it has counted.
+    pub(crate) fn run(mut self) -> Vec<Value> {
         while !self.stopping {
             self.step();
         }
+        self.inspect(Inspect::Counters)
     }
 
     /// A turn, and a sleep where there is nothing to do.
@@ -361,21 +367,20 @@ impl Shard {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
             }
-            Message::ActAs(user, answer) => {
+            Message::ActAs(user) => {
                 self.acts_as = Some(user);
-                let _ = answer.send(system::act_as(user));
+                self.became(user, system::act_as(user));
             }
-            Message::AddShard(number, answer) => {
-                let _ = answer.send(self.add_shard(number));
+            Message::AddShard(number, branch, inlet) => {
+                self.wire.add_shard(branch);
+                self.events.add_inlet(number, inlet);
+            }
+            Message::EndShard(serial) => {
+                self.wire.end_shard(serial);
+                self.events.remove_inlet(serial);
             }
             Message::Inspect(what, answer) => {
-                let _ = answer.send(inspect::engine(
-                    &self.engine,
-                    &self.dma,
-                    &mut self.wire,
-                    self.events.lost_in_hand_over(),
-                    what,
-                ));
+                let _ = answer.send(self.inspect(what));
             }
             Message::Capture(tap) => self.wire.capture(tap),
             Message::Inject(faults, seed) => self.wire.inject(faults, seed),
@@ -388,17 +393,21 @@ impl Shard {
         let Some(user) = self.acts_as else { return act(&mut self.wire) };
         let changed = system::act_as_root();
         act(&mut self.wire);
-        if let Err(error) = changed.and_then(|()| system::act_as(user)) {
+        self.became(user, changed.and_then(|()| system::act_as(user)));
+    }
+
+    fn became(&mut self, user: User, result: io::Result<()>) {
+        self.is_unfit = result.is_err();
+        if let Err(error) = result {
             tracing::error!("an engine cannot act as user {}: {error}", user.0);
             // With more rights than its clients it must not touch their memory.
             self.dma = SystemDma::new();
         }
     }
 
-    fn add_shard(&mut self, number: u8) -> io::Result<ShardWire> {
-        let (wire, inlet) = self.wire.add_shard()?;
-        self.events.add_inlet(number, inlet);
-        Ok(wire)
+    fn inspect(&mut self, what: Inspect) -> Vec<Value> {
+        let lost = self.events.lost_in_hand_over();
+        inspect::engine(&self.engine, &self.dma, &mut self.wire, lost, what)
     }
 
     fn look_for_strangers(&mut self) {
@@ -422,6 +431,10 @@ impl Shard {
     }
 
     fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
+        if self.is_unfit {
+            let reason = "the engine cannot act as the client's user";
+            return Err(CommandError { errno: command::Errno::Perm, reason });
+        }
         let NewClient { client, space, process, doorbells, wake, events, stranger } = new;
         let outcome = self.engine.execute(now, Command::AddClient { client, space, doorbells })?;
         if let Err(error) = self.watch(wake.as_fd(), Token::Client(client)) {

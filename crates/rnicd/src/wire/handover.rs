@@ -123,25 +123,29 @@ impl SharedCaps {
     }
 }
 
-/// The owner's side: what the shards want sent.
-#[derive(Default)]
-pub(super) struct Shards {
+/// Makes wires for further shards, without the wire's owner, who may be busy.
+#[derive(Clone)]
+pub(crate) struct Junction {
     caps: Arc<SharedCaps>,
-    inboxes: Vec<Inbox<TxTrain>>,
-    /// Who is served first.
-    turn: usize,
-    /// Trains taken over, and those for which the wire had no room after all.
-    sent: u64,
-    lost: u64,
 }
 
-impl Shards {
-    /// One more shard.
-    pub(super) fn add(&mut self, caps: WireCaps) -> io::Result<(ShardWire, Inlet)> {
-        self.caps.store(caps);
+/// A further shard as the wire's owner sees it.
+pub(crate) struct Branch {
+    /// Tells it from all others that there ever are.
+    serial: u64,
+    from_shard: Inbox<TxTrain>,
+    /// It has ended: what is in the queue is all that comes.
+    ends: bool,
+}
+
+impl Junction {
+    /// A wire for one more shard, and what the owner needs for it. The serial number is new.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(crate) fn branch(&self, serial: u64) -> io::Result<(ShardWire, Branch, Inlet)> {
         let (to_owner, from_shard) = queue(TRAINS)?;
         let (to_shard, from_owner) = queue(DATAGRAMS)?;
-        self.inboxes.push(from_shard);
         let wire = ShardWire {
             caps: Arc::clone(&self.caps),
             to_owner,
@@ -153,20 +157,53 @@ impl Shards {
             rx: vec![0; ARENA],
             rx_used: 0,
         };
-        Ok((wire, Inlet { to_shard, lost: Arc::default() }))
+        let inlet = Inlet { serial, to_shard, lost: AtomicU64::new(0) };
+        Ok((wire, Branch { serial, from_shard, ends: false }, inlet))
+    }
+}
+
+/// The owner's side: what the shards want sent.
+#[derive(Default)]
+pub(super) struct Shards {
+    caps: Arc<SharedCaps>,
+    branches: Vec<Branch>,
+    /// Who is served first.
+    turn: usize,
+    /// Trains taken over, and those for which the wire had no room after all.
+    sent: u64,
+    lost: u64,
+}
+
+impl Shards {
+    /// Where further shards are made, for a wire that can do `caps`.
+    pub(super) fn junction(&self, caps: WireCaps) -> Junction {
+        self.caps.store(caps);
+        Junction { caps: Arc::clone(&self.caps) }
+    }
+
+    /// One more shard.
+    pub(super) fn add(&mut self, branch: Branch) {
+        self.branches.push(branch);
+    }
+
+    /// It has ended; what it still wanted to send leaves.
+    pub(super) fn end(&mut self, serial: u64) {
+        for branch in self.branches.iter_mut().filter(|branch| branch.serial == serial) {
+            branch.ends = true;
+        }
     }
 
     /// Readable while a shard has something to send.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.inboxes.iter().map(|inbox| inbox.wake.as_fd())
+        self.branches.iter().map(|branch| branch.from_shard.wake.as_fd())
     }
 
     pub(super) fn has_backlog(&self) -> bool {
-        self.inboxes.iter().any(|inbox| !inbox.parcels.is_empty())
+        self.branches.iter().any(|branch| !branch.from_shard.parcels.is_empty())
     }
 
     pub(super) fn counters(&self) -> LinkCounters {
-        if self.inboxes.is_empty() {
+        if self.sent + self.lost == 0 {
             return Vec::new();
         }
         vec![("shard_tx_trains", self.sent), ("shard_tx_lost", self.lost)]
@@ -174,15 +211,15 @@ impl Shards {
 
     /// Reserves on `wire` what the shards have sent; it leaves with the next submit.
     pub(super) fn collect(&mut self, wire: &mut impl Wire) {
-        if self.inboxes.is_empty() {
+        if self.branches.is_empty() {
             return;
         }
         self.caps.store(wire.caps());
         self.turn = self.turn.wrapping_add(1);
-        let count = self.inboxes.len();
+        let count = self.branches.len();
         let (mut sent, mut lost) = (0, 0);
         for step in 0..count {
-            let inbox = &self.inboxes[(self.turn + step) % count];
+            let inbox = &self.branches[(self.turn.wrapping_add(step)) % count].from_shard;
             inbox.empty(
                 |taken| taken < TRAINS_A_TURN,
                 |train, bytes| match reserve(wire, &train, bytes) {
@@ -193,6 +230,7 @@ impl Shards {
         }
         self.sent += sent;
         self.lost += lost;
+        self.branches.retain(|branch| !branch.ends || !branch.from_shard.parcels.is_empty());
     }
 }
 
@@ -211,8 +249,9 @@ fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
 
 /// Where the owner puts frames for the other shard.
 pub(crate) struct Inlet {
+    serial: u64,
     to_shard: Outbox<RxTrain>,
-    lost: Arc<AtomicU64>,
+    lost: AtomicU64,
 }
 
 impl Inlet {
@@ -221,6 +260,11 @@ impl Inlet {
         if !self.to_shard.send(*train, datagram) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// The shard's serial number.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// Datagrams lost so far.
@@ -359,6 +403,12 @@ mod tests {
         }
     }
 
+    fn add_shard(owner: &mut DeviceWire) -> (ShardWire, Inlet) {
+        let (wire, branch, inlet) = owner.junction().branch(1).unwrap();
+        owner.add_shard(branch);
+        (wire, inlet)
+    }
+
     fn turn(owner: &mut DeviceWire, inlet: &Inlet) {
         let mut trains = Vec::with_capacity(64);
         owner.receive(&mut trains);
@@ -378,7 +428,7 @@ mod tests {
     #[test]
     fn a_shard_reaches_itself_through_the_owner() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (mut shard, inlet) = owner.add_shard().unwrap();
+        let (mut shard, inlet) = add_shard(&mut owner);
         assert_eq!(shard.caps(), owner.caps());
         let path = tests::loopback_path();
         let mut seen = Seen::default();
@@ -402,7 +452,7 @@ mod tests {
     #[test]
     fn a_parcel_wakes_the_other_side() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (mut shard, inlet) = owner.add_shard().unwrap();
+        let (mut shard, inlet) = add_shard(&mut owner);
         let path = tests::loopback_path();
         let readable = |fd: BorrowedFd<'_>| {
             let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
@@ -428,7 +478,7 @@ mod tests {
     #[test]
     fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (shard, inlet) = owner.add_shard().unwrap();
+        let (shard, inlet) = add_shard(&mut owner);
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };
         let (arena, ip_id) = (ArenaId(0), RxIpId::Likely(0));
@@ -440,5 +490,21 @@ mod tests {
         drop(shard);
         inlet.hand_over(&train, &[0; 64]);
         assert_eq!(inlet.lost(), 11);
+    }
+
+    #[test]
+    fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
+        let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
+        let (mut shard, inlet) = add_shard(&mut owner);
+        let path = tests::loopback_path();
+        let shape = Shape { count: 1, len: 64, last: 64 };
+        exchange::put(&mut shard, &path, 0, 0, shape).unwrap();
+        shard.submit();
+        drop(shard);
+        owner.end_shard(1);
+        let before = owner.fds().len();
+        turn(&mut owner, &inlet);
+        assert_eq!(owner.fds().len(), before - 1);
+        assert!(owner.counters().contains(&("shard_tx_trains", 1)));
     }
 }

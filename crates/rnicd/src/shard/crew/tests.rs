@@ -1,0 +1,111 @@
+//! Users who come and go, and engines that do not answer.
+
+use super::*;
+use crate::config::{Args, Io, XdpMode};
+use crate::net::testbed::is_root;
+use crate::net::{NetConfig, Network};
+use crate::wire::{self, WireConfig};
+use clap::Parser;
+
+fn crew() -> Arc<Crew> {
+    let words = ["rnicd", "--socket", "/unused", "--io", "loopback"];
+    let config = Config::resolve(Args::parse_from(words)).unwrap();
+    let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
+    let network = Network::start(place, Box::new(|_| ())).unwrap();
+    let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
+    let wire = wire::open(&wires, &network).unwrap();
+    Arc::new(Crew::start(config, EngineConfig::new([1, 2]), wire).unwrap())
+}
+
+fn user(uid: u32, gid: u32) -> Credentials {
+    Credentials { pid: std::process::id(), uid, gid }
+}
+
+/// The engine behind a handle works.
+fn answers(shard: &ShardHandle) -> bool {
+    shard.ask(|answer| Message::Inspect(Inspect::Status, answer)).is_ok()
+}
+
+/// Keeps an engine until the receiver is asked or dropped.
+fn block(shard: &ShardHandle) -> Receiver<Vec<Value>> {
+    let (answer, answered) = bounded(0);
+    shard.tell(Message::Inspect(Inspect::Status, answer));
+    answered
+}
+
+#[test]
+fn users_who_left_make_room_for_others() {
+    if !is_root("users_who_left_make_room_for_others") {
+        return;
+    }
+    let crew = crew();
+    for uid in 1000..1000 + 3 * u32::from(MAX_SHARDS) {
+        assert!(answers(&crew.seat(&user(uid, uid)).unwrap()));
+    }
+    // All at once, each with an engine.
+    let mut seats: Vec<Seat> = (0..u32::from(MAX_SHARDS))
+        .map(|k| crew.seat(&user(2000 + k, 100)).unwrap_or_else(|error| panic!("{k}: {error}")))
+        .collect();
+    assert!(seats.iter().all(|seat| answers(seat)));
+    let refusal = crew.seat(&user(3000, 100)).map(drop).unwrap_err();
+    assert_eq!(refusal.errno, libc::EUSERS);
+    let again = crew.seat(&user(2003, 100)).unwrap();
+    drop(seats.swap_remove(3));
+    assert!(crew.seat(&user(3000, 100)).is_err(), "that user still has a client");
+    drop(again);
+    assert!(answers(&crew.seat(&user(3000, 100)).unwrap()));
+    drop(seats);
+    crew.stop();
+}
+
+#[test]
+fn one_user_with_many_groups_leaves_room_for_others() {
+    if !is_root("one_user_with_many_groups_leaves_room_for_others") {
+        return;
+    }
+    let crew = crew();
+    for gid in 0..3 * u32::from(MAX_SHARDS) {
+        assert!(crew.seat(&user(1000, gid)).is_ok(), "group {gid}");
+    }
+    let seats: Vec<Seat> =
+        (0..crew.groups).map(|gid| crew.seat(&user(1000, gid)).unwrap()).collect();
+    let refusal = crew.seat(&user(1000, 99)).map(drop).unwrap_err();
+    assert!(refusal.message.contains("quota.groups"), "{refusal}");
+    assert!(answers(&crew.seat(&user(1001, 99)).unwrap()));
+    drop(seats);
+    crew.stop();
+}
+
+#[test]
+fn an_engine_that_is_kept_keeps_nobody_else() {
+    let crew = crew();
+    let seat = crew.seat(&user(1000, 1000)).unwrap();
+    let kept = block(&crew.first);
+    let began = Instant::now();
+    if crew.privileged {
+        let other = crew.seat(&user(1001, 1001)).unwrap();
+        assert!(answers(&other));
+        assert!(crew.inspect(Inspect::Status)[0]["qps"].is_u64(), "no engine was asked");
+        assert!(crew.seat(&user(1000, 1000)).is_ok());
+    }
+    crew.inspect(Inspect::Counters);
+    crew.stop();
+    drop(seat);
+    assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
+    drop(kept);
+}
+
+#[test]
+fn the_counters_of_an_engine_outlive_it() {
+    if !is_root("the_counters_of_an_engine_outlive_it") {
+        return;
+    }
+    let crew = crew();
+    let seats = [1000, 1001].map(|uid| crew.seat(&user(uid, uid)).unwrap());
+    let counters = crew.inspect(Inspect::Counters);
+    assert!(counters[0].as_object().is_some_and(|all| all.len() > 20), "{counters:?}");
+    drop(seats);
+    crew.stop();
+    let past = crew.past.lock().unwrap();
+    assert_eq!(past[0].as_object().unwrap().len(), counters[0].as_object().unwrap().len());
+}

@@ -1,0 +1,46 @@
+/* A client whose registered memory never comes. */
+#include "victim.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+int stalls(const struct rc_options *opt)
+{
+	static struct pair pair;
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct rc_place target;
+	unsigned char *page;
+	struct ibv_mr *mr;
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api))
+		die("userfaultfd: %s", strerror(errno));
+	pair_make(&pair, opt);
+	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memset(page, 1, PAGE);
+	mr = ibv_reg_mr(pair.b.pd, page, PAGE, ALL_ACCESS);
+	if (!mr)
+		die("ibv_reg_mr: %s", strerror(errno));
+	range.range.start = (uintptr_t)page;
+	range.range.len = PAGE;
+	if (madvise(page, PAGE, MADV_DONTNEED) || ioctl(fd, UFFDIO_REGISTER, &range))
+		die("userfaultfd: %s", strerror(errno));
+	target = pair.at_b;
+	target.addr = (uintptr_t)page;
+	target.rkey = mr->rkey;
+	if (rc_post_send(&pair.a, IBV_WR_RDMA_WRITE, 1, 0, PAGE, &target))
+		die("ibv_post_send failed");
+	/* Until the engine asks for the page, and goes on asking. */
+	if (read(fd, &(struct uffd_msg){ 0 }, sizeof(struct uffd_msg)) < 0)
+		die("no page was asked for: %s", strerror(errno));
+	say("the engine waits");
+	pause();
+	return 0;
+}
