@@ -126,7 +126,13 @@ fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
     let node = stage.daemon(None, &[])?;
     let capture = stage.scratch.join("stolen.pcapng");
     let capture = capture.to_str().expect("a name of ours");
-    for args in [&["fault", "drop=1"][..], &["capture", "-w", capture]] {
+    let commands = [
+        &["fault", "add", "drop=1"][..],
+        &["fault", "list"],
+        &["fault", "clear"],
+        &["capture", "-w", capture],
+    ];
+    for args in commands {
         let cmd = Cmd::new(stage.dist.bin("rnic")).args(args);
         let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket()).as_user(Some(User::NOBODY));
         let output = cmd.limit(Duration::from_secs(5)).run()?;

@@ -183,9 +183,9 @@ fn loopback() -> Result<()> {
     let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     let node = Node::new(daemon, host, Dist::get()?);
-    let faults = ["drop=0.02", "duplicate=0.01", "reorder=0.05", "corrupt=0.001"];
+    let faults = ["drop=2%", "duplicate=1%", "reorder=5%", "corrupt=0.001"];
     Cmd::new(node.dist.bin("rnic"))
-        .args(["fault", "--seed", "42"])
+        .args(["fault", "add", "--seed", "42"])
         .args(faults)
         .env("RNIC_SOCKET", node.daemon.socket())
         .check()?;

@@ -209,18 +209,29 @@ pub enum Request {
         /// Objects to skip: long lists come in pages.
         skip: u32,
     },
-    /// For the `rnic` command: faults for what arrives from now on, instead of those before; none
-    /// ends it. Only for root and the daemon's own user. Answer: [`Reply::Done`].
-    InjectFaults {
-        /// As `rnic fault` takes them, e.g. `drop=0.01,qp=17`.
-        faults: Vec<String>,
-        /// Equal seeds treat equal arrivals alike.
-        seed: u64,
-    },
+    /// For the `rnic` command: faults that disturb what arrives. Only for root and the daemon's own
+    /// user. Answer: [`Reply::Inspected`], an array of those in force afterwards.
+    Faults(FaultChange),
     /// For the `rnic` command, with one descriptor beside it: writes what the device sends and
     /// receives to it, as pcapng, until the session ends. Only for root and the daemon's own user.
     /// Answer: [`Reply::Done`].
     Capture,
+}
+
+/// What `rnic fault` does to the faults in force.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FaultChange {
+    /// Nothing.
+    Keep,
+    /// Further ones.
+    Add {
+        /// As `rnic fault add` takes them, e.g. `drop=0.01,qp=0x11`.
+        faults: Vec<String>,
+        /// Begins the random choices anew; equal seeds treat equal arrivals alike.
+        seed: Option<u64>,
+    },
+    /// None are left.
+    Clear,
 }
 
 /// What `rnic status|qp|mr|cq|counters` ask for.

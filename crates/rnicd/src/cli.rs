@@ -2,6 +2,7 @@
 
 mod capture;
 mod client;
+mod fault;
 mod private;
 mod run;
 mod show;
@@ -12,9 +13,9 @@ use rnic_abi::control::Inspect;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run RDMA programs on soft-rnic, and look at what its daemon does.
+/// Run RDMA programs on soft-rnic, and look at what its daemon does
 #[derive(Parser, Debug)]
-#[command(name = "rnic", version, about)]
+#[command(name = "rnic", version)]
 pub struct Command {
     #[command(subcommand)]
     action: Action,
@@ -24,54 +25,43 @@ pub struct Command {
 enum Action {
     /// Run a program with soft-rnic's libibverbs and librdmacm
     ///
-    /// Uses the daemon of this host; when there is none, starts a private one on 127.0.0.1 and ::1,
-    /// which ends after its last client.
+    /// Uses the daemon of this host or user; when there is none, starts a private one on 127.0.0.1
+    /// and ::1, which ends after its last client.
     Run(run::Options),
-    /// The daemon, its device, its port, its sessions
+    /// Show the daemon, its device, its port, its clients
     Status(Target),
-    /// Devices of all daemons that can be found
+    /// Show the devices of all daemons that can be found
     Devices(Target),
-    /// Queue pairs
+    /// Show queue pairs
     Qp(Target),
-    /// Memory regions
+    /// Show memory regions
     Mr(Target),
-    /// Completion queues
+    /// Show completion queues
     Cq(Target),
-    /// Counters of port and engine
+    /// Show counters of port and engine: those that are not zero, with --json all
     Counters(Target),
-    /// Inject faults into what the device receives
-    ///
-    /// A fault is `KIND[=PROBABILITY][,qp=QPN][,opcode=N][,psn=FIRST-LAST][,count=N]`, where KIND is
-    /// drop, duplicate, reorder, delay:TIME (250us, 3ms), corrupt or mark (ECN congestion
-    /// experienced). They replace those before; without any, injection ends.
-    Fault(Faults),
+    /// Disturb what the device receives: drop, delay, reorder, corrupt ...
+    #[command(subcommand)]
+    Fault(fault::Action),
     /// Show what the device sends and receives, or write it to a file for Wireshark
     Capture(capture::Options),
 }
 
-/// What to inject.
+/// Which daemon.
 #[derive(Args, Debug)]
-struct Faults {
-    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
-    /// of this user, of `rnic run`]
+struct Place {
+    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host, of this
+    /// user, of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Equal seeds treat equal arrivals alike
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
-    seed: u64,
-    /// e.g. drop=0.01,qp=0x11
-    #[arg(value_name = "FAULT")]
-    faults: Vec<String>,
 }
 
 /// Which daemon, and how to show what it says.
 #[derive(Args, Debug)]
 struct Target {
-    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
-    /// of this user, of `rnic run`]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// Print JSON
+    #[command(flatten)]
+    place: Place,
+    /// Print JSON, with numbers as numbers
     #[arg(long)]
     json: bool,
 }
@@ -86,27 +76,19 @@ pub fn main(command: Command) -> ExitCode {
         Action::Mr(target) => show::list(&target, Inspect::Mrs, show::MR),
         Action::Cq(target) => show::list(&target, Inspect::Cqs, show::CQ),
         Action::Counters(target) => show::counters(&target),
-        Action::Fault(faults) => inject(faults),
-        Action::Capture(options) => capture::capture(&options),
+        Action::Fault(action) => fault::fault(action),
+        Action::Capture(options) => match capture::capture(&options) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
     };
     match shown {
         Ok(text) => print(&text),
         Err(error) => {
-            eprintln!("rnic: {error:#}");
+            eprintln!("rnic: {}", crate::for_people(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-fn inject(Faults { socket, seed, faults }: Faults) -> anyhow::Result<String> {
-    let text = match faults.len() {
-        0 => "no faults are injected any more".to_owned(),
-        count => format!("{count} faults from now on, seed {seed}; `rnic counters` counts them"),
-    };
-    let client = client::Client::connect(socket.as_deref())?;
-    client.tell();
-    client.inject(faults, seed)?;
-    Ok(text)
 }
 
 /// A reader that has seen enough (`| head`) is no error.

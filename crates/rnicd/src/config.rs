@@ -80,20 +80,17 @@ pub enum Profile {
     ConnectX,
 }
 
-impl Profile {
-    /// As the command line has it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Spec => "spec",
-            Self::ConnectX => "connectx",
-        }
-    }
+/// A choice as the command line has it.
+pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// A RoCEv2 NIC as a process.
+/// Be an RDMA network card (RoCEv2) on a network interface, as a process
+///
+/// Without options it serves 127.0.0.1 and ::1 through the kernel's UDP sockets, which needs no
+/// privilege. Programs find it by themselves when they run with soft-rnic's libraries: `rnic run`.
 #[derive(Parser, Debug, Default)]
-#[command(name = "rnicd", version, about)]
+#[command(name = "rnicd", version)]
 pub struct Args {
     /// Read options from this TOML file; the command line wins
     #[arg(long, value_name = "FILE")]

@@ -1,6 +1,6 @@
 //! The daemon from start to end.
 
-use crate::config::{Args, Config, Io, Profile, XdpMode};
+use crate::config::{Args, Config, Io, Profile, XdpMode, name_of};
 use crate::net::{Change, Claims, NetConfig, Network};
 use crate::server::{Registry, Service, serve, socket_group};
 use crate::shard::Crew;
@@ -131,18 +131,11 @@ fn start_engine(
 }
 
 fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
-    let io = match config.io {
-        Io::Auto => "auto",
-        Io::AfXdp => "af-xdp",
-        Io::AfPacket => "af-packet",
-        Io::Udp => "udp",
-        Io::Loopback => "loopback",
-    };
     let mode = match config.xdp_mode {
         XdpMode::Auto => String::new(),
-        mode => format!(" --xdp-mode {mode:?}").to_lowercase(),
+        mode => format!(" --xdp-mode {}", name_of(&mode)),
     };
-    anyhow::anyhow!("packet I/O (--io {io}{mode}): {error}")
+    anyhow::anyhow!("packet I/O (--io {}{mode}): {error}", name_of(&config.io))
 }
 
 fn describe_device(config: &Config, network: &Network) -> DeviceInfo {

@@ -3,8 +3,10 @@
 use crate::dma::SystemDma;
 use crate::shard::Port;
 use rnic_abi::control::Inspect;
+use rnic_abi::verbs::AccessFlags;
 use rnic_core::{CqView, Engine, QpView};
 use serde_json::{Map, Value, json};
+use std::net::Ipv6Addr;
 
 /// The objects of one engine: an array's worth of values, or one object for counters.
 pub(crate) fn engine(
@@ -28,7 +30,7 @@ pub(crate) fn engine(
                     "iova": region.mr.iova,
                     "length": region.mr.length,
                     "key": region.key,
-                    "access": format!("{:?}", region.mr.access),
+                    "access": access(region.mr.access),
                     "memory": if dma.is_mapped(region.mr.space) { "shared" } else { "process" },
                 })
             })
@@ -53,15 +55,17 @@ fn totals(engine: &Engine) -> Value {
 
 fn qp(view: &QpView) -> Value {
     let attr = &view.attr;
+    // Set on the way to RTR.
+    let peer = Some(attr).filter(|attr| attr.path_mtu != 0);
     json!({
         "qp": view.qp,
         "qpn": view.qpn,
         "client": view.client.0,
         "type": format!("{:?}", view.qp_type).to_uppercase(),
         "state": format!("{:?}", attr.state).to_uppercase(),
-        "dest_qpn": attr.dest_qpn,
-        "dgid": std::net::Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string(),
-        "path_mtu": if attr.path_mtu == 0 { 0 } else { 128u32 << attr.path_mtu },
+        "dest_qpn": peer.map(|attr| attr.dest_qpn),
+        "dgid": peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),
+        "path_mtu": peer.map(|attr| 128u32 << attr.path_mtu),
         "outstanding": view.outstanding,
         "una": view.in_flight.0,
         "next_psn": view.in_flight.1,
@@ -72,6 +76,11 @@ fn qp(view: &QpView) -> Value {
         "recv_cq": view.cqs.1,
         "counters": serde_json::to_value(view.counters).unwrap_or_default(),
     })
+}
+
+/// The rights as verbs call them, without `IBV_ACCESS_`.
+fn access(flags: AccessFlags) -> Vec<String> {
+    flags.iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
 
 fn cq(view: &CqView) -> Value {

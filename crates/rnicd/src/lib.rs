@@ -25,3 +25,29 @@ mod server;
 mod shard;
 mod system;
 mod wire;
+
+/// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.
+#[must_use]
+pub fn for_people(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let mut parts = text.split(" (os error ");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain += part.split_once(')').map_or(part, |(_, rest)| rest);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn an_error_has_no_numbers_of_the_kernel() {
+        let error = std::io::Error::from_raw_os_error(libc::ENOENT);
+        let error = Err::<(), _>(error).context("cannot open x").context("no (good) start");
+        let text = for_people(&error.unwrap_err());
+        assert_eq!(text, "no (good) start: cannot open x: No such file or directory");
+    }
+}

@@ -27,8 +27,8 @@ pub(crate) use auto::{WireConfig, open};
 use capture::CaptureWire;
 pub(crate) use capture::{CaptureFeed, CaptureTap, Captured, capture};
 use composite::Composite;
-pub(crate) use fault::Fault;
 use fault::FaultWire;
+pub(crate) use fault::{Fault, FaultChange, MAX_FAULTS};
 use handover::Shards;
 pub(crate) use handover::{Branch, Inlet, Junction, ShardWire};
 
@@ -133,10 +133,11 @@ impl DeviceWire {
         self.inner.get_mut().add_tap(tap);
     }
 
-    /// Injects these faults into what arrives from now on, instead of those before; none ends it.
-    /// Equal seeds treat equal arrivals alike.
-    pub(crate) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
-        self.inner.inject(faults, seed);
+    /// Changes the faults that are injected into what arrives from now on. Returns those in force,
+    /// or `None` when there would be more than [`MAX_FAULTS`] and nothing is changed. Equal seeds
+    /// treat equal arrivals alike.
+    pub(crate) fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+        self.inner.change(change)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::headers::{Aeth, NakCode, Syndrome, credit_count, rnr_timer_ns};
 use crate::opcode::{HeaderSet, Operation};
 use crate::types::Qpn;
 
-/// `RC_WRITE_ONLY qp 000123 psn 000010 len 5 va 0x7f.. rkey 0x00112233 dma_len 5`
+/// `RC_WRITE_ONLY qp 0x000123 psn 0x000010 len 5 va 0x7f.. rkey 0x00112233 dma_len 5`
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderLine<'a> {
     pub headers: &'a HeaderRepr,
@@ -40,13 +40,13 @@ impl fmt::Display for HeaderLine<'_> {
 /// The extension headers, each after `before`.
 fn write_extensions(f: &mut fmt::Formatter<'_>, headers: &HeaderRepr, before: &str) -> fmt::Result {
     if let Some(rdeth) = &headers.rdeth {
-        write!(f, "{before}ee {:06x}", rdeth.ee_context)?;
+        write!(f, "{before}ee {:#08x}", rdeth.ee_context)?;
     }
     if let Some(deth) = &headers.deth {
         write!(f, "{before}from qp {} qkey {:#010x}", deth.src_qp, deth.qkey.0)?;
     }
     if let Some(xrceth) = &headers.xrceth {
-        write!(f, "{before}srq {:06x}", xrceth.srq)?;
+        write!(f, "{before}srq {:#08x}", xrceth.srq)?;
     }
     if let Some(feth) = &headers.feth {
         write!(f, "{before}placement {} selectivity {}", feth.placement(), feth.selectivity())?;
@@ -145,11 +145,11 @@ impl fmt::Display for CmMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.name())?;
         let ids = |f: &mut fmt::Formatter<'_>, local: u32, remote: u32| {
-            write!(f, " id {local:08x} peer id {remote:08x}")
+            write!(f, " id {local:#010x} peer id {remote:#010x}")
         };
         match self {
             CmMessage::Req(req) => {
-                write!(f, " id {:08x} service {:#x}", req.local_comm_id, req.service_id)?;
+                write!(f, " id {:#010x} service {:#x}", req.local_comm_id, req.service_id)?;
                 write!(f, " qp {} psn {}", req.local_qpn, req.starting_psn)
             }
             CmMessage::Rep(rep) => {
@@ -168,10 +168,10 @@ impl fmt::Display for CmMessage {
             }
             CmMessage::Drep(drep) => ids(f, drep.local_comm_id, drep.remote_comm_id),
             CmMessage::SidrReq(req) => {
-                write!(f, " id {:08x} service {:#x}", req.request_id, req.service_id)
+                write!(f, " id {:#010x} service {:#x}", req.request_id, req.service_id)
             }
             CmMessage::SidrRep(rep) => {
-                write!(f, " id {:08x} status {} qp {}", rep.request_id, rep.status.0, rep.qpn)
+                write!(f, " id {:#010x} status {} qp {}", rep.request_id, rep.status.0, rep.qpn)
             }
             CmMessage::Lap(path) | CmMessage::Apr(path) => {
                 ids(f, path.local_comm_id(), path.remote_comm_id())
@@ -204,7 +204,7 @@ impl fmt::Display for Tree<'_> {
             write!(f, "\n  payload {} bytes", datagram.payload_len())?;
         }
         let icrc = u32::from_be_bytes(datagram.icrc_bytes());
-        write!(f, "\n  icrc {icrc:08x}")
+        write!(f, "\n  icrc {icrc:#010x}")
     }
 }
 

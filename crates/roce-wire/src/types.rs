@@ -53,7 +53,7 @@ impl fmt::Debug for Psn {
 
 impl fmt::Display for Psn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:06x}", self.0)
+        write!(f, "{:#08x}", self.0)
     }
 }
 
@@ -126,7 +126,7 @@ impl fmt::Debug for Qpn {
 
 impl fmt::Display for Qpn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:06x}", self.0)
+        write!(f, "{:#08x}", self.0)
     }
 }
 

@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match rnicd::daemon::run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rnicd: {error:#}");
+            eprintln!("rnicd: {}", rnicd::for_people(&error));
             ExitCode::FAILURE
         }
     }

@@ -15,11 +15,9 @@ use std::time::SystemTime;
 /// What to capture, and where to.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host,
-    /// of this user, of `rnic run`]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// Write a pcapng file for Wireshark instead of printing lines
+    #[command(flatten)]
+    place: super::Place,
+    /// Write a pcapng file for Wireshark instead of printing lines; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
     /// End after so many frames [default: never]
@@ -28,13 +26,14 @@ pub(super) struct Options {
 }
 
 /// Captures until the count is reached, the daemon ends, or the user interrupts.
-pub(super) fn capture(options: &Options) -> Result<String> {
-    let client = Client::connect(options.socket.as_deref())?;
+pub(super) fn capture(options: &Options) -> Result<()> {
+    let client = Client::connect(options.place.socket.as_deref())?;
     client.tell();
-    let mut file = match &options.write {
+    let mut file: Option<Box<dyn Write>> = match &options.write {
+        Some(path) if path.as_os_str() == "-" => Some(Box::new(io::stdout())),
         Some(path) => {
             let file = File::create(path);
-            Some(file.with_context(|| format!("cannot write {}", path.display()))?)
+            Some(Box::new(file.with_context(|| format!("cannot write {}", path.display()))?))
         }
         None => None,
     };
@@ -49,7 +48,8 @@ pub(super) fn capture(options: &Options) -> Result<String> {
         let captured = pcapng::frame_in(&block);
         frames += u64::from(captured.is_some());
         let written = match (&mut file, captured) {
-            (Some(file), _) => file.write_all(&block),
+            // At once: somebody may be watching.
+            (Some(file), _) => file.write_all(&block).and_then(|()| file.flush()),
             (None, Some(captured)) => writeln!(io::stdout(), "{}", line(&captured)),
             (None, None) => Ok(()),
         };
@@ -59,7 +59,8 @@ pub(super) fn capture(options: &Options) -> Result<String> {
             other => other.context("cannot write")?,
         }
     }
-    Ok(format!("{frames} frames"))
+    eprintln!("{frames} {} captured", if frames == 1 { "frame" } else { "frames" });
+    Ok(())
 }
 
 /// Time of day (UTC), direction, peers, packet.

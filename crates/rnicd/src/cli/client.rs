@@ -3,7 +3,7 @@
 use super::private;
 use anyhow::{Context, Result, bail};
 use rnic_abi::ABI_VERSION;
-use rnic_abi::control::{DeviceInfo, Inspect, Reply, Request};
+use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
 use serde_json::Value;
 use std::fmt;
@@ -188,10 +188,10 @@ impl Client {
         answer.map(|_| ()).map_err(|refusal| anyhow::anyhow!("{refusal}"))
     }
 
-    /// Injects faults into what the daemon receives.
-    pub(super) fn inject(&self, faults: Vec<String>, seed: u64) -> Result<()> {
-        match self.call(&Request::InjectFaults { faults, seed })? {
-            Reply::Done => Ok(()),
+    /// Changes the faults in force. Returns those that then are.
+    pub(super) fn faults(&self, change: FaultChange) -> Result<Vec<Value>> {
+        match self.call(&Request::Faults(change))? {
+            Reply::Inspected { json, .. } => Ok(serde_json::from_str(&json)?),
             _ => bail!("the daemon gave an answer to another question"),
         }
     }

@@ -25,7 +25,7 @@ pub(super) struct Options {
     #[arg(long)]
     shared_memory: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -34,12 +34,14 @@ pub(super) fn run(options: &Options) -> ExitCode {
     match prepare(options) {
         Ok(mut command) => {
             let error = command.exec();
-            eprintln!("rnic: cannot run {}: {error}", options.command[0].display());
             // As a shell would say it.
-            ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+            let status = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+            let what = format!("cannot run {}", options.command[0].display());
+            eprintln!("rnic: {}", crate::for_people(&anyhow::Error::new(error).context(what)));
+            ExitCode::from(status)
         }
         Err(error) => {
-            eprintln!("rnic: {error:#}");
+            eprintln!("rnic: {}", crate::for_people(&error));
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,6 @@
 //! What all sessions share.
 
-use crate::config::{Config, Profile, Quota};
+use crate::config::{Config, Profile, Quota, name_of};
 use crate::net::Network;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Crew;
@@ -218,7 +218,7 @@ impl Service {
             "device": self.device.name,
             "netdev": self.device.netdev,
             "io": self.io,
-            "profile": self.profile.name(),
+            "profile": name_of(&self.profile),
             "port": {
                 "active": port.active,
                 "active_mtu": 128u32 << port.active_mtu,

@@ -6,8 +6,9 @@ use super::registry::Service;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
 use crate::system;
+use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use rnic_abi::ABI_VERSION;
-use rnic_abi::control::{Answer, Inspect, MAX_MESSAGE, Reply, Request, decode, encode};
+use rnic_abi::control::{self, Answer, Inspect, MAX_MESSAGE, Reply, Request, decode, encode};
 use rnic_abi::os::{Connection, Credentials, Descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -171,7 +172,7 @@ impl Session<'_> {
                 Reply::Gids(gids)
             }
             Request::Inspect { what, skip } => self.inspect(what, skip)?,
-            Request::InjectFaults { faults, seed } => self.inject(&faults, seed)?,
+            Request::Faults(change) => self.change_faults(change)?,
             Request::OpenDevice { name } => return self.open(&name, context),
             request => match context {
                 Some(context) => return context.execute(request, fds),
@@ -220,13 +221,33 @@ impl Session<'_> {
         Ok((Reply::Done, Vec::new()))
     }
 
-    fn inject(&self, faults: &[String], seed: u64) -> Result<Reply, Refused> {
+    fn change_faults(&self, change: control::FaultChange) -> Result<Reply, Refused> {
         self.only_the_owner()?;
-        let faults: Result<_, String> = faults.iter().map(|fault| fault.parse()).collect();
-        let faults = faults.map_err(|error| refuse(libc::EINVAL, error))?;
-        tracing::warn!("injecting faults: {faults:?}");
-        self.service.crew.first().tell(Message::Inject(faults, seed));
-        Ok(Reply::Done)
+        let change = match change {
+            control::FaultChange::Keep => FaultChange::Keep,
+            control::FaultChange::Add { faults, seed } => {
+                let faults: Result<Vec<Fault>, String> =
+                    faults.iter().map(|fault| fault.parse()).collect();
+                let faults = faults.map_err(|error| refuse(libc::EINVAL, error))?;
+                for fault in &faults {
+                    tracing::warn!("injecting {fault}");
+                }
+                FaultChange::Add(faults, seed)
+            }
+            control::FaultChange::Clear => {
+                tracing::warn!("injecting no faults any more");
+                FaultChange::Clear
+            }
+        };
+        let asked = self.service.crew.first().ask(|answer| Message::Faults(change, answer));
+        let found = asked.map_err(|_| refuse(libc::EIO, "the engine has stopped"))?;
+        let faults = found.ok_or_else(|| {
+            let text =
+                format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");
+            refuse(libc::ENOSPC, text)
+        })?;
+        let json = Value::Array(faults.iter().map(Fault::describe).collect()).to_string();
+        Ok(Reply::Inspected { json, more: false })
     }
 
     fn inspect(&self, what: Inspect, skip: u32) -> Result<Reply, Refused> {

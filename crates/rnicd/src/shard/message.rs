@@ -4,7 +4,7 @@ use super::host::EventSocket;
 use crate::dma::{Process, Space};
 use crate::net::Change;
 use crate::system::User;
-use crate::wire::{Branch, CaptureTap, Fault, Inlet};
+use crate::wire::{Branch, CaptureTap, Fault, FaultChange, Inlet};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::control::Inspect;
 use rnic_abi::doorbell::Doorbells;
@@ -64,8 +64,9 @@ pub(crate) enum Message {
     Inspect(Inspect, Sender<Vec<serde_json::Value>>),
     /// Somebody watches what is sent and received.
     Capture(CaptureTap),
-    /// Faults for what arrives, and their seed.
-    Inject(Vec<Fault>, u64),
+    /// Faults for what arrives. Answered with those in force, as
+    /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).
+    Faults(FaultChange, Sender<Option<Vec<Fault>>>),
     /// End.
     Stop,
 }

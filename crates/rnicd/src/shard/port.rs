@@ -1,6 +1,6 @@
 //! The wire of a shard: the device's own, or the way through the shard that has it.
 
-use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, LinkCounters, ShardWire};
+use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, ShardWire};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -53,10 +53,11 @@ impl Port {
         }
     }
 
-    /// Disturbs what arrives, as [`DeviceWire::inject`].
-    pub(super) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
-        if let Self::Device(wire) = self {
-            wire.inject(faults, seed);
+    /// Disturbs what arrives, as [`DeviceWire::change_faults`].
+    pub(super) fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+        match self {
+            Self::Device(wire) => wire.change_faults(change),
+            Self::Shard(_) => None,
         }
     }
 

@@ -383,7 +383,9 @@ impl Shard {
                 let _ = answer.send(self.inspect(what));
             }
             Message::Capture(tap) => self.wire.capture(tap),
-            Message::Inject(faults, seed) => self.wire.inject(faults, seed),
+            Message::Faults(change, answer) => {
+                let _ = answer.send(self.wire.change_faults(change));
+            }
             Message::Stop => self.stopping = true,
         }
     }

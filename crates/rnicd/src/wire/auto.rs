@@ -16,7 +16,7 @@ use super::packet::PacketWire;
 use super::udp::UdpWire;
 use super::xdp::XdpWire;
 use super::{DeviceWire, Link};
-use crate::config::{Io, XdpMode};
+use crate::config::{Io, XdpMode, name_of};
 use crate::net::{Change, Interface, Network};
 use std::fmt;
 use xdp_io::xsk;
@@ -145,7 +145,7 @@ impl Ground<'_> {
             match opened {
                 Ok(link) => return Ok(link),
                 Err(reason) => {
-                    tracing::info!("packet I/O {choice:?} is not possible: {reason}");
+                    tracing::info!("packet I/O {} is not possible: {reason}", name_of(choice));
                     reasons.push(reason);
                 }
             }

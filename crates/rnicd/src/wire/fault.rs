@@ -13,6 +13,17 @@ use std::time::{Duration, Instant};
 
 pub(crate) use spec::{Fault, FaultKind};
 
+/// A change to the faults in force.
+#[derive(Clone, Debug)]
+pub(crate) enum FaultChange {
+    /// None.
+    Keep,
+    /// Further ones, which strike what those before have left, and a seed to begin anew with.
+    Add(Vec<Fault>, Option<u64>),
+    /// None are left.
+    Clear,
+}
+
 /// See the [module](self).
 pub(crate) struct FaultWire<W> {
     inner: W,
@@ -61,7 +72,7 @@ impl<W: Wire> FaultWire<W> {
             inner,
             arena,
             faults: Vec::new(),
-            random: Random(1),
+            random: Random(FIRST_SEED),
             hold: Hold::new(),
             arrived: Vec::new(),
             counts: Counts::default(),
@@ -76,10 +87,23 @@ impl<W: Wire> FaultWire<W> {
         &mut self.inner
     }
 
-    /// See [`super::DeviceWire::inject`].
-    pub(super) fn inject(&mut self, faults: Vec<Fault>, seed: u64) {
-        self.faults = faults;
-        self.random = Random(seed);
+    /// See [`super::DeviceWire::change_faults`].
+    pub(super) fn change(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+        match change {
+            FaultChange::Keep => {}
+            FaultChange::Add(more, _) if self.faults.len() + more.len() > MAX_FAULTS => {
+                return None;
+            }
+            FaultChange::Add(more, seed) => {
+                // The same commands disturb alike, also in a daemon that was disturbed before.
+                if let Some(seed) = seed.or(self.faults.is_empty().then_some(FIRST_SEED)) {
+                    self.random = Random(seed);
+                }
+                self.faults.extend(more);
+            }
+            FaultChange::Clear => self.faults.clear(),
+        }
+        Some(self.faults.clone())
     }
 
     /// Some of what arrives is disturbed.
@@ -311,6 +335,9 @@ impl Random {
     }
 }
 
+/// Each datagram is compared with all of them.
+pub(crate) const MAX_FAULTS: usize = 64;
+const FIRST_SEED: u64 = 1;
 /// Byte of the base transport header that switches may change: FECN, BECN and reserved bits.
 const NOT_COVERED: usize = 4;
 /// Most datagrams that overtake a reordered one.

@@ -247,9 +247,9 @@ fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
     drop(feed);
     assert!(!stays_inside(&mut wire), "the end of the watcher shows with the next train");
     assert!(stays_inside(&mut wire));
-    wire.inject(vec!["drop".parse().unwrap()], 1);
+    wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None));
     assert!(!stays_inside(&mut wire));
-    wire.inject(Vec::new(), 1);
+    wire.change_faults(crate::wire::FaultChange::Clear);
     assert!(stays_inside(&mut wire));
 }
 
@@ -319,7 +319,7 @@ fn refused_frames_use_nothing_up() {
 fn dropped_trains_use_nothing_up() {
     let Some((_pair, mut from, mut to)) = pair_of(UDP, UDP, 4200) else { return };
     let path = from.path(0);
-    to.wire.inject(vec!["drop".parse().unwrap()], 1);
+    to.wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None));
     let one = Shape { count: 1, len: 100, last: 100 };
     let mut seen = Seen::default();
     for _ in 0..1000 {
@@ -328,7 +328,7 @@ fn dropped_trains_use_nothing_up() {
         exchange::take(&mut to.wire, &path.flow, &mut seen);
     }
     assert!(seen.numbers.is_empty());
-    to.wire.inject(Vec::new(), 1);
+    to.wire.change_faults(crate::wire::FaultChange::Clear);
     exchange::put(&mut from.wire, &path, 0, 7, one).unwrap();
     from.wire.submit();
     exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);

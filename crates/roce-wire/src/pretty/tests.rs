@@ -18,7 +18,7 @@ fn a_write_on_one_line() {
     let line = HeaderLine { headers: &write_headers(), payload_len: 5 }.to_string();
     assert_eq!(
         line,
-        "RC_WRITE_ONLY qp 000123 psn 000010 len 5 A va 0x7f1234567000 rkey 0x00112233 dma_len 5"
+        "RC_WRITE_ONLY qp 0x000123 psn 0x000010 len 5 A va 0x7f1234567000 rkey 0x00112233 dma_len 5"
     );
 }
 
@@ -43,10 +43,10 @@ fn a_frame_as_a_tree() {
          IP 192.0.2.1 > 192.0.2.2 dscp 0 ecn Ect0 ttl 64 id 0x1234 df 1\n\
          UDP port 0xd431 datagram 40 bytes\n\
          RC_WRITE_ONLY (0x0a)\n  \
-           qp 000123 psn 000010 pkey 0xffff ack_req 1 solicited 0 mig_req 1 pad 3 fecn 0 becn 0\n  \
+           qp 0x000123 psn 0x000010 pkey 0xffff ack_req 1 solicited 0 mig_req 1 pad 3 fecn 0 becn 0\n  \
            va 0x7f1234567000 rkey 0x00112233 dma_len 5\n  \
            payload 5 bytes\n  \
-           icrc {icrc:08x} good"
+           icrc {icrc:#010x} good"
     );
     assert_eq!(FrameTree(&bytes).to_string(), expected);
     bytes[at + 30] ^= 1;

@@ -1,5 +1,9 @@
-//! Which faults, how often, and to whom: `drop=0.01,qp=0x11,opcode=4,psn=100-200,count=3`.
+//! Which faults, how often, and to whom:
+//! `drop=1%,qp=0x000011,opcode=RC_SEND_ONLY,psn=100-200,count=3`.
 
+use roce_wire::{Opcode, Psn, Qpn};
+use serde_json::{Value, json};
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,30 +25,58 @@ pub(crate) enum FaultKind {
     Mark,
 }
 
+impl FaultKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Drop => "drop",
+            Self::Duplicate => "duplicate",
+            Self::Reorder => "reorder",
+            Self::Delay(_) => "delay",
+            Self::Corrupt => "corrupt",
+            Self::Mark => "mark",
+        }
+    }
+}
+
 /// A fault and what it strikes.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Fault {
     /// What happens.
     pub(crate) kind: FaultKind,
-    /// How often, in 2^-64.
-    threshold: u64,
+    /// How often, from 0 to 1.
+    probability: f64,
     qpn: Option<u32>,
     opcode: Option<u8>,
     psn: Option<RangeInclusive<u32>>,
     /// How often it may still strike.
     left: Option<u64>,
+    /// How often it has.
+    struck: u64,
 }
 
 impl Fault {
     /// Strikes any datagram with this probability.
     pub(crate) fn new(kind: FaultKind, probability: f64) -> Self {
-        let threshold = if probability >= 1.0 {
-            u64::MAX
-        } else {
-            // Saturates: negative and not-a-number become 0.
-            (probability * 2f64.powi(64)) as u64
+        Self { kind, probability, qpn: None, opcode: None, psn: None, left: None, struck: 0 }
+    }
+
+    /// For `rnic fault list`. Absent filters are null.
+    pub(crate) fn describe(&self) -> Value {
+        let delay = match self.kind {
+            FaultKind::Delay(time) => Some(time.as_micros() as u64),
+            _ => None,
         };
-        Self { kind, threshold, qpn: None, opcode: None, psn: None, left: None }
+        json!({
+            "kind": self.kind.name(),
+            "delay_us": delay,
+            "probability": self.probability,
+            "qpn": self.qpn,
+            "opcode": self.opcode,
+            "psn_first": self.psn.as_ref().map(RangeInclusive::start),
+            "psn_last": self.psn.as_ref().map(RangeInclusive::end),
+            "left": self.left,
+            "struck": self.struck,
+        })
     }
 
     /// Whether the datagram is one of those it strikes.
@@ -59,11 +91,38 @@ impl Fault {
 
     /// Whether it strikes this time.
     pub(super) fn strikes(&mut self, random: u64) -> bool {
-        let strikes = random < self.threshold || self.threshold == u64::MAX;
-        if strikes && let Some(left) = &mut self.left {
-            *left -= 1;
+        let strikes = self.probability >= 1.0 || (random as f64) < self.probability * 2f64.powi(64);
+        if strikes {
+            self.struck += 1;
+            self.left = self.left.map(|left| left - 1);
         }
         strikes
+    }
+}
+
+/// As it is written on a command line.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.name())?;
+        if let FaultKind::Delay(time) = self.kind {
+            write!(f, ":{}us", time.as_micros())?;
+        }
+        write!(f, "={}", self.probability)?;
+        if let Some(qpn) = self.qpn {
+            write!(f, ",qp={}", Qpn::new(qpn))?;
+        }
+        match self.opcode.map(|code| Opcode::from_u8(code).ok_or(code)) {
+            Some(Ok(opcode)) => write!(f, ",opcode={opcode}")?,
+            Some(Err(code)) => write!(f, ",opcode={code:#04x}")?,
+            None => {}
+        }
+        if let Some(range) = &self.psn {
+            write!(f, ",psn={}-{}", Psn::new(*range.start()), Psn::new(*range.end()))?;
+        }
+        match self.left {
+            Some(left) => write!(f, ",count={left}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -74,36 +133,31 @@ impl FromStr for Fault {
         let mut parts = text.split(',');
         let mut fault = parse_kind(parts.next().unwrap_or_default())?;
         for part in parts {
-            let (key, value) =
-                part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not KEY=VALUE, where KEY is {KEYS}"))?;
             match key {
-                "qp" => fault.qpn = Some(number(value)?),
-                "opcode" => {
-                    let opcode = number(value)?;
-                    let small = u8::try_from(opcode);
-                    fault.opcode =
-                        Some(small.map_err(|_| format!("opcode {opcode} is above 255"))?);
-                }
+                "qp" => fault.qpn = Some(number(value, MAX_24)?),
+                "opcode" => fault.opcode = Some(opcode(value)?),
                 "psn" => {
                     let (first, last) = value.split_once('-').unwrap_or((value, value));
-                    fault.psn = Some(number(first)?..=number(last)?);
+                    let (first, last) = (number(first, MAX_24)?, number(last, MAX_24)?);
+                    if first > last {
+                        return Err(format!("psn={value} is empty: the smaller PSN comes first"));
+                    }
+                    fault.psn = Some(first..=last);
                 }
-                "count" => fault.left = Some(u64::from(number(value)?)),
-                _ => return Err(format!("{key:?} is not one of qp, opcode, psn, count")),
+                "count" => fault.left = Some(number(value, u32::MAX)?.into()),
+                _ => return Err(format!("{key:?} is not one of {KEYS}")),
             }
         }
         Ok(fault)
     }
 }
 
-/// `drop=0.01`, `delay:250us=0.5`, ...; without a probability it is 1.
+/// `drop=0.01`, `drop=1%`, `delay:250us=0.5`, ...; without a probability it is 1.
 fn parse_kind(text: &str) -> Result<Fault, String> {
-    let (name, probability) = text.split_once('=').unwrap_or((text, "1"));
-    let probability: f64 = probability
-        .parse()
-        .ok()
-        .filter(|p| (0.0..=1.0).contains(p))
-        .ok_or_else(|| format!("{probability:?} is not a probability from 0 to 1"))?;
+    let (name, chance) = text.split_once('=').unwrap_or((text, "1"));
     let kind = match name.split_once(':').unwrap_or((name, "")) {
         ("drop", "") => FaultKind::Drop,
         ("duplicate", "") => FaultKind::Duplicate,
@@ -117,25 +171,58 @@ fn parse_kind(text: &str) -> Result<Fault, String> {
             ));
         }
     };
-    Ok(Fault::new(kind, probability))
+    Ok(Fault::new(kind, probability(chance)?))
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let (number, whole) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 100.0),
+        None => (text, 1.0),
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number / whole);
+    parsed.filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| {
+        format!("{text:?} is not a probability: give 0 to 1, or 0% to 100%, as in drop=1%")
+    })
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let (value, unit) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
-        (Some(value), _) => (value, 1),
-        (_, Some(value)) => (value, 1000),
-        _ => return Err(format!("{text:?} is not a time like 250us or 3ms")),
-    };
-    let value: u32 =
-        value.parse().map_err(|_| format!("{text:?} is not a time like 250us or 3ms"))?;
-    Ok(Duration::from_micros(u64::from(value) * unit))
+    let units = [("us", 1), ("ms", 1_000), ("s", 1_000_000)];
+    let parsed = units.iter().find_map(|(unit, micros)| {
+        let value: u32 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(Duration::from_micros(u64::from(value) * micros))
+    });
+    parsed.ok_or_else(|| format!("{text:?} is not a time: give delay:250us, delay:3ms or delay:1s"))
+}
+
+/// As captures show it, or its number.
+fn opcode(text: &str) -> Result<u8, String> {
+    let mut known = (0..=u8::MAX).filter_map(Opcode::from_u8);
+    if let Some(opcode) = known.find(|opcode| opcode.name().eq_ignore_ascii_case(text)) {
+        return Ok(opcode.code());
+    }
+    let code = number(text, u8::MAX.into()).map_err(|error| {
+        format!("{error}; opcodes are numbers, or names as `rnic capture` shows them: RC_SEND_ONLY")
+    })?;
+    Ok(code as u8)
 }
 
 /// Decimal, or hexadecimal with 0x.
-fn number(text: &str) -> Result<u32, String> {
-    let parsed = match text.strip_prefix("0x") {
+fn number(text: &str, max: u32) -> Result<u32, String> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let parsed = match digits {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("{text:?} is not a number"))
+    match parsed {
+        Ok(number) if number <= max => Ok(number),
+        Ok(number) => Err(format!("{number} is too much: the most is {max} ({max:#x})")),
+        Err(_) if digits.is_none() && u32::from_str_radix(text, 16).is_ok() => {
+            Err(format!("{text:?} is no decimal number; hexadecimal would be 0x{text}"))
+        }
+        Err(_) => Err(format!("{text:?} is not a number")),
+    }
 }
+
+const KEYS: &str = "qp, opcode, psn, count";
+/// QP numbers and PSNs have 24 bits.
+const MAX_24: u32 = 0xff_ffff;

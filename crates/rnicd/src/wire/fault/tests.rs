@@ -2,6 +2,7 @@ use super::super::loopback::Loopback;
 use super::*;
 use rnic_core::ports::{HopId, TxIpId};
 use roce_wire::Flow;
+use serde_json::Value;
 
 /// A loopback that is a whole wire.
 struct Line(Loopback);
@@ -52,7 +53,8 @@ fn datagram(number: u32) -> Vec<u8> {
 impl World {
     fn new(faults: &[&str], seed: u64) -> Self {
         let mut wire = FaultWire::new(Line(Loopback::new(ArenaId(0), TxIpId::Ours)), ArenaId(3));
-        wire.inject(faults.iter().map(|text| text.parse().unwrap()).collect(), seed);
+        let faults = faults.iter().map(|text| text.parse().unwrap()).collect();
+        wire.change(FaultChange::Add(faults, Some(seed))).unwrap();
         Self { wire, sent: 0, seen: Vec::new() }
     }
 
@@ -196,15 +198,62 @@ fn more_than_fits_a_burst_comes_later() {
 }
 
 #[test]
+fn both_notations_are_understood_and_one_is_shown() {
+    for (written, shown) in [
+        ("drop", "drop=1"),
+        ("drop=7%", "drop=0.07"),
+        ("mark=0.5,qp=17", "mark=0.5,qp=0x000011"),
+        ("mark=50%,qp=0x11", "mark=0.5,qp=0x000011"),
+        ("delay:3ms=1%", "delay:3000us=0.01"),
+        ("delay:1s", "delay:1000000us=1"),
+        ("drop,opcode=4,count=3", "drop=1,opcode=RC_SEND_ONLY,count=3"),
+        ("drop,opcode=rc_send_only", "drop=1,opcode=RC_SEND_ONLY"),
+        ("drop,opcode=0xff", "drop=1,opcode=0xff"),
+        ("drop,psn=16-0x20", "drop=1,psn=0x000010-0x000020"),
+    ] {
+        let fault: Fault = written.parse().unwrap();
+        assert_eq!(fault.to_string(), shown);
+        assert_eq!(shown.parse::<Fault>().unwrap(), fault);
+    }
+}
+
+#[test]
+fn faults_add_up_and_say_how_often_they_struck() {
+    let mut world = World::new(&["drop,psn=3"], 1);
+    let further = FaultChange::Add(vec!["duplicate,psn=3-5,count=2".parse().unwrap()], None);
+    assert_eq!(world.wire.change(further).unwrap().len(), 2);
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers(), [0, 1, 2, 4, 4, 5, 5, 6, 7]);
+    let found = world.wire.change(FaultChange::Keep).unwrap();
+    let shown: Vec<_> = found.iter().map(Fault::describe).collect();
+    assert_eq!((&shown[0]["struck"], &shown[0]["left"]), (&1.into(), &Value::Null));
+    assert_eq!((&shown[1]["struck"], &shown[1]["left"]), (&2.into(), &0.into()));
+    assert_eq!((&shown[1]["psn_first"], &shown[1]["psn_last"]), (&3.into(), &5.into()));
+
+    let many = vec![Fault::new(FaultKind::Drop, 1.0); MAX_FAULTS - 1];
+    assert!(world.wire.change(FaultChange::Add(many, None)).is_none());
+    assert_eq!(world.wire.change(FaultChange::Keep).unwrap(), found);
+    assert!(world.wire.change(FaultChange::Clear).unwrap().is_empty());
+}
+
+#[test]
 fn nonsense_is_explained() {
     for (text, part) in [
         ("dorp", "not one of drop"),
-        ("drop=2", "not a probability"),
+        ("", "not one of drop"),
+        ("drop=2", "give 0 to 1, or 0% to 100%"),
+        ("drop=101%", "give 0 to 1, or 0% to 100%"),
+        ("drop=-1", "not a probability"),
         ("drop=0.1,port=3", "not one of qp"),
         ("drop,qp", "not KEY=VALUE"),
         ("drop,psn=x", "not a number"),
-        ("delay=0.5", "not a time"),
-        ("drop,opcode=256", "above 255"),
+        ("drop,psn=9-3", "the smaller PSN comes first"),
+        ("drop,qp=fb2446", "would be 0xfb2446"),
+        ("drop,qp=0x1000000", "too much: the most is 16777215"),
+        ("delay=0.5", "give delay:250us"),
+        ("drop,opcode=256", "the most is 255"),
+        ("drop,opcode=RC_SENT", "RC_SEND_ONLY"),
     ] {
         let error = text.parse::<Fault>().unwrap_err();
         assert!(error.contains(part), "{text}: {error}");

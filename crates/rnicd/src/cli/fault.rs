@@ -1,0 +1,86 @@
+//! `rnic fault add|list|clear`.
+
+use super::Target;
+use super::client::Client;
+use super::show::json;
+use super::table::{Column, Show, render};
+use crate::wire::Fault;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use rnic_abi::control::FaultChange;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// What to do with the faults.
+#[derive(Subcommand, Debug)]
+pub(super) enum Action {
+    /// Inject further faults
+    ///
+    /// A fault is KIND[=PROBABILITY][,qp=QPN][,opcode=OPCODE][,psn=FIRST-LAST][,count=N].
+    ///
+    /// KIND is drop, duplicate, reorder, delay:TIME (250us, 3ms, 1s), corrupt, or mark (ECN
+    /// congestion experienced). PROBABILITY is 0 to 1, or 0% to 100%; without one it is 1.
+    /// Without qp, opcode and psn any packet that arrives may be struck; QPN and PSN are the
+    /// packet's own, decimal or 0x..., OPCODE is a number or a name as `rnic capture` shows it.
+    /// With count a fault ends after N packets. The first fault that strikes a packet counts.
+    Add(Add),
+    /// Show the faults in force, and how often they struck
+    List(Target),
+    /// End all of them
+    Clear {
+        #[command(flatten)]
+        place: super::Place,
+    },
+}
+
+/// What to inject.
+#[derive(Args, Debug)]
+pub(super) struct Add {
+    #[command(flatten)]
+    place: super::Place,
+    /// Begin the random choices anew: equal seeds treat equal arrivals alike
+    ///
+    /// [default: 1 for the first faults; the choices go on for further ones]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+    /// e.g. drop=1%,qp=0x000011
+    #[arg(value_name = "FAULT", required = true, value_parser = understood)]
+    faults: Vec<String>,
+}
+
+/// Mistakes are told before there is a daemon to ask.
+fn understood(text: &str) -> Result<String, String> {
+    text.parse::<Fault>().map(|_| text.to_owned())
+}
+
+/// Does it. The text is for people, or JSON.
+pub(super) fn fault(action: Action) -> Result<String> {
+    let (socket, as_json, change): (Option<PathBuf>, bool, _) = match action {
+        Action::Add(Add { place, faults, seed }) => {
+            (place.socket, false, FaultChange::Add { faults, seed })
+        }
+        Action::List(target) => (target.place.socket, target.json, FaultChange::Keep),
+        Action::Clear { place } => (place.socket, false, FaultChange::Clear),
+    };
+    let client = Client::connect(socket.as_deref())?;
+    if !as_json {
+        client.tell();
+    }
+    let found = client.faults(change)?;
+    if as_json {
+        return json(&Value::Array(found));
+    }
+    Ok(if found.is_empty() { "no faults are injected".into() } else { render(COLUMNS, &found) })
+}
+
+const COLUMNS: &[Column] = &[
+    ("KIND", "kind", Show::Plain),
+    ("DELAY", "delay_us", Show::Micros),
+    ("PROBABILITY", "probability", Show::Plain),
+    ("QPN", "qpn", Show::Hex(6)),
+    ("OPCODE", "opcode", Show::Opcode),
+    ("FIRST-PSN", "psn_first", Show::Hex(6)),
+    ("LAST-PSN", "psn_last", Show::Hex(6)),
+    ("LEFT", "left", Show::Plain),
+    ("STRUCK", "struck", Show::Plain),
+];

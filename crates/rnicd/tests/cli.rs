@@ -1,0 +1,341 @@
+//! What `rnic` and `rnicd` say: to people who make a mistake, and to programs that read JSON.
+
+use rnic_abi::ABI_VERSION;
+use rnic_abi::control::{CreateQp, Reply, Request};
+use rnic_abi::os::Connection;
+use rnic_abi::verbs::{AccessFlags, QpCaps, QpType};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A folder, gone at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rnicd-cli-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A daemon without a network.
+struct Daemon {
+    process: Child,
+    folder: Folder,
+}
+
+impl Daemon {
+    fn start(name: &str) -> Self {
+        let folder = Folder::new(name);
+        let process = Command::new(env!("CARGO_BIN_EXE_rnicd"))
+            .args(["--io", "loopback", "--log", "error", "--socket"])
+            .arg(folder.0.join("socket"))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let daemon = Self { process, folder };
+        let started = Instant::now();
+        while Connection::connect(&daemon.socket()).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(20), "no daemon");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.0.join("socket")
+    }
+
+    fn rnic(&self, args: &[&str]) -> Output {
+        let mut rnic = Command::new(env!("CARGO_BIN_EXE_rnic"));
+        rnic.args(args).env("RNIC_SOCKET", self.socket()).output().unwrap()
+    }
+
+    /// Standard output of a command that succeeds.
+    fn shown(&self, args: &[&str]) -> String {
+        let output = self.rnic(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.shown(args)).unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A program with one object of each kind.
+struct Client {
+    connection: Connection,
+    /// What is registered.
+    memory: Vec<u8>,
+}
+
+impl Client {
+    fn open(daemon: &Daemon) -> Self {
+        let connection = Connection::connect(&daemon.socket()).unwrap();
+        let client = Self { connection, memory: vec![0; 4096] };
+        client.call(&Request::Hello { abi: ABI_VERSION });
+        client.call(&Request::OpenDevice { name: "rnic0".into() });
+        let Reply::Handle(pd) = client.call(&Request::AllocPd) else { panic!() };
+        let cq = Request::CreateCq { cqe: 10, channel: None, comp_vector: 0 };
+        let Reply::Cq { cq, .. } = client.call(&cq) else { panic!() };
+        client.call(&Request::CreateQp(CreateQp {
+            pd,
+            qp_type: QpType::Rc,
+            send_cq: Some(cq),
+            recv_cq: Some(cq),
+            srq: None,
+            xrcd: None,
+            caps: QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::default() },
+            sq_sig_all: false,
+        }));
+        let addr = client.memory.as_ptr() as u64;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+        let length = client.memory.len() as u64;
+        client.call(&Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 });
+        client
+    }
+
+    fn call(&self, request: &Request) -> Reply {
+        self.connection.call(request, &[]).unwrap().0.unwrap()
+    }
+}
+
+/// `number`, `string`, `null` and so on, of each key, in order.
+fn shape(object: &Value) -> String {
+    let kind = |value: &Value| match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let object = object.as_object().unwrap_or_else(|| panic!("no object: {object}"));
+    object.iter().map(|(key, value)| format!("{key}:{}", kind(value))).collect::<Vec<_>>().join(" ")
+}
+
+/// Scripts depend on it: keys are added, never renamed, and a number is a number.
+#[test]
+fn the_shape_of_json_is_this() {
+    let daemon = Daemon::start("json");
+    let _client = Client::open(&daemon);
+    daemon.shown(&["fault", "add", "delay:3ms=1%,qp=17,opcode=4,psn=1-2,count=5"]);
+    for (args, pointer, expected) in [
+        (
+            &["status"][..],
+            "",
+            "device:string gids:array io:string netdev:null pid:number port:object private:bool \
+             profile:string sessions:array socket:string totals:object uptime_seconds:number \
+             version:string",
+        ),
+        (&["status"], "/gids/0", "address:string index:number"),
+        (&["status"], "/totals", "cqs:number mrs:number qps:number"),
+        (&["status"], "/port", "active:bool active_mtu:number netdev_mtu:number speed_mbps:number"),
+        (
+            &["status"],
+            "/sessions/0",
+            "client:number command:string pid:number session:number uid:number",
+        ),
+        (
+            &["devices"],
+            "/0",
+            "device:string fw_version:string netdev:null node_guid:string profile:string \
+             socket:string",
+        ),
+        (
+            &["qp"],
+            "/0",
+            "client:number command:string counters:object dest_qpn:null dgid:null \
+             expected_psn:number next_psn:number outstanding:number path_mtu:null pid:number \
+             qp:number qpn:number recv_cq:number retry_cnt:number send_cq:number state:string \
+             timeout:number type:string una:number",
+        ),
+        (
+            &["mr"],
+            "/0",
+            "access:array client:number command:string iova:number key:number length:number \
+             memory:string mr:number pd:number pid:number",
+        ),
+        (
+            &["cq"],
+            "/0",
+            "broken:bool capacity:number client:number command:string cq:number pid:number \
+             polled:number queues:number written:number",
+        ),
+        (
+            &["fault", "list"],
+            "/0",
+            "delay_us:number kind:string left:number opcode:number probability:number \
+             psn_first:number psn_last:number qpn:number struck:number",
+        ),
+    ] {
+        let found = daemon.json(&[args, &["--json"]].concat());
+        let object =
+            found.pointer(pointer).unwrap_or_else(|| panic!("{args:?} {pointer}: {found}"));
+        assert_eq!(shape(object), expected, "{args:?} {pointer}");
+    }
+    let counters = daemon.json(&["counters", "--json"]);
+    assert!(counters.as_object().unwrap().values().all(Value::is_u64), "{counters}");
+}
+
+#[test]
+fn tables_show_names_in_hexadecimal_and_processes() {
+    let daemon = Daemon::start("tables");
+    let client = Client::open(&daemon);
+    let found = daemon.json(&["qp", "--json"]);
+    let (qpn, psn) = (found[0]["qpn"].as_u64().unwrap(), found[0]["una"].as_u64().unwrap());
+    let key = daemon.json(&["mr", "--json"])[0]["key"].as_u64().unwrap();
+    let (pid, comm) = (std::process::id(), found[0]["command"].as_str().unwrap());
+    let address = client.memory.as_ptr() as u64;
+    for (command, titles, row) in [
+        (
+            "qp",
+            "QPN TYPE STATE DEST-QPN DGID MTU OUTSTANDING UNACKED-PSN NEXT-PSN EXPECTED-PSN PID \
+             COMMAND",
+            format!("0x{qpn:06x} RC RESET - - - 0 0x{psn:06x} 0x{psn:06x} 0x000000 {pid} {comm}"),
+        ),
+        (
+            "mr",
+            "MR KEY ADDRESS LENGTH ACCESS MEMORY PD PID COMMAND",
+            format!(
+                "0 0x{key:08x} 0x{address:012x} 4096 local_write,remote_read process 0 {pid} {comm}"
+            ),
+        ),
+        (
+            "cq",
+            "CQ CQES WRITTEN POLLED QUEUES BROKEN PID COMMAND",
+            format!("0 16 0 0 2 false {pid} {comm}"),
+        ),
+    ] {
+        let shown = daemon.shown(&[command]);
+        let mut lines = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(lines.next().unwrap().join(" "), titles, "{shown}");
+        assert!(lines.any(|line| line.join(" ") == row), "no {row:?} in:\n{shown}");
+    }
+    let status = daemon.shown(&["status"]);
+    assert!(status.contains("resources: qp 1, cq 1, mr 1\n"), "{status}");
+}
+
+#[test]
+fn faults_are_added_listed_and_cleared() {
+    let daemon = Daemon::start("faults");
+    let list = || daemon.shown(&["fault", "list"]);
+    assert_eq!(list(), "no faults are injected\n");
+    daemon.shown(&["fault", "add", "drop=10%,qp=0x11", "delay:250us"]);
+    let both = daemon.shown(&["fault", "add", "mark,opcode=RC_SEND_ONLY,psn=16,count=2"]);
+    assert_eq!(both, list());
+    let lines: Vec<_> = both.lines().collect();
+    assert_eq!(lines.len(), 4, "{both}");
+    for (line, expected) in lines[1..].iter().zip([
+        "drop - 0.1 0x000011 - - - - 0",
+        "delay 250us 1.0 - - - - - 0",
+        "mark - 1.0 - RC_SEND_ONLY 0x000010 0x000010 2 0",
+    ]) {
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), expected, "{both}");
+    }
+    assert_eq!(daemon.shown(&["fault", "clear"]), "no faults are injected\n");
+    assert_eq!(list(), "no faults are injected\n");
+}
+
+/// Each fails, names the culprit, says what to do, fits on a screen, and shows no debug text.
+#[test]
+fn mistakes_are_explained() {
+    let daemon = Daemon::start("mistakes");
+    let folder = Folder::new("nothing");
+    let nothing = folder.0.join("nothing");
+    let nothing = nothing.to_str().unwrap();
+    let (rnic, rnicd) = (env!("CARGO_BIN_EXE_rnic"), env!("CARGO_BIN_EXE_rnicd"));
+    let socket = daemon.socket();
+    let socket = socket.to_str().unwrap();
+    for (program, args, words) in [
+        (rnic, &["nosuch"][..], &["nosuch", "--help"][..]),
+        (rnic, &[], &["Usage: rnic <COMMAND>", "Run RDMA programs on soft-rnic", "status"]),
+        (rnic, &["qps"], &["'qps'", "'qp'"]),
+        (rnic, &["qp", "--socket", nothing], &["--socket", "no such socket", "rnicd"]),
+        (rnic, &["qp", "--socket", "/etc/passwd"], &["/etc/passwd", "rnicd"]),
+        (rnic, &["run"], &["PROGRAM", "--help"]),
+        (rnic, &["run", "--nosuch", "true"], &["--nosuch"]),
+        (rnic, &["fault"], &["add", "list", "clear"]),
+        (rnic, &["fault", "drop=0.1"], &["'drop=0.1'", "Usage: rnic fault <COMMAND>"]),
+        (rnic, &["fault", "add"], &["FAULT"]),
+        (rnic, &["fault", "add", "dorp"], &["dorp", "drop, duplicate"]),
+        (rnic, &["fault", "add", "drop=2"], &["drop=2", "0% to 100%"]),
+        (rnic, &["fault", "add", "drop,qp=fb2446"], &["0xfb2446"]),
+        (rnic, &["fault", "add", "delay:5"], &["delay:250us"]),
+        (rnic, &["capture", "-w", "/nosuch/file"], &["/nosuch/file", "No such file"]),
+        (rnic, &["capture", "-c", "x"], &["'x'", "--count"]),
+        (rnicd, &["--nosuch"], &["--nosuch", "--help"]),
+        (rnicd, &["--io", "pigeon"], &["pigeon", "af-xdp", "udp"]),
+        (rnicd, &["--io", "af-packet"], &["--netdev IFACE", "ip -br link"]),
+        (rnicd, &["--io", "udp", "--netdev", "nosuch0"], &["nosuch0", "lo"]),
+        (rnicd, &["--io", "udp", "--address", "192.0.2.77"], &["192.0.2.77", "127.0.0.1"]),
+        (rnicd, &["--address", "0.0.0.0"], &["0.0.0.0", "unicast"]),
+        (rnicd, &["--address", "here"], &["'here'", "--address"]),
+        (rnicd, &["--device", "a b"], &["a b", "rnic0"]),
+        (rnicd, &["--mode", "999"], &["999", "0660"]),
+        (rnicd, &["--group", "no such"], &["no such", "getent group"]),
+        (rnicd, &["--log", "=="], &["==", "info"]),
+        (rnicd, &["--config", nothing], &[nothing, "configuration"]),
+        (rnicd, &["--io", "loopback", "--socket", socket], &[socket, "another --socket"]),
+        (rnicd, &["--io", "loopback", "--socket", "/nosuch/x"], &["/nosuch", "--socket"]),
+    ] {
+        let mut command = Command::new(program);
+        // What is not named on the command line.
+        command.env("RNIC_SOCKET", if program == rnic { socket } else { nothing });
+        let output = command.args(args).stdin(Stdio::null()).output().unwrap();
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let context = format!("{program} {args:?} said:\n{said}");
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{context}");
+        assert!(said.lines().count() <= 24 && said.len() < 1500, "{context}");
+        let debug = ["panicked", "Some(", "Err(", "os error", " { ", "kind:"];
+        assert!(debug.iter().all(|text| !said.contains(text)), "{context}");
+        for word in words {
+            assert!(said.contains(word), "no {word:?}: {context}");
+        }
+    }
+}
+
+#[test]
+fn help_is_about_the_command() {
+    let help = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).arg("--help").output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (rnic, rnicd) = (env!("CARGO_BIN_EXE_rnic"), env!("CARGO_BIN_EXE_rnicd"));
+    for (program, args, words) in [
+        (rnic, &[][..], &["Run RDMA programs", "fault", "capture"][..]),
+        (rnic, &["run"], &["rnic run [OPTIONS] <PROGRAM>", "--shared-memory", "private"]),
+        (rnic, &["status"], &["--json", "RNIC_SOCKET"]),
+        (rnic, &["fault"], &["add", "list", "clear"]),
+        (rnic, &["fault", "add"], &["drop=1%", "delay:TIME", "0% to 100%", "--seed"]),
+        (rnic, &["fault", "list"], &["--json"]),
+        (rnic, &["capture"], &["pcapng", "--count"]),
+        (rnicd, &[], &["on a network interface", "--netdev", "--io", "privilege"]),
+    ] {
+        let text = help(program, args);
+        for word in words {
+            assert!(text.contains(word), "no {word:?} in {program} {args:?}:\n{text}");
+        }
+    }
+}
