@@ -84,16 +84,16 @@ pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
     let Some((addr, rest)) = payload.split_first_chunk::<8>() else {
         return Payload::arrived(arrived);
     };
-    let Some(space) = rest.first_chunk::<4>() else { return Payload::arrived(arrived) };
+    let Some(space) = rest.first_chunk::<8>() else { return Payload::arrived(arrived) };
     let range = MemRange { addr: u64::from_le_bytes(*addr), len: arrived.len };
-    Payload::lent(SpaceId(u32::from_le_bytes(*space)), range)
+    Payload::lent(SpaceId(u64::from_le_bytes(*space)), range)
 }
 
 /// What the ICRC field of an inside train's datagram says.
 const CARRIED: [u8; ICRC_LEN] = [0; ICRC_LEN];
 const LENT: [u8; ICRC_LEN] = [1; ICRC_LEN];
 /// An address and the number of its space.
-const NOTE: usize = 12;
+const NOTE: usize = 16;
 /// Bytes of payload from which on a note is cheaper than the copy.
 pub(crate) const LEND_FROM: u32 = 1024;
 

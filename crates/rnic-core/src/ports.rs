@@ -171,9 +171,11 @@ pub trait Wire {
     fn submit(&mut self);
 }
 
-/// An address space that memory regions live in: one per client process.
+/// An address space that memory regions live in: one per client process, and one for each region
+/// that is shared memory. No other space ever has the same number: a lent payload names its space
+/// by it, and may arrive when the space is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SpaceId(pub u32);
+pub struct SpaceId(pub u64);
 
 /// A run of bytes in an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

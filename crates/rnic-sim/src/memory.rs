@@ -43,7 +43,7 @@ pub struct DmaCounts {
 /// Memory of one host.
 #[derive(Debug, Default)]
 pub struct Memory {
-    spaces: BTreeMap<u32, Space>,
+    spaces: BTreeMap<u64, Space>,
     /// How much DMA there was.
     pub counts: DmaCounts,
     violations: Vec<String>,

@@ -33,8 +33,22 @@ pub(crate) enum Space {
 /// The address spaces of one engine's clients.
 #[derive(Debug)]
 pub(crate) struct SystemDma {
-    spaces: Vec<Option<Space>>,
+    /// By [`slot`]. Each knows its whole number: a slot is used again, a number is not.
+    spaces: Vec<Option<(SpaceId, Space)>>,
     scratch: process::Scratch,
+}
+
+/// The number of a space that has a slot for itself among those that exist. `generation`: how many
+/// there were before.
+pub(crate) fn space_id(slot: u32, generation: u32) -> SpaceId {
+    SpaceId(u64::from(generation) << 32 | u64::from(slot))
+}
+
+/// The slot of a space.
+pub(crate) fn slot_of(id: SpaceId) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+    let slot = id.0 as u32;
+    slot
 }
 
 impl SystemDma {
@@ -45,23 +59,40 @@ impl SystemDma {
 
     /// Adds or replaces a space.
     pub(crate) fn insert(&mut self, id: SpaceId, space: Space) {
-        let at = id.0 as usize;
+        let at = slot_of(id) as usize;
         if at >= self.spaces.len() {
             self.spaces.resize_with(at + 1, || None);
         }
-        self.spaces[at] = Some(space);
+        self.spaces[at] = Some((id, space));
+    }
+
+    #[inline]
+    fn get(&self, id: SpaceId) -> Option<&Space> {
+        match self.spaces.get(slot_of(id) as usize) {
+            Some(Some((own, space))) if *own == id => Some(space),
+            _ => None,
+        }
     }
 
     /// Whether a space is memory that this process maps.
     pub(crate) fn is_mapped(&self, id: SpaceId) -> bool {
-        matches!(self.spaces.get(id.0 as usize), Some(Some(Space::Mapped(_))))
+        matches!(self.get(id), Some(Space::Mapped(_)))
     }
 
     /// Forgets a space; accesses to it are faults from now on.
     pub(crate) fn remove(&mut self, id: SpaceId) {
-        if let Some(space) = self.spaces.get_mut(id.0 as usize) {
-            *space = None;
+        if let Some(slot) = self.spaces.get_mut(slot_of(id) as usize) {
+            slot.take_if(|(own, _)| *own == id);
         }
+    }
+}
+
+/// As [`SystemDma::get`], beside which the scratch memory is used.
+#[inline]
+fn find(spaces: &mut [Option<(SpaceId, Space)>], id: SpaceId) -> Option<&mut Space> {
+    match spaces.get_mut(slot_of(id) as usize) {
+        Some(Some((own, space))) if *own == id => Some(space),
+        _ => None,
     }
 }
 
@@ -76,10 +107,10 @@ impl Dma for SystemDma {
         arena: &mut [u8],
         to: &[Range],
     ) -> Result<(), DmaFault> {
-        match self.spaces.get_mut(space.0 as usize) {
-            Some(Some(Space::Process(process))) => process.read(from, arena, to, &mut self.scratch),
-            Some(Some(Space::Mapped(mapping))) => mapping.read(from, arena, to),
-            _ => Err(NOTHING),
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => process.read(from, arena, to, &mut self.scratch),
+            Some(Space::Mapped(mapping)) => mapping.read(from, arena, to),
+            None => Err(NOTHING),
         }
     }
 
@@ -91,18 +122,18 @@ impl Dma for SystemDma {
         to: &[MemRange],
         tails: &[u64],
     ) -> Result<(), DmaFault> {
-        match self.spaces.get_mut(space.0 as usize) {
-            Some(Some(Space::Process(process))) => {
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => {
                 process.write(arena, from, to, tails, &mut self.scratch)
             }
-            Some(Some(Space::Mapped(mapping))) => mapping.write(arena, from, to, tails),
-            _ => Err(NOTHING),
+            Some(Space::Mapped(mapping)) => mapping.write(arena, from, to, tails),
+            None => Err(NOTHING),
         }
     }
 
     fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
-        match self.spaces.get(space.0 as usize) {
-            Some(Some(Space::Mapped(mapping))) => mapping.contains(from),
+        match self.get(space) {
+            Some(Space::Mapped(mapping)) => mapping.contains(from),
             _ => false,
         }
     }
@@ -115,18 +146,23 @@ impl Dma for SystemDma {
         to: &[MemRange],
         tails: &[u64],
     ) -> Result<(), DmaFault> {
-        let [source, target] = [source, target].map(|space| space.0 as usize);
         if source == target {
-            return match self.spaces.get(source) {
-                Some(Some(Space::Mapped(mapping))) => mapping.copy(mapping, from, to, tails),
+            return match self.get(source) {
+                Some(Space::Mapped(mapping)) => mapping.copy(mapping, from, to, tails),
                 _ => Err(NOTHING),
             };
         }
-        match self.spaces.get_disjoint_mut([source, target]) {
-            Ok([Some(Space::Mapped(source)), Some(Space::Mapped(target))]) => {
-                target.copy(source, from, to, tails)
-            }
-            Ok([Some(Space::Mapped(source)), Some(Space::Process(target))]) => {
+        let slots = [source, target].map(|id| slot_of(id) as usize);
+        let Ok([Some(found_source), Some(found_target)]) = self.spaces.get_disjoint_mut(slots)
+        else {
+            return Err(NOTHING);
+        };
+        if (found_source.0, found_target.0) != (source, target) {
+            return Err(NOTHING);
+        }
+        match (&found_source.1, &mut found_target.1) {
+            (Space::Mapped(source), Space::Mapped(target)) => target.copy(source, from, to, tails),
+            (Space::Mapped(source), Space::Process(target)) => {
                 target.write_mapped(source, from, to, tails, &mut self.scratch)
             }
             _ => Err(NOTHING),
@@ -139,10 +175,10 @@ impl Dma for SystemDma {
         addr: u64,
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
-        match self.spaces.get_mut(space.0 as usize) {
-            Some(Some(Space::Process(process))) => process.atomic(addr, update),
-            Some(Some(Space::Mapped(mapping))) => mapping.atomic(addr, update),
-            _ => Err(NOTHING),
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => process.atomic(addr, update),
+            Some(Space::Mapped(mapping)) => mapping.atomic(addr, update),
+            None => Err(NOTHING),
         }
     }
 }

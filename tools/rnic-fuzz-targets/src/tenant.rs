@@ -87,7 +87,7 @@ impl Tenant {
     /// The `nth` client of a world, without QPs and memory.
     pub(crate) fn new(world: &mut World, nth: usize) -> Self {
         let number = u32::try_from(nth).expect("few clients") + 1;
-        let (client, space) = (ClientId(number), SpaceId(number));
+        let (client, space) = (ClientId(number), SpaceId(number.into()));
         let area = wiped_area(nth);
         let doorbells = Doorbells::new(area.clone()).expect("the area is large enough");
         let bell = Bell::new(area.clone()).expect("the engine made it a doorbell area");

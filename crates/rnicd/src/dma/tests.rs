@@ -90,6 +90,33 @@ fn a_space_that_is_gone_is_a_fault() {
     assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
 }
 
+/// What was lent by the number of a space that is gone must not be found in its successor.
+#[test]
+fn a_slot_that_is_used_again_is_another_space() {
+    let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
+    let space = || Space::Mapped(Mapping::new(&file, 0, PAGE as u64, true).unwrap());
+    words.set(0, 77);
+    let (gone, next) = (space_id(3, 1), space_id(3, 2));
+    let mut dma = SystemDma::new();
+    dma.insert(gone, space());
+    assert!(dma.copies_from(gone, mem(0, 8)));
+    dma.remove(gone);
+    dma.insert(next, space());
+    dma.insert(SpaceId(4), space());
+    let (from, target) = ([mem(0, 8)], SpaceId(4));
+    assert!(!dma.copies_from(gone, mem(0, 8)) && dma.copies_from(next, mem(0, 8)));
+    assert_eq!(dma.copy(gone, &from, target, &[mem(8, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.copy(target, &from, gone, &[mem(8, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.copy(gone, &from, gone, &[mem(8, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.read(gone, &from, &mut [0; 8], &[range(0, 8)]), Err(NOTHING));
+    assert_eq!(dma.write(gone, &[1; 8], &[range(0, 8)], &[mem(8, 8)], &[]), Err(NOTHING));
+    assert_eq!(dma.atomic(gone, 8, &mut |old| old + 1), Err(NOTHING));
+    assert_eq!(words.get(1), 0);
+    dma.remove(gone);
+    assert_eq!(dma.copy(next, &from, target, &[mem(8, 8)], &[]), Ok(()));
+    assert_eq!(words.get(1), 77);
+}
+
 #[test]
 fn ranges_outside_the_arena_are_refused() {
     let mut dma = own_process();

@@ -65,7 +65,7 @@ impl Context {
 
         let shard = service.crew.seat(&peer)?;
         let (client, space) = service.registry.open(session);
-        let (client, space) = (ClientId(client), SpaceId(space));
+        let client = ClientId(client);
         let context = Self {
             service: Arc::clone(service),
             shard,
@@ -195,7 +195,7 @@ impl Drop for Context {
             tracing::error!("removing client {}: {}", self.client.0, error.reason);
         }
         self.regions.release_spaces(&self.shard, &self.service.registry);
-        self.service.registry.close(self.client.0, self.space.0);
+        self.service.registry.close(self.client.0, self.space);
     }
 }
 
@@ -222,6 +222,6 @@ pub(super) fn over_quota(what: &str, key: &str) -> Refused {
     refuse(libc::ENOMEM, format!("this client has as many {what} as it may have (quota.{key})"))
 }
 
-fn engine_gone<T>(_: T) -> Refused {
+pub(super) fn engine_gone<T>(_: T) -> Refused {
     refuse(libc::EIO, "the engine has stopped")
 }

@@ -1,10 +1,10 @@
 //! Registration of memory.
 
-use super::context::{Context, over_quota, surprised};
+use super::context::{Context, engine_gone, over_quota, surprised};
 use super::maps;
 use super::registry::Registry;
 use crate::dma::{Mapping, Space, probe};
-use crate::refusal::{Refused, refuse, refused_by_kernel};
+use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
 use crate::shard::{Message, ShardHandle};
 use rnic_abi::control::Reply;
 use rnic_abi::verbs::AccessFlags;
@@ -31,7 +31,7 @@ impl Regions {
         for region in self.regions.drain() {
             if let Some(space) = region.1.space {
                 shard.tell(Message::RemoveSpace(space));
-                registry.give_space(space.0, region.1.length);
+                registry.give_space(space, region.1.length);
             }
         }
     }
@@ -80,10 +80,16 @@ impl Context {
     }
 
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
-        self.engine(ClientCommand::DeregMr { mr })?;
+        let space = self.regions.regions.get(&mr).and_then(|region| region.space);
+        self.shard
+            .ask(|answer| Message::Deregister { client: self.client, mr, space, answer })
+            .map_err(engine_gone)?
+            .map_err(refused_by_engine)?;
         if let Some(region) = self.regions.regions.remove(&mr) {
             self.regions.bytes -= region.length;
-            self.unmap(region.space, region.length);
+            if let Some(space) = region.space {
+                self.service.registry.give_space(space, region.length);
+            }
         }
         Ok(Reply::Done)
     }
@@ -98,19 +104,20 @@ impl Context {
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
         let registry = &self.service.registry;
         // First: what is mapped is allocated, too.
-        let space = SpaceId(registry.take_space(length, &self.service.quota)?);
+        let space = registry.take_space(length, &self.service.quota)?;
         let mapping = Mapping::new(file, offset, length, writable).map_err(|error| {
-            registry.give_space(space.0, length);
+            registry.give_space(space, length);
             refused_by_kernel("the memory file cannot be used")(error)
         })?;
         self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
         Ok(space)
     }
 
+    /// Takes a space back that no region came to use.
     fn unmap(&self, space: Option<SpaceId>, length: u64) {
         if let Some(space) = space {
             self.shard.tell(Message::RemoveSpace(space));
-            self.service.registry.give_space(space.0, length);
+            self.service.registry.give_space(space, length);
         }
     }
 

@@ -1,11 +1,13 @@
 //! What all sessions share.
 
 use crate::config::{Config, Profile, Quota, name_of};
+use crate::dma::{slot_of, space_id};
 use crate::net::Network;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Crew;
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::{Credentials, EventFd};
+use rnic_core::SpaceId;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +45,7 @@ pub(crate) struct Registry {
 #[derive(Default)]
 struct Inner {
     clients: Numbers,
-    spaces: Numbers,
+    spaces: Spaces,
     sessions: BTreeMap<u32, SessionInfo>,
     next_session: u32,
     opened_ever: u64,
@@ -73,6 +75,24 @@ impl Numbers {
             self.next += 1;
             self.next - 1
         })
+    }
+}
+
+/// Numbers of address spaces, never used again.
+#[derive(Default)]
+struct Spaces {
+    slots: Numbers,
+    ever: u32,
+}
+
+impl Spaces {
+    fn take(&mut self) -> SpaceId {
+        self.ever = self.ever.wrapping_add(1);
+        space_id(self.slots.take(), self.ever)
+    }
+
+    fn give(&mut self, space: SpaceId) {
+        self.slots.free.push(slot_of(space));
     }
 }
 
@@ -136,7 +156,7 @@ impl Registry {
     }
 
     /// Numbers for a context of `session`: client and address space.
-    pub(crate) fn open(&self, session: u32) -> (u32, u32) {
+    pub(crate) fn open(&self, session: u32) -> (u32, SpaceId) {
         let mut inner = self.lock();
         let (client, space) = (inner.clients.take(), inner.spaces.take());
         inner.opened_ever += 1;
@@ -147,17 +167,17 @@ impl Registry {
     }
 
     /// The context is gone.
-    pub(crate) fn close(&self, client: u32, space: u32) {
+    pub(crate) fn close(&self, client: u32, space: SpaceId) {
         let mut inner = self.lock();
         inner.clients.free.push(client);
-        inner.spaces.free.push(space);
+        inner.spaces.give(space);
     }
 
     /// A number for an address space of `bytes` that the daemon will map.
     ///
     /// # Errors
     /// ENOMEM when all clients together have as much as the daemon maps.
-    pub(crate) fn take_space(&self, bytes: u64, quota: &Quota) -> Result<u32, Refused> {
+    pub(crate) fn take_space(&self, bytes: u64, quota: &Quota) -> Result<SpaceId, Refused> {
         let mut inner = self.lock();
         let (count, all) = (inner.mapped.0 + 1, inner.mapped.1.saturating_add(bytes));
         if all > quota.shared_bytes {
@@ -176,10 +196,10 @@ impl Registry {
     }
 
     /// It is no longer used.
-    pub(crate) fn give_space(&self, space: u32, bytes: u64) {
+    pub(crate) fn give_space(&self, space: SpaceId, bytes: u64) {
         let mut inner = self.lock();
         inner.mapped = (inner.mapped.0 - 1, inner.mapped.1 - bytes);
-        inner.spaces.free.push(space);
+        inner.spaces.give(space);
     }
 
     /// For `rnic status`.

@@ -274,6 +274,28 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
     }
 }
 
+/// Also what was lent of it and has not arrived: it cannot be read from memory that is not there.
+#[test]
+fn memory_is_out_of_reach_when_its_deregistration_is_answered() {
+    const NAME: &str = "rnic-deregistered";
+    let daemon = Daemon::start("deregister", Quota::default());
+    let client = daemon.open();
+    let pd = client.handle(&Request::AllocPd);
+    let (file, words) = rnic_abi::os::memory::create(NAME, 512).unwrap();
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains(NAME)).count()
+    };
+    let request = registration(pd, words.at(0).as_ptr() as u64, 4096);
+    for _ in 0..200 {
+        let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
+        let Ok(Reply::Mr { mr, .. }) = answer else { panic!("{answer:?}") };
+        assert_eq!(mapped(), 2, "by the client and the daemon, which are one process here");
+        client.call(&Request::DeregMr { mr }).unwrap();
+        assert_eq!(mapped(), 1);
+    }
+}
+
 #[test]
 fn what_is_not_supported_says_so() {
     let daemon = Daemon::start("unsupported", Quota::default());

@@ -355,6 +355,14 @@ impl Shard {
                 self.look_for_strangers();
                 let _ = answer.send(outcome);
             }
+            Message::Deregister { client, mr, space, answer } => {
+                let command = Command::Client(client, ClientCommand::DeregMr { mr });
+                let outcome = self.execute(now, command);
+                if let (Ok(_), Some(space)) = (&outcome, space) {
+                    self.dma.remove(space);
+                }
+                let _ = answer.send(outcome);
+            }
             Message::AddSpace(id, space) => self.dma.insert(id, space),
             Message::RemoveSpace(id) => self.dma.remove(id),
             Message::AddChannel(client, channel, socket) => {
