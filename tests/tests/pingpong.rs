@@ -3,6 +3,8 @@
 use anyhow::{Result, ensure};
 use system_tests::daemon::Io;
 use system_tests::lab::{Lab, Need, Pair};
+use system_tests::native::{self, VICTIM};
+use system_tests::place::Place;
 use system_tests::programs::{Dialogue, pingpong};
 
 const PROGRAMS: [&str; 2] = ["ibv_rc_pingpong", "ibv_devinfo"];
@@ -67,5 +69,18 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
     for expected in ["rnic0", "PORT_ACTIVE", "4096 (5)", "Ethernet", "::ffff:10.77.0.1"] {
         ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");
     }
+    pair.stop()
+}
+
+#[test]
+fn completion_timestamps_and_the_clock_of_the_device_are_one() -> Result<()> {
+    let name = "completion_timestamps";
+    let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::victim()?);
+    let pair = lab.pair(Io::Udp, 1500)?;
+    let gid = pair.left.gid_index().to_string();
+    let cmd = pair.left.cmd(VICTIM)?.args(["-d", pair.left.device(), "-g", &gid, "clock"]);
+    let output = cmd.run()?;
+    ensure!(output.success() && output.stdout.contains("the clocks are one"), "{output}");
     pair.stop()
 }

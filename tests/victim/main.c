@@ -18,6 +18,7 @@ static const struct {
 	{ "wait", "wait in every way for a daemon that dies", waits_for_daemon },
 	{ "events", "print asynchronous events", watches_events },
 	{ "hold", "open HOST queue pairs and sleep", holds },
+	{ "clock", "compare completion timestamps with the clock", reads_clocks },
 	{ "stall", "keep the engine waiting for a page that never comes", stalls },
 	{ "guard", "watch registered memory that nobody has a reason to touch", guards },
 };

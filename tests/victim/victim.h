@@ -25,6 +25,8 @@ int loses_main_thread(const struct rc_options *opt);
 int is_reborn(const struct rc_options *opt);
 /* exploit.c */
 int becomes_root(const struct rc_options *opt);
+/* clock.c */
+int reads_clocks(const struct rc_options *opt);
 /* stall.c */
 int stalls(const struct rc_options *opt);
 /* waits.c: those who wait for the daemon */

@@ -19,6 +19,7 @@ use rnic_core::{ClientCommand, ClientId, Command, Engine, EngineConfig, Instant,
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io;
@@ -37,7 +38,6 @@ pub(crate) struct Shard {
     epoll: Arc<OwnedFd>,
     idle: IdlePolicy,
     placement: Placement,
-    origin: std::time::Instant,
     /// What an epoll told, until it is handled.
     ready: Vec<Event>,
     /// When it was asked last.
@@ -77,7 +77,7 @@ impl Shard {
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         let shard = Self {
-            engine: Engine::new(engine, Instant::ZERO),
+            engine: Engine::new(engine, monotonic()),
             wire,
             dma: SystemDma::new(),
             events: ClientEvents::new(Arc::clone(&epoll)),
@@ -86,7 +86,6 @@ impl Shard {
             epoll,
             idle: IdlePolicy::new(config),
             placement: Placement::new(config.placement),
-            origin: std::time::Instant::now(),
             ready: Vec::with_capacity(MAX_READY),
             looked: Instant::ZERO,
             acts_as: None,
@@ -107,11 +106,6 @@ impl Shard {
         Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
     }
 
-    fn now(&self) -> Instant {
-        let nanos = self.origin.elapsed().as_nanos();
-        Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
-
     /// Turns the engine until told to stop. Returns what it has counted.
     pub(crate) fn run(mut self) -> Vec<Value> {
         while !self.stopping {
@@ -123,7 +117,7 @@ impl Shard {
     /// A turn, and a sleep where there is nothing to do.
     pub(super) fn step(&mut self) {
         let told = self.handle_messages();
-        let now = self.now();
+        let now = monotonic();
         let turn = self.turn(now);
         self.placement.after_turn(now, &mut self.engine);
         let worked = told || turn.worked || turn.more;
@@ -163,7 +157,7 @@ impl Shard {
         while turn.completed && !turn.placed && self.wire.expects_more() && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
-            now = self.now();
+            now = monotonic();
         }
     }
 
@@ -189,20 +183,20 @@ impl Shard {
         while turn.placed && !turn.completed && self.wire.expects_more() && now < patience {
             let next = self.arrivals(now);
             *turn = turn.and(next);
-            now = if next.delivered() { self.give_way() } else { self.now() };
+            now = if next.delivered() { self.give_way() } else { monotonic() };
         }
         now
     }
 
     /// Lets the program run that shares the CPU. Returns the time.
     fn give_way(&mut self) -> Instant {
-        let before = self.now();
+        let before = monotonic();
         let mut now = before;
         // The program may owe the scheduler a slice more than the engine does, which then goes on
         // at once.
         for _ in 0..MAX_YIELDS {
             rustix::thread::sched_yield();
-            let after = self.now();
+            let after = monotonic();
             let was_away = after.since(now) > AWAY;
             now = after;
             if was_away {
@@ -233,7 +227,7 @@ impl Shard {
             }
         }
         self.engine.awake();
-        let now = self.now();
+        let now = monotonic();
         self.handle_ready(now);
     }
 
@@ -252,7 +246,7 @@ impl Shard {
         }
         self.handle_ready(now);
         // After what it took, so that events without end leave time for work.
-        self.looked = self.now();
+        self.looked = monotonic();
     }
 
     fn handle_ready(&mut self, now: Instant) {
@@ -337,7 +331,7 @@ impl Shard {
     }
 
     fn handle_message(&mut self, message: Message) {
-        let now = self.now();
+        let now = monotonic();
         match message {
             Message::Execute(command, answer) => {
                 let _ = answer.send(self.execute(now, command));
@@ -456,6 +450,15 @@ impl Shard {
         self.look_for_strangers();
         Ok(outcome)
     }
+}
+
+/// What completions are stamped with, in every engine: programs compare it with the clock that
+/// `ibv_query_rt_values_ex` reads, which is this one.
+fn monotonic() -> Instant {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Instant::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
 /// Most messages between two turns.
