@@ -30,7 +30,7 @@ struct mistake {
 	void (*make)(void);
 };
 
-extern const struct mistake posting[], creating[], modifying[], breaking[];
+extern const struct mistake posting[], creating[], modifying[], breaking[], using[];
 extern struct rc_options options;
 /* A wire mistake by name; false when there is none of that name. */
 bool wire_mistake(const char *name);

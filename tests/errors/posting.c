@@ -174,31 +174,6 @@ static void no_such_opcode(void)
 	post(&wr);
 }
 
-static void atomic(uint64_t misaligned_by, uint32_t length)
-{
-	struct ibv_sge sge;
-	struct ibv_send_wr wr;
-
-	bench_ready(&bench);
-	wr = write_wr(&sge);
-	sge.length = length;
-	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-	wr.wr.atomic.remote_addr = bench.at_b.addr + misaligned_by;
-	wr.wr.atomic.rkey = bench.at_b.rkey;
-	wr.wr.atomic.compare_add = 1;
-	post(&wr);
-}
-
-static void misaligned_atomic(void)
-{
-	atomic(4, 8);
-}
-
-static void short_atomic(void)
-{
-	atomic(0, 4);
-}
-
 /* Later WRs of a list behind a bad one are not posted. */
 static void bad_in_a_list(void)
 {
@@ -252,8 +227,6 @@ const struct mistake posting[] = {
 	{ "inline_too_long", inline_too_long },
 	{ "inline_read", inline_read },
 	{ "no_such_opcode", no_such_opcode },
-	{ "misaligned_atomic", misaligned_atomic },
-	{ "short_atomic", short_atomic },
 	{ "bad_in_a_list", bad_in_a_list },
 	{ "flushed_in_error", flushed_in_error },
 	{ 0 },

@@ -31,6 +31,8 @@ static const struct wire mistakes[] = {
 	{ "lkey_memory_gone", IBV_WR_RDMA_WRITE, 3000, UNMAPPED, GOOD, 0, 0, 0, GOOD },
 	{ "read_into_read_only", IBV_WR_RDMA_READ, 100, NO_RIGHTS, GOOD, 0, 0, 0, GOOD },
 	{ "read_into_memory_gone", IBV_WR_RDMA_READ, 3000, UNMAPPED, GOOD, 0, 0, 0, GOOD },
+	{ "misaligned_atomic", IBV_WR_ATOMIC_FETCH_AND_ADD, 8, GOOD, GOOD, 0, 4, 0, GOOD },
+	{ "short_atomic", IBV_WR_ATOMIC_FETCH_AND_ADD, 4, GOOD, GOOD, 0, 0, 0, GOOD },
 	{ "atomic_into_read_only", IBV_WR_ATOMIC_FETCH_AND_ADD, 8, NO_RIGHTS, GOOD, 0, 0, 0, GOOD },
 	{ "rkey_random", IBV_WR_RDMA_WRITE, 100, GOOD, RANDOM, 0, 0, 0, GOOD },
 	{ "rkey_zero", IBV_WR_RDMA_READ, 100, GOOD, ZERO, 0, 0, 0, GOOD },

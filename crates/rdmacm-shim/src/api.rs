@@ -3,5 +3,6 @@
 
 pub(crate) use crate::{
     address::{rdma_get_dst_port, rdma_get_src_port},
+    devices::rdma_get_devices,
     strings::rdma_event_str,
 };

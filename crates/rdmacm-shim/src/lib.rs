@@ -5,6 +5,7 @@
 
 mod address;
 mod api;
+mod devices;
 mod strings;
 mod stubs;
 

@@ -5,18 +5,23 @@
 //! ignoring them.
 
 use std::{
+    env,
     ffi::{c_int, c_void},
+    io::{self, Write},
     ptr,
+    sync::Once,
 };
 
 /// For calls that return -1 and set errno.
 pub(crate) extern "C" fn err_minus1() -> isize {
+    explain();
     set_errno(libc::EOPNOTSUPP);
     -1
 }
 
 /// For calls that return a pointer to something a device has.
 pub(crate) extern "C" fn no_device() -> *mut c_void {
+    explain();
     set_errno(libc::ENODEV);
     ptr::null_mut()
 }
@@ -25,6 +30,20 @@ pub(crate) extern "C" fn no_device() -> *mut c_void {
 pub(crate) extern "C" fn nop() -> usize {
     0
 }
+
+/// Says once per process why nothing works, when the user asked for details: an errno value alone
+/// sends people looking for a missing device.
+fn explain() {
+    static SAID: Once = Once::new();
+    let wanted = |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
+    if ["RNIC_DEBUG", "IBV_SHOW_WARNINGS"].into_iter().any(wanted) {
+        // A stderr that cannot be written to is not the program's problem.
+        SAID.call_once(|| drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {WHY}")));
+    }
+}
+
+const WHY: &str = "connecting by IP address (rdma_*, rsockets) is not supported yet; use the \
+                   program's exchange over TCP where it has one (perftest without -R)";
 
 fn set_errno(value: c_int) {
     // SAFETY: __errno_location returns the valid address of the calling thread's errno.

@@ -194,6 +194,24 @@ impl CqConsumer {
     }
 
     /// (A1) and (A2): asks for one event. Poll once more afterwards.
+    pub fn arm(&self, kind: ArmKind) {
+        self.arming().arm(kind);
+    }
+
+    /// The part of the ring that arms it, for a thread that does not poll.
+    pub fn arming(&self) -> CqArming {
+        CqArming { words: self.words.clone() }
+    }
+}
+
+/// The application's arming word. Any thread may arm at any time, also while another one polls.
+#[derive(Debug)]
+pub struct CqArming {
+    words: Words,
+}
+
+impl CqArming {
+    /// See [`CqConsumer::arm`].
     ///
     /// Arming for any completion overrides an arming for solicited ones, not the other way round.
     pub fn arm(&self, kind: ArmKind) {

@@ -71,7 +71,7 @@ pub fn default_limits() -> DeviceLimits {
         max_qp_rd_atom: 16,
         max_qp_init_rd_atom: 16,
         max_mw: 0,
-        max_ah: 65_536,
+        max_ah: 0,
         max_srq: 0,
         max_inline: MAX_INLINE as u32,
         qp_types: 1 << QpType::Rc.number(),

@@ -10,7 +10,7 @@ use verbs_abi::{
 
 use crate::{
     context::Context,
-    error::{Result, code, pointer, zero_or_minus_one},
+    error::{Errno, Result, code, pointer, zero_or_minus_one},
     gid,
     qp::Qp,
 };
@@ -187,7 +187,7 @@ unsafe fn multicast(qp: *mut ibv_qp, gid: *const ibv_gid, attach: bool) -> c_int
     // SAFETY: by contract.
     let (qp, gid) = unsafe { (Qp::of(qp), (*gid).raw) };
     if !qp.rules.datagram {
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     }
     code(qp.context().session.done(&Request::Multicast { qp: qp.handle, gid, attach }))
 }

@@ -42,9 +42,6 @@ fn element(tables: &Tables, kind: Kind, event: AsyncEvent) -> Option<ibv_async_e
             // SAFETY: as above.
             let qp = unsafe { &**qp };
             count(&qp.events_given);
-            if event.event != AsyncEventType::CommEst && event.event != AsyncEventType::SqDrained {
-                qp.note_error();
-            }
             ibv_async_event_element { qp: qp.as_ibv() }
         }),
         Kind::Cq => tables.cqs.get(&event.element).map(|cq| {

@@ -172,7 +172,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     // SAFETY: by contract.
     let object = unsafe { Channel::of(channel) };
     if object.users().load(Ordering::Acquire) > 0 {
-        return libc::EBUSY;
+        return code(Err(Errno(libc::EBUSY)));
     }
     let request = Request::DestroyChannel { channel: object.handle };
     let result = object.context().session.dispose(&request);

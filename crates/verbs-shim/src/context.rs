@@ -87,7 +87,9 @@ impl Context {
         let mut poll = libc::pollfd { fd: self.async_socket.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one live entry.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        if ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+        // POLLNVAL: the program closed every descriptor, ours too. The daemon saw that as its end.
+        let ended = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+        if ready > 0 && poll.revents & ended != 0 {
             self.session.set_gone();
         }
         !self.session.daemon_is_gone()

@@ -4,12 +4,12 @@ use std::{
     cell::UnsafeCell,
     collections::VecDeque,
     ffi::{c_int, c_void},
-    sync::atomic::{AtomicU8, AtomicU32, Ordering},
+    sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering},
 };
 
 use rnic_abi::{
     control::{Reply, Request, RingPlace},
-    cq::{ArmKind, CqConsumer, MAX_CQE},
+    cq::{ArmKind, CqArming, CqConsumer, MAX_CQE},
     cqe::Cqe,
     verbs::WcOpcode,
 };
@@ -33,6 +33,10 @@ pub(crate) struct Cq {
     pub(crate) context: *const Context,
     pub(crate) handle: u32,
     pub(crate) state: SpinLock<CqState>,
+    /// The thread between `ibv_start_poll` and `ibv_end_poll`, which holds the lock of `state`.
+    pub(crate) walker: AtomicUsize,
+    /// Of the ring in `state`, for programs that arm while some thread polls.
+    arming: SpinLock<CqArming>,
     /// Completion events that the program was given.
     pub(crate) events_given: AtomicU32,
     /// Async events that the program was given.
@@ -41,6 +45,8 @@ pub(crate) struct Cq {
     /// while the objects' table is locked.
     armed: AtomicU8,
 }
+
+pub(crate) const NO_WALKER: usize = 0;
 
 const NOT_ARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
@@ -100,6 +106,8 @@ impl Cq {
             ibv: UnsafeCell::new(ibv),
             context,
             handle,
+            walker: AtomicUsize::new(NO_WALKER),
+            arming: SpinLock::new(ring.arming()),
             state: SpinLock::new(CqState {
                 ring,
                 stash: VecDeque::new(),
@@ -152,10 +160,22 @@ impl Cq {
         self.events_given.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Does something to the state under its lock, which this thread may already hold: a program may
+    /// destroy, reset or resize while it walks the completions.
+    fn with_state<R>(&self, act: impl FnOnce(&mut CqState) -> R) -> R {
+        if self.walker.load(Ordering::Relaxed) == this_thread() {
+            // SAFETY: only this thread can have stored its own number, and it still walks.
+            return act(unsafe { self.state.kept() });
+        }
+        act(&mut self.state.lock())
+    }
+
     /// Removes the completions of a QP that was destroyed or reset.
     pub(crate) fn forget_qp(&self, qpn: u32) {
-        let mut state = self.state.lock();
-        let state = &mut *state;
+        self.with_state(|state| self.forget_in(state, qpn));
+    }
+
+    fn forget_in(&self, state: &mut CqState, qpn: u32) {
         while let Some(cqe) = state.ring.poll() {
             state.stash.push_back(cqe);
         }
@@ -179,20 +199,34 @@ impl Cq {
         if cqe == 0 || cqe > MAX_CQE {
             return Err(Errno(libc::EINVAL));
         }
-        let mut state = self.state.lock();
+        self.check_handle()?;
+        self.with_state(|state| self.resize_in(state, cqe))
+    }
+
+    fn resize_in(&self, state: &mut CqState, cqe: u32) -> Result<()> {
         // The daemon moves along what is not polled yet.
         state.ring.publish();
         let request = Request::ResizeCq { cq: self.handle, cqe };
         let (_, ring, cqe) = self.context().session.call(&request, ring_of)?;
+        let mut arming = self.arming.lock();
+        *arming = ring.arming();
         state.ring = ring;
         match self.armed.load(Ordering::Acquire) {
-            ARMED_SOLICITED => state.ring.arm(ArmKind::Solicited),
-            ARMED_ANY => state.ring.arm(ArmKind::Any),
+            ARMED_SOLICITED => arming.arm(ArmKind::Solicited),
+            ARMED_ANY => arming.arm(ArmKind::Any),
             _ => {}
         }
         // SAFETY: a word of a live object that only this changes, under the lock.
         unsafe { (*self.ibv.get()).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX) };
         Ok(())
+    }
+
+    /// ENOENT when the program has overwritten the public handle: the kernel would find no such
+    /// object, and none of this library's may be taken for it.
+    fn check_handle(&self) -> Result<()> {
+        // SAFETY: readable by contract of every verb.
+        let public = unsafe { (*self.ibv.get()).handle };
+        if public == self.handle { Ok(()) } else { Err(Errno(libc::ENOENT)) }
     }
 
     /// Destroys it in the daemon and waits for the program's acknowledgements.
@@ -201,6 +235,7 @@ impl Cq {
         if context.session.is_forked_child() {
             return Ok(());
         }
+        self.check_handle()?;
         let mut objects = context.objects.lock();
         let sent =
             context.session.destroy(
@@ -290,7 +325,16 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     };
     // SAFETY: by contract.
     let cq = unsafe { Cq::of(cq) };
+    if let Err(error) = cq.check_handle() {
+        return code(Err(error));
+    }
     cq.armed.fetch_max(armed, Ordering::AcqRel);
-    cq.state.lock().ring.arm(kind);
+    cq.arming.lock().arm(kind);
     0
+}
+
+/// A number that no other thread has at the same time.
+pub(crate) fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }

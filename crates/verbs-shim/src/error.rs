@@ -20,11 +20,14 @@ impl From<io::Error> for Errno {
     }
 }
 
-/// For calls that return 0 or an errno value.
+/// For calls that return 0 or an errno value. Programs print either: errno is set too.
 pub(crate) fn code(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(Errno(errno)) => errno,
+        Err(Errno(errno)) => {
+            set_errno(errno);
+            errno
+        }
     }
 }
 

@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     entry_size: usize,
 ) -> c_int {
     if flags != 0 {
-        return libc::EOPNOTSUPP;
+        return code(Err(Errno(libc::EOPNOTSUPP)));
     }
     // SAFETY: by contract.
     let found = entry(unsafe { Context::of(context) }, port_num, gid_index);

@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     // SAFETY: by contract.
     let (window, bind) = unsafe { (&mut *mw, &*bind) };
     if window.type_ != IBV_MW_TYPE_1 {
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     }
     // The low byte is the consumer's part of the key, IBTA 10.6.7.2 and `ibv_inc_rkey`.
     let rkey = window.rkey & !0xff | window.rkey.wrapping_add(1) & 0xff;

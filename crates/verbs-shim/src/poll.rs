@@ -2,10 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use rnic_abi::{
-    cqe::{Cqe, CqeFlags},
-    verbs::WcStatus,
-};
+use rnic_abi::cqe::{Cqe, CqeFlags};
 use verbs_abi::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_cq, ibv_wc};
 
 use crate::{
@@ -43,12 +40,6 @@ impl Cq {
             queue.place_carried(context, cqe);
         }
         queue.note_polled(cqe.wqe_index);
-        if cqe.status != WcStatus::Success {
-            // SAFETY: a QP outlives its queues' places in the table.
-            if let Some(qp) = unsafe { queue.owner().as_ref() } {
-                qp.note_error();
-            }
-        }
         true
     }
 

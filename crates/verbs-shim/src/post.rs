@@ -12,7 +12,7 @@ use verbs_abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
 use crate::{
     context::Context,
     draft::Draft,
-    error::{Errno, Result},
+    error::{Errno, Result, code},
     qp::{Qp, SendRules},
     queue::WorkQueue,
     srq::Srq,
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn post_send(
     let Some(sq) = qp.sq.as_ref().filter(|_| qp.accepts_sends()) else {
         // SAFETY: writable by contract.
         unsafe { bad_wr.write(wr) };
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     };
     let context = qp.context();
     let mut draft = Draft::new();
@@ -56,8 +56,8 @@ pub(crate) unsafe extern "C" fn post_send(
     while !next.is_null() {
         // SAFETY: a valid request by contract.
         let posted = unsafe { post_one(context, qp, sq, &mut producer, &mut draft, next) };
-        if let Err(Errno(errno)) = posted {
-            result = errno;
+        if posted.is_err() {
+            result = code(posted);
             // SAFETY: writable by contract.
             unsafe { bad_wr.write(next) };
             break;
@@ -138,7 +138,9 @@ unsafe fn write_request(
     // SAFETY: as above.
     let sges = unsafe { sg_list((*wr).sg_list, (*wr).num_sge)? };
     if !inline {
-        check_lengths(opcode, sges)?;
+        if matches!(opcode, WrOpcode::LocalInv | WrOpcode::BindMw) && !sges.is_empty() {
+            return Err(INVALID);
+        }
         return draft.set_sges(rules, sges.iter().map(sge));
     }
     if !may_be_inline(opcode) {
@@ -153,20 +155,6 @@ unsafe fn write_request(
 fn may_be_inline(opcode: WrOpcode) -> bool {
     use WrOpcode::{AtomicWrite, Send, SendImm, SendInv, Write, WriteImm};
     matches!(opcode, Send | SendImm | SendInv | Write | WriteImm | AtomicWrite)
-}
-
-/// Atomics are of eight bytes; binding and invalidating have no data.
-#[inline]
-fn check_lengths(opcode: WrOpcode, sges: &[ibv_sge]) -> Result<()> {
-    use WrOpcode::{AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv};
-    let fine = match opcode {
-        CmpSwap | FetchAdd | AtomicWrite => {
-            sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>() == 8
-        }
-        LocalInv | BindMw => sges.is_empty(),
-        _ => true,
-    };
-    if fine { Ok(()) } else { Err(Errno(libc::EINVAL)) }
 }
 
 /// Fills in what a request says of the remote side, or of the window it binds.
@@ -216,10 +204,6 @@ unsafe fn write_remote(
             (control.remote_qpn, control.qkey) = (ud.remote_qpn, ud.remote_qkey);
         }
         _ => {}
-    }
-    let wants_alignment = matches!(control.opcode, CmpSwap | FetchAdd | AtomicWrite);
-    if wants_alignment && !control.remote_addr.is_multiple_of(8) {
-        return Err(INVALID);
     }
     if rules.names_srq {
         // SAFETY: by contract.
@@ -271,10 +255,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     let Some(rq) = qp.rq.as_ref().filter(|_| qp.accepts_receives()) else {
         // SAFETY: writable by contract.
         unsafe { bad_wr.write(wr) };
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     };
     // SAFETY: by contract.
-    unsafe { post_receives(qp.context(), rq, qp.max_recv_sge, qp.may_be_in_error(), wr, bad_wr) }
+    unsafe { post_receives(qp.context(), rq, qp.max_recv_sge, wr, bad_wr) }
 }
 
 /// Posts a list of receives to a shared receive queue; otherwise as [`post_recv`].
@@ -289,7 +273,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: by contract.
     let srq = unsafe { Srq::of(srq) };
     // SAFETY: by contract.
-    unsafe { post_receives(srq.context(), &srq.queue, srq.max_sge, false, wr, bad_wr) }
+    unsafe { post_receives(srq.context(), &srq.queue, srq.max_sge, wr, bad_wr) }
 }
 
 /// # Safety
@@ -298,7 +282,6 @@ unsafe fn post_receives(
     context: &Context,
     queue: &WorkQueue,
     max_sge: u32,
-    ring: bool,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
@@ -311,8 +294,8 @@ unsafe fn post_receives(
         let request = unsafe { next.read() };
         // SAFETY: as above.
         let posted = unsafe { post_receive(queue, &mut producer, max_sge, &request) };
-        if let Err(Errno(errno)) = posted {
-            result = errno;
+        if posted.is_err() {
+            result = code(posted);
             // SAFETY: writable by contract.
             unsafe { bad_wr.write(next) };
             break;
@@ -320,10 +303,10 @@ unsafe fn post_receives(
         next = request.next;
     }
     if producer.producer() != start {
-        if ring {
+        context.bell.publish(queue.record, producer.producer());
+        // The engine looks at receives when a message needs one, which a QP in ERR never does.
+        if producer.must_ring() {
             context.ring(queue, &producer);
-        } else {
-            context.bell.publish(queue.record, producer.producer());
         }
     }
     result

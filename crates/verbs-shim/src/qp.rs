@@ -4,7 +4,7 @@ use std::{
     cell::UnsafeCell,
     ffi::c_int,
     ptr,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use rnic_abi::{
@@ -47,8 +47,6 @@ pub(crate) struct Qp {
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
     pub(crate) srq: *mut ibv_srq,
-    /// It may be in the error state: receives must be shown to the engine at once, to be flushed.
-    in_error: AtomicBool,
     /// Async events that the program was given.
     pub(crate) events_given: AtomicU32,
     /// The requests of `ibv_wr_start` and what follows, for QPs made for it.
@@ -150,7 +148,6 @@ impl Qp {
         // SAFETY: made above, and from here on only shared.
         let shared = unsafe { &*qp };
         for queue in shared.sq.iter().chain(&shared.rq) {
-            queue.set_owner(qp);
             context.records.set(queue.record.value(), queue);
         }
         objects.qps.insert(shared.handle, qp);
@@ -205,7 +202,6 @@ impl Qp {
             send_cq: attr.send_cq,
             recv_cq: attr.recv_cq,
             srq: attr.srq,
-            in_error: AtomicBool::new(false),
             events_given: AtomicU32::new(0),
             builder: extended.then(|| SpinLock::new(Builder::new())),
         }))
@@ -234,32 +230,17 @@ impl Qp {
         unsafe { AtomicU32::from_ptr(&raw mut (*self.ibv.get()).qp_base.events_completed) }
     }
 
-    /// Notes that it may be in the error state, and shows the engine what is in the receive queue.
-    pub(crate) fn note_error(&self) {
-        if self.in_error.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(rq) = &self.rq {
-            let producer = rq.producer.lock();
-            if self.context().bell.ring(rq.record, producer.producer()) {
-                self.context().wake_engine();
-            }
-        }
+    /// ENOENT when the program has overwritten the public handle: the kernel would find no such
+    /// object, and none of this library's may be taken for it.
+    pub(crate) fn check_handle(&self) -> Result<()> {
+        // SAFETY: readable by contract of every verb.
+        let public = unsafe { (*self.ibv.get()).qp_base.handle };
+        if public == self.handle { Ok(()) } else { Err(Errno(libc::ENOENT)) }
     }
 
     /// Notes what state a modify or query reported.
     pub(crate) fn note_state(&self, state: QpState) {
         self.state().store(state.number().into(), Ordering::Release);
-        if state == QpState::Err {
-            self.note_error();
-        } else {
-            self.in_error.store(false, Ordering::Release);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn may_be_in_error(&self) -> bool {
-        self.in_error.load(Ordering::Relaxed)
     }
 
     /// The queues whose completions go to a CQ.
@@ -287,6 +268,7 @@ impl Qp {
         if context.session.is_forked_child() {
             return Ok(());
         }
+        self.check_handle()?;
         let mut objects = context.objects.lock();
         let sent =
             context.session.destroy(

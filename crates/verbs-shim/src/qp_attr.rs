@@ -95,17 +95,27 @@ impl Qp {
         if mask.contains(AttrMask::CAP) {
             return Err(INVALID);
         }
+        self.check_handle()?;
         let attr = to_daemon(attr, mask)?;
         let request = Request::ModifyQp { qp: self.handle, mask, attr };
-        let (now, _, _) = self.context().session.call(&request, state_reply)?;
+        let now = self.ask(&request)?.0;
         if mask.contains(AttrMask::STATE) && now.state == QpState::Reset {
             self.forget_completions();
             for queue in self.sq.iter().chain(&self.rq) {
                 queue.reset();
             }
         }
-        self.note_state(now.state);
         Ok(())
+    }
+
+    /// Modifies or queries, and notes the state in the answer while no other answer can overtake it:
+    /// an older one must not replace what a modify has changed since.
+    fn ask(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
+        self.context().session.call(request, |reply, arrived| {
+            let answer = state_reply(reply, arrived)?;
+            self.note_state(answer.0.state);
+            Some(answer)
+        })
     }
 }
 
@@ -136,9 +146,8 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     // SAFETY: by contract.
     let object = unsafe { Qp::of(qp) };
     let request = Request::QueryQp { qp: object.handle };
-    let state = object.context().session.call(&request, state_reply);
+    let state = object.check_handle().and_then(|()| object.ask(&request));
     code(state.map(|(now, caps, sq_sig_all)| {
-        object.note_state(now.state);
         // SAFETY: by contract; the public part of a queue pair is readable.
         unsafe {
             attr.write(from_daemon(&now, &caps));

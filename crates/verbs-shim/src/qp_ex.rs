@@ -16,7 +16,7 @@ use verbs_abi::{be32, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex,
 
 use crate::{
     draft::Draft,
-    error::{Errno, Result},
+    error::{Errno, Result, code},
     post::{push, sge, write_bind},
     qp::Qp,
     wait,
@@ -182,7 +182,9 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
     // SAFETY: an extended queue pair of this library.
     let qp = unsafe { Qp::of(qp.cast()) };
-    let (Some(builder), Some(sq)) = (&qp.builder, &qp.sq) else { return libc::EINVAL };
+    let (Some(builder), Some(sq)) = (&qp.builder, &qp.sq) else {
+        return code(Err(Errno(libc::EINVAL)));
+    };
     // SAFETY: wr_start left both locks held.
     let (mut producer, builder) = unsafe { (sq.producer.take_back(), builder.take_back()) };
     if !post || builder.error != 0 {
@@ -267,10 +269,6 @@ unsafe fn atomic(qp: *mut ibv_qp_ex, opcode: WrOpcode, remote: (u32, u64), opera
     };
     // SAFETY: by contract.
     unsafe { begin(qp, opcode, set) };
-    if !remote.1.is_multiple_of(8) {
-        // SAFETY: by contract.
-        unsafe { with(qp, |_, builder| builder.fail(libc::EINVAL)) };
-    }
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(

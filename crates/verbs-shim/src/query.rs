@@ -131,11 +131,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
         || attr_size < size_of::<ibv_device_attr>()
     {
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     }
-    let mut full = ibv_device_attr_ex::zeroed();
     // SAFETY: by contract.
-    full.orig_attr = device_attr(unsafe { Context::of(context) });
+    let context = unsafe { Context::of(context) };
+    let mut full = ibv_device_attr_ex::zeroed();
+    full.orig_attr = device_attr(context);
     full.completion_timestamp_mask = u64::MAX;
     full.hca_core_clock = CLOCK_KHZ;
     full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
@@ -143,11 +144,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     // Memory is read and written through the program's own page tables: it is always on demand.
     let datagram = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
     let writes = datagram | IBV_ODP_SUPPORT_WRITE;
+    let reliable = writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    let qp_types = context.info.limits.qp_types;
+    let of = |qp_type: QpType, caps| if qp_types & 1 << qp_type.number() != 0 { caps } else { 0 };
     full.odp_caps.general_caps = IBV_ODP_SUPPORT;
-    full.odp_caps.per_transport_caps.ud_odp_caps = datagram;
-    full.odp_caps.per_transport_caps.uc_odp_caps = writes;
-    full.odp_caps.per_transport_caps.rc_odp_caps =
-        writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    full.odp_caps.per_transport_caps.ud_odp_caps = of(QpType::Ud, datagram);
+    full.odp_caps.per_transport_caps.uc_odp_caps = of(QpType::Uc, writes);
+    full.odp_caps.per_transport_caps.rc_odp_caps = of(QpType::Rc, reliable);
     // SAFETY: by contract.
     unsafe { write_prefix(attr.cast(), attr_size, &full) };
     0
@@ -212,7 +215,7 @@ pub(crate) unsafe extern "C" fn query_port(
     length: usize,
 ) -> c_int {
     if port_num != 1 {
-        return libc::EINVAL;
+        return code(Err(Errno(libc::EINVAL)));
     }
     // SAFETY: by contract.
     let info = port_info(unsafe { Context::of(context) });

@@ -3,7 +3,7 @@
 //! Posting happens under the producer's lock, polling under the lock of the completion queue. What both need are
 //! atomics.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rnic_abi::{
     control::QueuePlace,
@@ -15,7 +15,7 @@ use rnic_abi::{
     wqe::{CONTROL_WORDS, MAX_SGE, RECV_CONTROL_WORDS, RecvControl, SGE_WORDS, SendControl, Sge},
 };
 
-use crate::{context::Context, lock::SpinLock, qp::Qp};
+use crate::{context::Context, lock::SpinLock};
 
 /// What a queue is for, and for queues of a QP what polling its completions must know of the QP.
 #[derive(Clone, Copy)]
@@ -42,8 +42,6 @@ pub(crate) struct WorkQueue {
     polled: AtomicU32,
     /// Shared queues are polled in any order: one bit per slot that was polled ahead of `polled`.
     polled_ahead: Box<[AtomicU64]>,
-    /// The QP, for queues that belong to one; set once it has its final place.
-    owner: AtomicPtr<Qp>,
 }
 
 impl WorkQueue {
@@ -63,18 +61,7 @@ impl WorkQueue {
             reader: WorkProducer::new(words, place.shape)?,
             polled: AtomicU32::new(0),
             polled_ahead: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-            owner: AtomicPtr::default(),
         })
-    }
-
-    /// Says which QP the queue belongs to.
-    pub(crate) fn set_owner(&self, qp: *mut Qp) {
-        self.owner.store(qp, Ordering::Release);
-    }
-
-    /// The QP the queue belongs to; null for shared queues.
-    pub(crate) fn owner(&self) -> *const Qp {
-        self.owner.load(Ordering::Acquire)
     }
 
     /// Whether one more send may be posted: slots are free once the engine released them.

@@ -177,7 +177,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
     mask: c_int,
 ) -> c_int {
     if mask & !IBV_SRQ_LIMIT != 0 {
-        return libc::EOPNOTSUPP;
+        return code(Err(Errno(libc::EOPNOTSUPP)));
     }
     if mask == 0 {
         return 0;

@@ -6,6 +6,7 @@
 use super::tokens::Token;
 use crate::wire::Inlet;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
+use rnic_abi::verbs::AsyncEventType;
 use rnic_core::command::{ChannelId, ClientId};
 use rnic_core::ports::{Host, RxTrain};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -210,6 +211,16 @@ impl Host for ClientEvents {
     }
 
     fn async_event(&mut self, client: ClientId, event: AsyncEvent) {
+        if event.event == AsyncEventType::CqErr {
+            // Once for each queue. Few programs read this event: what they see is a peer that gives
+            // up, or a completion that never comes.
+            tracing::warn!(
+                "completion queue {} of client {} overflowed, and its queue pairs with it: make it \
+                 as deep as all requests that may complete to it",
+                event.element,
+                client.0
+            );
+        }
         let Some(sockets) = self.clients.get_mut(&client) else { return };
         if sockets.events.send(event.encode()) {
             watch(&mut self.full, &self.epoll, &sockets.events, Token::Events(client));

@@ -1,0 +1,172 @@
+/* What is no mistake but unusual: verbs in the middle of others, and what becomes of those that were refused. */
+#define _GNU_SOURCE
+#include "errors.h"
+#include <errno.h>
+#include <unistd.h>
+
+static struct bench bench;
+
+/* The bench, with the requester's send queue completing to an extended queue. */
+static struct ibv_cq_ex *ready_with_extended(uint32_t cqe)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = cqe, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = cqe, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_cq_ex *cq;
+
+	bench_make(&bench, &options, &options);
+	cq = ibv_create_cq_ex(bench.a.ctx, &attr);
+	if (!cq)
+		die("ibv_create_cq_ex: %s", strerror(errno));
+	init.send_cq = ibv_cq_ex_to_cq(cq);
+	init.recv_cq = bench.a.recv_cq;
+	bench.a.qp = ibv_create_qp(bench.a.pd, &init);
+	if (!bench.a.qp)
+		die("ibv_create_qp: %s", strerror(errno));
+	bench.at_a = rc_place(&bench.a);
+	bench_connect(&bench);
+	return cq;
+}
+
+static void post_write(uint64_t wr_id)
+{
+	if (rc_post_send(&bench.a, IBV_WR_RDMA_WRITE, wr_id, 0, 8, &bench.at_b))
+		die("ibv_post_send failed");
+}
+
+static void start_walk(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+
+	while (ibv_start_poll(cq, &attr) == ENOENT)
+		;
+}
+
+static void armed_in_a_walk(void)
+{
+	struct ibv_cq_ex *cq = ready_with_extended(64);
+
+	post_write(1);
+	start_walk(cq);
+	say("%s", error_name(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0)));
+	ibv_end_poll(cq);
+}
+
+static void reset_and_destroyed_in_a_walk(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_cq_ex *cq = ready_with_extended(64);
+	int reset, destroyed;
+
+	post_write(1);
+	post_write(2);
+	start_walk(cq);
+	reset = ibv_modify_qp(bench.a.qp, &attr, IBV_QP_STATE);
+	destroyed = ibv_destroy_qp(bench.a.qp);
+	say("%s %s, then %s", error_name(reset), error_name(destroyed), error_name(ibv_next_poll(cq)));
+	ibv_end_poll(cq);
+}
+
+/* What was polled is posted again, all in one walk that is much longer than the queue. */
+static void posted_again_in_a_walk(void)
+{
+	enum { DEPTH = 16, ALL = 1000 };
+	struct ibv_cq_ex *cq = ready_with_extended(DEPTH);
+	uint64_t posted = 0, done = 0;
+
+	while (posted < DEPTH)
+		post_write(posted++);
+	start_walk(cq);
+	for (double until = now() + 10; now() < until;) {
+		if (cq->status)
+			die("%s after %lu", wc_name(cq->status), (unsigned long)done);
+		if (++done == ALL)
+			break;
+		if (posted < ALL)
+			post_write(posted++);
+		while (ibv_next_poll(cq) == ENOENT && now() < until)
+			;
+	}
+	ibv_end_poll(cq);
+	say("%lu completed, events %s", (unsigned long)done, events_of(bench.a.ctx, 50));
+}
+
+/* The peer's mistake ends a queue pair that has nothing posted: no completion and no call tells the program. */
+static void receive_after_an_unseen_error(void)
+{
+	struct rc_place wrong;
+	struct ibv_wc sent, received;
+
+	bench_ready(&bench);
+	wrong = bench.at_a;
+	wrong.rkey ^= 0x5a5a5a00;
+	if (rc_post_send(&bench.b, IBV_WR_RDMA_WRITE, 1, 0, 8, &wrong) || !rc_wait(bench.b.send_cq, &sent, 5000))
+		die("the peer's request does not fail");
+	if (rc_post_recv(&bench.a, 2, 0, 64))
+		die("ibv_post_recv failed");
+	if (!rc_wait(bench.a.recv_cq, &received, 3000))
+		die("the receive is never flushed");
+	say("%s, %s", wc_name(sent.status), wc_name(received.status));
+}
+
+/* A refused verb returns an errno value and sets errno as well. */
+static void errno_of_refusals(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND }, *bad;
+	const char *first;
+
+	bench_make(&bench, &options, &options);
+	errno = 0;
+	if (ibv_modify_qp(bench.a.qp, &attr, IBV_QP_STATE) != errno)
+		die("ibv_modify_qp");
+	first = error_name(errno);
+	errno = 0;
+	if (ibv_post_send(bench.a.qp, &wr, &bad) != errno)
+		die("ibv_post_send");
+	say("%s %s", first, error_name(errno));
+}
+
+/* Public handles that the program has overwritten name nothing. */
+static void garbled_handles(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp_init_attr init;
+	int modified, queried, destroyed, notified, freed;
+
+	bench_ready(&bench);
+	bench.a.qp->handle ^= 0xff;
+	bench.a.send_cq->handle ^= 0xff;
+	modified = ibv_modify_qp(bench.a.qp, &attr, IBV_QP_STATE);
+	queried = ibv_query_qp(bench.a.qp, &attr, IBV_QP_STATE, &init);
+	destroyed = ibv_destroy_qp(bench.a.qp);
+	notified = ibv_req_notify_cq(bench.a.send_cq, 0);
+	freed = ibv_destroy_cq(bench.a.send_cq);
+	say("%s %s %s %s %s", error_name(modified), error_name(queried), error_name(destroyed), error_name(notified),
+	    error_name(freed));
+}
+
+/* A daemon that closes all descriptors when it starts, after it has opened the device. */
+static void descriptors_closed(void)
+{
+	struct ibv_wc wc;
+
+	bench_lonely(&bench);
+	if (rc_post_send(&bench.a, IBV_WR_RDMA_WRITE, 1, 0, 8, &bench.at_b))
+		die("ibv_post_send failed");
+	close_range(3, ~0U, 0);
+	if (!rc_wait(bench.a.send_cq, &wc, 5000))
+		die("polls stay empty");
+	say("%s", wc_name(wc.status));
+}
+
+const struct mistake using[] = {
+	{ "armed_in_a_walk", armed_in_a_walk },
+	{ "reset_and_destroyed_in_a_walk", reset_and_destroyed_in_a_walk },
+	{ "posted_again_in_a_walk", posted_again_in_a_walk },
+	{ "receive_after_an_unseen_error", receive_after_an_unseen_error },
+	{ "errno_of_refusals", errno_of_refusals },
+	{ "garbled_handles", garbled_handles },
+	{ "descriptors_closed", descriptors_closed },
+	{ 0 },
+};
