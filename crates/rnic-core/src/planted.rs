@@ -225,6 +225,7 @@ switches! {
     SqdResponds,
     SqdReportsDraining,
     SqdDrains,
+    SqdFinishesMessage,
     SqDrainedOnRequest,
     ErrFlushesCurrent,
     ErrFlushesSends,

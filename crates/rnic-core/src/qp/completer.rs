@@ -4,6 +4,7 @@
 //! burst is in place.
 
 use super::Qp;
+use super::requester::Requester;
 use super::responder::Packet;
 use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
@@ -380,10 +381,16 @@ impl Qp {
 
     /// SQD: everything that was started is complete.
     fn note_drained<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.attr.state != QpState::Sqd
-            || !self.attr.sq_draining
-            || (self.requester.una != self.requester.max_psn && Rule::SqdDrains.applies())
-        {
+        if self.attr.state != QpState::Sqd || !self.attr.sq_draining {
+            return;
+        }
+        let Requester { una, max_psn, acked_index, .. } = self.requester;
+        if una != max_psn && Rule::SqdDrains.applies() {
+            return;
+        }
+        // All that was sent of a message may be acknowledged before all of it was sent.
+        let is_inside = acked_index != self.sq.fetched() && self.sq.wr(acked_index).first != una;
+        if is_inside && Rule::SqdFinishesMessage.applies() {
             return;
         }
         self.attr.sq_draining = false;

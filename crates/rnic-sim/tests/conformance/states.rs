@@ -9,7 +9,7 @@ use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::Connection;
-use roce_wire::Opcode;
+use roce_wire::{Opcode, Position};
 
 fn flushed(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     wr_ids.into_iter().map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect()
@@ -182,6 +182,55 @@ fn sqd_finishes_what_was_started_and_holds_the_rest() {
     d.expect(Opcode::RcSendOnly, d.our_psn(4));
     d.say(&Say::ack(d.our_psn(4), 3));
     assert_eq!(statuses(&d.sent()), ok([3]));
+}
+
+/// To SQD, with SQ_DRAINED asked for.
+fn drain(d: &mut Dialogue) {
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
+    let qp = d.nic.qp;
+    d.world.host(0).modify(qp, mask, attr, None).unwrap();
+}
+
+#[test]
+fn a_queue_is_not_drained_between_the_pieces_of_a_read() {
+    let mut d = Dialogue::new(Connection { max_rd_atomic: 1, ..small_mtu() });
+    d.post(&read(&d, 1, 0, 512 * 1024));
+    let mut answered = 0;
+    for piece in [256 * 1024, 256 * 1024] {
+        let request = d.expect(Opcode::RcReadRequest, d.our_psn(answered));
+        assert_eq!(request.headers.reth.unwrap().dma_len, piece);
+        if answered == 0 {
+            drain(&mut d);
+        }
+        assert_eq!(d.events(), []);
+        let packets = piece / 256;
+        for k in 0..packets {
+            let opcode = Opcode::rc_read_response(Position::new(k == 0, k + 1 == packets));
+            d.say(&Say::new(opcode, d.our_psn(answered + k)).payload(&[7; 256]));
+        }
+        answered += packets;
+    }
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    assert_eq!(d.events(), [AsyncEventType::SqDrained]);
+}
+
+#[test]
+fn a_queue_is_not_drained_in_the_middle_of_a_message() {
+    let mut d = dialogue();
+    d.post(&send(&d, 1, 1_000_000));
+    let mut events = Vec::new();
+    while let Some(last) = d.hear_burst().last() {
+        if events.is_empty() {
+            drain(&mut d);
+        }
+        events.push(d.events());
+        // All that was sent is acknowledged: for a moment nothing is outstanding.
+        d.say(&Say::ack(last.psn(), 0));
+    }
+    assert!(events.len() > 1 && events.iter().all(Vec::is_empty), "{events:?}");
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    assert_eq!(d.events(), [AsyncEventType::SqDrained]);
 }
 
 #[test]
