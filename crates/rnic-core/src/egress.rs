@@ -6,7 +6,7 @@
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
 
-use crate::event::{Event, NakReason, Tap};
+use crate::event::{Event, Tap};
 use crate::gather::{Gather, Place, Unreadable};
 use crate::headers::{headers_of, info_of};
 use crate::lending;
@@ -14,17 +14,19 @@ use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::profile::Profile;
 use crate::qp::Qp;
-use crate::qp::replies::ReplyKind;
 use crate::qp::requester::Budget;
 use crate::qp::segment::{Segment, Source};
 use crate::qpn::QpnCodec;
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpState, WcStatus};
-use roce_wire::{Flow, Opcode};
+use roce_wire::Flow;
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
+
+/// QPs that a turn passes by in which the wire took nothing.
+const PASSED_BY: usize = 16;
 
 /// Visits beyond one for each active QP.
 const EXTRA_VISITS: usize = 3;
@@ -48,6 +50,12 @@ pub(crate) struct Egress {
     ip_id: u16,
     codec: QpnCodec,
     shard: u8,
+    /// Bytes that the visit may send.
+    allowed: u32,
+    /// The QP whose visit the wire cut short, and the bytes that it may still send.
+    cut_short: Option<(u32, u32)>,
+    /// Place in the list of active QPs of the last that was passed by.
+    passed: usize,
 }
 
 /// How a visit ended.
@@ -77,6 +85,9 @@ impl Egress {
             ip_id: 0,
             codec,
             shard,
+            allowed: 0,
+            cut_short: None,
+            passed: 0,
         }
     }
 
@@ -99,13 +110,19 @@ impl Egress {
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
             result.worked = true;
             qp.is_active = false;
-            match self.visit(ctx, qp, ports, &caps) {
+            let before = ctx.shared.counters.tx_bytes;
+            let visit = self.visit(ctx, qp, ports, &caps);
+            self.cut_short = None;
+            match visit {
                 Visit::Done => {}
                 Visit::More => ctx.activate(qp),
                 Visit::WireFull => {
-                    // It keeps its turn.
-                    qp.is_active = true;
-                    ctx.shared.active.push_front(slot);
+                    let sent = ctx.shared.counters.tx_bytes - before;
+                    self.keep_turn(ctx, qp, u32::try_from(sent).unwrap_or(u32::MAX));
+                    if ctx.shared.counters.tx_bytes == sent_before {
+                        let is_inside = qp.is_inside();
+                        self.pass_by(ctx, qps, ports, is_inside);
+                    }
                     break;
                 }
             }
@@ -114,6 +131,49 @@ impl Egress {
         // Also when nothing is new: the link may not have taken everything last time.
         ports.wire.submit();
         result
+    }
+
+    /// The wire cut its visit short: it goes on next time. Where others wait, only until it has sent
+    /// what one visit may: a slow wire cuts every visit short.
+    fn keep_turn<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, sent: u32) {
+        if !ctx.shared.active.is_empty() {
+            let left = self.allowed.saturating_sub(sent);
+            if left == 0 {
+                ctx.activate(qp);
+                return;
+            }
+            self.cut_short = Some((qp.slot, left));
+        }
+        qp.is_active = true;
+        ctx.shared.active.push_front(qp.slot);
+    }
+
+    /// The wire took nothing of the QP whose turn it is: some of those behind it are looked at all
+    /// the same. What goes another way may leave, and who waits for the same one must know that it
+    /// waits: a wire may stay like that for ever.
+    fn pass_by<W: Wire, D: Dma, H: Host, T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        qps: &mut Slab<Qp>,
+        ports: &mut Ports<'_, W, D, H>,
+        is_inside: bool,
+    ) {
+        let caps = ports.wire.caps();
+        for _ in 0..PASSED_BY.min(ctx.shared.active.len() - 1) {
+            self.passed = (self.passed + 1) % ctx.shared.active.len();
+            let slot = ctx.shared.active[self.passed];
+            let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
+            if qp.is_inside() != is_inside {
+                self.visit(ctx, qp, ports, &caps);
+            } else if qp.attr.state == QpState::Err {
+                qp.flush_some(ctx);
+            } else {
+                self.plan.clear();
+                let mut least = Budget { bytes: 1, segments: 1 };
+                qp.plan_requests(ctx, &mut least, &mut self.plan);
+                qp.note_refused(ctx, !self.plan.is_empty());
+            }
+        }
     }
 
     fn visit<W: Wire, D: Dma, H: Host, T: Tap>(
@@ -141,7 +201,11 @@ impl Egress {
         };
         let reserved = self.reserve(ports.wire, caps, template, budget_ended);
         let full = reserved < self.plan.len();
-        self.plan.truncate(reserved);
+        if full {
+            let refused = self.plan[reserved..].iter().any(Segment::is_request);
+            qp.note_refused(ctx, refused);
+            self.plan.truncate(reserved);
+        }
         self.write_headers(ctx.shared.config.profile, qp, ports.wire);
         let fault = self.read_payloads(ctx, qp, ports.wire, ports.dma).err();
         if let Some(fault) = fault {
@@ -160,9 +224,10 @@ impl Egress {
     /// pairs that talk to each other nobody waits: there the copies of a turn are cheapest in one
     /// call.
     fn budget<T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp) -> Budget {
-        let is_inside = qp.path.is_some_and(|path| path.flow.src == path.flow.dst);
         let config = &ctx.shared.config;
-        let bytes = if is_inside && ctx.shared.active.len() < 2 && self.is_to_self(qp) {
+        let bytes = if let Some((_, left)) = self.cut_short.filter(|(slot, _)| *slot == qp.slot) {
+            left
+        } else if qp.is_inside() && ctx.shared.active.len() < 2 && self.is_to_self(qp) {
             config.turn_bytes
         } else {
             config.visit_bytes
@@ -180,12 +245,18 @@ impl Egress {
     fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, caps: &WireCaps) -> bool {
         self.plan.clear();
         let mut budget = self.budget(ctx, qp);
+        self.allowed = budget.bytes;
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
             qp.rq.look(&ctx.shared.clients, qp.client_slot);
         }
         let ordered = Rule::AnswersInOrder.applies() && !Bug::AckBeforeReplies.is_planted();
         if !ordered {
             qp.plan_ack(&mut self.plan);
+        }
+        // Neither half may keep the other from sending, however much it has to send.
+        let requests_first = qp.requests_due && qp.responder.replies.len() > 0;
+        if requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan) {
+            return true;
         }
         if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
@@ -196,7 +267,7 @@ impl Egress {
         if ordered && !joins {
             qp.plan_ack(&mut self.plan);
         }
-        let more = qp.sends() && qp.plan_requests(ctx, &mut budget, &mut self.plan);
+        let more = !requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan);
         if ordered && joins {
             qp.plan_ack(&mut self.plan);
         }
@@ -376,6 +447,7 @@ impl Egress {
         ctx.shared.counters.tx_bytes += bytes;
         qp.counters.tx_packets += packets;
         qp.counters.tx_bytes += bytes;
+        let was_rewound = qp.requester.is_rewound();
         let mut requests = false;
         for segment in &self.plan {
             let retransmit = match segment.source {
@@ -398,53 +470,13 @@ impl Egress {
             }
             ctx.event(|| Event::Sent { qpn: qp.qpn, packet: info_of(qp, segment), retransmit });
         }
-        if requests {
-            qp.ensure_timer(ctx);
+        if packets > 0 {
+            ctx.shared.departs(qp.is_inside(), ctx.now);
+            qp.requests_due = !requests && Rule::HalvesTakeTurns.applies();
         }
-    }
-}
-
-impl Qp {
-    /// Appends queued replies. Returns true when the budget ended it.
-    fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
-        let mut nth = 0;
-        while let Some(reply) = self.responder.replies.get(nth) {
-            for k in reply.sent..reply.limit {
-                let len = match reply.kind {
-                    ReplyKind::Read { len, .. } => (len - k * self.mtu).min(self.mtu),
-                    ReplyKind::Atomic { .. } => 0,
-                };
-                let psn = reply.first.wrapping_add(k);
-                let next = Segment::new(Source::Reply { nth, k }, reply.opcode(k), psn, len);
-                if !budget.take(&next) {
-                    return true;
-                }
-                plan.push(next);
-            }
-            nth += 1;
-        }
-        false
-    }
-
-    /// Appends the acknowledgement that is due: behind all replies, as the order of PSNs demands.
-    fn plan_ack(&self, plan: &mut Vec<Segment>) {
-        if let Some(ack) = self.responder.ack {
-            plan.push(Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0));
-        }
-    }
-
-    /// Memory of a reply could not be read: a NAK ends the connection there. Who asks again for
-    /// something that is gone gets no answer.
-    fn reply_failed<T: Tap>(
-        &mut self,
-        ctx: &mut Ctx<'_, T>,
-        nth: usize,
-        k: u32,
-        reason: NakReason,
-    ) {
-        let Some((psn, is_duplicate)) = self.responder.replies.fail(nth, k) else { return };
-        if !is_duplicate || !Rule::DuplicateErrorSilent.applies() {
-            self.end_with_nak(ctx, psn, reason, false);
+        if requests && was_rewound {
+            // The oldest packet that is not acknowledged has only just left.
+            qp.restart_timer(ctx);
         }
     }
 }

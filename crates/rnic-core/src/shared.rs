@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) broken_cqs: Vec<u32>,
     pub(crate) async_events: Vec<(ClientId, AsyncEvent)>,
     pub(crate) counters: Counters,
+    /// When the wire last took something that leaves the host, and something that does not.
+    departures: [Instant; 2],
 }
 
 impl Shared {
@@ -66,7 +68,19 @@ impl Shared {
             broken_cqs: Vec::new(),
             async_events: Vec::new(),
             counters: Counters::default(),
+            departures: [now; 2],
         }
+    }
+
+    /// When the wire last took something.
+    pub(crate) fn departed(&self, is_inside: bool) -> Instant {
+        self.departures[usize::from(is_inside)]
+    }
+
+    /// The wire takes something.
+    #[inline]
+    pub(crate) fn departs(&mut self, is_inside: bool, now: Instant) {
+        self.departures[usize::from(is_inside)] = now;
     }
 }
 

@@ -41,7 +41,7 @@ pub struct PortConfig {
     pub hide_rx_ip_id: bool,
     /// Arenas of each direction, used in turns.
     pub arenas: u8,
-    /// Datagrams that one turn may send.
+    /// Datagrams that one turn may send, or one train if that is longer; 0 when the link takes none.
     pub tx_burst: u32,
     /// Datagrams that one turn receives.
     pub rx_burst: u32,
@@ -263,6 +263,9 @@ impl Wire for Port {
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         self.check_train(train);
+        if self.config.tx_burst == 0 {
+            return None;
+        }
         if self.reserved_datagrams + train.segments > self.config.tx_burst.max(train.segments) {
             return None;
         }

@@ -65,7 +65,7 @@ impl Qp {
             return Answer::Done;
         }
         if !self.acknowledge(ctx, target) && !Bug::NoImpliedNak.is_planted() {
-            return self.implied_nak(ctx);
+            return self.implied_nak(ctx, psn, true);
         }
         match aeth.syndrome {
             Syndrome::RnrNak { timer } => self.handle_rnr_nak(ctx, timer),
@@ -153,7 +153,7 @@ impl Qp {
         requester.reload(&self.attr);
         let psn = requester.una.wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
-        if !self.requester.in_rnr_wait && Rule::ProgressRestartsTimer.applies() {
+        if Rule::ProgressRestartsTimer.applies() {
             self.restart_timer(ctx);
         }
         ctx.settle_later(self);
@@ -168,7 +168,7 @@ impl Qp {
         let psn = packet.psn();
         // It acknowledges every SEND and WRITE before it.
         if Rule::ReadAcknowledgesEarlier.applies() && !self.acknowledge(ctx, psn) {
-            return self.implied_nak(ctx);
+            return self.implied_nak(ctx, psn, false);
         }
         let index = self.requester.acked_index;
         let wr = *self.sq.wr(index);
@@ -190,6 +190,11 @@ impl Qp {
         }
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
             return Answer::Fail(status);
+        }
+        let begins_again = packet.info.position.is_start() && !k.is_multiple_of(piece);
+        if begins_again {
+            // This answers the repetition: nothing of the transmission before will follow.
+            self.requester.stale = None;
         }
         if is_last {
             self.finish_wr(wr.end());
@@ -255,7 +260,7 @@ impl Qp {
         let complete =
             !Rule::AtomicAcknowledgesEarlier.applies() || self.acknowledge(ctx, packet.psn());
         if !complete {
-            return self.implied_nak(ctx);
+            return self.implied_nak(ctx, packet.psn(), false);
         }
         let index = self.requester.acked_index;
         if !self.sq.wr(index).is_atomic() && Rule::AtomicResponseForAtomic.applies() {
@@ -285,7 +290,7 @@ impl Qp {
         if psn == self.requester.una || self.acknowledge(ctx, psn) {
             return Answer::Fail(WcStatus::LocLenErr);
         }
-        self.implied_nak(ctx)
+        self.implied_nak(ctx, psn, false)
     }
 
     /// The request that owns `una` fails; everything before it is complete.

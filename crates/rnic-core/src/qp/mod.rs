@@ -3,9 +3,10 @@
 //! * `sq`, `rq`: what the application posted, copied once and validated.
 //! * `requester` (what to send next), `completer` (what the answers mean), `retry` (going back).
 //! * `responder` (incoming requests: checks), `effects` (what they do), `refusal` (the end of the
-//!   connection), `replies` (what is owed to the peer).
+//!   connection), `replies` (what is owed to the peer), `answers` (its packets).
 //! * this file: the object itself and its way through RESET ... ERR.
 
+mod answers;
 pub(crate) mod completer;
 mod effects;
 mod refusal;
@@ -72,6 +73,8 @@ pub(crate) struct Qp {
     pub(crate) sq_sig_all: bool,
     pub(crate) is_active: bool,
     pub(crate) is_settling: bool,
+    /// The last visit that sent anything sent no requests: they come before replies next time.
+    pub(crate) requests_due: bool,
     pub(crate) caps: QpCaps,
     pub(crate) attr: QpAttr,
     /// Peer: flow (we are `src`), next hop. Set from RTR on.
@@ -124,6 +127,7 @@ impl Qp {
             sq_sig_all: new.sq_sig_all,
             is_active: false,
             is_settling: false,
+            requests_due: false,
             caps: new.caps,
             attr: QpAttr::default(),
             path: None,
@@ -166,6 +170,11 @@ impl Qp {
         self.path.as_ref().is_some_and(|p| p.flow.dst == flow.src && p.flow.src == flow.dst)
     }
 
+    /// The peer has our own address: nothing of this leaves the host.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.path.is_some_and(|path| path.flow.src == path.flow.dst)
+    }
+
     /// Takes over a resolved path. One source port per QP, so that ECMP keeps the order.
     pub(crate) fn set_path(&mut self, profile: Profile, mut path: Path) {
         path.flow.tos = profile.tos(path.flow.tos);
@@ -188,8 +197,12 @@ impl Qp {
             self.enter_error(ctx);
             return;
         }
+        let is_retimed = self.attr.timeout != attr.timeout;
         self.attr = attr;
         self.attr.cur_state = to;
+        if is_retimed {
+            self.restart_timer(ctx);
+        }
         if let Some(path) = path {
             self.set_path(ctx.shared.config.profile, path);
         }

@@ -11,7 +11,7 @@ use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
 use crate::planted::{Bug, Rule};
 use crate::shared::Ctx;
-use rnic_abi::verbs::{QpAttr, QpState, SendFlags};
+use rnic_abi::verbs::{QpAttr, QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
 
 /// The next packet to be transmitted.
@@ -55,8 +55,31 @@ pub(crate) struct Requester {
     pub(crate) in_rnr_wait: bool,
     /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
     pub(crate) rnr_echo_due: bool,
-    /// `una` when an implied NAK last made us go back: stale responses make only one.
-    pub(crate) implied_at: Option<Psn>,
+    /// Responses that came too early and are no news.
+    pub(crate) stale: Option<Stale>,
+    /// Requests that may leave found no room on the wire.
+    pub(crate) is_refused: bool,
+}
+
+/// What may still come of a transmission that an implied NAK made us repeat. Packets overtake each
+/// other, so the order of PSNs proves nothing; but each transmission is answered once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stale {
+    /// The answer that told of the loss, or the latest ACK since then: seen again, it answers the
+    /// repetition.
+    mark: Psn,
+    /// One past the highest PSN sent until then.
+    end: Psn,
+}
+
+/// What a response says that came before one that must come first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loss {
+    /// Nothing new: what was lost is about to be sent again, or was, and this is older.
+    Known,
+    First,
+    /// The answer to the repetition was lost too, as it seems.
+    Again,
 }
 
 impl Requester {
@@ -86,21 +109,58 @@ impl Requester {
             self.rnr_retries = attr.rnr_retry;
         }
         (self.fired, self.waited) = (0, 0);
-        self.implied_at = None;
         self.rnr_echo_due = false;
+        if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
+            self.stale = None;
+        }
+    }
+
+    /// A response with this PSN came although `una` has none, which must come first.
+    pub(crate) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> Loss {
+        let fresh = Stale { mark: psn, end: self.max_psn };
+        let Some(stale) = &mut self.stale else {
+            self.stale = Some(fresh);
+            return if self.is_rewound() { Loss::Known } else { Loss::First };
+        };
+        let answers_anew = psn == stale.mark || psn.distance_from(stale.end) >= 0;
+        if is_ack && psn.distance_from(stale.mark) > 0 {
+            stale.mark = psn;
+        }
+        let again = answers_anew && Rule::ImpliedNakAgain.applies();
+        if self.is_rewound() || !again && Rule::ImpliedNakOnce.applies() {
+            return Loss::Known;
+        }
+        self.stale = Some(fresh);
+        Loss::Again
     }
 
     /// The QP goes to ERR.
     pub(crate) fn stop(&mut self) {
         self.in_rnr_wait = false;
+        self.is_refused = false;
         self.max_psn = self.una;
     }
 
-    /// Something was sent (since the last time it went back) and is not acknowledged.
+    /// Something is not acknowledged that was sent, or that the wire does not take.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
-        self.cursor.psn != self.una
+        self.una != self.max_psn || self.is_refused
     }
+
+    /// Nothing is on its way: what is not acknowledged will be sent again.
+    #[inline]
+    pub(crate) fn is_rewound(&self) -> bool {
+        self.cursor.psn == self.una
+    }
+}
+
+/// What a WQE may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Permit {
+    Go,
+    Wait,
+    /// There is nothing that it could wait for.
+    Never,
 }
 
 /// Far below the half of all PSNs that may be in flight at most.
@@ -142,11 +202,12 @@ impl Qp {
         plan: &mut Vec<Segment>,
     ) -> bool {
         let waits = Rule::RnrWait.applies() && !Bug::RnrNoWait.is_planted();
-        if self.requester.in_rnr_wait && waits {
+        if !self.sends() || self.requester.in_rnr_wait && waits {
             return false;
         }
         let window = self.window(&ctx.shared.config);
         let pace = Pace { window, ack_interval: ctx.shared.config.profile.ack_interval(window) };
+        self.requester.is_refused = false;
         let mut cursor = self.requester.cursor;
         let mut reads = self.requester.reads;
         self.sq.look(&ctx.shared.clients, self.client_slot);
@@ -169,8 +230,17 @@ impl Qp {
             }
             let ahead = u32::try_from(cursor.psn.distance_from(self.requester.una)).unwrap_or(0);
             let room = if Rule::Window.applies() { window.saturating_sub(ahead) } else { u32::MAX };
-            if room == 0 || !self.may_go(wr, cursor, reads) {
+            if room == 0 {
                 return false;
+            }
+            match self.permit(wr, cursor, reads) {
+                Permit::Go => {}
+                Permit::Wait => return false,
+                Permit::Never => {
+                    self.sq.wr_mut(cursor.index).fault = Some(WcStatus::LocQpOpErr);
+                    ctx.settle_later(self);
+                    return false;
+                }
             }
             // What follows in the same message may go as well. READs and atomics are single packets.
             let run = if wr.wants_data() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
@@ -200,12 +270,7 @@ impl Qp {
         if !starts || self.sq.waiting() == 0 {
             return false;
         }
-        let rules = FetchRules {
-            pd: self.pd,
-            max_sge: self.caps.max_send_sge,
-            mtu: self.mtu,
-            max_rd_atomic: self.attr.max_rd_atomic,
-        };
+        let rules = FetchRules { pd: self.pd, max_sge: self.caps.max_send_sge, mtu: self.mtu };
         let index = self.sq.fetched();
         let first = self.requester.next_psn;
         let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);
@@ -218,13 +283,23 @@ impl Qp {
     }
 
     /// Rules that hold a WQE back although the window is open.
-    fn may_go(&self, wr: &Wr, cursor: Cursor, reads: u32) -> bool {
+    fn permit(&self, wr: &Wr, cursor: Cursor, reads: u32) -> Permit {
+        // Going back does not undo that it was started.
+        let is_started = || wr.first.distance_from(self.requester.max_psn) < 0;
+        if self.attr.state == QpState::Sqd && !is_started() && Rule::SqdHoldsNew.applies() {
+            return Permit::Wait;
+        }
         let depth = u32::from(self.attr.max_rd_atomic);
         if wr.wants_data() && reads >= depth && Rule::ReadDepth.applies() {
-            return false;
+            return match (depth, is_started()) {
+                // The depth was taken away while the queue was drained.
+                (0, false) if Rule::NoDepthNoReads.applies() => Permit::Never,
+                (0, true) if reads == 0 => Permit::Go,
+                _ => Permit::Wait,
+            };
         }
         if cursor.psn != wr.first {
-            return true;
+            return Permit::Go;
         }
         let overlooked = Bug::FenceOverlooksAtomic.is_planted()
             && self.sq.wr(cursor.index.wrapping_sub(1)).is_atomic();
@@ -234,11 +309,9 @@ impl Qp {
             && Rule::Fence.applies()
             && !Bug::FenceIgnored.is_planted()
         {
-            return false;
+            return Permit::Wait;
         }
-        // SQD: what was started goes on, nothing new starts.
-        let started = wr.first.distance_from(self.requester.max_psn) < 0;
-        started || self.attr.state != QpState::Sqd || !Rule::SqdHoldsNew.applies()
+        Permit::Go
     }
 
     /// A planned request is on its way. Returns true when it was sent before.

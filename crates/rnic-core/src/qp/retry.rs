@@ -2,12 +2,13 @@
 
 use super::Qp;
 use super::completer::Answer;
-use super::requester::Cursor;
+use super::requester::{Cursor, Loss};
 use crate::event::{Event, RewindCause, Tap};
 use crate::planted::{Bug, Rule};
 use crate::profile::Profile;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, WcStatus};
+use roce_wire::Psn;
 use roce_wire::headers::rnr_timer_ns;
 
 /// RNR retry count that means "for ever".
@@ -36,10 +37,16 @@ impl Qp {
         self.requester.retries == 0
     }
 
-    /// Starts the ACK timer over while something is outstanding, stops it otherwise.
+    /// Starts the ACK timer over while something is outstanding or waits for the wire, stops it
+    /// otherwise. During an RNR wait it stands still: the QP has one deadline.
     pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if self.requester.in_rnr_wait {
+            return;
+        }
+        let counts = !self.requester.is_rewound() || Rule::TimerOutlastsStall.applies();
+        let runs = self.sends() && self.requester.is_waiting() && counts;
         match self.ack_timeout(ctx.shared.config.profile) {
-            Some(timeout) if self.requester.is_waiting() => {
+            Some(timeout) if runs && Rule::TimerArms.applies() => {
                 let deadline = ctx.now.after_nanos(timeout);
                 ctx.set_deadline(self, deadline);
             }
@@ -48,10 +55,10 @@ impl Qp {
         }
     }
 
-    /// A request left: the timer runs unless it does already.
-    #[inline]
-    pub(crate) fn ensure_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.deadline.is_none() && Rule::TimerArms.applies() {
+    /// Requests that may leave found room on the wire, or none.
+    pub(crate) fn note_refused<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, is_refused: bool) {
+        self.requester.is_refused = is_refused;
+        if is_refused && self.deadline.is_none() {
             self.restart_timer(ctx);
         }
     }
@@ -64,43 +71,58 @@ impl Qp {
             let (qpn, to) = (self.qpn, self.requester.una);
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
             ctx.activate(self);
+            self.restart_timer(ctx);
         } else if self.requester.is_waiting() || !Rule::TimerStops.applies() {
-            self.counters.timeouts += 1;
-            ctx.shared.counters.local_ack_timeout_err += 1;
-            let waited = self.ack_timeout(ctx.shared.config.profile).unwrap_or(0);
-            self.requester.waited = self.requester.waited.saturating_add(waited);
-            self.requester.fired = self.requester.fired.saturating_add(1);
-            if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
-                self.fail_request(ctx, status);
-            }
+            self.handle_timeout(ctx);
         }
     }
 
-    /// Goes back to the oldest unacknowledged packet, if the retries allow it.
-    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
+    fn handle_timeout<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let waited = self.ack_timeout(ctx.shared.config.profile).unwrap_or(0);
+        // What waits for its turn is not unanswered: until it leaves, time counts only while the
+        // wire takes nothing at all.
+        let stalled = ctx.shared.departed(self.is_inside()).after_nanos(waited);
+        if self.requester.is_rewound() && stalled > ctx.now && Rule::TurnIsNoTimeout.applies() {
+            ctx.set_deadline(self, stalled);
+            return;
+        }
+        self.counters.timeouts += 1;
+        ctx.shared.counters.local_ack_timeout_err += 1;
+        self.requester.waited = self.requester.waited.saturating_add(waited);
+        self.requester.fired = self.requester.fired.saturating_add(1);
+        if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout, false) {
+            self.fail_request(ctx, status);
+        }
+    }
+
+    /// Goes back to the oldest unacknowledged packet, if the retries allow it or need not.
+    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause, is_free: bool) -> Answer {
         let ends = Rule::RetriesEnd.applies() && !Bug::RetryNeverEnds.is_planted();
         let profile = ctx.shared.config.profile;
-        if ends && self.is_out_of_retries(profile, cause) {
+        if ends && !is_free && self.is_out_of_retries(profile, cause) {
             ctx.shared.counters.req_retry_exceeded += 1;
             return Answer::Fail(WcStatus::RetryExcErr);
         }
         let by_time = cause == RewindCause::Timeout && profile.retries_by_time();
-        if !by_time && costs_retry(cause, self.attr.retry_cnt) {
+        if !is_free && !by_time && costs_retry(cause, self.attr.retry_cnt) {
             self.requester.retries = self.requester.retries.saturating_sub(1);
         }
         self.rewind(ctx, cause);
-        self.deadline = None;
+        self.restart_timer(ctx);
         Answer::Done
     }
 
     /// Sets the cursor back to `una`. READs in flight count as not sent.
-    pub(crate) fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
+    fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
         let requester = &mut self.requester;
         if Rule::GoBackN.applies() {
             requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
         }
         if !Bug::RewindKeepsReads.is_planted() {
             requester.reads = 0;
+        }
+        if cause != RewindCause::ImpliedNak {
+            requester.stale = None;
         }
         let (qpn, to) = (self.qpn, requester.una);
         ctx.event(|| Event::Rewound { qpn, to, cause });
@@ -110,27 +132,41 @@ impl Qp {
     /// NAK: PSN sequence error. Everything before it is acknowledged already.
     pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
         ctx.shared.counters.packet_seq_err += 1;
-        let echo = std::mem::take(&mut self.requester.rnr_echo_due);
-        if (self.requester.in_rnr_wait || echo) && Rule::SequenceNakInRnrWait.applies() {
-            // Some peers send one behind an RNR NAK for the packets they dropped. It may arrive
-            // only when a short wait is over: then it must not cost a retry either.
+        // Some peers send one behind an RNR NAK, for the packets that they dropped.
+        let may_echo = std::mem::take(&mut self.requester.rnr_echo_due);
+        let waits = self.requester.in_rnr_wait;
+        let is_known = if waits {
+            Rule::SequenceNakInRnrWait.applies()
+        } else {
+            // Nothing was sent since it went back: a second copy, or such an echo.
+            self.requester.is_rewound() && Rule::RepeatedNakIgnored.applies()
+        };
+        if is_known || !Rule::SequenceNakRewinds.applies() {
             return Answer::Done;
         }
-        if !Rule::SequenceNakRewinds.applies() {
-            return Answer::Done;
-        }
-        self.retry(ctx, RewindCause::SequenceNak)
+        // An echo may arrive only when a short wait is over. It looks like a new loss and must be
+        // taken for one, but must not cost a retry.
+        let is_free = may_echo && !waits && Rule::LateEchoIsFree.applies();
+        self.retry(ctx, RewindCause::SequenceNak, is_free)
     }
 
-    /// A later response came although an earlier READ or atomic has none: it was lost.
-    pub(crate) fn implied_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
-        if self.requester.implied_at == Some(self.requester.una) || self.requester.in_rnr_wait {
+    /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
+    /// lost.
+    pub(crate) fn implied_nak<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        psn: Psn,
+        is_ack: bool,
+    ) -> Answer {
+        let loss = self.requester.hear_of_loss(psn, is_ack);
+        // A copy of what told of the loss looks like a second one. It must not be the end where
+        // the timer will know better.
+        let may_wait = loss == Loss::Again && self.requester.retries == 0 && self.attr.timeout > 0;
+        if loss == Loss::Known || may_wait {
             return Answer::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
-        let answer = self.retry(ctx, RewindCause::ImpliedNak);
-        self.requester.implied_at = Some(self.requester.una);
-        answer
+        self.retry(ctx, RewindCause::ImpliedNak, false)
     }
 
     /// RNR NAK: nothing is sent until its time has passed.
@@ -153,6 +189,7 @@ impl Qp {
                 Cursor { index: self.requester.acked_index, psn: self.requester.una };
         }
         self.requester.reads = 0;
+        self.requester.stale = None;
         self.requester.in_rnr_wait = true;
         self.requester.rnr_echo_due = true;
         let wait = rnr_timer_ns(timer);

@@ -55,6 +55,10 @@ impl Segment {
         }
     }
 
+    pub(crate) fn is_request(&self) -> bool {
+        matches!(self.source, Source::Request { .. })
+    }
+
     #[inline]
     pub(crate) fn pad(&self) -> u8 {
         pad_for(self.len as usize)

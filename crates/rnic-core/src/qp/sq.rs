@@ -75,7 +75,6 @@ pub(crate) struct FetchRules {
     pub(crate) pd: u32,
     pub(crate) max_sge: u32,
     pub(crate) mtu: u32,
-    pub(crate) max_rd_atomic: u8,
 }
 
 /// The engine's side of a send queue.
@@ -235,9 +234,7 @@ impl SendQueue {
                 AccessFlags::empty()
             }
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
-                // Without read resources it could never run.
-                let unable = rules.max_rd_atomic == 0 && Rule::NoDepthNoReads.applies();
-                if (inline || control.carried) && Rule::InlineSendsOnly.applies() || unable {
+                if (inline || control.carried) && Rule::InlineSendsOnly.applies() {
                     return Err(WcStatus::LocQpOpErr);
                 }
                 let sink = Rule::SinkIsWritable.applies();

@@ -170,6 +170,102 @@ fn one_implied_nak_per_loss_costs_a_retry_and_the_timer_does_the_rest() {
 }
 
 #[test]
+fn an_answer_lost_twice_is_asked_for_twice_without_any_timer() {
+    let mut d = Dialogue::new(Connection { timeout: 0, retry_cnt: 2, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 1000, 16), send(&d, 2, 10)]);
+    assert_eq!(d.hear_burst().len(), 2);
+    for _ in 0..2 {
+        d.say(&Say::ack(d.our_psn(1), 2));
+        d.expect(Opcode::RcReadRequest, d.our_psn(0));
+        d.expect(Opcode::RcSendOnly, d.our_psn(1));
+    }
+    d.say(&Say::ack(d.our_psn(1), 2));
+    let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.sent()), expected);
+}
+
+#[test]
+fn a_new_request_answered_before_a_repeated_one_tells_of_another_loss() {
+    let mut d = Dialogue::new(Connection { timeout: 0, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 1000, 16), send(&d, 2, 10)]);
+    d.hear_burst();
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(d.hear_burst().len(), 2);
+    d.post(&send(&d, 3, 10));
+    d.expect(Opcode::RcSendOnly, d.our_psn(2));
+    d.say(&Say::ack(d.our_psn(2), 3));
+    d.expect(Opcode::RcReadRequest, d.our_psn(0));
+}
+
+#[test]
+fn what_looks_like_another_loss_is_not_the_end_while_a_timer_runs() {
+    let mut d = Dialogue::new(Connection { retry_cnt: 1, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 1000, 16), send(&d, 2, 10)]);
+    d.hear_burst();
+    for heard in [2, 0, 0] {
+        d.say(&Say::ack(d.our_psn(1), 2));
+        assert_eq!(d.hear_burst().len(), heard);
+    }
+    d.say_all(&responses(d.our_psn(0), &[3; 16], 1));
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
+/// A READ of a hundred packets, and the responses to it.
+fn hundred_packets(timeout: u8) -> (Dialogue, Vec<u8>, Vec<Say>) {
+    let mut d = Dialogue::new(Connection { timeout, ..small_mtu() });
+    d.post(&read(&d, 1, 0, 100 * 256));
+    d.expect(Opcode::RcReadRequest, d.our_psn(0));
+    let data = pattern(100 * 256, 7);
+    let responses = responses(d.our_psn(0), &data, 1);
+    (d, data, responses)
+}
+
+/// PSNs of everything that is asked for while these arrive, each in a burst of its own.
+fn asked_for(d: &mut Dialogue, responses: &[Say]) -> Vec<u32> {
+    let mut asked = Vec::new();
+    for response in responses {
+        d.say(response);
+        asked.extend(d.hear_burst().iter().map(|heard| heard.psn()));
+    }
+    asked
+}
+
+#[test]
+fn a_response_overtaken_by_others_makes_one_repeated_request() {
+    for overtaken in [0, 40] {
+        let (mut d, data, mut first) = hundred_packets(0);
+        let late = first.remove(overtaken);
+        first.insert(overtaken + 3, late);
+        let psn = u32::try_from(overtaken).unwrap();
+        assert_eq!(asked_for(&mut d, &first), [d.our_psn(psn)]);
+        let repeated = responses(d.our_psn(psn), &data[overtaken * MTU..], 1);
+        assert_eq!(asked_for(&mut d, &repeated), []);
+        assert_eq!(statuses(&d.sent()), ok([1]));
+        assert_eq!(d.memory(0, 100 * 256), data);
+    }
+}
+
+#[test]
+fn a_loss_among_repeated_responses_is_asked_for_at_once() {
+    for (first_lost, lost) in [(0, 7), (40, 41), (40, 60), (40, 90)] {
+        let (mut d, data, mut first) = hundred_packets(0);
+        first.remove(first_lost);
+        let psn = |k: usize| u32::try_from(k).unwrap();
+        // The answer to the request is on its way when the last twenty are still to come.
+        first.truncate(80);
+        assert_eq!(asked_for(&mut d, &first), [d.our_psn(psn(first_lost))]);
+        let mut repeated = responses(d.our_psn(psn(first_lost)), &data[first_lost * MTU..], 1);
+        repeated.remove(lost - first_lost);
+        assert_eq!(asked_for(&mut d, &repeated), [d.our_psn(psn(lost))]);
+        let again = responses(d.our_psn(psn(lost)), &data[lost * MTU..], 1);
+        assert_eq!(asked_for(&mut d, &again), []);
+        assert_eq!(statuses(&d.sent()), ok([1]));
+        assert_eq!(d.memory(0, 100 * 256), data);
+    }
+}
+
+#[test]
 fn a_sequence_nak_within_a_read_requests_the_rest() {
     let (mut d, data, first) = four_packets();
     d.say_all(&first[..2]);

@@ -4,7 +4,10 @@ use crate::{ACK, dialogue, fetch_add, ok, read, send, small_mtu, statuses};
 use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus, WrOpcode};
 use rnic_abi::wqe::Sge;
 use rnic_sim::dialogue::{Dialogue, Say};
+use rnic_sim::pair::Pair;
+use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::{Connection, Remote, SendWr};
+use rnic_sim::world::WorldConfig;
 use roce_wire::{ImmDt, Opcode, PKey};
 
 const REMOTE: Remote = Remote { addr: 0x5000, rkey: 0x99 };
@@ -57,6 +60,52 @@ fn no_more_reads_and_atomics_are_outstanding_than_allowed_and_what_follows_waits
     d.say(&Say::new(Opcode::RcReadRespOnly, d.our_psn(0)).syndrome(ACK, 1).payload(&[7; 16]));
     let opcodes: Vec<Opcode> = d.hear_burst().iter().map(|heard| heard.opcode()).collect();
     assert_eq!(opcodes, [Opcode::RcReadRequest, Opcode::RcSendOnly]);
+}
+
+/// Counts READs of the peer, which keeps a lot of them outstanding, until a request of ours is
+/// complete.
+fn reads_until_sent(port: PortConfig) -> u32 {
+    let config = WorldConfig { ports: vec![port; 2], ..WorldConfig::pair(1) };
+    let mut pair = Pair::with(&config, Connection::default(), |_| {});
+    let (a, b) = (pair.a, pair.b);
+    pair.recv(b, 99, &[b.mr.sge(0, 64)]);
+    let long = SendWr::read(1, &[b.mr.sge(4096, 512 * 1024)], a.mr.remote(0));
+    (0..4).for_each(|_| pair.post(b, &long));
+    for reads in 0..100 {
+        if reads == 2 {
+            pair.post(a, &SendWr::send(7, &[a.mr.sge(0, 64)]));
+        }
+        assert_eq!(pair.sent(b).status, WcStatus::Success);
+        pair.post(b, &long);
+        if let Some(cqe) = pair.world.host(a.host).poll(a.send_cq) {
+            assert_eq!((cqe.wr_id, cqe.status), (7, WcStatus::Success));
+            return reads;
+        }
+    }
+    pair.world.fail("a request of 64 bytes waits behind all READs of the peer")
+}
+
+#[test]
+fn reads_of_the_peer_do_not_hold_requests_back() {
+    assert!(reads_until_sent(PortConfig::frames()) < 5);
+    assert!(reads_until_sent(PortConfig::trains()) < 5);
+    assert!(reads_until_sent(PortConfig { tx_burst: 3, ..PortConfig::frames() }) < 5);
+}
+
+#[test]
+fn requests_do_not_hold_answers_back() {
+    let slow = PortConfig { tx_burst: 3, ..PortConfig::frames() };
+    let config = WorldConfig { ports: vec![slow; 2], ..WorldConfig::pair(1) };
+    let mut pair = Pair::with(&config, Connection::default(), |_| {});
+    let (a, b) = (pair.a, pair.b);
+    for wr_id in 0..16 {
+        pair.post(a, &SendWr::write(wr_id, &[a.mr.sge(0, 1 << 20)], b.mr.remote(0)));
+    }
+    for wr_id in 0..4 {
+        pair.run(b, &SendWr::read(wr_id, &[b.mr.sge(0, 64 * 1024)], a.mr.remote(0)));
+    }
+    let done = pair.world.host(a.host).drain(a.send_cq).len();
+    assert!(done < 8, "{done} MiB were written before four small READs were answered");
 }
 
 /// The request completes with this status, sends nothing, and ends the connection.

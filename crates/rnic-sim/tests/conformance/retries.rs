@@ -266,3 +266,46 @@ fn a_refusal_behind_an_unanswered_read_is_an_implied_nak_first() {
     assert_eq!(statuses(&d.sent()), []);
     assert_eq!(d.state(), QpState::Rts);
 }
+
+#[test]
+fn a_sequence_nak_that_is_delivered_twice_costs_one_retry() {
+    let mut d = Dialogue::new(Connection { retry_cnt: 1, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    let nak = Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+    d.say_all(&[nak.clone(), nak]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    assert_eq!(statuses(&d.sent()), []);
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
+/// After an RNR wait the first of two packets is lost, and nothing but a NAK tells of it.
+fn lose_after_an_rnr_wait(retry_cnt: u8) -> Dialogue {
+    let mut d = Dialogue::new(Connection { timeout: 0, retry_cnt, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&Say::rnr_nak(1, d.our_psn(0), 0));
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
+    d
+}
+
+#[test]
+fn a_packet_lost_after_an_rnr_wait_is_sent_again_for_its_nak() {
+    let mut d = lose_after_an_rnr_wait(7);
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
+#[test]
+fn a_sequence_nak_that_may_still_be_about_an_rnr_nak_costs_no_retry() {
+    let mut d = lose_after_an_rnr_wait(0);
+    assert_eq!(psns(&mut d), [0, 1]);
+    assert_eq!(statuses(&d.sent()), []);
+    // Only one may be.
+    d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
+    let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.sent()), expected);
+}

@@ -234,6 +234,25 @@ fn a_queue_is_not_drained_in_the_middle_of_a_message() {
 }
 
 #[test]
+fn reads_whose_resources_are_taken_away_fail() {
+    let mut d = Dialogue::new(Connection { max_rd_atomic: 1, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 0, 16), read(&d, 2, 0, 16), send(&d, 3, 10)]);
+    d.expect(Opcode::RcReadRequest, d.our_psn(0));
+    drain(&mut d);
+    let qp = d.nic.qp;
+    let attr = QpAttr { state: QpState::Sqd, max_rd_atomic: 0, ..QpAttr::default() };
+    d.world.host(0).modify(qp, AttrMask::STATE | AttrMask::MAX_QP_RD_ATOMIC, attr, None).unwrap();
+    // What was started goes on, also when it is lost.
+    d.expect(Opcode::RcReadRequest, d.our_psn(0));
+    d.say(&Say::new(Opcode::RcReadRespOnly, d.our_psn(0)).syndrome(ACK, 1).payload(&[1; 16]));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    set_state(&mut d, QpState::Rts);
+    let expected = [(2, WcStatus::LocQpOpErr), (3, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.sent()), expected);
+    assert_eq!(d.state(), QpState::Err);
+}
+
+#[test]
 fn an_idle_queue_is_drained_at_once() {
     let mut d = dialogue();
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };

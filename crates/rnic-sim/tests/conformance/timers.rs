@@ -1,8 +1,13 @@
 //! The requester's timer: when it runs, when it fires.
 
-use crate::{dialogue, ok, send, small_mtu, statuses};
-use rnic_sim::dialogue::{Dialogue, Say};
-use rnic_sim::verbs::Connection;
+use crate::{dialogue, ok, read, send, small_mtu, statuses};
+use rnic_abi::verbs::{QpState, WcStatus};
+use rnic_sim::dialogue::{Dialogue, PEER, Say};
+use rnic_sim::link::{Blow, Strike};
+use rnic_sim::pair::{End, Pair};
+use rnic_sim::port::PortConfig;
+use rnic_sim::verbs::{Connection, SendWr};
+use rnic_sim::world::{World, WorldConfig};
 use roce_wire::Opcode;
 
 #[test]
@@ -60,4 +65,126 @@ fn progress_reloads_the_rnr_retries() {
     }
     d.say(&Say::ack(d.our_psn(3), 4));
     assert_eq!(statuses(&d.sent()), ok(0..4));
+}
+
+/// A timeout of 65 us and three retries.
+fn impatient() -> Connection {
+    Connection { timeout: 4, retry_cnt: 3, ..small_mtu() }
+}
+
+/// A link that takes nothing, or as much as before again.
+fn stop(world: &mut World, is_stopped: bool) {
+    let usual = PortConfig::frames();
+    let tx_burst = if is_stopped { 0 } else { usual.tx_burst };
+    world.host(0).port.configure(PortConfig { tx_burst, ..usual });
+}
+
+#[test]
+fn retries_end_also_while_the_link_takes_nothing() {
+    let mut d = Dialogue::new(impatient());
+    d.post(&send(&d, 1, 10));
+    d.hear();
+    stop(&mut d.world, true);
+    d.world.run_for(10 * d.connection.ack_timeout());
+    assert_eq!(statuses(&d.world.host(0).drain(d.nic.send_cq)), [(1, WcStatus::RetryExcErr)]);
+}
+
+#[test]
+fn requests_that_the_link_never_took_fail_whosever_turn_it_is() {
+    let mut world = World::new(&WorldConfig::pair(0));
+    let ends: Vec<End> = (0..100).map(|_| End::new(&mut world, 0, |_| {})).collect();
+    for (end, qpn) in ends.iter().zip(0x70..) {
+        world.host(0).connect(end.qp, &impatient(), PEER, qpn);
+    }
+    stop(&mut world, true);
+    for end in &ends {
+        let sends = [1, 2].map(|wr_id| SendWr::send(wr_id, &[end.mr.sge(0, 10)]));
+        world.host(0).post_sends(end.qp, &sends).unwrap();
+    }
+    world.run_for(10 * impatient().ack_timeout());
+    let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
+    for end in &ends {
+        assert_eq!(statuses(&world.host(0).drain(end.send_cq)), expected);
+    }
+}
+
+#[test]
+fn a_link_that_goes_on_in_time_costs_nothing() {
+    let mut d = Dialogue::new(impatient());
+    stop(&mut d.world, true);
+    d.post_all(&[send(&d, 1, 10), read(&d, 2, 0, 16)]);
+    d.world.run_for(3 * d.connection.ack_timeout());
+    stop(&mut d.world, false);
+    let left = d.expect(Opcode::RcSendOnly, d.our_psn(0)).at;
+    d.expect(Opcode::RcReadRequest, d.our_psn(1));
+    // From now on time counts anew, and the retries when something is answered.
+    let again = d.expect(Opcode::RcSendOnly, d.our_psn(0)).at;
+    let waited = u64::try_from(again.since(left).as_nanos()).unwrap();
+    assert!(waited >= d.connection.ack_timeout(), "{waited} ns");
+    d.say(&Say::ack(d.our_psn(0), 1));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    assert_eq!(d.state(), QpState::Rts);
+}
+
+#[test]
+fn a_drained_queue_waits_for_no_link() {
+    let mut d = Dialogue::new(impatient());
+    stop(&mut d.world, true);
+    d.post(&send(&d, 1, 10));
+    d.world.run_for(d.connection.ack_timeout() / 2);
+    let qp = d.nic.qp;
+    d.world.host(0).set_state(qp, QpState::Sqd);
+    d.world.run_for(50 * d.connection.ack_timeout());
+    assert_eq!(d.state(), QpState::Sqd, "nothing was started");
+    stop(&mut d.world, false);
+    d.world.host(0).set_state(qp, QpState::Rts);
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+}
+
+/// Two hosts, of which the first sends one packet a turn; its other queue pairs have much to send.
+/// Also returns those.
+fn busy_link(connection: Connection) -> (Pair, Vec<End>) {
+    let slow = PortConfig { tx_burst: 1, ..PortConfig::frames() };
+    let config = WorldConfig { ports: vec![slow, PortConfig::frames()], ..WorldConfig::pair(1) };
+    let mut pair = Pair::with(&config, connection, |_| {});
+    let mut others = Vec::new();
+    for _ in 0..8 {
+        let ends = [0, 1].map(|host| End::new(&mut pair.world, host, |_| {}));
+        let [a, b] = ends;
+        pair.world.connect((0, a.qp), (1, b.qp), &Connection { timeout: 14, ..connection });
+        for wr_id in 0..8 {
+            let long = SendWr::write(wr_id, &[a.mr.sge(0, 512 * 1024)], b.mr.remote(0));
+            pair.world.host(0).post_send(a.qp, &long).unwrap();
+        }
+        others.push(a);
+    }
+    (pair, others)
+}
+
+#[test]
+fn to_wait_for_ones_turn_is_no_timeout() {
+    // 12 us, which is much less than the others take for a round.
+    let impatient = Connection { timeout: 1, retry_cnt: 1, ..Connection::default() };
+    let (mut pair, _) = busy_link(impatient);
+    let (a, b) = (pair.a, pair.b);
+    pair.recv(b, 1, &[b.mr.sge(0, 64)]);
+    pair.world.strike(0, 1, Strike::new(Blow::Drop).opcode(Opcode::RcSendOnly));
+    pair.post(a, &SendWr::send(7, &[a.mr.sge(0, 64)]));
+    assert_eq!(pair.sent(a).status, WcStatus::Success);
+    assert_eq!(pair.world.hosts()[0].engine.counters().local_ack_timeout_err, 1);
+}
+
+#[test]
+fn a_slow_link_serves_all_queue_pairs_in_turn() {
+    let (mut pair, others) = busy_link(Connection::default());
+    pair.world.run_for(2_000_000);
+    let sent: Vec<u64> = others
+        .iter()
+        .map(|end| {
+            let host = &pair.world.hosts()[0];
+            host.engine.qp(host.qp_handle(end.qp)).unwrap().counters.tx_bytes
+        })
+        .collect();
+    let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
+    assert!(*least > 100_000 && most - least <= 2 * 66_000, "{sent:?}");
 }

@@ -1,0 +1,58 @@
+//! Answers: what the responder half has to send.
+
+use super::Qp;
+use super::replies::ReplyKind;
+use super::requester::Budget;
+use super::segment::{Segment, Source};
+use crate::event::{NakReason, Tap};
+use crate::planted::Rule;
+use crate::shared::Ctx;
+use roce_wire::Opcode;
+
+impl Qp {
+    /// Appends queued replies. Returns true when the budget ended it.
+    #[inline]
+    pub(crate) fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
+        let mut nth = 0;
+        while let Some(reply) = self.responder.replies.get(nth) {
+            let total = match reply.kind {
+                ReplyKind::Read { len, .. } => len,
+                ReplyKind::Atomic { .. } => 0,
+            };
+            for k in reply.sent..reply.limit {
+                let len = (total - k * self.mtu).min(self.mtu);
+                let psn = reply.first.wrapping_add(k);
+                let next = Segment::new(Source::Reply { nth, k }, reply.opcode(k), psn, len);
+                if !budget.take(&next) {
+                    return true;
+                }
+                plan.push(next);
+            }
+            nth += 1;
+        }
+        false
+    }
+
+    /// Appends the acknowledgement that is due: behind all replies, as the order of PSNs demands.
+    #[inline]
+    pub(crate) fn plan_ack(&self, plan: &mut Vec<Segment>) {
+        if let Some(ack) = self.responder.ack {
+            plan.push(Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0));
+        }
+    }
+
+    /// Memory of a reply could not be read: a NAK ends the connection there. Who asks again for
+    /// something that is gone gets no answer.
+    pub(crate) fn reply_failed<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        nth: usize,
+        k: u32,
+        reason: NakReason,
+    ) {
+        let Some((psn, is_duplicate)) = self.responder.replies.fail(nth, k) else { return };
+        if !is_duplicate || !Rule::DuplicateErrorSilent.applies() {
+            self.end_with_nak(ctx, psn, reason, false);
+        }
+    }
+}
