@@ -1,4 +1,4 @@
-//! Release binaries and drop-in libraries, laid out as a user would install them:
+//! Optimized binaries and drop-in libraries, laid out as a user would install them:
 //! `bin/rnicd`, `bin/rnic`, `lib/libibverbs.so.1`, `lib/librdmacm.so.1`.
 
 use std::fs;
@@ -9,13 +9,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
+use crate::lab::long_form;
 use crate::paths;
 use crate::process::{Cmd, tail};
 
 /// Names a finished dist folder for child processes, so that they do not build again.
 pub const DIST_ENV: &str = "RNIC_DIST";
 
-/// Where each artifact of the release build goes.
+/// Cargo's profile of what a user gets.
+pub const RELEASE: &str = "release";
+
+/// Cargo's profile of what the tests run: as optimized, in a fraction of the time to build.
+pub const TEST: &str = "test-dist";
+
+/// Where each artifact of the build goes.
 const LAYOUT: [(&str, &str); 4] = [
     ("rnicd", "bin/rnicd"),
     ("rnic", "bin/rnic"),
@@ -29,41 +36,61 @@ pub struct Dist {
     root: PathBuf,
 }
 
+type Once = OnceLock<Result<Dist, String>>;
+
 impl Dist {
-    /// The dist folder of this process: `RNIC_DIST`, else built once into `target/dist`.
+    /// What the tests of this process run: `RNIC_DIST`, else built once, in the long form as a
+    /// user gets it.
     ///
     /// # Errors
     /// When the build fails or the folder is incomplete.
     pub fn get() -> Result<&'static Self> {
-        static DIST: OnceLock<Result<Dist, String>> = OnceLock::new();
-        let dist = DIST.get_or_init(|| {
+        static DIST: Once = Once::new();
+        if long_form() {
+            return Self::release();
+        }
+        Self::once(&DIST, TEST, &paths::target().join(TEST).join("dist"))
+    }
+
+    /// What a user gets: `RNIC_DIST`, else built once into `target/dist`.
+    ///
+    /// # Errors
+    /// As [`Dist::get`].
+    pub fn release() -> Result<&'static Self> {
+        static DIST: Once = Once::new();
+        Self::once(&DIST, RELEASE, &paths::target().join("dist"))
+    }
+
+    fn once(dist: &'static Once, profile: &str, root: &Path) -> Result<&'static Self> {
+        let dist = dist.get_or_init(|| {
             match std::env::var_os(DIST_ENV) {
                 Some(root) => Self::open(Path::new(&root)),
-                None => Self::build(&paths::target().join("dist")),
+                None => Self::build(profile, root),
             }
             .map_err(|error| format!("{error:#}"))
         });
         dist.as_ref().map_err(|error| anyhow!("{error}"))
     }
 
-    /// Builds everything in release mode and copies it to `root`.
+    /// Builds everything with one of cargo's profiles and copies it to `root`.
     ///
     /// # Errors
     /// When cargo fails, or a package does not produce what [`LAYOUT`] expects of it.
-    pub fn build(root: &Path) -> Result<Self> {
+    pub fn build(profile: &str, root: &Path) -> Result<Self> {
         let build = cargo()
-            .args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"])
+            .args(["build", "--profile", profile, "--quiet"])
+            .arg("--message-format=json-render-diagnostics")
             .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim"])
             .limit(Duration::from_secs(1800))
             .run()?;
         // Standard output has the messages for us, standard error those for people.
-        ensure!(build.success(), "the release build failed:\n{}", tail(&build.stderr, 60));
+        ensure!(build.success(), "the build failed:\n{}", tail(&build.stderr, 60));
         let artifacts = artifacts(&build.stdout);
         for (name, place) in LAYOUT {
             let built = artifacts
                 .iter()
                 .find(|path| path.file_name().is_some_and(|file| file == name))
-                .with_context(|| format!("the release build made no {name}"))?;
+                .with_context(|| format!("the build made no {name}"))?;
             install(built, &root.join(place))?;
         }
         Self::open(root)

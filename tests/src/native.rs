@@ -55,8 +55,8 @@ pub fn refusals() -> Result<PathBuf> {
 /// When cargo fails.
 pub fn hostile() -> Result<PathBuf> {
     let build = dist::cargo()
-        .args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"])
-        .args(["-p", HOSTILE])
+        .args(["build", "--profile", dist::TEST, "--quiet", "-p", HOSTILE])
+        .arg("--message-format=json-render-diagnostics")
         .limit(Duration::from_secs(600))
         .run()?;
     ensure!(build.success(), "{build}");

@@ -21,7 +21,7 @@ const CLEANUP: Duration = Duration::from_secs(5);
 /// How long anything that shall happen may take.
 const SOON: Duration = Duration::from_secs(10);
 /// Connections killed in a normal run, and in the long form (`RNIC_LONG=1`).
-const ROUNDS: (u64, u64) = (100, 1000);
+const ROUNDS: (u64, u64) = (25, 1000);
 
 fn open(test: &str) -> Result<Option<Lab>> {
     let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devinfo"])? else { return Ok(None) };

@@ -34,8 +34,8 @@ const BASELINE: f64 = 2.0;
 /// Seconds of an attack between two of them, at most. The speed of a shared machine changes from
 /// second to second: many short rounds say more than few long ones.
 const ROUND: f64 = 3.0;
-/// Of two kinds of packet I/O together, in the normal form.
-const MINUTE: f64 = 60.0;
+/// Seconds of attack over each kind of packet I/O, in the normal form.
+const ATTACK: f64 = 15.0;
 /// What part of the rate must be left.
 const SHARE: f64 = 0.8;
 
@@ -255,7 +255,7 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     Dialogue::new("checker -n 200 -m 1024").run(left, right)?;
     let before = [Census::of(left)?, Census::of(right)?];
 
-    let seconds = attack_seconds(MINUTE / 2.0)?;
+    let seconds = attack_seconds(ATTACK)?;
     let (share, sent) = std::thread::scope(|scope| -> Result<_> {
         let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, orders));
         let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, orders));

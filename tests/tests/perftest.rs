@@ -69,8 +69,7 @@ fn run(server: &dyn Place, client: &dyn Place, (line, rows): Case) -> Result<()>
     Ok(())
 }
 
-fn all(test: &str, io: Io, tables: &[&[Case]]) -> Result<()> {
-    let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
+fn all(lab: &Lab, io: Io, tables: &[&[Case]]) -> Result<()> {
     let pair = lab.pair(io, 4200)?;
     for case in tables.concat() {
         run(&pair.left, &pair.right, case)
@@ -94,17 +93,30 @@ fn over_ipv6(test: &str, io: Io) -> Result<()> {
 
 #[test]
 fn everything_over_udp() -> Result<()> {
-    all("everything_over_udp", Io::Udp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
+    let name = "everything_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
 }
 
 #[test]
 fn everything_over_af_xdp() -> Result<()> {
-    all("everything_over_af_xdp", Io::AfXdp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
+    let name = "everything_over_af_xdp";
+    let Some(lab) = Lab::open_long(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::AfXdp, &[&BANDWIDTH, &LATENCY, &ATOMIC])
+}
+
+#[test]
+fn a_selection_over_af_xdp() -> Result<()> {
+    let name = "a_selection_over_af_xdp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::AfXdp, &[&SHORT, &ATOMIC])
 }
 
 #[test]
 fn a_selection_over_af_packet() -> Result<()> {
-    all("a_selection_over_af_packet", Io::AfPacket, &[&SHORT, &ATOMIC])
+    let name = "a_selection_over_af_packet";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::AfPacket, &[&SHORT, &ATOMIC])
 }
 
 #[test]

@@ -32,10 +32,10 @@ enum Version {
     V6,
 }
 
-fn over(test: &str, io: Io, path_mtu: u32, version: Version) -> Result<()> {
-    let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devinfo", "tshark", "ethtool"])? else {
-        return Ok(());
-    };
+const PROGRAMS: [&str; 3] = ["ibv_devinfo", "tshark", "ethtool"];
+
+fn over(lab: Option<Lab>, io: Io, path_mtu: u32, version: Version) -> Result<()> {
+    let Some(mut lab) = lab else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(checker::build()?);
     let folder = Scratch::new("link")?;
     let interface_mtu = if path_mtu > 1024 { 4200 } else { 1500 };
@@ -151,27 +151,32 @@ fn tshark_agrees(lab: &Lab, capture: &Path) -> Result<()> {
 
 #[test]
 fn af_xdp() -> Result<()> {
-    over("af_xdp", Io::AfXdp, 1024, Version::V4)
+    over(Lab::open("af_xdp", Need::Root, &PROGRAMS)?, Io::AfXdp, 1024, Version::V4)
 }
 
 #[test]
 fn af_packet() -> Result<()> {
-    over("af_packet", Io::AfPacket, 1024, Version::V4)
+    over(Lab::open("af_packet", Need::Root, &PROGRAMS)?, Io::AfPacket, 1024, Version::V4)
 }
 
 #[test]
 fn udp() -> Result<()> {
-    over("udp", Io::Udp, 1024, Version::V4)
+    over(Lab::open("udp", Need::Root, &PROGRAMS)?, Io::Udp, 1024, Version::V4)
 }
 
 #[test]
 fn udp_over_ipv6() -> Result<()> {
-    over("udp_over_ipv6", Io::Udp, 1024, Version::V6)
+    over(Lab::open_long("udp_over_ipv6", Need::Root, &PROGRAMS)?, Io::Udp, 1024, Version::V6)
 }
 
 #[test]
 fn af_xdp_at_the_largest_path_mtu() -> Result<()> {
-    over("af_xdp_at_the_largest_path_mtu", Io::AfXdp, 4096, Version::V4)
+    over(
+        Lab::open_long("af_xdp_at_the_largest_path_mtu", Need::Root, &PROGRAMS)?,
+        Io::AfXdp,
+        4096,
+        Version::V4,
+    )
 }
 
 /// Queue pairs of one device have no link that a test could sit on: the daemon itself injects the

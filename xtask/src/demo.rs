@@ -90,7 +90,7 @@ pub(crate) fn run() -> Result<()> {
     let began = Instant::now();
     let tools = provide()?;
     eprintln!("building (release)");
-    let dist = Dist::get()?;
+    let dist = Dist::release()?;
     let (columns, tcp) = if is_root() {
         netns::sweep()?;
         let af_xdp = on_veth(dist, &tools, Io::AfXdp)?;

@@ -6,6 +6,7 @@ use anyhow::Result;
 use system_tests::paths;
 use system_tests::process::Cmd;
 
+use crate::stages::Stage;
 use crate::tool;
 
 /// It fetches the list of advisories.
@@ -15,13 +16,15 @@ const LIMIT: Duration = Duration::from_secs(600);
 const MANIFESTS: [(&str, &[&str]); 2] =
     [("Cargo.toml", &[]), ("fuzz/Cargo.toml", &["--allow", "unmatched-skip"])];
 
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn stages() -> Vec<Stage> {
+    let stage = |(manifest, options)| Stage::new(manifest, move || check(manifest, options));
+    MANIFESTS.into_iter().map(stage).collect()
+}
+
+fn check(manifest: &str, options: &[&str]) -> Result<()> {
     let tool = tool::installed("cargo-deny")?;
-    for (manifest, options) in MANIFESTS {
-        eprintln!("== {manifest}");
-        let check = Cmd::new(&tool).dir(paths::repository()).args(["--manifest-path", manifest]);
-        let check = check.args(["--locked", "--config", "deny.toml", "check"]).args(options);
-        check.limit(LIMIT).inherit_output().check()?;
-    }
+    let check = Cmd::new(tool).dir(paths::repository()).args(["--manifest-path", manifest]);
+    let check = check.args(["--locked", "--config", "deny.toml", "check"]).args(options);
+    check.limit(LIMIT).inherit_output().check()?;
     Ok(())
 }

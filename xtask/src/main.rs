@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use system_tests::dist::Dist;
+use system_tests::dist::{Dist, RELEASE};
 use system_tests::{interrupt, paths};
 
 #[derive(Parser)]
@@ -80,7 +80,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Demo => demo::run(),
         Command::Test(options) => test::run(options),
         Command::Dist { out } => {
-            let dist = Dist::build(&out.clone().unwrap_or_else(|| paths::target().join("dist")))?;
+            let dist =
+                Dist::build(RELEASE, &out.clone().unwrap_or_else(|| paths::target().join("dist")))?;
             println!("{}", dist.root().display());
             Ok(())
         }
@@ -90,7 +91,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Fuzz(options) => fuzz::run(options),
         Command::Interop(options) => interop::run(options),
         Command::Lint => stages::all("lint", lint::stages()),
-        Command::Deny => deny::run(),
+        Command::Deny => stages::all("deny", deny::stages()),
         Command::Layers => layers::check(),
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use system_tests::dist::{DIST_ENV, Dist, cargo};
+use system_tests::dist::{DIST_ENV, Dist, TEST, cargo};
 use system_tests::lab::{AGAIN, LONG_ENV, NOTES_ENV};
 use system_tests::packages::{Apt, Toolbox};
 use system_tests::process::{Cmd, is_root};
@@ -67,7 +67,7 @@ fn list(options: Options) -> Result<Vec<Stage>> {
     if !options.quick {
         stages.push(Stage::new("instruction budget", budget::stage));
     }
-    stages.push(Stage::new("release build", dist));
+    stages.push(Stage::new("build to test", move || dist(options).map(|_| ())));
     if options.quick {
         let pingpong = move || system("pingpong", &["rc_pingpong_over"], options);
         stages.push(Stage::new("pingpong", pingpong));
@@ -111,7 +111,7 @@ fn loom() -> Result<()> {
         return Ok(());
     }
     cargo()
-        .args(["test", "--quiet", "--release", "-p", "rnic-abi", "--test", "loom*"])
+        .args(["test", "--quiet", "--profile", TEST, "-p", "rnic-abi", "--test", "loom*"])
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", paths::target().join("loom"))
         .limit(LIMIT)
@@ -120,9 +120,9 @@ fn loom() -> Result<()> {
     Ok(())
 }
 
-fn dist() -> Result<()> {
-    Dist::get()?;
-    Ok(())
+/// What the system tests run: in the long form what a user gets.
+fn dist(options: Options) -> Result<&'static Dist> {
+    if options.long { Dist::release() } else { Dist::get() }
 }
 
 /// Names of the system tests' programs.
@@ -154,7 +154,7 @@ fn system(program: &str, filter: &[&str], options: Options) -> Result<()> {
         .args(["test", "-p", "system-tests", "--test", program, "--", "--nocapture"])
         .arg("--test-threads=1")
         .args(filter)
-        .env(DIST_ENV, Dist::get()?.root())
+        .env(DIST_ENV, dist(options)?.root())
         .env(NOTES_ENV, notes())
         // An error of a test is its message; where it was made says nothing to the reader.
         .env("RUST_LIB_BACKTRACE", "0")

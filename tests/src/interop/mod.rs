@@ -87,6 +87,13 @@ pub const WIRES: [Wire; 4] = [
     Wire { v6: true, path_mtu: 4096 },
 ];
 
+/// [`WIRES`] in the long form; otherwise two of them, which have both versions of IP and both path
+/// MTUs.
+#[must_use]
+pub fn wires() -> Vec<Wire> {
+    if lab::long_form() { WIRES.to_vec() } else { vec![WIRES[0], WIRES[3]] }
+}
+
 impl fmt::Display for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "IPv{}, {}", if self.v6 { 6 } else { 4 }, self.path_mtu)

@@ -106,7 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let tools = Toolbox::provide(&programs)?;
     eprintln!("building (release)");
-    let props = Props::new(Dist::get()?, tools)?;
+    let props = Props::new(Dist::release()?, tools)?;
     let _boost = options.boost.then(machine::Boost::raise).transpose()?;
     let mut run = Run::choose(&options.case, rounds);
     run.measure(&props, if options.quick { 2 } else { 4 })?;
