@@ -12,6 +12,7 @@ use rnic_abi::os::{EventFd, Listener};
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
@@ -43,14 +44,14 @@ pub fn run(args: Args) -> Result<()> {
         stop: EventFd::new()?,
     });
     announce(&config, &service);
-    notify("READY=1");
+    notify(NotifyState::Ready);
     accept_until_told(
         &config,
         &service,
         &Doors { listener: &listener, claims: &claims },
         &signals,
     )?;
-    notify("STOPPING=1");
+    notify(NotifyState::Stopping);
     drop(listener);
     stop(&service);
     Ok(())

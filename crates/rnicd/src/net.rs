@@ -23,7 +23,6 @@ use rnic_abi::control::{GidEntry, PortInfo};
 use rnic_core::command::PortState;
 use roce_wire::{Gid, MacAddr, PathMtu};
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +44,8 @@ pub(crate) struct NetConfig {
 }
 
 /// Why the network cannot be used; the text says what to do.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct NetError(String);
 
 impl NetError {
@@ -53,14 +53,6 @@ impl NetError {
         Self(text.into())
     }
 }
-
-impl fmt::Display for NetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for NetError {}
 
 impl From<io::Error> for NetError {
     fn from(error: io::Error) -> Self {

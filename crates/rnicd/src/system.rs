@@ -1,8 +1,9 @@
 //! Things asked of the operating system that belong nowhere else.
 
 use rustix::process::{Gid, Uid};
+use rustix::rand::GetRandomFlags;
+use sd_notify::NotifyState;
 use std::io;
-use std::os::unix::net::UnixDatagram;
 
 /// A user and a group.
 pub(crate) type User = (u32, u32);
@@ -99,18 +100,9 @@ pub(crate) fn scheduling_group(process: &str) -> (String, String) {
     (control_groups, read("autogroup"))
 }
 
-/// Tells the service manager, when there is one (sd_notify).
-pub(crate) fn notify(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let sent = match path.as_encoded_bytes() {
-        [b'@', name @ ..] => {
-            use std::os::linux::net::SocketAddrExt;
-            std::os::unix::net::SocketAddr::from_abstract_name(name)
-                .and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to))
-        }
-        _ => UnixDatagram::unbound().and_then(|socket| socket.send_to(state.as_bytes(), &path)),
-    };
-    if let Err(error) = sent {
+/// Tells the service manager, when there is one.
+pub(crate) fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!("cannot notify the service manager: {error}");
     }
 }
@@ -120,13 +112,9 @@ pub(crate) fn notify(state: &str) {
 /// # Errors
 /// What the kernel says.
 pub(crate) fn random() -> io::Result<[u64; 2]> {
-    use std::io::Read;
     let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let [low, high] = [0, 8].map(|at| {
-        let mut word = [0; 8];
-        word.copy_from_slice(&bytes[at..at + 8]);
-        u64::from_ne_bytes(word)
-    });
-    Ok([low, high])
+    // So few come all at once.
+    rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
+    let word = u128::from_ne_bytes(bytes);
+    Ok([word as u64, (word >> 64) as u64])
 }

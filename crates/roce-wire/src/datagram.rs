@@ -1,7 +1,5 @@
 //! The UDP payload of a RoCEv2 packet: headers, payload, padding, ICRC.
 
-use core::fmt;
-
 use crate::headers::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CnpBody, Deth, Feth, Ieth, ImmDt, Rdeth, Reth, XrcEth,
 };
@@ -20,38 +18,27 @@ pub const fn pad_for(payload_len: usize) -> u8 {
 }
 
 /// Why bytes are not a RoCEv2 datagram.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum ParseError {
     /// Shorter than a base transport header and an ICRC.
+    #[error("shorter than a transport header and an ICRC")]
     TooShort,
     /// Transport header version other than 0.
+    #[error("transport header version {0}, not 0")]
     Version(u8),
     /// Reserved or manufacturer opcode.
+    #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
     /// The opcode's extension headers do not fit.
+    #[error("too short for the extension headers of {0}")]
     HeaderTruncated(Opcode),
     /// Fewer bytes after the headers than the pad count says.
+    #[error("pad count exceeds the payload")]
     PadTooLong,
     /// Not a multiple of four bytes long, as payload, padding and headers together must be.
+    #[error("length is not a multiple of four")]
     Unaligned,
 }
-
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ParseError::TooShort => f.write_str("shorter than a transport header and an ICRC"),
-            ParseError::Version(version) => write!(f, "transport header version {version}, not 0"),
-            ParseError::UnknownOpcode(code) => write!(f, "unknown opcode {code:#04x}"),
-            ParseError::HeaderTruncated(opcode) => {
-                write!(f, "too short for the extension headers of {opcode}")
-            }
-            ParseError::PadTooLong => f.write_str("pad count exceeds the payload"),
-            ParseError::Unaligned => f.write_str("length is not a multiple of four"),
-        }
-    }
-}
-
-impl core::error::Error for ParseError {}
 
 /// Opcode byte, destination queue pair and PSN of bytes too odd to [`Datagram::parse`], so that
 /// even a refused packet can be counted against its queue pair or answered.

@@ -1,6 +1,5 @@
 //! Whole Ethernet frames: a datagram with its Ethernet, IP and UDP headers.
 
-use core::fmt;
 use core::net::IpAddr;
 use core::ops::Range;
 
@@ -13,48 +12,39 @@ use crate::net::{
 };
 
 /// Why a frame is not a RoCEv2 packet we accept.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum FrameError {
     /// Shorter than its headers, or than a length field says.
+    #[error("frame shorter than its headers say")]
     Truncated,
     /// Neither IPv4, IPv6 nor RoCEv1.
+    #[error("EtherType {0:#06x} is not IP")]
     EtherType(u16),
     /// A RoCEv1 frame; this stack speaks RoCEv2.
+    #[error("RoCEv1 frame")]
     RoceV1,
     /// The IP version does not fit the EtherType.
+    #[error("IP version {0}")]
     IpVersion(u8),
     /// IPv4 options are present.
+    #[error("IPv4 options")]
     IpOptions,
     /// A fragment of an IPv4 packet.
+    #[error("IPv4 fragment")]
     Fragment,
     /// The IPv4 header checksum is wrong.
+    #[error("wrong IPv4 header checksum")]
     IpChecksum,
     /// Not UDP.
+    #[error("IP protocol {0} is not UDP")]
     Protocol(u8),
     /// IP and UDP disagree about the length.
+    #[error("IP and UDP lengths disagree")]
     LengthMismatch,
     /// UDP for another port.
+    #[error("UDP port {0} is not {ROCE_PORT}")]
     UdpPort(u16),
 }
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FrameError::Truncated => f.write_str("frame shorter than its headers say"),
-            FrameError::EtherType(ethertype) => write!(f, "EtherType {ethertype:#06x} is not IP"),
-            FrameError::RoceV1 => f.write_str("RoCEv1 frame"),
-            FrameError::IpVersion(version) => write!(f, "IP version {version}"),
-            FrameError::IpOptions => f.write_str("IPv4 options"),
-            FrameError::Fragment => f.write_str("IPv4 fragment"),
-            FrameError::IpChecksum => f.write_str("wrong IPv4 header checksum"),
-            FrameError::Protocol(protocol) => write!(f, "IP protocol {protocol} is not UDP"),
-            FrameError::LengthMismatch => f.write_str("IP and UDP lengths disagree"),
-            FrameError::UdpPort(port) => write!(f, "UDP port {port} is not {ROCE_PORT}"),
-        }
-    }
-}
-
-impl core::error::Error for FrameError {}
 
 /// A checked view of an Ethernet frame that carries RoCEv2.
 #[derive(Clone, Copy, Debug)]

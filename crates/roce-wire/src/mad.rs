@@ -1,7 +1,5 @@
 //! Management datagrams: the fixed 256-byte messages of QP1.
 
-use core::fmt;
-
 /// Bytes of every management datagram.
 pub const MAD_LEN: usize = 256;
 /// Bytes after the header.
@@ -83,34 +81,21 @@ impl MadHeader {
 }
 
 /// Why bytes are not a management datagram of ours.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum MadError {
     /// Not 256 bytes long.
+    #[error("a management datagram has {MAD_LEN} bytes")]
     Length,
+    #[error("management base version {0}")]
     BaseVersion(u8),
     /// Not connection management.
+    #[error("management class {0:#04x} is not connection management")]
     Class(u8),
+    #[error("connection management class version {0}")]
     ClassVersion(u8),
+    #[error("connection management method {0:#04x}")]
     Method(u8),
     /// Not a connection management message.
+    #[error("unknown connection management message {0:#06x}")]
     Attribute(u16),
 }
-
-impl fmt::Display for MadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MadError::Length => write!(f, "a management datagram has {MAD_LEN} bytes"),
-            MadError::BaseVersion(version) => write!(f, "management base version {version}"),
-            MadError::Class(class) => {
-                write!(f, "management class {class:#04x} is not connection management")
-            }
-            MadError::ClassVersion(version) => {
-                write!(f, "connection management class version {version}")
-            }
-            MadError::Method(method) => write!(f, "connection management method {method:#04x}"),
-            MadError::Attribute(id) => write!(f, "unknown connection management message {id:#06x}"),
-        }
-    }
-}
-
-impl core::error::Error for MadError {}

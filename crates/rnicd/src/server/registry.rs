@@ -5,6 +5,7 @@ use crate::dma::{slot_of, space_id};
 use crate::net::Network;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Crew;
+use anyhow::Context;
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::{Credentials, EventFd};
 use rnic_core::SpaceId;
@@ -260,18 +261,31 @@ fn command_of(pid: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// The permission bits and group of the control socket.
+/// The group of the control socket.
 pub(crate) fn socket_group(config: &Config) -> anyhow::Result<Option<u32>> {
-    let Some(name) = &config.group else { return Ok(None) };
+    config.group.as_deref().map(group_id).transpose()
+}
+
+/// A group by its number or name.
+fn group_id(name: &str) -> anyhow::Result<u32> {
     if let Ok(gid) = name.parse() {
-        return Ok(Some(gid));
+        return Ok(gid);
     }
-    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    let gid = groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
-    });
-    gid.map(Some).ok_or_else(|| {
-        anyhow::anyhow!("there is no group {name:?}; `getent group` lists them (--group)")
-    })
+    // The C library asks wherever the host keeps its groups, which need not be /etc/group.
+    let group = nix::unistd::Group::from_name(name).context("cannot look groups up (--group)")?;
+    let gid = group.map(|group| group.gid.as_raw());
+    gid.with_context(|| format!("there is no group {name:?}; `getent group` lists them (--group)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_a_number_or_a_name() {
+        assert_eq!(group_id("4711").unwrap(), 4711);
+        assert_eq!(group_id("root").unwrap(), 0);
+        let error = group_id("no such group").unwrap_err().to_string();
+        assert!(error.contains("\"no such group\""), "{error}");
+    }
 }

@@ -18,7 +18,6 @@ use super::xdp::XdpWire;
 use super::{DeviceWire, Link};
 use crate::config::{Io, XdpMode, name_of};
 use crate::net::{Change, Interface, Network};
-use std::fmt;
 use xdp_io::xsk;
 
 /// How frames leave and arrive.
@@ -33,16 +32,9 @@ pub(crate) struct WireConfig {
 }
 
 /// Why there is no way outside; the text says what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct WireError(String);
-
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WireError {}
 
 /// What AF_PACKET without trains is called.
 const SINGLE_FRAMES: &str = "af-packet, single frames (trains need Linux 6.2)";
