@@ -81,9 +81,10 @@ impl CqProducer {
     }
 
     /// Makes a ring of another size that starts with the completions not polled yet, and takes its
-    /// engine's side. `None` when memory and capacity do not fit, or the completions do not.
+    /// engine's side; an arming that was not answered moves along. `None` when memory and capacity
+    /// do not fit, or the completions do not.
     ///
-    /// The application must have published what it polled, and must not poll meanwhile.
+    /// The application must not poll or arm meanwhile.
     pub fn resized(&self, words: Words, capacity: u32) -> Option<Self> {
         let unpolled = self.written.wrapping_sub(self.polled());
         if unpolled > u64::from(capacity).min(self.mask + 1) {
@@ -95,6 +96,7 @@ impl CqProducer {
             self.words.copy_out(slot(index, self.mask), &mut encoded);
             larger.push(&Cqe::decode(&encoded)).ok()?;
         }
+        larger.words.set(AT_ARM, self.words.at(AT_ARM).swap(NOT_ARMED, Ordering::AcqRel));
         Some(larger)
     }
 
@@ -170,7 +172,8 @@ impl CqConsumer {
         })
     }
 
-    /// The next completion, if there is one.
+    /// The next completion, if there is one. Its slot is free again at once, not only at the end of a
+    /// batch: a program may post what the completion made room for before it takes the next one.
     #[inline]
     pub fn poll(&mut self) -> Option<Cqe> {
         let at = slot(self.polled, self.mask);
@@ -184,38 +187,26 @@ impl CqConsumer {
             self.words.copy_out(at + LINE, &mut encoded[LINE..]);
         }
         self.polled = expected;
+        self.words.at(AT_CONSUMER).store(expected, Ordering::Release);
         Some(Cqe::decode(&encoded))
     }
 
-    /// Tells the engine what was polled; once per batch is enough.
-    #[inline]
-    pub fn publish(&self) {
-        self.words.at(AT_CONSUMER).store(self.polled, Ordering::Release);
+    /// What asks for events, which needs no lock.
+    pub fn arm(&self) -> CqArm {
+        CqArm(self.words.clone())
     }
+}
 
+/// The application's side of the arm word. Any thread may use it while another one polls.
+#[derive(Clone, Debug)]
+pub struct CqArm(Words);
+
+impl CqArm {
     /// (A1) and (A2): asks for one event. Poll once more afterwards.
-    pub fn arm(&self, kind: ArmKind) {
-        self.arming().arm(kind);
-    }
-
-    /// The part of the ring that arms it, for a thread that does not poll.
-    pub fn arming(&self) -> CqArming {
-        CqArming { words: self.words.clone() }
-    }
-}
-
-/// The application's arming word. Any thread may arm at any time, also while another one polls.
-#[derive(Debug)]
-pub struct CqArming {
-    words: Words,
-}
-
-impl CqArming {
-    /// See [`CqConsumer::arm`].
     ///
     /// Arming for any completion overrides an arming for solicited ones, not the other way round.
-    pub fn arm(&self, kind: ArmKind) {
-        let arm = self.words.at(AT_ARM);
+    pub fn set(&self, kind: ArmKind) {
+        let arm = self.0.at(AT_ARM);
         let mut current = arm.load(Ordering::Relaxed);
         loop {
             let next = match kind {
@@ -230,6 +221,12 @@ impl CqArming {
         if !Mutant::NoFenceArm.is_on() {
             fence(Ordering::SeqCst);
         }
+    }
+
+    /// Takes back what was asked for and not answered: the engine is dead. True when there was
+    /// something.
+    pub fn take(&self) -> bool {
+        self.0.at(AT_ARM).swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
 }
 

@@ -52,14 +52,11 @@ fn application(
             polled += 1;
             progress = true;
         }
-        cq.publish();
         if !progress && polled < WQES_PER_QUEUE {
-            cq.arm(ArmKind::Any);
+            cq.arm().set(ArmKind::Any);
             if let Some(cqe) = cq.poll() {
                 assert_eq!((cqe.wr_id, cqe.qpn), (polled, queue));
                 polled += 1;
-                // Before more is posted: the engine must know of the room.
-                cq.publish();
             } else {
                 events.recv_timeout(PATIENCE).expect("a completion event");
             }

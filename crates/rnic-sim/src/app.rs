@@ -116,7 +116,6 @@ impl Host {
     /// Polls one completion, and has the oracles judge it.
     pub fn poll(&mut self, cq: CqId) -> Option<Cqe> {
         let cqe = self.cqs[cq.0].ring.poll()?;
-        self.cqs[cq.0].ring.publish();
         let is_receive = cqe.flags.contains(CqeFlags::RECV);
         let owner = self.qps.iter().position(|app| {
             let expected = if is_receive { app.setup.recv_cq } else { app.setup.send_cq };
@@ -165,7 +164,7 @@ impl Host {
 
     /// Asks for a completion event.
     pub fn arm(&mut self, cq: CqId, kind: ArmKind) {
-        self.cqs[cq.0].ring.arm(kind);
+        self.cqs[cq.0].ring.arm().set(kind);
     }
 
     /// Completion events since the last call, by CQ.

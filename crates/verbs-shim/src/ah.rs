@@ -189,7 +189,8 @@ unsafe fn multicast(qp: *mut ibv_qp, gid: *const ibv_gid, attach: bool) -> c_int
     if !qp.rules.datagram {
         return code(Err(Errno(libc::EINVAL)));
     }
-    code(qp.context().session.done(&Request::Multicast { qp: qp.handle, gid, attach }))
+    let request = |qp| Request::Multicast { qp, gid, attach };
+    code(qp.handle().and_then(|handle| qp.context().session.done(&request(handle))))
 }
 
 /// Joins a multicast group.

@@ -109,7 +109,7 @@ impl Channel {
             // SAFETY: what is in the table is alive while it is locked.
             let cq = unsafe { &**cq };
             let here = cq.channel().is_some_and(|channel| std::ptr::eq(channel, self));
-            (here && cq.is_armed()).then_some(cq)
+            (here && cq.take_orphan_wish()).then_some(cq)
         });
         waiting.map(given).ok_or(Errno(libc::EIO))
     }

@@ -209,6 +209,17 @@ macro_rules! object_of {
                 std::ptr::from_ref(self).cast_mut().cast()
             }
 
+            /// What requests call it.
+            ///
+            /// # Errors
+            /// ENOENT when the program has overwritten the public handle: the kernel would find no
+            /// such object, and none of this library's may be taken for it.
+            pub(crate) fn handle(&self) -> Result<u32> {
+                // SAFETY: a live object.
+                let named = unsafe { (*self.as_ibv()).handle };
+                if named == self.handle { Ok(named) } else { Err(Errno(libc::ENOENT)) }
+            }
+
             #[inline]
             pub(crate) fn context(&self) -> &Context {
                 // SAFETY: a context outlives what is made of it.

@@ -4,12 +4,12 @@ use std::{
     cell::UnsafeCell,
     collections::VecDeque,
     ffi::{c_int, c_void},
-    sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use rnic_abi::{
     control::{Reply, Request, RingPlace},
-    cq::{ArmKind, CqArming, CqConsumer, MAX_CQE},
+    cq::{ArmKind, CqArm, CqConsumer, MAX_CQE},
     cqe::Cqe,
     verbs::WcOpcode,
 };
@@ -33,24 +33,15 @@ pub(crate) struct Cq {
     pub(crate) context: *const Context,
     pub(crate) handle: u32,
     pub(crate) state: SpinLock<CqState>,
-    /// The thread between `ibv_start_poll` and `ibv_end_poll`, which holds the lock of `state`.
-    pub(crate) walker: AtomicUsize,
-    /// Of the ring in `state`, for programs that arm while some thread polls.
-    arming: SpinLock<CqArming>,
     /// Completion events that the program was given.
     pub(crate) events_given: AtomicU32,
     /// Async events that the program was given.
     pub(crate) async_events_given: AtomicU32,
-    /// Asked for an event that was not read since: one of `NOT_ARMED` and so on. Not in `state`: it is changed
-    /// while the objects' table is locked.
-    armed: AtomicU8,
+    /// Asks for events. Not in `state`: a program may do so while it, or another thread, walks the completions.
+    arm: SpinLock<CqArm>,
+    /// Asked for an event and has not read one since.
+    waits: AtomicBool,
 }
-
-pub(crate) const NO_WALKER: usize = 0;
-
-const NOT_ARMED: u8 = 0;
-const ARMED_SOLICITED: u8 = 1;
-const ARMED_ANY: u8 = 2;
 
 /// What polling changes.
 pub(crate) struct CqState {
@@ -102,12 +93,11 @@ impl Cq {
         ibv.cq_context = wish.cq_context;
         ibv.handle = handle;
         ibv.cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
+        let arm = SpinLock::new(ring.arm());
         let cq = Box::into_raw(Box::new(Self {
             ibv: UnsafeCell::new(ibv),
             context,
             handle,
-            walker: AtomicUsize::new(NO_WALKER),
-            arming: SpinLock::new(ring.arming()),
             state: SpinLock::new(CqState {
                 ring,
                 stash: VecDeque::new(),
@@ -116,7 +106,8 @@ impl Cq {
             }),
             events_given: AtomicU32::new(0),
             async_events_given: AtomicU32::new(0),
-            armed: AtomicU8::new(NOT_ARMED),
+            arm,
+            waits: AtomicBool::new(false),
         }));
         objects.cqs.insert(handle, cq);
         if let Some(channel) = channel {
@@ -149,49 +140,47 @@ impl Cq {
         unsafe { (*self.ibv.get()).cq_context }
     }
 
-    /// Whether the program waits for an event.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::Acquire) != NOT_ARMED
-    }
-
     /// Counts an event that the program is given.
     pub(crate) fn note_event_given(&self) {
-        self.armed.store(NOT_ARMED, Ordering::Release);
+        self.waits.store(false, Ordering::Release);
         self.events_given.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Does something to the state under its lock, which this thread may already hold: a program may
-    /// destroy, reset or resize while it walks the completions.
-    fn with_state<R>(&self, act: impl FnOnce(&mut CqState) -> R) -> R {
-        if self.walker.load(Ordering::Relaxed) == this_thread() {
-            // SAFETY: only this thread can have stored its own number, and it still walks.
-            return act(unsafe { self.state.kept() });
-        }
-        act(&mut self.state.lock())
+    /// After the daemon died: whether the program waits for an event, which is the only one it gets.
+    ///
+    /// The daemon may have died between taking the wish and sending the event, and an event that was sent before may
+    /// have been read after the wish: one of the two tells.
+    pub(crate) fn take_orphan_wish(&self) -> bool {
+        let unanswered = self.arm.lock().take();
+        self.waits.swap(false, Ordering::AcqRel) || unanswered
+    }
+
+    fn request_event(&self, kind: ArmKind) -> Result<()> {
+        self.handle()?;
+        self.waits.store(true, Ordering::Release);
+        self.arm.lock().set(kind);
+        Ok(())
     }
 
     /// Removes the completions of a QP that was destroyed or reset.
     pub(crate) fn forget_qp(&self, qpn: u32) {
-        self.with_state(|state| self.forget_in(state, qpn));
+        self.state.visit(|state| {
+            while let Some(cqe) = state.ring.poll() {
+                state.stash.push_back(cqe);
+            }
+            state.stash.retain(|cqe| cqe.qpn != qpn || self.give_up(cqe));
+        });
     }
 
-    fn forget_in(&self, state: &mut CqState, qpn: u32) {
-        while let Some(cqe) = state.ring.poll() {
-            state.stash.push_back(cqe);
+    /// Frees the slot of a completion that the program will not see. Always false.
+    fn give_up(&self, cqe: &Cqe) -> bool {
+        // SAFETY: a queue in the table is alive as long as this CQ, which its completions go to, is locked.
+        if let Some(queue) = unsafe { self.context().records.get(cqe.record).as_ref() }
+            && matches!(queue.role, Role::Shared)
+        {
+            queue.note_polled(cqe.wqe_index);
         }
-        state.ring.publish();
-        state.stash.retain(|cqe| {
-            if cqe.qpn != qpn {
-                return true;
-            }
-            // SAFETY: a queue in the table is alive as long as this CQ, which its completions go to, is locked.
-            if let Some(queue) = unsafe { self.context().records.get(cqe.record).as_ref() }
-                && matches!(queue.role, Role::Shared)
-            {
-                queue.note_polled(cqe.wqe_index);
-            }
-            false
-        });
+        false
     }
 
     fn resize(&self, cqe: c_int) -> Result<()> {
@@ -199,34 +188,18 @@ impl Cq {
         if cqe == 0 || cqe > MAX_CQE {
             return Err(Errno(libc::EINVAL));
         }
-        self.check_handle()?;
-        self.with_state(|state| self.resize_in(state, cqe))
-    }
-
-    fn resize_in(&self, state: &mut CqState, cqe: u32) -> Result<()> {
-        // The daemon moves along what is not polled yet.
-        state.ring.publish();
-        let request = Request::ResizeCq { cq: self.handle, cqe };
-        let (_, ring, cqe) = self.context().session.call(&request, ring_of)?;
-        let mut arming = self.arming.lock();
-        *arming = ring.arming();
-        state.ring = ring;
-        match self.armed.load(Ordering::Acquire) {
-            ARMED_SOLICITED => arming.arm(ArmKind::Solicited),
-            ARMED_ANY => arming.arm(ArmKind::Any),
-            _ => {}
-        }
-        // SAFETY: a word of a live object that only this changes, under the lock.
-        unsafe { (*self.ibv.get()).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX) };
-        Ok(())
-    }
-
-    /// ENOENT when the program has overwritten the public handle: the kernel would find no such
-    /// object, and none of this library's may be taken for it.
-    fn check_handle(&self) -> Result<()> {
-        // SAFETY: readable by contract of every verb.
-        let public = unsafe { (*self.ibv.get()).handle };
-        if public == self.handle { Ok(()) } else { Err(Errno(libc::ENOENT)) }
+        self.state.visit(|state| {
+            // The daemon moves along what is not polled yet, and the wish for an event: asking for one has to wait.
+            let mut arm = self.arm.lock();
+            let request = Request::ResizeCq { cq: self.handle()?, cqe };
+            let (_, ring, cqe) = self.context().session.call(&request, ring_of)?;
+            *arm = ring.arm();
+            state.ring = ring;
+            drop(arm);
+            // SAFETY: a word of a live object that only this changes, under the lock.
+            unsafe { (*self.ibv.get()).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX) };
+            Ok(())
+        })
     }
 
     /// Destroys it in the daemon and waits for the program's acknowledgements.
@@ -235,18 +208,14 @@ impl Cq {
         if context.session.is_forked_child() {
             return Ok(());
         }
-        self.check_handle()?;
+        let request = Request::DestroyCq { cq: self.handle()? };
         let mut objects = context.objects.lock();
-        let sent =
-            context.session.destroy(
-                &Request::DestroyCq { cq: self.handle },
-                |reply| match reply {
-                    Reply::CqGone { completion_events, async_events } => {
-                        Some((completion_events, async_events))
-                    }
-                    _ => None,
-                },
-            )?;
+        let sent = context.session.destroy(&request, |reply| match reply {
+            Reply::CqGone { completion_events, async_events } => {
+                Some((completion_events, async_events))
+            }
+            _ => None,
+        })?;
         objects.cqs.remove(&self.handle);
         let given = self.events_given.load(Ordering::Acquire);
         let async_given = self.async_events_given.load(Ordering::Acquire);
@@ -319,22 +288,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 /// # Safety
 /// `cq` is a completion queue of this library.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    let (kind, armed) = match solicited_only {
-        0 => (ArmKind::Any, ARMED_ANY),
-        _ => (ArmKind::Solicited, ARMED_SOLICITED),
-    };
+    let kind = if solicited_only == 0 { ArmKind::Any } else { ArmKind::Solicited };
     // SAFETY: by contract.
-    let cq = unsafe { Cq::of(cq) };
-    if let Err(error) = cq.check_handle() {
-        return code(Err(error));
-    }
-    cq.armed.fetch_max(armed, Ordering::AcqRel);
-    cq.arming.lock().arm(kind);
-    0
-}
-
-/// A number that no other thread has at the same time.
-pub(crate) fn this_thread() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here).addr())
+    code(unsafe { Cq::of(cq) }.request_event(kind))
 }

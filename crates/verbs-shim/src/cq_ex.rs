@@ -1,6 +1,6 @@
 //! Extended completion queues: walked one completion at a time under the lock, read field by field.
 
-use std::{ffi::c_int, sync::atomic::Ordering};
+use std::ffi::c_int;
 
 use rnic_abi::cqe::Cqe;
 use verbs_abi::{
@@ -11,7 +11,7 @@ use verbs_abi::{
 
 use crate::{
     context::Context,
-    cq::{Cq, CqState, CqWish, NO_WALKER, this_thread},
+    cq::{Cq, CqState, CqWish},
     error::{Errno, Result, code, pointer},
     poll::wc_flags,
     wait,
@@ -82,11 +82,9 @@ unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
     unsafe { Cq::of(cq.cast()) }
 }
 
-/// Makes a completion the current one. Its place in the ring is free at once: a program that goes on
-/// and on may post again what it has walked over, and the queue must not overflow for that.
+/// Makes a completion the current one.
 fn set_current(cq: &Cq, state: &mut CqState, cqe: &Cqe) {
     state.current = *cqe;
-    state.ring.publish();
     // SAFETY: fields that only the polling thread touches, which this is.
     unsafe {
         (*cq.ibv.get()).status = cqe.status.number().into();
@@ -116,7 +114,6 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         return libc::ENOENT;
     };
     set_current(cq, &mut state, &cqe);
-    cq.walker.store(this_thread(), Ordering::Relaxed);
     state.keep();
     0
 }
@@ -133,11 +130,8 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: by the interface's contract.
-    let cq = unsafe { of(cq) };
-    cq.walker.store(NO_WALKER, Ordering::Relaxed);
-    // SAFETY: start_poll left the lock held.
-    drop(unsafe { cq.state.take_back() });
+    // SAFETY: by the interface's contract; start_poll left the lock held.
+    drop(unsafe { of(cq).state.take_back() });
 }
 
 /// # Safety

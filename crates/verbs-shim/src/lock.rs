@@ -1,10 +1,14 @@
 //! The lock of one queue: held for tens of nanoseconds, so that waiting for it in the kernel would cost more.
+//!
+//! Two interfaces hold it from one call to another: `ibv_start_poll` to `ibv_end_poll`, and `ibv_wr_start` to
+//! `ibv_wr_complete`. A program may make control calls in between, which need the lock too: those
+//! [`visit`](SpinLock::visit).
 
 use std::{
     cell::UnsafeCell,
     hint, mem,
     ops::{Deref, DerefMut},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
@@ -14,7 +18,16 @@ const SPINS: u32 = 200;
 /// A spin lock around a value.
 pub(crate) struct SpinLock<T> {
     held: AtomicBool,
+    /// The thread that holds it across calls; 0 for none.
+    keeper: AtomicUsize,
     value: UnsafeCell<T>,
+}
+
+/// A number that no other thread alive has; not 0.
+#[inline]
+fn this_thread() -> usize {
+    // SAFETY: no arguments; it cannot fail.
+    unsafe { libc::pthread_self() as usize }
 }
 
 // SAFETY: the value is only reached by the one holder of the lock.
@@ -22,7 +35,21 @@ unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self {
+            held: AtomicBool::new(false),
+            keeper: AtomicUsize::new(0),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Runs `change` under the lock, also when this thread holds it across calls.
+    pub(crate) fn visit<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        // Only this thread writes its own number here, so that the answer is right whoever else writes.
+        if self.keeper.load(Ordering::Relaxed) == this_thread() {
+            // SAFETY: this thread holds the lock. A reference that `kept` gave ended with the call that asked for it.
+            return change(unsafe { self.kept() });
+        }
+        change(&mut self.lock())
     }
 
     /// Waits for the lock.
@@ -69,6 +96,7 @@ impl<T> SpinLock<T> {
     /// As [`kept`](Self::kept).
     #[inline]
     pub(crate) unsafe fn take_back(&self) -> Guard<'_, T> {
+        self.keeper.store(0, Ordering::Relaxed);
         Guard { lock: self }
     }
 }
@@ -82,6 +110,7 @@ impl<T> Guard<'_, T> {
     /// Leaves the lock held: the interface has one call to take it and another to release it.
     #[inline]
     pub(crate) fn keep(self) {
+        self.lock.keeper.store(this_thread(), Ordering::Relaxed);
         mem::forget(self);
     }
 }
@@ -137,5 +166,21 @@ mod tests {
             drop(lock.take_back());
         }
         assert_eq!(*lock.lock(), 2);
+    }
+
+    #[test]
+    fn who_keeps_a_lock_may_visit_and_others_wait() {
+        let lock = SpinLock::new(1);
+        lock.lock().keep();
+        lock.visit(|value| *value += 1);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| lock.visit(|value| *value *= 10));
+            thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!other.is_finished());
+            lock.visit(|value| *value += 1);
+            // SAFETY: this thread kept the lock.
+            drop(unsafe { lock.take_back() });
+        });
+        lock.visit(|value| assert_eq!(*value, 30));
     }
 }

@@ -80,7 +80,6 @@ impl Cq {
         }
         if count > 0 {
             state.empty_polls = 0;
-            state.ring.publish();
             wait::after_full_poll(self.context());
             return count;
         }

@@ -13,6 +13,7 @@ use crate::{
     context::Context,
     draft::Draft,
     error::{Errno, Result, code},
+    lock::Guard,
     qp::{Qp, SendRules},
     queue::WorkQueue,
     srq::Srq,
@@ -42,22 +43,22 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: by contract.
     let qp = unsafe { Qp::of(qp) };
-    let Some(sq) = qp.sq.as_ref().filter(|_| qp.accepts_sends()) else {
+    let context = qp.context();
+    let queue = qp.sq.as_ref().map(|sq| (sq, sq.producer.lock()));
+    let Some((sq, mut producer)) = queue.filter(|_| qp.accepts_sends()) else {
         // SAFETY: writable by contract.
         unsafe { bad_wr.write(wr) };
         return code(Err(Errno(libc::EINVAL)));
     };
-    let context = qp.context();
     let mut draft = Draft::new();
-    let mut producer = sq.producer.lock();
     let start = producer.producer();
-    let mut result = 0;
+    let mut result = Ok(());
     let mut next = wr;
     while !next.is_null() {
         // SAFETY: a valid request by contract.
         let posted = unsafe { post_one(context, qp, sq, &mut producer, &mut draft, next) };
         if posted.is_err() {
-            result = code(posted);
+            result = posted;
             // SAFETY: writable by contract.
             unsafe { bad_wr.write(next) };
             break;
@@ -70,7 +71,7 @@ pub(crate) unsafe extern "C" fn post_send(
         drop(producer);
         wait::after_post(context);
     }
-    result
+    code(result)
 }
 
 /// # Safety
@@ -252,13 +253,14 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: by contract.
     let qp = unsafe { Qp::of(qp) };
-    let Some(rq) = qp.rq.as_ref().filter(|_| qp.accepts_receives()) else {
+    let queue = qp.rq.as_ref().map(|rq| (rq, rq.producer.lock()));
+    let Some((rq, producer)) = queue.filter(|_| qp.accepts_receives()) else {
         // SAFETY: writable by contract.
         unsafe { bad_wr.write(wr) };
         return code(Err(Errno(libc::EINVAL)));
     };
     // SAFETY: by contract.
-    unsafe { post_receives(qp.context(), rq, qp.max_recv_sge, wr, bad_wr) }
+    code(unsafe { post_receives(qp.context(), rq, producer, qp.max_recv_sge, wr, bad_wr) })
 }
 
 /// Posts a list of receives to a shared receive queue; otherwise as [`post_recv`].
@@ -272,8 +274,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: by contract.
     let srq = unsafe { Srq::of(srq) };
+    let producer = srq.queue.producer.lock();
     // SAFETY: by contract.
-    unsafe { post_receives(srq.context(), &srq.queue, srq.max_sge, wr, bad_wr) }
+    code(unsafe { post_receives(srq.context(), &srq.queue, producer, srq.max_sge, wr, bad_wr) })
 }
 
 /// # Safety
@@ -281,13 +284,13 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 unsafe fn post_receives(
     context: &Context,
     queue: &WorkQueue,
+    mut producer: Guard<'_, WorkProducer>,
     max_sge: u32,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    let mut producer = queue.producer.lock();
+) -> Result<()> {
     let start = producer.producer();
-    let mut result = 0;
+    let mut result = Ok(());
     let mut next = wr;
     while !next.is_null() {
         // SAFETY: a valid request by contract.
@@ -295,7 +298,7 @@ unsafe fn post_receives(
         // SAFETY: as above.
         let posted = unsafe { post_receive(queue, &mut producer, max_sge, &request) };
         if posted.is_err() {
-            result = code(posted);
+            result = posted;
             // SAFETY: writable by contract.
             unsafe { bad_wr.write(next) };
             break;
@@ -304,7 +307,6 @@ unsafe fn post_receives(
     }
     if producer.producer() != start {
         context.bell.publish(queue.record, producer.producer());
-        // The engine looks at receives when a message needs one, which a QP in ERR never does.
         if producer.must_ring() {
             context.ring(queue, &producer);
         }

@@ -9,7 +9,7 @@ use std::{
 
 use rnic_abi::{
     control::{CreateQp, QueuePlace, Reply, Request},
-    verbs::{QpCaps, QpState, QpType, WrOpcode},
+    verbs::{QpCaps, QpType, WrOpcode},
     words::Words,
 };
 use verbs_abi::{
@@ -230,19 +230,6 @@ impl Qp {
         unsafe { AtomicU32::from_ptr(&raw mut (*self.ibv.get()).qp_base.events_completed) }
     }
 
-    /// ENOENT when the program has overwritten the public handle: the kernel would find no such
-    /// object, and none of this library's may be taken for it.
-    pub(crate) fn check_handle(&self) -> Result<()> {
-        // SAFETY: readable by contract of every verb.
-        let public = unsafe { (*self.ibv.get()).qp_base.handle };
-        if public == self.handle { Ok(()) } else { Err(Errno(libc::ENOENT)) }
-    }
-
-    /// Notes what state a modify or query reported.
-    pub(crate) fn note_state(&self, state: QpState) {
-        self.state().store(state.number().into(), Ordering::Release);
-    }
-
     /// The queues whose completions go to a CQ.
     pub(crate) fn queues_completing_to(&self, cq: &Cq) -> impl Iterator<Item = &WorkQueue> {
         let cq = cq.as_ibv();
@@ -268,16 +255,12 @@ impl Qp {
         if context.session.is_forked_child() {
             return Ok(());
         }
-        self.check_handle()?;
+        let request = Request::DestroyQp { qp: self.handle()? };
         let mut objects = context.objects.lock();
-        let sent =
-            context.session.destroy(
-                &Request::DestroyQp { qp: self.handle },
-                |reply| match reply {
-                    Reply::QpGone { async_events } => Some(async_events),
-                    _ => None,
-                },
-            )?;
+        let sent = context.session.destroy(&request, |reply| match reply {
+            Reply::QpGone { async_events } => Some(async_events),
+            _ => None,
+        })?;
         objects.qps.remove(&self.handle);
         let given = self.events_given.load(Ordering::Acquire);
         if let Some(sent) = sent {

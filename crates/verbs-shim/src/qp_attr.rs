@@ -1,18 +1,19 @@
 //! Modifying and querying queue pairs.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, sync::atomic::Ordering};
 
 use rnic_abi::{
     control::{Reply, Request},
     verbs::{AccessFlags, AttrMask, QpAttr, QpCaps, QpState},
 };
-use verbs_abi::{IBV_MIG_MIGRATED, Zeroed, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use verbs_abi::{IBV_MIG_MIGRATED, IBV_QPS_RESET, Zeroed, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 
 use crate::{
     ah,
     error::{Errno, Result, code},
     qp::{Qp, cap_of},
-    session::Arrived,
+    qp_ex::Builder,
+    queue::WorkQueue,
 };
 
 const INVALID: Errno = Errno(libc::EINVAL);
@@ -81,13 +82,6 @@ fn from_daemon(wire: &QpAttr, caps: &QpCaps) -> ibv_qp_attr {
     attr
 }
 
-fn state_reply(reply: Reply, _: Arrived<'_>) -> Option<(QpAttr, QpCaps, bool)> {
-    match reply {
-        Reply::QpState { attr, caps, sq_sig_all } => Some((attr, caps, sq_sig_all)),
-        _ => None,
-    }
-}
-
 impl Qp {
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(INVALID)?;
@@ -95,27 +89,40 @@ impl Qp {
         if mask.contains(AttrMask::CAP) {
             return Err(INVALID);
         }
-        self.check_handle()?;
         let attr = to_daemon(attr, mask)?;
-        let request = Request::ModifyQp { qp: self.handle, mask, attr };
-        let now = self.ask(&request)?.0;
-        if mask.contains(AttrMask::STATE) && now.state == QpState::Reset {
-            self.forget_completions();
-            for queue in self.sq.iter().chain(&self.rq) {
-                queue.reset();
-            }
+        let request = Request::ModifyQp { qp: self.handle()?, mask, attr };
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            return self.reset(&request);
         }
-        Ok(())
+        self.ask_state(&request).map(drop)
     }
 
-    /// Modifies or queries, and notes the state in the answer while no other answer can overtake it:
-    /// an older one must not replace what a modify has changed since.
-    fn ask(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
-        self.context().session.call(request, |reply, arrived| {
-            let answer = state_reply(reply, arrived)?;
-            self.note_state(answer.0.state);
-            Some(answer)
+    /// Asks for something that is answered with the state, which is noted.
+    fn ask_state(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
+        // Noted before the session serves another thread, so that an older answer never hides a younger one.
+        self.context().session.call(request, |reply, _| match reply {
+            Reply::QpState { attr, caps, sq_sig_all } => {
+                self.state().store(attr.state.number().into(), Ordering::Release);
+                Some((attr, caps, sq_sig_all))
+            }
+            _ => None,
         })
+    }
+
+    /// To RESET, where both sides start their queues over.
+    fn reset(&self, request: &Request) -> Result<()> {
+        let queues = || self.sq.iter().chain(&self.rq);
+        // What other threads post from now on is refused, and what they are posting is in the queues when the daemon
+        // empties them: it must not take an index of the old count for one of the new.
+        let before = self.state().swap(IBV_QPS_RESET, Ordering::AcqRel);
+        queues().for_each(|queue| queue.producer.visit(|_| ()));
+        self.ask_state(request).inspect_err(|_| self.state().store(before, Ordering::Release))?;
+        if let Some(builder) = &self.builder {
+            builder.visit(Builder::forget);
+        }
+        self.forget_completions();
+        queues().for_each(WorkQueue::reset);
+        Ok(())
     }
 }
 
@@ -145,8 +152,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     // SAFETY: by contract.
     let object = unsafe { Qp::of(qp) };
-    let request = Request::QueryQp { qp: object.handle };
-    let state = object.check_handle().and_then(|()| object.ask(&request));
+    let state = object.handle().and_then(|qp| object.ask_state(&Request::QueryQp { qp }));
     code(state.map(|(now, caps, sq_sig_all)| {
         // SAFETY: by contract; the public part of a queue pair is readable.
         unsafe {

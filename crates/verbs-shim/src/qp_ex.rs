@@ -38,6 +38,13 @@ impl Builder {
         Self { draft: Draft::new(), pending: false, start: 0, error: 0 }
     }
 
+    /// The queue starts over: what was built for it is not posted.
+    pub(crate) fn forget(&mut self) {
+        self.pending = false;
+        self.start = 0;
+        self.fail(libc::EINVAL);
+    }
+
     fn fail(&mut self, errno: c_int) {
         if self.error == 0 {
             self.error = errno;
@@ -189,7 +196,7 @@ unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
     let (mut producer, builder) = unsafe { (sq.producer.take_back(), builder.take_back()) };
     if !post || builder.error != 0 {
         producer.rewind(builder.start);
-        return builder.error;
+        return if builder.error == 0 { 0 } else { code(Err(Errno(builder.error))) };
     }
     if producer.producer() != builder.start {
         qp.context().ring(sq, &producer);

@@ -121,8 +121,7 @@ impl WorkQueue {
 
     /// Starts over: the QP went to RESET.
     pub(crate) fn reset(&self) {
-        let mut producer = self.producer.lock();
-        producer.reset();
+        self.producer.visit(WorkProducer::reset);
         self.polled.store(0, Ordering::Release);
     }
 

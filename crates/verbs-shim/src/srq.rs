@@ -26,7 +26,7 @@ use crate::{
 pub(crate) struct Srq {
     ibv: UnsafeCell<ibv_srq>,
     pub(crate) context: *const Context,
-    handle: u32,
+    pub(crate) handle: u32,
     pub(crate) queue: WorkQueue,
     pub(crate) max_sge: u32,
     srqn: u32,
@@ -90,7 +90,7 @@ impl Srq {
             return Ok(());
         }
         let mut objects = context.objects.lock();
-        context.session.dispose(&Request::DestroySrq { srq: self.handle })?;
+        context.session.dispose(&Request::DestroySrq { srq: self.handle()? })?;
         objects.srqs.remove(&self.handle);
         drop(objects);
         context.records.clear(self.queue.record.value(), &self.queue);
@@ -184,7 +184,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
     }
     // SAFETY: by contract.
     let (srq, limit) = unsafe { (Srq::of(srq), (*attr).srq_limit) };
-    code(srq.context().session.done(&Request::SetSrqLimit { srq: srq.handle, limit }))
+    let request = |srq| Request::SetSrqLimit { srq, limit };
+    code(srq.handle().and_then(|handle| srq.context().session.done(&request(handle))))
 }
 
 /// Reads size and armed limit.
@@ -194,13 +195,16 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: by contract.
     let srq = unsafe { Srq::of(srq) };
-    let request = Request::QuerySrq { srq: srq.handle };
-    let state = srq.context().session.call(&request, |reply, _| match reply {
-        Reply::SrqState { max_wr, max_sge, limit } => {
-            Some(ibv_srq_attr { max_wr, max_sge, srq_limit: limit })
-        }
-        _ => None,
-    });
+    let read = |srq_handle| {
+        let request = Request::QuerySrq { srq: srq_handle };
+        srq.context().session.call(&request, |reply, _| match reply {
+            Reply::SrqState { max_wr, max_sge, limit } => {
+                Some(ibv_srq_attr { max_wr, max_sge, srq_limit: limit })
+            }
+            _ => None,
+        })
+    };
+    let state = srq.handle().and_then(read);
     // SAFETY: writable by contract.
     code(state.map(|state| unsafe { attr.write(state) }))
 }

@@ -36,7 +36,6 @@ pub(crate) fn completions_arrive_whole_and_in_order_across_the_wrap() {
                     }
                 };
                 assert_eq!(polled, completion(number));
-                consumer.publish();
             }
         });
         for number in 1..=COMPLETIONS {
@@ -55,7 +54,6 @@ pub(crate) fn an_overflow_is_told_and_destroys_nothing() {
         let (mut producer, mut consumer) = ring(1);
         let polling = thread::spawn(move || {
             let first = consumer.poll();
-            consumer.publish();
             (first, consumer)
         });
         let pushed: Vec<u64> =
@@ -81,7 +79,7 @@ fn no_event_is_missed(kind: ArmKind, solicited: bool) {
                 send.store(true, Ordering::Relaxed);
             }
         });
-        consumer.arm(kind);
+        consumer.arm().set(kind);
         let polled = consumer.poll().is_some();
         completing.join().unwrap();
         let told = event.load(Ordering::Relaxed);
@@ -113,7 +111,7 @@ pub(crate) fn one_arming_is_at_most_one_event() {
             }
             (producer, events)
         });
-        consumer.arm(ArmKind::Any);
+        consumer.arm().set(ArmKind::Any);
         let (producer, events) = completing.join().unwrap();
         assert_eq!(events + u32::from(producer.take_arm(false)), 1);
     });

@@ -297,13 +297,11 @@ impl<W: Wire, D: Dma> Node<W, D> {
     }
 
     pub fn poll(&mut self) -> Vec<Cqe> {
-        let cqes = std::iter::from_fn(|| self.cq.poll()).collect();
-        self.cq.publish();
-        cqes
+        std::iter::from_fn(|| self.cq.poll()).collect()
     }
 
     pub fn arm(&self, kind: ArmKind) {
-        self.cq.arm(kind);
+        self.cq.arm().set(kind);
     }
 
     pub fn sge(&self, offset: u64, length: u32) -> Sge {

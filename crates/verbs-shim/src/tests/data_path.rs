@@ -2,6 +2,7 @@
 
 use rnic_abi::{
     verbs::{SendFlags, WcStatus, WrOpcode},
+    work_queue::WorkConsumer,
     wqe::{RecvControl, SendControl, Sge},
 };
 use verbs_abi::{
@@ -127,17 +128,27 @@ fn impossible_requests_are_refused() {
     assert_eq!(world.send(&mut request(IBV_WR_SEND, 0, &mut four)), libc::EINVAL);
     assert_eq!(world.send(&mut request(IBV_WR_TSO, 0, &mut four[..1])), libc::EINVAL);
     assert_eq!(world.send(&mut request(999, 0, &mut four[..1])), libc::EINVAL);
-    // The engine and the peer say what is wrong with these.
-    let mut atomic = request(IBV_WR_ATOMIC_CMP_AND_SWP, 0, &mut four[..1]);
-    atomic.wr.atomic.remote_addr = 12;
-    assert_eq!(world.send(&mut atomic), 0);
-    let mut short = [ibv_sge { length: 4, ..sge }];
-    atomic.sg_list = short.as_mut_ptr();
-    assert_eq!(world.send(&mut atomic), 0);
     let mut negative = request(IBV_WR_SEND, 0, &mut []);
     negative.num_sge = -1;
     assert_eq!(world.send(&mut negative), libc::EINVAL);
     assert_eq!(world.receive(1, &mut [sge; 3]), libc::EINVAL);
+}
+
+/// Their completions tell.
+#[test]
+fn atomics_that_cannot_succeed_are_posted() {
+    let world = World::new();
+    let mut memory = vec![0; 64];
+    let mr = world.register(&mut memory);
+    for (remote_addr, length) in [(12, 8), (16, 4), (16, 16)] {
+        let mut sink = [sge_of(&memory[..length], mr)];
+        let mut atomic = request(IBV_WR_ATOMIC_CMP_AND_SWP, 0, &mut sink);
+        atomic.wr.atomic.remote_addr = remote_addr;
+        assert_eq!(world.send(&mut atomic), 0);
+        let (_, words) = world.fake.state().fetch_send(world.qp_handle()).unwrap();
+        assert_eq!(decode(&words).remote_addr, remote_addr);
+        assert_eq!(sge_at(&words, 0).length as usize, length);
+    }
 }
 
 #[test]
@@ -216,26 +227,36 @@ fn a_receive_slot_is_free_once_its_completion_is_polled() {
     assert_eq!(world.receive(4, &mut sges), 0);
 }
 
-#[test]
-fn receives_ring_when_the_engine_flushes_them_and_nothing_told_the_program() {
-    let world = World::new();
-    assert_eq!(world.receive(1, &mut []), 0);
-    assert!(world.fake.state().rung().is_empty());
-    world.fake.state().flush_receives(world.qp_handle());
-    assert_eq!(world.receive(2, &mut []), 0);
-    assert_eq!(world.fake.state().rung().len(), 1);
-    // A state that was asked for before the error says nothing about it.
-    world.modify(IBV_QPS_RTS);
-    assert_eq!(world.receive(3, &mut []), 0);
-    assert_eq!(world.fake.state().rung().len(), 1);
-    world.modify(IBV_QPS_RESET);
-    world.modify(IBV_QPS_INIT);
-    assert_eq!(world.receive(4, &mut []), 0);
-    assert!(world.fake.state().rung().is_empty());
+/// The engine's side of the world's receive queue.
+fn in_receive_queue<T>(world: &World, act: impl FnOnce(&mut WorkConsumer) -> T) -> T {
+    let mut state = world.fake.state();
+    act(&mut state.qps.get_mut(&world.qp_handle()).unwrap().rq.as_mut().unwrap().1)
 }
 
 #[test]
-fn a_failed_completion_says_why() {
+fn a_receive_is_told_to_an_engine_that_flushes_the_queue() {
+    let world = World::new();
+    assert_eq!(world.receive(1, &mut []), 0);
+    assert!(world.fake.state().rung().is_empty());
+    // The engine ended the queue pair, and the program has seen nothing of it yet.
+    in_receive_queue(&world, WorkConsumer::mark_flushed);
+    assert_eq!(world.receive(2, &mut []), 0);
+    assert_eq!(world.fake.state().rung().len(), 1);
+    // A query that was answered before changes nothing.
+    let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
+    // SAFETY: valid objects.
+    assert_eq!(unsafe { ibv_query_qp(world.qp, &raw mut attr, 0, &raw mut init) }, 0);
+    assert_eq!((attr.qp_state, world.receive(3, &mut [])), (IBV_QPS_RTS, 0));
+    assert_eq!(world.fake.state().rung().len(), 1);
+    in_receive_queue(&world, WorkConsumer::reset);
+    world.modify(IBV_QPS_RESET);
+    world.modify(IBV_QPS_INIT);
+    assert_eq!(world.receive(4, &mut []), 0);
+    assert!(world.fake.state().rung().is_empty(), "it starts over");
+}
+
+#[test]
+fn completions_in_error_keep_their_fields() {
     let world = World::new();
     assert_eq!(world.send(&mut request(IBV_WR_SEND, 0, &mut [])), 0);
     let mut cqe = world.send_cqe(0, 9);

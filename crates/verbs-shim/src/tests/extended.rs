@@ -7,13 +7,13 @@ use rnic_abi::{
 use verbs_abi::{
     IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_RDMA_WRITE,
     IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_SEND_SIGNALED, IBV_WC_EX_WITH_BYTE_LEN,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QPS_RESET, IBV_SEND_SIGNALED, IBV_WC_EX_WITH_BYTE_LEN,
     IBV_WC_EX_WITH_CVLAN, IBV_WR_SEND, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_data_buf, ibv_qp_ex,
     ibv_qp_init_attr_ex,
 };
 
 use super::*;
-use crate::{cq_ex::create_cq_ex, qp::create_qp_ex};
+use crate::{cq::req_notify_cq, cq_ex::create_cq_ex, qp::create_qp_ex};
 
 /// Calls a function of an extended object.
 macro_rules! call {
@@ -130,8 +130,8 @@ fn an_abort_or_a_mistake_takes_the_batch_back() {
     }
 }
 
-#[test]
-fn an_extended_cq_is_walked() {
+/// A world whose CQ is extended, and its QP too.
+fn walking_world() -> (World, *mut ibv_cq_ex) {
     let mut world = World::new();
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = 8;
@@ -146,6 +146,12 @@ fn an_extended_cq_is_walked() {
     world.cq = cq.cast();
     world.qp = extended_qp(&world, IBV_QP_EX_WITH_SEND);
     world.modify(IBV_QPS_RTS);
+    (world, cq)
+}
+
+#[test]
+fn an_extended_cq_is_walked() {
+    let (world, cq) = walking_world();
     assert_eq!(call!(cq, start_poll, ptr::null_mut()), libc::ENOENT);
     for n in 0..3 {
         let mut cqe = world.receive_cqe(n, u64::from(n) + 10);
@@ -163,4 +169,65 @@ fn an_extended_cq_is_walked() {
     }
     call!(cq, end_poll);
     assert_eq!(call!(cq, start_poll, ptr::null_mut()), libc::ENOENT);
+}
+
+#[test]
+fn a_program_may_walk_and_post_without_an_end() {
+    let (world, cq) = walking_world();
+    // As many as fit.
+    for n in 0..8 {
+        world.complete(&world.receive_cqe(n, 0));
+    }
+    assert_eq!(call!(cq, start_poll, ptr::null_mut()), 0);
+    for n in 8..100 {
+        // What the program posted instead of the completion that it is looking at completes at once.
+        world.complete(&world.receive_cqe(n, 0));
+        assert_eq!(call!(cq, next_poll), 0);
+    }
+    call!(cq, end_poll);
+}
+
+#[test]
+fn control_calls_are_possible_while_completions_are_walked() {
+    let (world, cq) = walking_world();
+    let posted = [0, 1, 2].map(|n| world.receive_cqe(n, n.into()));
+    posted.iter().for_each(|cqe| world.complete(cqe));
+    assert_eq!(call!(cq, start_poll, ptr::null_mut()), 0);
+    // SAFETY: a live object.
+    assert_eq!(unsafe { req_notify_cq(world.cq, 0) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { ibv_resize_cq(world.cq, 64) }, 0);
+    assert_eq!(call!(cq, next_poll), 0);
+    world.modify(IBV_QPS_RESET);
+    assert_eq!(call!(cq, next_poll), libc::ENOENT, "RESET forgets completions");
+    // SAFETY: used no more.
+    assert_eq!(unsafe { ibv_destroy_qp(world.qp) }, 0);
+    call!(cq, end_poll);
+}
+
+#[test]
+fn another_thread_may_arm_while_completions_are_walked() {
+    let (world, cq) = walking_world();
+    world.complete(&world.receive_cqe(0, 0));
+    assert_eq!(call!(cq, start_poll, ptr::null_mut()), 0);
+    std::thread::scope(|scope| {
+        let world = &world;
+        // SAFETY: a live object.
+        scope.spawn(move || assert_eq!(unsafe { req_notify_cq(world.cq, 0) }, 0)).join().unwrap();
+    });
+    call!(cq, end_poll);
+}
+
+#[test]
+fn reset_ends_a_batch_that_is_being_built() {
+    let (world, qp) = extended_world();
+    call!(qp, wr_start);
+    call!(qp, wr_send);
+    world.modify(IBV_QPS_RESET);
+    assert_eq!(call!(qp, wr_complete), libc::EINVAL);
+    world.modify(IBV_QPS_RTS);
+    call!(qp, wr_start);
+    call!(qp, wr_send);
+    assert_eq!(call!(qp, wr_complete), 0);
+    assert!(fetch(&world).is_some());
 }

@@ -301,11 +301,6 @@ impl State {
         Reply::QpState { attr, caps: qp.wish.caps, sq_sig_all: qp.wish.sq_sig_all }
     }
 
-    /// What the engine does to a queue pair that enters ERR.
-    pub(crate) fn flush_receives(&mut self, qp: u32) {
-        self.qps.get_mut(&qp).unwrap().rq.as_mut().unwrap().1.mark_flushed();
-    }
-
     /// Writes a completion, and sends an event when the CQ is armed for it.
     pub(crate) fn complete(&mut self, cq: u32, cqe: &Cqe) {
         let object = self.cqs.get_mut(&cq).unwrap();

@@ -8,7 +8,10 @@ use verbs_abi::{
 };
 
 use super::*;
-use crate::query::{query_device_ex, query_port};
+use crate::{
+    cq::req_notify_cq,
+    query::{query_device_ex, query_port},
+};
 
 #[test]
 fn the_device_says_what_it_is() {
@@ -105,5 +108,56 @@ fn a_refusal_becomes_errno() {
         // SAFETY: live memory.
         let mr = unsafe { ibv_reg_mr_iova2(world.pd, memory.as_mut_ptr().cast(), 8, 0, access) };
         assert_eq!(!mr.is_null(), fine);
+    }
+}
+
+/// What a call left in errno, which is cleared before.
+fn errno_after(call: impl FnOnce() -> c_int) -> (c_int, Option<c_int>) {
+    crate::stubs::set_errno(0);
+    let result = call();
+    (result, io::Error::last_os_error().raw_os_error())
+}
+
+#[test]
+fn a_returned_errno_value_is_also_set() {
+    let world = World::new();
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = 99;
+    let mut port = ibv_port_attr::zeroed();
+    let invalid = (libc::EINVAL, Some(libc::EINVAL));
+    // SAFETY, here and below: valid objects.
+    let modified = errno_after(|| unsafe { ibv_modify_qp(world.qp, &raw mut attr, IBV_QP_STATE) });
+    assert_eq!(modified, invalid);
+    // SAFETY: as above.
+    assert_eq!(errno_after(|| unsafe { ibv_query_port(world.context, 7, &raw mut port) }), invalid);
+    // SAFETY: as above.
+    assert_eq!(errno_after(|| unsafe { ibv_resize_cq(world.cq, 0) }), invalid);
+    assert_eq!(errno_after(|| world.send(&mut request(999, 0, &mut []))), invalid);
+    let busy = (libc::EBUSY, Some(libc::EBUSY));
+    // SAFETY: as above.
+    assert_eq!(errno_after(|| unsafe { ibv_destroy_comp_channel(world.channel) }), busy);
+    // Success leaves it alone.
+    assert_eq!(errno_after(|| world.receive(1, &mut [])), (0, Some(0)));
+}
+
+#[test]
+fn an_object_under_a_wrong_handle_is_unknown_to_the_control_path() {
+    let world = World::new();
+    let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
+    attr.qp_state = IBV_QPS_RTS;
+    // SAFETY: valid objects, but for their handles.
+    unsafe {
+        (*world.qp).handle ^= 1;
+        assert_eq!(ibv_modify_qp(world.qp, &raw mut attr, IBV_QP_STATE), libc::ENOENT);
+        assert_eq!(ibv_query_qp(world.qp, &raw mut attr, 0, &raw mut init), libc::ENOENT);
+        assert_eq!(ibv_destroy_qp(world.qp), libc::ENOENT);
+        (*world.qp).handle ^= 1;
+        assert_eq!(ibv_destroy_qp(world.qp), 0);
+        (*world.cq).handle ^= 1;
+        assert_eq!(req_notify_cq(world.cq, 0), libc::ENOENT);
+        assert_eq!(ibv_resize_cq(world.cq, 100), libc::ENOENT);
+        assert_eq!(ibv_destroy_cq(world.cq), libc::ENOENT);
+        (*world.cq).handle ^= 1;
+        assert_eq!(ibv_destroy_cq(world.cq), 0);
     }
 }
