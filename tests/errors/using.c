@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "errors.h"
 #include <errno.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static struct bench bench;
@@ -160,6 +162,36 @@ static void descriptors_closed(void)
 	say("%s", wc_name(wc.status));
 }
 
+/* The same, and files of its own get the numbers: nothing may be written to them, nor may they be closed. */
+static void descriptors_taken(void)
+{
+	enum { FILES = 64 };
+	struct stat stat;
+	struct ibv_wc wc;
+	int files[FILES], written = 0, closed = 0, flushed;
+
+	bench_ready(&bench);
+	usleep(200000); /* The engine sleeps: a post writes to its eventfd. */
+	close_range(3, ~0U, 0);
+	for (int i = 0; i < FILES; i++)
+		files[i] = (int)syscall(SYS_memfd_create, "own", 0);
+	if (rc_post_send(&bench.a, IBV_WR_RDMA_WRITE, 1, 0, 8, &bench.at_b))
+		die("ibv_post_send failed");
+	flushed = rc_wait(bench.a.send_cq, &wc, 5000) && wc.status == IBV_WC_WR_FLUSH_ERR;
+	if (ibv_reg_mr(bench.a.pd, bench.a.buf, 64, 0))
+		die("memory is registered with nobody");
+	ibv_destroy_qp(bench.a.qp);
+	ibv_destroy_cq(bench.a.send_cq);
+	ibv_close_device(bench.a.ctx);
+	for (int i = 0; i < FILES; i++) {
+		if (fstat(files[i], &stat))
+			closed++;
+		else if (stat.st_size)
+			written++;
+	}
+	say("%s, %d files written to, %d closed", flushed ? "flushed" : "polls stay empty", written, closed);
+}
+
 const struct mistake using[] = {
 	{ "armed_in_a_walk", armed_in_a_walk },
 	{ "reset_and_destroyed_in_a_walk", reset_and_destroyed_in_a_walk },
@@ -168,5 +200,6 @@ const struct mistake using[] = {
 	{ "errno_of_refusals", errno_of_refusals },
 	{ "garbled_handles", garbled_handles },
 	{ "descriptors_closed", descriptors_closed },
+	{ "descriptors_taken", descriptors_taken },
 	{ 0 },
 };

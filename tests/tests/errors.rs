@@ -169,7 +169,7 @@ const BREAKING: [Row; 13] = [
 ];
 
 /// What is unusual, and right.
-const USING: [Row; 7] = [
+const USING: [Row; 8] = [
     ("armed_in_a_walk", "OK"),
     ("reset_and_destroyed_in_a_walk", "OK OK, then ENOENT"),
     ("posted_again_in_a_walk", "1000 completed, events none"),
@@ -177,6 +177,7 @@ const USING: [Row; 7] = [
     ("errno_of_refusals", "EINVAL EINVAL"),
     ("garbled_handles", "ENOENT ENOENT ENOENT ENOENT ENOENT"),
     ("descriptors_closed", "WR_FLUSH_ERR"),
+    ("descriptors_taken", "flushed, 0 files written to, 0 closed"),
 ];
 
 fn stage(test: &str) -> Result<Option<(Lab, Node)>> {

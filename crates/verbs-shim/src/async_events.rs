@@ -2,7 +2,6 @@
 
 use std::{
     ffi::c_int,
-    os::fd::AsRawFd,
     sync::atomic::{AtomicU32, Ordering},
 };
 
@@ -63,7 +62,7 @@ impl Context {
     /// Reads the next event, waiting as the descriptor's O_NONBLOCK says.
     fn next_async_event(&self) -> Result<ibv_async_event> {
         loop {
-            let Some(bytes) = receive::<{ AsyncEvent::LEN }>(self.async_socket.as_raw_fd())? else {
+            let Some(bytes) = receive::<{ AsyncEvent::LEN }>(&self.async_socket)? else {
                 return self.device_fatal();
             };
             let Some(event) = AsyncEvent::decode(bytes) else { continue };

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     ffi::{c_int, c_uint, c_void},
     io,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd},
     sync::atomic::{AtomicI32, Ordering},
     sync::{Mutex, PoisonError},
 };
@@ -16,6 +16,7 @@ use verbs_abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::{
     context::Context,
     cq::Cq,
+    descriptor::Descriptor,
     error::{Errno, Result, code, pointer, zero_or_minus_one},
 };
 
@@ -25,7 +26,7 @@ pub(crate) struct Channel {
     ibv: UnsafeCell<ibv_comp_channel>,
     context: *const Context,
     pub(crate) handle: u32,
-    socket: OwnedFd,
+    socket: Descriptor<OwnedFd>,
     /// Events in the socket whose CQ is gone, by its handle.
     stale: Mutex<HashMap<u32, u64>>,
 }
@@ -86,7 +87,7 @@ impl Channel {
     /// Reads the next event, waiting as the descriptor's O_NONBLOCK says.
     fn next_event(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
         loop {
-            let Some(event) = receive::<{ CompletionEvent::LEN }>(self.socket.as_raw_fd())? else {
+            let Some(event) = receive::<{ CompletionEvent::LEN }>(&self.socket)? else {
                 self.context().session.set_gone();
                 return self.next_orphan();
             };
@@ -121,12 +122,14 @@ fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
     (cq.as_ibv(), cq.cq_context())
 }
 
-/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up.
-pub(crate) fn receive<const N: usize>(socket: RawFd) -> Result<Option<[u8; N]>> {
+/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up, or took the program for dead as it
+/// closed the socket.
+pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Option<[u8; N]>> {
     let mut bytes = [0; N];
     loop {
+        let Some(socket) = socket.get() else { return Ok(None) };
         // SAFETY: the kernel writes at most N bytes to a live buffer.
-        let length = unsafe { libc::recv(socket, bytes.as_mut_ptr().cast(), N, 0) };
+        let length = unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), N, 0) };
         match usize::try_from(length) {
             Ok(0) => return Ok(None),
             Ok(length) if length == N => return Ok(Some(bytes)),
@@ -156,11 +159,12 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
         Reply::Handle(handle) => Some((handle, arrived.descriptors::<1>()?)),
         _ => None,
     });
-    pointer(made.map(|(handle, [socket])| {
-        let ibv = ibv_comp_channel { context: context.as_ibv(), fd: socket.as_raw_fd(), refcnt: 0 };
+    pointer(made.and_then(|(handle, [socket])| {
+        let socket = Descriptor::new(socket)?;
+        let ibv = ibv_comp_channel { context: context.as_ibv(), fd: socket.number(), refcnt: 0 };
         let stale = Mutex::new(HashMap::new());
         let ibv = UnsafeCell::new(ibv);
-        Box::into_raw(Box::new(Channel { ibv, context, handle, socket, stale })).cast()
+        Ok(Box::into_raw(Box::new(Channel { ibv, context, handle, socket, stale })).cast())
     }))
 }
 

@@ -19,6 +19,7 @@ use verbs_abi::{
 
 use crate::{
     cq::Cq,
+    descriptor::Descriptor,
     device::Device,
     error::{Errno, Result, code, pointer},
     mr_table::MrTable,
@@ -41,8 +42,8 @@ pub(crate) struct Context {
     pub(crate) session: Session,
     pub(crate) info: DeviceInfo,
     pub(crate) bell: Bell,
-    wake: EventFd,
-    pub(crate) async_socket: OwnedFd,
+    wake: Descriptor<EventFd>,
+    pub(crate) async_socket: Descriptor<OwnedFd>,
     pub(crate) records: RecordTable,
     pub(crate) mrs: MrTable,
     pub(crate) objects: Objects,
@@ -77,19 +78,24 @@ impl Context {
     /// Wakes the engine, after a doorbell said that it sleeps.
     #[cold]
     pub(crate) fn wake_engine(&self) {
-        // A failure means that the daemon is gone, which polling finds out.
-        let _ = self.wake.wake();
+        match self.wake.get() {
+            // A failure means that the daemon is gone, which polling finds out.
+            Some(wake) => drop(wake.wake()),
+            None => self.session.set_gone(),
+        }
     }
 
-    /// Looks whether the daemon still lives. One system call.
+    /// Looks whether the daemon still lives, and this process still has its sockets: a daemon that
+    /// sees them closed takes the client for dead. Two system calls.
     #[cold]
     pub(crate) fn look_at_daemon(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.async_socket.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one live entry.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        // POLLNVAL: the program closed every descriptor, ours too. The daemon saw that as its end.
-        let ended = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
-        if ready > 0 && poll.revents & ended != 0 {
+        let hung_up = |socket: &OwnedFd| {
+            let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
+            // SAFETY: one live entry.
+            let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+            ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+        };
+        if self.async_socket.get().is_none_or(hung_up) {
             self.session.set_gone();
         }
         !self.session.daemon_is_gone()
@@ -108,6 +114,8 @@ impl Context {
                     _ => None,
                 }
             })?;
+        let wake = Descriptor::new(EventFd::from(wake))?;
+        let async_socket = Descriptor::new(async_socket)?;
         let area = memory::map(&area, AREA_WORDS).inspect_err(|error| report::debug(error))?;
         let bell = Bell::new(area).ok_or(Errno(libc::EPROTO))?;
         allow_memory_access(session.daemon_pid());
@@ -116,7 +124,7 @@ impl Context {
         verbs.sz = size_of::<verbs_context>();
         verbs.context.device = device.cast();
         verbs.context.cmd_fd = session.raw_fd();
-        verbs.context.async_fd = async_socket.as_raw_fd();
+        verbs.context.async_fd = async_socket.number();
         verbs.context.num_comp_vectors = c_int::try_from(num_comp_vectors.max(1)).unwrap_or(1);
         verbs.context.abi_compat = VERBS_ABI_IS_EXTENDED;
         Ok(Box::new(Self {
@@ -125,7 +133,7 @@ impl Context {
             session,
             info,
             bell,
-            wake: wake.into(),
+            wake,
             async_socket,
             records: RecordTable::new(),
             mrs: MrTable::new(),

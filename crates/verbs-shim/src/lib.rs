@@ -10,6 +10,7 @@ mod channel;
 mod context;
 mod cq;
 mod cq_ex;
+mod descriptor;
 mod device;
 mod draft;
 mod error;

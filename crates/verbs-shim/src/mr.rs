@@ -60,6 +60,8 @@ fn request_keys(
 ) -> Result<((u32, u32, u32), Option<Held>)> {
     let memory = match memory {
         Memory::File { file, offset } => {
+            // Found a moment ago, so nothing but another thread of the program can have closed it.
+            let file = file.get().ok_or(Errno(libc::EBADF))?;
             match session.call_with(&request(offset), &[file.as_fd()], keys_of) {
                 Ok(keys) => return Ok((keys, None)),
                 Err(_) if !session.is_gone() => instead(),

@@ -18,6 +18,7 @@ use rnic_abi::{
 };
 
 use crate::{
+    descriptor::Descriptor,
     error::{Errno, Result},
     report,
 };
@@ -31,7 +32,7 @@ pub(crate) struct Session {
 }
 
 struct Link {
-    connection: Connection,
+    connection: Descriptor<Connection>,
     arenas: HashMap<u32, Words>,
 }
 
@@ -81,7 +82,10 @@ impl Session {
             }
         }
         Ok(Self {
-            link: Mutex::new(Link { connection, arenas: HashMap::new() }),
+            link: Mutex::new(Link {
+                connection: Descriptor::new(connection)?,
+                arenas: HashMap::new(),
+            }),
             gone: AtomicBool::new(false),
             pid: process::id(),
         })
@@ -110,13 +114,12 @@ impl Session {
 
     /// The daemon's process, where it can be seen.
     pub(crate) fn daemon_pid(&self) -> Option<u32> {
-        self.link().connection.peer_credentials().ok().map(|peer| peer.pid)
+        self.link().connection.get()?.peer_credentials().ok().map(|peer| peer.pid)
     }
 
     /// The connection's descriptor number, for `ibv_context.cmd_fd`.
     pub(crate) fn raw_fd(&self) -> std::os::fd::RawFd {
-        use std::os::fd::{AsFd, AsRawFd};
-        self.link().connection.as_fd().as_raw_fd()
+        self.link().connection.number()
     }
 
     /// One request and its answer. `take` says what the reply means; `None` is a reply that makes no sense.
@@ -146,6 +149,11 @@ impl Session {
         }
         let mut link = self.link();
         let Link { connection, arenas } = &mut *link;
+        let Some(connection) = connection.get() else {
+            report::debug("the program has closed the connection to the daemon");
+            self.set_gone();
+            return Err(Errno(libc::EIO));
+        };
         match connection.call(request, fds) {
             Ok((Ok(reply), fds)) => take(reply, Arrived { fds, arenas }).ok_or(Errno(libc::EPROTO)),
             Ok((Err(refusal), _)) => {

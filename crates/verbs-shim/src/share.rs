@@ -22,15 +22,15 @@ use std::{
 
 use rnic_abi::{os::memory, verbs::AccessFlags};
 
-use crate::report;
-use maps::{Area, Inode};
+use crate::{descriptor::Descriptor, report};
+use maps::Area;
 
 /// The memory of a registration.
 pub(crate) enum Memory {
     /// The daemon reaches it through the process.
     Ordinary(Option<Held>),
     /// A part of a memory file.
-    File { file: Arc<OwnedFd>, offset: u64 },
+    File { file: Arc<Descriptor<OwnedFd>>, offset: u64 },
 }
 
 impl Memory {
@@ -98,42 +98,38 @@ fn lock() -> MutexGuard<'static, Shares> {
     SHARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A memory file, and a place in it.
+type Place = (Arc<Descriptor<OwnedFd>>, u64);
+
 /// The memory files of this process, and what is registered in the ordinary way.
 struct Shares {
-    files: Vec<(Arc<OwnedFd>, Inode)>,
+    files: Vec<Arc<Descriptor<OwnedFd>>>,
     held: Vec<Range<usize>>,
 }
 
 impl Shares {
     /// The file in which a range is, after putting it into one if need be, and where.
-    fn place(&mut self, address: usize, length: usize) -> Result<(Arc<OwnedFd>, u64), String> {
+    fn place(&mut self, address: usize, length: usize) -> Result<Place, String> {
         let pages = pages(address, length).ok_or("it wraps around")?;
         let areas = maps::read("maps").map_err(|error| error.to_string())?;
         self.forget_unused(&areas);
         let into = (address - pages.start) as u64;
-        for (file, inode) in &self.files {
-            if let Some(offset) = maps::offset_in(&areas, *inode, &pages) {
+        for file in &self.files {
+            if let Some(offset) = maps::offset_in(&areas, file.inode(), &pages) {
                 return Ok((Arc::clone(file), offset + into));
             }
         }
         self.check(&pages)?;
         let file = exchange(&pages).map_err(|error| format!("it cannot be moved: {error}"))?;
-        let inode = Inode::of(&file).map_err(|error| error.to_string())?;
-        let file = Arc::new(file);
-        self.files.push((Arc::clone(&file), inode));
+        let file = Arc::new(Descriptor::new(file).map_err(|error| error.to_string())?);
+        self.files.push(Arc::clone(&file));
         Ok((file, into))
     }
 
     /// Closes the files of which this process has nothing any more: their memory is free then.
     fn forget_unused(&mut self, areas: &[Area]) {
-        for (file, inode) in std::mem::take(&mut self.files) {
-            if Inode::of(&file).ok() != Some(inode) {
-                // The program closed all descriptors it saw: this one may be another's by now.
-                std::mem::forget(file);
-            } else if areas.iter().any(|area| area.inode == inode) {
-                self.files.push((file, inode));
-            }
-        }
+        let in_use = |file: &Descriptor<_>| areas.iter().any(|area| area.inode == file.inode());
+        self.files.retain(|file| file.get().is_some() && in_use(file));
     }
 
     /// Whether pages may be exchanged.

@@ -85,7 +85,7 @@ fn shared_pages(shares: &Shares) -> io::Result<Vec<Range<usize>>> {
     if shares.files.is_empty() {
         return Ok(Vec::new());
     }
-    let ours = |inode| shares.files.iter().any(|(_, file)| *file == inode);
+    let ours = |inode| shares.files.iter().any(|file| file.inode() == inode);
     let areas = maps::read("maps")?.into_iter().filter(|area| ours(area.inode));
     Ok(areas.filter(maps::Area::is_writable).map(|area| area.pages).collect())
 }

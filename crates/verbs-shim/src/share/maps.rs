@@ -1,33 +1,8 @@
 //! What the kernel says about this process's address space.
 
-use std::{
-    fs, io,
-    mem::MaybeUninit,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{fs, io, ops::Range};
 
-/// Which file it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Inode {
-    device: (u32, u32),
-    number: u64,
-}
-
-impl Inode {
-    pub(super) fn of(file: &OwnedFd) -> io::Result<Self> {
-        let mut stat = MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: fstat writes one `stat`, for which all-zero bytes are valid too.
-        let stat = unsafe {
-            if libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            stat.assume_init()
-        };
-        let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
-        Ok(Self { device, number: stat.st_ino })
-    }
-}
+use crate::descriptor::Inode;
 
 /// One mapping: a line of `/proc/self/maps`, and what `smaps` adds.
 #[derive(Debug)]

@@ -1,0 +1,94 @@
+//! Descriptors of the library in a process that may close them.
+//!
+//! A program that becomes a daemon closes every descriptor that it does not know, and its next file may get the number
+//! of one of ours. What is meant for the daemon must not go there.
+
+use std::{
+    io,
+    mem::{ManuallyDrop, MaybeUninit},
+    os::fd::{AsFd, AsRawFd, RawFd},
+};
+
+/// Which file it is. Sockets and memory files have one each; all eventfds are the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Inode {
+    pub(crate) device: (u32, u32),
+    pub(crate) number: u64,
+}
+
+impl Inode {
+    pub(crate) fn of(fd: RawFd) -> io::Result<Self> {
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: fstat writes one `stat`, for which all-zero bytes are valid too.
+        let stat = unsafe {
+            if libc::fstat(fd, stat.as_mut_ptr()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            stat.assume_init()
+        };
+        let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
+        Ok(Self { device, number: stat.st_ino })
+    }
+}
+
+/// A descriptor for as long as its number stands for what it stood for.
+pub(crate) struct Descriptor<T: AsFd> {
+    inner: ManuallyDrop<T>,
+    inode: Inode,
+}
+
+impl<T: AsFd> Descriptor<T> {
+    /// # Errors
+    /// What the kernel says of one that is closed already.
+    pub(crate) fn new(inner: T) -> io::Result<Self> {
+        let inode = Inode::of(inner.as_fd().as_raw_fd())?;
+        Ok(Self { inner: ManuallyDrop::new(inner), inode })
+    }
+
+    /// What was put in; `None` when the program has closed it. One system call.
+    pub(crate) fn get(&self) -> Option<&T> {
+        let now = Inode::of(self.number()).ok()?;
+        (now == self.inode).then_some(&*self.inner)
+    }
+
+    /// Its number, whatever that stands for now.
+    pub(crate) fn number(&self) -> RawFd {
+        self.inner.as_fd().as_raw_fd()
+    }
+
+    pub(crate) fn inode(&self) -> Inode {
+        self.inode
+    }
+}
+
+impl<T: AsFd> Drop for Descriptor<T> {
+    fn drop(&mut self) {
+        if self.get().is_some() {
+            // SAFETY: once, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_stands_for_another_file_is_left_alone() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let descriptor = Descriptor::new(ours).unwrap();
+        assert!(descriptor.get().is_some());
+        let file = File::open("/dev/null").unwrap();
+        // SAFETY: takes the number from its owner, as programs do.
+        let number = unsafe { libc::dup2(file.as_raw_fd(), descriptor.number()) };
+        assert!(descriptor.get().is_none());
+        drop(descriptor);
+        assert!(Inode::of(number).is_ok(), "it is not closed");
+        // SAFETY: the test's own.
+        unsafe { libc::close(number) };
+        assert_eq!(io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
+    }
+}
