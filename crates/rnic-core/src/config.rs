@@ -3,6 +3,7 @@
 use crate::command::PortState;
 use crate::profile::Profile;
 use crate::qpn::MAX_QPS;
+use crate::secret::Secret;
 use rnic_abi::control::DeviceLimits;
 use rnic_abi::verbs::{QpType, WrOpcode};
 use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
@@ -10,8 +11,11 @@ use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
 /// Parameters of an engine; [`EngineConfig::new`] gives sensible ones.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
-    /// Random; makes QPNs and keys unpredictable. All shards of a device share it.
-    pub secret: [u64; 2],
+    /// Makes QPNs unpredictable. All shards of a device share it: they tell each other's apart.
+    pub numbers: Secret,
+    /// Makes memory keys unpredictable. Each shard has one of its own, and so has the one that
+    /// takes its place.
+    pub keys: Secret,
     /// Number of this shard, below [`MAX_SHARDS`](crate::qpn::MAX_SHARDS).
     pub shard: u8,
     /// Limits of the device.
@@ -38,10 +42,12 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Shard 0 of a device with default limits and an active port with path MTU 4096.
-    pub fn new(secret: [u64; 2]) -> Self {
+    /// Shard 0 of a device with default limits and an active port with path MTU 4096. `random` is
+    /// not to be guessed.
+    pub fn new(random: [u64; 2]) -> Self {
         Self {
-            secret,
+            numbers: Secret::new(random),
+            keys: Secret::new(random),
             shard: 0,
             limits: default_limits(),
             port: PortState { active: true, active_mtu: 5, gids_changed: false },

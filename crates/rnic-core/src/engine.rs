@@ -131,7 +131,7 @@ pub struct CqView {
 impl Engine {
     /// An engine without clients.
     pub fn new(config: EngineConfig, now: Instant) -> Self {
-        let codec = QpnCodec::new(config.secret);
+        let codec = QpnCodec::new(config.numbers);
         let max_qp = (config.limits.max_qp as usize).min(MAX_QPS);
         Self {
             shared: Shared::new(config, now),

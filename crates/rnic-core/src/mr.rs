@@ -9,7 +9,7 @@ use crate::command::{ClientId, CommandError, Errno};
 use crate::execute::no_such;
 use crate::planted::Rule;
 use crate::ports::SpaceId;
-use crate::qpn::{low32, mix64};
+use crate::secret::{Purpose, Secret, low32};
 use crate::slab::Slab;
 use rnic_abi::verbs::AccessFlags;
 use std::cell::Cell;
@@ -85,7 +85,9 @@ pub struct MrTable {
     by_key: HashMap<u32, u32, KeyHash>,
     /// Handle of the region that was found last: the packets of a message mostly have the same.
     last: Cell<u32>,
-    state: u64,
+    secret: Secret,
+    /// Numbers drawn for keys.
+    drawn: u64,
 }
 
 const NO_REGION: CommandError = no_such("no such memory region");
@@ -98,10 +100,9 @@ const REMOTE: AccessFlags =
 
 impl MrTable {
     /// An empty table of at most `max` regions; `secret` makes the keys unpredictable.
-    pub fn new(max: usize, secret: [u64; 2]) -> Self {
-        let state = mix64(secret[0].wrapping_add(mix64(secret[1])));
+    pub fn new(max: usize, secret: Secret) -> Self {
         let last = Cell::new(0);
-        Self { regions: Slab::new(max), by_key: HashMap::default(), last, state }
+        Self { regions: Slab::new(max), by_key: HashMap::default(), last, secret, drawn: 0 }
     }
 
     /// Registers a region.
@@ -216,8 +217,8 @@ impl MrTable {
 
     fn fresh_key(&mut self) -> u32 {
         loop {
-            self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let key = low32(mix64(self.state));
+            self.drawn += 1;
+            let key = low32(self.secret.draw(Purpose::MemoryKeys, self.drawn));
             // Key 0 is what an uninitialised program uses; it must never work.
             if key >> 8 != 0 && !self.by_key.contains_key(&key) {
                 return key;
@@ -287,6 +288,7 @@ mod tests {
     use super::{KeyFault, MrTable, NewMr};
     use crate::command::{ClientId, Errno};
     use crate::ports::SpaceId;
+    use crate::secret::Secret;
     use proptest::prelude::*;
     use rnic_abi::verbs::AccessFlags;
 
@@ -303,7 +305,7 @@ mod tests {
     }
 
     fn table_with(access: AccessFlags) -> (MrTable, u32) {
-        let mut table = MrTable::new(8, [1, 2]);
+        let mut table = MrTable::new(8, Secret::new([1, 2]));
         let keys = table.register(new_mr(access)).unwrap();
         (table, keys.rkey)
     }
@@ -334,7 +336,7 @@ mod tests {
 
     #[test]
     fn impossible_registrations_are_refused() {
-        let mut table = MrTable::new(1, [1, 2]);
+        let mut table = MrTable::new(1, Secret::new([1, 2]));
         let mut refuse = |mr: NewMr| table.register(mr).map_err(|e| e.errno);
         assert_eq!(refuse(new_mr(AccessFlags::REMOTE_WRITE)), Err(Errno::Invalid));
         assert_eq!(refuse(new_mr(AccessFlags::REMOTE_ATOMIC)), Err(Errno::Invalid));
@@ -348,7 +350,7 @@ mod tests {
 
     #[test]
     fn no_byte_is_inside_an_empty_region() {
-        let mut table = MrTable::new(8, [1, 2]);
+        let mut table = MrTable::new(8, Secret::new([1, 2]));
         let access = AccessFlags::LOCAL_WRITE;
         let key = table.register(NewMr { length: 0, ..new_mr(access) }).unwrap().lkey;
         assert_eq!(table.check(key, 7, 0x9000_0000, 1, access), Err(KeyFault::Bounds));
@@ -357,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_deregistered_key_is_dead_and_only_its_owner_can_kill_it() {
-        let mut table = MrTable::new(8, [1, 2]);
+        let mut table = MrTable::new(8, Secret::new([1, 2]));
         let keys = table.register(new_mr(AccessFlags::empty())).unwrap();
         assert!(table.deregister(ClientId(2), keys.mr).is_err());
         assert!(table.deregister(ClientId(1), keys.mr).is_ok());

@@ -4,6 +4,7 @@
 //! neighbour tenant cannot guess the numbers of others, a reused slot gets a new number, and no
 //! table is needed to find the QP of a packet.
 
+use crate::secret::{Purpose, Secret, low32};
 use roce_wire::Qpn;
 
 /// Slots that a QPN can name: the most QPs of one shard.
@@ -36,14 +37,13 @@ pub struct QpnCodec {
 }
 
 impl QpnCodec {
-    /// Derives the permutation from a random secret. All shards of a device share it.
-    pub fn new(secret: [u64; 2]) -> Self {
-        let mut state = secret[0] ^ secret[1].rotate_left(29);
-        let mut keys = [0; ROUNDS];
-        for (i, key) in keys.iter_mut().enumerate() {
-            state = mix64(state.wrapping_add(secret[i & 1]).wrapping_add(0x9e37_79b9_7f4a_7c15));
-            *key = low32(state);
-        }
+    /// Derives the permutation from a secret. All shards of a device share it.
+    pub fn new(secret: Secret) -> Self {
+        let mut nth = 0;
+        let keys = [(); ROUNDS].map(|()| {
+            nth += 1;
+            low32(secret.draw(Purpose::QpNumbers, nth))
+        });
         Self { keys }
     }
 
@@ -86,21 +86,10 @@ fn round(half: u32, key: u32) -> u32 {
     ((x >> 15) ^ x.wrapping_mul(0x85eb_ca6b) >> 20 ^ key >> 20) & HALF_MASK
 }
 
-/// A well-known 64-bit finaliser (splitmix64): every input bit reaches every output bit.
-pub(crate) fn mix64(mut x: u64) -> u64 {
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
-pub(crate) fn low32(x: u64) -> u32 {
-    x as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::{QpnCodec, QpnParts};
+    use crate::secret::Secret;
     use proptest::prelude::*;
 
     proptest! {
@@ -108,7 +97,7 @@ mod tests {
         fn decode_undoes_encode(
             a: u64, b: u64, shard in 0u8..32, slot in 0u32..1 << 15, generation in 0u32..16,
         ) {
-            let codec = QpnCodec::new([a, b]);
+            let codec = QpnCodec::new(Secret::new([a, b]));
             let parts = QpnParts { shard, slot, generation };
             if let Some(qpn) = codec.encode(parts) {
                 prop_assert_eq!(codec.decode(qpn), parts);
@@ -118,7 +107,7 @@ mod tests {
 
     #[test]
     fn neighbouring_slots_get_unrelated_numbers() {
-        let codec = QpnCodec::new([3, 4]);
+        let codec = QpnCodec::new(Secret::new([3, 4]));
         let number = |slot| {
             codec.encode(QpnParts { shard: 0, slot, generation: 0 }).map_or(0, |qpn| qpn.value())
         };

@@ -17,6 +17,7 @@ use crate::sweep;
 use crate::verbs::{Connection, QpId};
 use rnic_core::config::EngineConfig;
 use rnic_core::profile::Profile;
+use rnic_core::secret::Secret;
 use rnic_core::time::Instant;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -152,10 +153,11 @@ impl World {
         let mut rng = Rng::new(config.seed);
         let hosts: Vec<Host> = (0..config.ports.len())
             .map(|id| {
-                let secret = [rng.word(), rng.word()];
+                let secret = Secret::new([rng.word(), rng.word()]);
                 let profile = config.profiles.get(id).or(config.profiles.last());
                 let profile = profile.copied().unwrap_or_default();
-                let engine = EngineConfig { secret, profile, ..config.engine };
+                let engine =
+                    EngineConfig { numbers: secret, keys: secret, profile, ..config.engine };
                 let mut host = Host::new(address(id, config.ipv6), engine, config.ports[id], START);
                 if std::env::var_os(sweep::TRACE).is_some() {
                     host.trace.keep_all();

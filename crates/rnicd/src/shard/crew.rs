@@ -20,8 +20,8 @@ use crate::wire::{DeviceWire, Junction};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rnic_abi::control::Inspect;
 use rnic_abi::os::Credentials;
-use rnic_core::EngineConfig;
 use rnic_core::qpn::MAX_SHARDS;
+use rnic_core::{EngineConfig, Secret};
 use serde_json::Value;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -214,7 +214,9 @@ impl Crew {
         let number = u8::try_from(1 + place).unwrap_or(u8::MAX);
         let serial = shards.started;
         let (wire, branch, inlet) = self.junction.branch(serial).map_err(&failed)?;
-        let engine = EngineConfig { shard: number, ..self.engine };
+        // Users must not be able to guess each other's keys, nor those of who had the number before.
+        let keys = Secret::new(system::random().map_err(&failed)?);
+        let engine = EngineConfig { shard: number, keys, ..self.engine };
         let (answer, started) = bounded(1);
         let first = self.first.clone();
         let start = Start {

@@ -2,10 +2,17 @@
 
 use super::*;
 use crate::config::{Args, Io, XdpMode};
+use crate::dma::Process;
 use crate::net::testbed::is_root;
 use crate::net::{NetConfig, Network};
+use crate::shard::host::EventSocket;
+use crate::shard::message::NewClient;
 use crate::wire::{self, WireConfig};
 use clap::Parser;
+use rnic_abi::doorbell::{AREA_WORDS, Doorbells};
+use rnic_abi::os::{EventFd, memory};
+use rnic_abi::verbs::AccessFlags;
+use rnic_core::{ClientCommand, ClientId, Command, Outcome, SpaceId};
 
 fn crew() -> Arc<Crew> {
     let words = ["rnicd", "--socket", "/unused", "--io", "loopback"];
@@ -55,6 +62,51 @@ fn users_who_left_make_room_for_others() {
     drop(again);
     assert!(answers(&crew.seat(&user(3000, 100)).unwrap()));
     drop(seats);
+    crew.stop();
+}
+
+/// The key of the first memory region that an engine registers.
+fn first_key(shard: &ShardHandle) -> u32 {
+    let (_file, area) = memory::create("test", AREA_WORDS).unwrap();
+    let (client, space) = (ClientId(1), SpaceId(1));
+    let new = NewClient {
+        client,
+        space,
+        process: Process::new(std::process::id()).unwrap(),
+        doorbells: Doorbells::new(area).unwrap(),
+        wake: EventFd::new().unwrap(),
+        events: EventSocket::pair().unwrap().0,
+        stranger: false,
+    };
+    shard.ask(|answer| Message::AddClient(Box::new(new), answer)).unwrap().unwrap();
+    let execute = |command| {
+        let command = Command::Client(client, command);
+        shard.ask(|answer| Message::Execute(command, answer)).unwrap().unwrap()
+    };
+    let Outcome::Handle(pd) = execute(ClientCommand::AllocPd) else { panic!() };
+    let access = AccessFlags::empty();
+    let new = ClientCommand::RegMr { pd, space, addr: 0, length: 64, iova: 0, access };
+    let Outcome::Mr { rkey, .. } = execute(new) else { panic!() };
+    rkey
+}
+
+/// Nor do they tell those of the engine that has the same number later.
+#[test]
+fn keys_of_one_user_do_not_tell_those_of_another() {
+    if !is_root("keys_of_one_user_do_not_tell_those_of_another") {
+        return;
+    }
+    let crew = crew();
+    let stays = crew.seat(&user(999, 100)).unwrap();
+    let mut keys = vec![first_key(&stays)];
+    for uid in 1000..1000 + 3 * u32::from(MAX_SHARDS) {
+        keys.push(first_key(&crew.seat(&user(uid, 100)).unwrap()));
+    }
+    let all = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), all);
+    drop(stays);
     crew.stop();
 }
 
