@@ -125,17 +125,19 @@ fn a_returned_errno_value_is_also_set() {
     attr.qp_state = 99;
     let mut port = ibv_port_attr::zeroed();
     let invalid = (libc::EINVAL, Some(libc::EINVAL));
-    // SAFETY, here and below: valid objects.
-    let modified = errno_after(|| unsafe { ibv_modify_qp(world.qp, &raw mut attr, IBV_QP_STATE) });
-    assert_eq!(modified, invalid);
+    let modify = || {
+        // SAFETY: valid objects, here and below.
+        unsafe { ibv_modify_qp(world.qp, &raw mut attr, IBV_QP_STATE) }
+    };
+    assert_eq!(errno_after(modify), invalid);
     // SAFETY: as above.
     assert_eq!(errno_after(|| unsafe { ibv_query_port(world.context, 7, &raw mut port) }), invalid);
     // SAFETY: as above.
     assert_eq!(errno_after(|| unsafe { ibv_resize_cq(world.cq, 0) }), invalid);
     assert_eq!(errno_after(|| world.send(&mut request(999, 0, &mut []))), invalid);
-    let busy = (libc::EBUSY, Some(libc::EBUSY));
     // SAFETY: as above.
-    assert_eq!(errno_after(|| unsafe { ibv_destroy_comp_channel(world.channel) }), busy);
+    let busy = errno_after(|| unsafe { ibv_destroy_comp_channel(world.channel) });
+    assert_eq!(busy, (libc::EBUSY, Some(libc::EBUSY)));
     // Success leaves it alone.
     assert_eq!(errno_after(|| world.receive(1, &mut [])), (0, Some(0)));
 }
