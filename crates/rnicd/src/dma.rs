@@ -79,11 +79,10 @@ impl SystemDma {
         matches!(self.get(id), Some(Space::Mapped(_)))
     }
 
-    /// Forgets a space; accesses to it are faults from now on.
-    pub(crate) fn remove(&mut self, id: SpaceId) {
-        if let Some(slot) = self.spaces.get_mut(slot_of(id) as usize) {
-            slot.take_if(|(own, _)| *own == id);
-        }
+    /// Takes a space out; accesses to it are faults from now on.
+    pub(crate) fn remove(&mut self, id: SpaceId) -> Option<Space> {
+        let slot = self.spaces.get_mut(slot_of(id) as usize)?;
+        slot.take_if(|(own, _)| *own == id).map(|(_, space)| space)
     }
 }
 

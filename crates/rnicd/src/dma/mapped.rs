@@ -27,9 +27,12 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Maps `len` bytes from `offset` on and makes their pages exist.
     ///
+    /// The process's threads share what the kernel locks meanwhile, also those that serve others:
+    /// so that is done in pieces.
+    ///
     /// # Errors
     /// `InvalidData` when the file is shorter, or could be cut while it is mapped (an access would
-    /// then be a signal); else what the kernel says.
+    /// then be a signal); else what the kernel says, as when there is no memory for the pages.
     pub(crate) fn new(file: impl AsFd, offset: u64, len: u64, writable: bool) -> io::Result<Self> {
         let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
         check_sealed(file.as_fd(), end)?;
@@ -44,7 +47,7 @@ impl Mapping {
                 std::ptr::null_mut(),
                 map_len,
                 libc::PROT_READ | write,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
+                libc::MAP_SHARED,
                 file.as_fd().as_raw_fd(),
                 file_offset,
             )
@@ -55,7 +58,32 @@ impl Mapping {
         let map = NonNull::new(map.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: less than one page into a mapping that is longer.
         let base = unsafe { map.add((offset - start) as usize) };
-        Ok(Self { map, map_len, base, len, writable })
+        let mapping = Self { map, map_len, base, len, writable };
+        mapping.populate()?;
+        Ok(mapping)
+    }
+
+    /// Start and length of each piece of the mapping.
+    fn pieces(&self) -> impl Iterator<Item = (*mut libc::c_void, usize)> {
+        (0..self.map_len).step_by(PIECE).map(|at| {
+            // SAFETY: `at` is inside the mapping.
+            let start = unsafe { self.map.add(at) };
+            (start.as_ptr().cast(), PIECE.min(self.map_len - at))
+        })
+    }
+
+    fn populate(&self) -> io::Result<()> {
+        let (read, write) = (libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE);
+        let advice = if self.writable { write } else { read };
+        for (start, len) in self.pieces() {
+            // SAFETY: pages of our own mapping, which become present; no content changes.
+            if unsafe { libc::madvise(start, len, advice) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // Those who wait for the lock get it.
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Start of `range`, and how many of its bytes are inside.
@@ -199,7 +227,13 @@ unsafe fn store(source: *const u8, target: *mut u8, len: usize, last: bool) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; nothing refers to it any more.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+        for (start, len) in self.pieces() {
+            // SAFETY: a part of the mapping made in `new`; nothing refers to it any more.
+            unsafe { libc::munmap(start, len) };
+        }
     }
 }
+
+/// Bytes that are populated or unmapped in one go, a fraction of a millisecond's work: so long may
+/// other threads of the process wait that allocate or meet a new page.
+const PIECE: usize = 2 << 20;

@@ -1,5 +1,6 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 const SPACE: SpaceId = SpaceId(3);
 const PAGE: usize = 4096;
@@ -283,4 +284,48 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
     assert_eq!(dma.copy(SPACE, &from, SPACE, &behind_the_end, &[]), Err(DmaFault { done: 300 }));
     assert_eq!(dma.copy(SPACE, &[mem(3 * PAGE, 8)], own, &[mem(target, 8)], &[]), Err(NOTHING));
     assert_eq!(dma.copy(own, &[mem(target, 8)], SPACE, &[mem(0, 8)], &[]), Err(NOTHING));
+}
+
+/// The longest that another thread of the process waited for the lock of the address space, as one
+/// does that allocates, while `act` ran; and how long that took.
+#[allow(unsafe_code)]
+fn longest_wait(act: impl FnOnce()) -> (Duration, Duration) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !stop.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                // SAFETY: a page at an address of the kernel's choice, and its end.
+                unsafe {
+                    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                    let page =
+                        libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
+                    assert_ne!(page, libc::MAP_FAILED);
+                    libc::munmap(page, PAGE);
+                }
+                longest = longest.max(began.elapsed());
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            longest
+        });
+        let began = Instant::now();
+        act();
+        let took = began.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        (waiter.join().unwrap(), took)
+    })
+}
+
+#[test]
+fn much_memory_is_mapped_without_keeping_other_threads() {
+    const LEN: usize = 512 << 20;
+    let (file, _words) = rnic_abi::os::memory::create("test", LEN / 8).unwrap();
+    let mut mapping = None;
+    let map = || mapping = Some(Mapping::new(&file, 0, LEN as u64, true).unwrap());
+    let (longest, took) = longest_wait(map);
+    println!("mapping: {took:?}, of which another thread waited {longest:?} at a time");
+    assert!(longest < took / 3, "waited {longest:?} of {took:?}");
+    let (longest, took) = longest_wait(|| drop(mapping));
+    println!("unmapping: {took:?}, of which another thread waited {longest:?} at a time");
 }

@@ -1,10 +1,10 @@
 //! Registration of memory.
 
-use super::context::{Context, engine_gone, over_quota, surprised};
+use super::context::{Context, over_quota, surprised};
 use super::maps;
 use super::registry::Registry;
 use crate::dma::{Mapping, Space, probe};
-use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
+use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::shard::{Message, ShardHandle};
 use rnic_abi::control::Reply;
 use rnic_abi::verbs::AccessFlags;
@@ -26,14 +26,19 @@ struct Region {
 }
 
 impl Regions {
-    /// Gives the numbers of address spaces back, once the client is gone.
+    /// Gives the address spaces back, once the client is gone.
     pub(super) fn release_spaces(&mut self, shard: &ShardHandle, registry: &Registry) {
-        for region in self.regions.drain() {
-            if let Some(space) = region.1.space {
-                shard.tell(Message::RemoveSpace(space));
-                registry.give_space(space, region.1.length);
-            }
+        for (_, region) in self.regions.drain() {
+            release(region, shard, registry);
         }
+    }
+}
+
+/// Unmaps a region's memory, if it was mapped, here and not in the engine.
+fn release(region: Region, shard: &ShardHandle, registry: &Registry) {
+    if let Some(space) = region.space {
+        drop(shard.ask(|answer| Message::RemoveSpace(space, answer)));
+        registry.give_space(space, region.length);
     }
 }
 
@@ -73,23 +78,17 @@ impl Context {
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
-                self.unmap(mapped, length);
+                release(Region { length, space: mapped }, &self.shard, &self.service.registry);
                 other.and_then(|_| Err(surprised()))
             }
         }
     }
 
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
-        let space = self.regions.regions.get(&mr).and_then(|region| region.space);
-        self.shard
-            .ask(|answer| Message::Deregister { client: self.client, mr, space, answer })
-            .map_err(engine_gone)?
-            .map_err(refused_by_engine)?;
+        self.engine(ClientCommand::DeregMr { mr })?;
         if let Some(region) = self.regions.regions.remove(&mr) {
             self.regions.bytes -= region.length;
-            if let Some(space) = region.space {
-                self.service.registry.give_space(space, region.length);
-            }
+            release(region, &self.shard, &self.service.registry);
         }
         Ok(Reply::Done)
     }
@@ -111,14 +110,6 @@ impl Context {
         })?;
         self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
         Ok(space)
-    }
-
-    /// Takes a space back that no region came to use.
-    fn unmap(&self, space: Option<SpaceId>, length: u64) {
-        if let Some(space) = space {
-            self.shard.tell(Message::RemoveSpace(space));
-            self.service.registry.give_space(space, length);
-        }
     }
 
     /// Whether the engine will be able to reach the memory: better now than at the first packet.

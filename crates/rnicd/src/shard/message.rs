@@ -43,13 +43,11 @@ pub(crate) enum Message {
     AddClient(Box<NewClient>, Sender<CommandResult>),
     /// A client is gone. Once answered, nothing touches its memory or its rings any more.
     RemoveClient(ClientId, SpaceId, Sender<CommandResult>),
-    /// A region goes, and with it the space that was made for it. Once answered, nothing touches
-    /// its memory any more, not even what was lent of it and has not arrived.
-    Deregister { client: ClientId, mr: u32, space: Option<SpaceId>, answer: Sender<CommandResult> },
     /// A further address space.
     AddSpace(SpaceId, Space),
-    /// It is no longer used.
-    RemoveSpace(SpaceId),
+    /// It is no longer used, and comes back: it takes long to unmap. Once answered, nothing touches
+    /// its memory any more, not even what was lent of it and has not arrived.
+    RemoveSpace(SpaceId, Sender<Option<Space>>),
     /// A completion channel, our end.
     AddChannel(ClientId, ChannelId, EventSocket),
     /// It is gone.

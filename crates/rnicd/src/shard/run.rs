@@ -349,16 +349,10 @@ impl Shard {
                 self.look_for_strangers();
                 let _ = answer.send(outcome);
             }
-            Message::Deregister { client, mr, space, answer } => {
-                let command = Command::Client(client, ClientCommand::DeregMr { mr });
-                let outcome = self.execute(now, command);
-                if let (Ok(_), Some(space)) = (&outcome, space) {
-                    self.dma.remove(space);
-                }
-                let _ = answer.send(outcome);
-            }
             Message::AddSpace(id, space) => self.dma.insert(id, space),
-            Message::RemoveSpace(id) => self.dma.remove(id),
+            Message::RemoveSpace(id, answer) => {
+                let _ = answer.send(self.dma.remove(id));
+            }
             Message::AddChannel(client, channel, socket) => {
                 self.events.add_channel(client, channel, socket);
             }

@@ -68,7 +68,8 @@ fn step_at_work(
 ) -> bool {
     let began = std::time::Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
-        handle.tell(Message::RemoveSpace(SpaceId(77)));
+        let (answer, _) = crossbeam_channel::bounded(1);
+        handle.tell(Message::RemoveSpace(SpaceId(77), answer));
         shard.step();
         if done(shard) {
             return true;
