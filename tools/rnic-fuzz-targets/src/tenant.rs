@@ -4,9 +4,7 @@ use crate::world::{HERE, World};
 use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex, SUMMARY};
-use rnic_abi::verbs::{
-    AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags, WcStatus,
-};
+use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags};
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
@@ -53,7 +51,6 @@ pub(crate) struct AppQp {
     pub(crate) connection: Connection,
     pub(crate) sq: AppQueue,
     pub(crate) rq: AppQueue,
-    failed: bool,
 }
 
 /// A work queue as its application sees it.
@@ -146,7 +143,7 @@ impl Tenant {
             panic!("the engine makes the QP");
         };
         let (qpn, connection) = (Qpn::new(qpn), Connection::default());
-        self.qps.push(AppQp { handle, qpn, connection, sq, rq, failed: false });
+        self.qps.push(AppQp { handle, qpn, connection, sq, rq });
         nth
     }
 
@@ -184,14 +181,10 @@ impl Tenant {
         }
         let app = &mut self.qps[nth];
         if to_reset {
-            app.failed = false;
             for queue in [&mut app.sq, &mut app.rq] {
                 queue.ring.reset();
                 queue.oracle.reset();
             }
-        }
-        if mask.contains(AttrMask::STATE) && attr.state == QpState::Err {
-            self.fail(nth);
         }
         true
     }
@@ -242,25 +235,16 @@ impl Tenant {
         words.truncate(app.rq.ring.stride());
         let index = app.rq.ring.push(&words);
         app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
-        if app.failed {
+        self.bell.publish(app.rq.record, app.rq.ring.producer());
+        if app.rq.ring.must_ring() {
             let _ = self.bell.ring(app.rq.record, app.rq.ring.producer());
-        } else {
-            self.bell.publish(app.rq.record, app.rq.ring.producer());
         }
         true
-    }
-
-    /// The application learns that a QP is in ERR: the engine must be told of its receives.
-    fn fail(&mut self, nth: usize) {
-        let app = &mut self.qps[nth];
-        app.failed = true;
-        let _ = self.bell.ring(app.rq.record, app.rq.ring.producer());
     }
 
     /// Polls everything there is and has it judged.
     pub(crate) fn poll(&mut self) -> Vec<Cqe> {
         let all: Vec<Cqe> = std::iter::from_fn(|| self.completions.poll()).collect();
-        self.completions.publish();
         for cqe in &all {
             let owner = self.qps.iter().position(|app| app.qpn.value() == cqe.qpn);
             let nth = owner.expect("a completion names a QP of its CQ");
@@ -270,9 +254,6 @@ impl Tenant {
             assert_eq!(cqe.record, queue.record.value(), "another queue's record");
             if let Err(verdict) = queue.oracle.complete(cqe) {
                 panic!("{verdict}");
-            }
-            if cqe.status != WcStatus::Success && !app.failed {
-                self.fail(nth);
             }
         }
         all
