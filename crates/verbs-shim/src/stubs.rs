@@ -1,8 +1,8 @@
 //! What stands behind a name that is exported but not supported: it fails the way its kind of call
 //! fails.
 //!
-//! The functions take no arguments, whatever the caller passes: both calling conventions allow
-//! ignoring them.
+//! All but one of the functions take no arguments, whatever the caller passes: both calling
+//! conventions allow ignoring them.
 
 use std::{
     ffi::{c_int, c_void},
@@ -27,6 +27,18 @@ pub(crate) extern "C" fn err_minus1() -> isize {
 pub(crate) extern "C" fn err_ptr() -> *mut c_void {
     set_errno(EOPNOTSUPP);
     ptr::null_mut()
+}
+
+/// For calls that return a list and write its length, NULL and errno on failure: programs go by the length.
+///
+/// # Safety
+/// `length` is null or writable.
+pub(crate) unsafe extern "C" fn err_list(length: *mut c_int) -> *mut c_void {
+    // SAFETY: by contract.
+    if let Some(length) = unsafe { length.as_mut() } {
+        *length = 0;
+    }
+    err_ptr()
 }
 
 /// For calls without a result, and for those where 0 is the truth: nothing to do, nothing there.

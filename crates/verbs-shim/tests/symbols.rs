@@ -5,9 +5,11 @@ mod support;
 use std::{
     collections::BTreeSet,
     ffi::{CStr, CString, c_char, c_int, c_void},
-    mem,
+    io, mem,
     path::Path,
 };
+
+use verbs_abi::link::Table;
 
 use support::{dynamic, library_dir, readelf};
 
@@ -145,4 +147,151 @@ fn a_trampoline_reaches_its_function_with_arguments_and_result() {
     let name: extern "C" fn(c_int) -> *const c_char = unsafe { mem::transmute(address) };
     // SAFETY: the function returns a static C string.
     assert_eq!(unsafe { CStr::from_ptr(name(12)) }, c"transport retry counter exceeded");
+}
+
+/// How the callers of a function see that it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// An errno value, which is also set.
+    Errno,
+    /// -1 and errno.
+    MinusOne,
+    /// NULL and errno.
+    Null,
+    /// NULL and errno, and the length of the list is 0.
+    NoList,
+    /// No result, or one that says "nothing".
+    Nothing,
+}
+
+/// What the C prototypes of refused functions make of a refusal; `*` ends a prefix. All others of libibverbs return an
+/// errno value, those of librdmacm -1.
+const REFUSALS: [(Refusal, &[&str]); 4] = [
+    (
+        Refusal::MinusOne,
+        &[
+            "ibv_dm_export_dmabuf_fd",
+            "ibv_get_async_event",
+            "ibv_get_cq_event",
+            "ibv_query_gid",
+            "ibv_query_pkey",
+            "ibv_read_ibdev_sysfs_file",
+        ],
+    ),
+    (
+        Refusal::Null,
+        &[
+            "_verbs_init_and_alloc_context",
+            "ibv_alloc_buf",
+            "ibv_alloc_dmah",
+            "ibv_alloc_pd",
+            "ibv_create_*",
+            "ibv_dmabuf_heap_alloc",
+            "ibv_dmabuf_heap_cc_shared_init",
+            "ibv_get_device_name",
+            "ibv_import_*",
+            "ibv_open_device",
+            "ibv_reg_*",
+            "rdma_create_event_channel",
+            "verbs_open_device",
+        ],
+    ),
+    (Refusal::NoList, &["ibv_get_device_list"]),
+    (
+        Refusal::Nothing,
+        &[
+            "__ioctl_final_num_attrs",
+            "__verbs_log",
+            "ibv_ack_*",
+            "ibv_dmabuf_heap_destroy",
+            "ibv_dmabuf_heap_free",
+            "ibv_dofork_range",
+            "ibv_dontfork_range",
+            "ibv_free_*",
+            "ibv_get_device_guid",
+            "ibv_query_qp_data_in_order",
+            "ibv_register_driver",
+            "ibv_unimport_*",
+            "rdma_destroy_ep",
+            "rdma_destroy_event_channel",
+            "rdma_destroy_qp",
+            "rdma_destroy_srq",
+            "rdma_free*",
+            "verbs_init_cq",
+            "verbs_register_driver_*",
+            "verbs_set_ops",
+            "verbs_uninit_context",
+        ],
+    ),
+];
+
+fn refusal_of(symbol: &str) -> Refusal {
+    let is = |pattern: &&&str| match pattern.strip_suffix('*') {
+        Some(start) => symbol.starts_with(start),
+        None => symbol == **pattern,
+    };
+    let of_libibverbs = symbol.starts_with("ibv_") || symbol.starts_with("execute_");
+    let other = if of_libibverbs { Refusal::Errno } else { Refusal::MinusOne };
+    // The last first: "ibv_register_driver" is in the way of "ibv_reg_*".
+    let mut rows = REFUSALS.iter().rev();
+    rows.find(|(_, names)| names.iter().any(|name| is(&name))).map_or(other, |(kind, _)| *kind)
+}
+
+/// Calls a refused function with pointers to six outputs; its result and errno.
+fn call(function: *mut c_void, outputs: &mut [[u8; 64]; 6]) -> (isize, Option<c_int>) {
+    type Function = extern "C" fn(
+        *mut [u8; 64],
+        *mut [u8; 64],
+        *mut [u8; 64],
+        *mut [u8; 64],
+        *mut [u8; 64],
+        *mut [u8; 64],
+    ) -> isize;
+    // SAFETY: integers and pointers go in registers, and a refused function looks at none but those that its
+    // prototype has.
+    let function: Function = unsafe { mem::transmute(function) };
+    let [a, b, c, d, e, f] = outputs;
+    // SAFETY: the address of this thread's errno.
+    unsafe { *libc::__errno_location() = 0 };
+    let result = function(a, b, c, d, e, f);
+    (result, io::Error::last_os_error().raw_os_error())
+}
+
+#[test]
+fn what_is_refused_answers_as_its_callers_expect() {
+    const UNTOUCHED: [u8; 64] = [0x5a; 64];
+    let tables = [
+        ("libibverbs.so.1", include_str!("../exports.txt")),
+        ("librdmacm.so.1", include_str!("../../rdmacm-shim/exports.txt")),
+    ];
+    let mut seen = 0;
+    for (library, table) in tables {
+        let loaded = Loaded::open(library);
+        let exports = Table::parse(table).unwrap().exports;
+        for export in exports.iter().filter(|export| export.kind != "impl" && !export.is_data()) {
+            let mut outputs = [UNTOUCHED; 6];
+            let function = loaded.find(&export.symbol, &export.node);
+            let (result, errno) = call(function, &mut outputs);
+            // Half of a register is undefined where a function returns an int.
+            let number = result as c_int;
+            let refusal = refusal_of(&export.symbol);
+            let (right, errnos): (bool, &[c_int]) = match refusal {
+                Refusal::Errno => (number == libc::EOPNOTSUPP, &[libc::EOPNOTSUPP]),
+                Refusal::MinusOne => (result == -1, &[libc::EOPNOTSUPP]),
+                Refusal::Null | Refusal::NoList => (result == 0, &[libc::EOPNOTSUPP, libc::ENODEV]),
+                Refusal::Nothing => (result == 0, &[0]),
+            };
+            let errno_right = errnos.contains(&errno.unwrap_or(-1));
+            let name = format!("{}@{}: {refusal:?}", export.symbol, export.node);
+            assert!(right && errno_right, "{name}: {result:#x}, errno {errno:?}");
+            if refusal == Refusal::NoList {
+                assert_eq!(outputs[0][..4], [0; 4], "{name}");
+                outputs[0][..4].fill(0x5a);
+            }
+            assert!(outputs == [UNTOUCHED; 6], "{name}: an output was written");
+            seen += 1;
+        }
+    }
+    println!("{seen} refused functions");
+    assert!(seen > 200, "{seen}");
 }
