@@ -41,7 +41,12 @@ pub struct Engine {
     egress: Egress,
     /// Scratch of the timer stage.
     due: Vec<u32>,
+    /// Turns in a row that could not take everything that had arrived.
+    behind: u32,
 }
+
+/// Turns for which timers wait until what has arrived is looked at: as much as a link keeps.
+const PATIENT_TURNS: u32 = 64;
 
 /// What a turn did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -140,6 +145,7 @@ impl Engine {
             ingress: Ingress::new(codec, config.shard),
             egress: Egress::new(codec, config.shard),
             due: Vec::new(),
+            behind: 0,
         }
     }
 
@@ -168,6 +174,7 @@ impl Engine {
         let completions_before = self.shared.counters.completions;
         self.shared.placed = false;
         let (received, more) = self.receive(now, ports, tap);
+        self.behind = if more { self.behind.saturating_add(1) } else { 0 };
         self.settle(now, tap);
         self.fail_broken_cqs(now, tap);
         let told = self.notify(ports.host);
@@ -185,7 +192,9 @@ impl Engine {
     ) -> Turn {
         let completions_before = self.shared.counters.completions;
         let (rang, doorbells_more) = self.doorbells(now, tap);
-        let expired = self.timers(now, tap);
+        // After a pause, the answer that a timer waits for may lie behind more than one turn takes.
+        let patient = (1..=PATIENT_TURNS).contains(&self.behind);
+        let expired = !(patient && Rule::ArrivalsBeforeTimers.applies()) && self.timers(now, tap);
         let sent = self.transmit(now, ports, tap);
         self.settle(now, tap);
         self.fail_broken_cqs(now, tap);

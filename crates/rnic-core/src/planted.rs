@@ -91,6 +91,7 @@ switches! {
     TimerArms,
     TimerStops,
     TimerOutlastsStall,
+    ArrivalsBeforeTimers,
     TurnIsNoTimeout,
     GoBackN,
     ReadRestart,

@@ -3,7 +3,10 @@
 use crate::{dialogue, ok, read, send, small_mtu, statuses};
 use rnic_abi::verbs::{QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, Say};
+use rnic_sim::link::{Blow, Strike};
+use rnic_sim::pair::Pair;
 use rnic_sim::verbs::Connection;
+use rnic_sim::verbs::SendWr;
 use roce_wire::headers::rnr_timer_ns;
 use roce_wire::{NakCode, Opcode};
 
@@ -308,4 +311,16 @@ fn a_sequence_nak_that_may_still_be_about_an_rnr_nak_costs_no_retry() {
     d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
     let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
     assert_eq!(statuses(&d.sent()), expected);
+}
+
+#[test]
+fn a_lost_last_packet_repeats_little_of_a_long_message() {
+    let mut pair = Pair::new(1, small_mtu());
+    let (a, b) = (pair.a, pair.b);
+    pair.world.strike(0, 1, Strike::new(Blow::Drop).opcode(Opcode::RcWriteLast));
+    pair.run(a, &SendWr::write(1, &[a.mr.sge(0, 1000 * 256)], b.mr.remote(0)));
+    let counters = pair.world.hosts()[0].engine.counters();
+    assert_eq!(counters.local_ack_timeout_err, 1);
+    let repeated = counters.retransmitted_packets;
+    assert!(repeated <= 32, "{repeated} packets were sent again");
 }

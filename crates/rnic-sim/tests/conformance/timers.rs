@@ -188,3 +188,30 @@ fn a_slow_link_serves_all_queue_pairs_in_turn() {
     let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
     assert!(*least > 100_000 && most - least <= 2 * 66_000, "{sent:?}");
 }
+
+/// A request whose ACK arrives before its timeout of 12 us, but behind `bursts` of other packets,
+/// of which each takes the engine a turn of 1 us. Returns how many timeouts it saw.
+fn timeouts_behind(bursts: u32) -> u64 {
+    let mut d = Dialogue::new(Connection { timeout: 1, ..small_mtu() });
+    d.post(&send(&d, 1, 10));
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+    let old = Say::ack(d.our_psn(0x40_0000), 0);
+    for _ in 0..bursts * PortConfig::frames().rx_burst {
+        d.say(&old);
+    }
+    d.say(&Say::ack(d.our_psn(0), 1));
+    d.world.run_for(1_000_000);
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    d.world.hosts()[0].engine.counters().local_ack_timeout_err
+}
+
+#[test]
+fn an_ack_that_has_arrived_is_looked_at_before_the_timer() {
+    assert_eq!(timeouts_behind(0), 0);
+    assert_eq!(timeouts_behind(50), 0);
+}
+
+#[test]
+fn a_flood_does_not_stop_timers() {
+    assert!(timeouts_behind(90) > 0);
+}
