@@ -350,3 +350,35 @@ fn a_killed_daemon_is_noticed_by_the_other_host() -> Result<()> {
     Dialogue::new("checker -n 200").run(&pair.left, &pair.right)?;
     pair.stop()
 }
+
+/// Requests for a peer that cannot be reached fail after their retries, whatever becomes of the
+/// packets: `harm` happens to the link before anything is posted.
+fn unanswered(test: &str, io: Io, harm: &[&str]) -> Result<()> {
+    let Some(lab) = open(test)? else { return Ok(()) };
+    let pair = lab.pair(io, 4200)?;
+    let to = pair.right.address();
+    let mut client = victim(&pair.left, &format!("-T 8 -r 7 unanswered {to}"))?;
+    says(&mut client, "connected")?;
+    pair.net.left.netns.ip(harm)?;
+    client.signal(Signal::USR1)?;
+    let output = client.wait()?;
+    ensure!(output.stdout.contains("64 gave up, 960 flushed"), "{io:?}: {output}");
+    pair.stop()
+}
+
+const DOWN: [&str; 4] = ["link", "set", End::INTERFACE, "down"];
+
+#[test]
+fn requests_fail_while_the_link_is_down_over_udp() -> Result<()> {
+    unanswered("requests_fail_while_the_link_is_down_over_udp", Io::Udp, &DOWN)
+}
+
+#[test]
+fn requests_fail_while_the_link_is_down_over_af_packet() -> Result<()> {
+    unanswered("requests_fail_while_the_link_is_down_over_af_packet", Io::AfPacket, &DOWN)
+}
+
+#[test]
+fn requests_fail_while_the_link_is_down_over_af_xdp() -> Result<()> {
+    unanswered("requests_fail_while_the_link_is_down_over_af_xdp", Io::AfXdp, &DOWN)
+}

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use system_tests::daemon::Io;
+use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::dist::Dist;
 use system_tests::inspect::cpu_time;
 use system_tests::lab::{Lab, Need, Pair};
 use system_tests::native::{self, VICTIM};
-use system_tests::place::{Node, Place};
+use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::Dialogue;
 
@@ -115,4 +116,62 @@ fn more_spinning_threads_than_cores_over_udp() -> Result<()> {
 #[test]
 fn more_spinning_threads_than_cores_over_af_xdp() -> Result<()> {
     spinning("more_spinning_threads_over_af_xdp", Io::AfXdp)
+}
+
+fn busy_device(lab: &Lab) -> Result<Node> {
+    let mut spec = Spec::new(Io::Loopback);
+    spec.extra = vec!["--busy-poll".into()];
+    let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
+    Ok(Node::new(Daemon::start(Dist::get()?, &spec)?, host, Dist::get()?))
+}
+
+/// Both ends are silent for longer than a client is polled while they tell each other where they
+/// are.
+#[test]
+fn a_daemon_that_never_sleeps_hears_its_clients() -> Result<()> {
+    let name = "a_daemon_that_never_sleeps";
+    let Some(lab) = Lab::open(name, Need::Root, &["ibv_rc_pingpong"])? else { return Ok(()) };
+    let node = busy_device(&lab)?;
+    for line in ["ibv_rc_pingpong -n 100", "ibv_rc_pingpong -e -n 100"] {
+        Dialogue::new(line).limit(Duration::from_secs(60)).run(&node, &node)?;
+    }
+    node.stop()?;
+    Ok(())
+}
+
+/// How long a request may take of a client that is silent most of the time.
+const LATE_LIMIT: u64 = 5000;
+
+/// On a machine with other work the waits come from there: then only what no such machine explains
+/// is a failure, the length of a stream.
+#[test]
+fn a_client_that_posts_now_and_then_is_served_beside_a_stream() -> Result<()> {
+    let name = "a_client_that_posts_now_and_then";
+    let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::victim()?);
+    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
+    let node = Node::new(daemon, host, Dist::get()?);
+    let gid = node.gid_index().to_string();
+    let cmd = node.cmd(VICTIM)?.args(["-d", node.device(), "-g", &gid, "late"]);
+    let output = cmd.limit(Duration::from_secs(60)).run()?;
+    ensure!(output.success(), "{output}");
+    let least = |kind: &str| -> Result<u64> {
+        let rounds = output
+            .stdout
+            .lines()
+            .filter_map(|line| line.strip_prefix(kind)?.trim().strip_suffix(" us")?.parse().ok());
+        rounds.min().with_context(|| format!("no round {kind}: {output}"))
+    };
+    let (alone, beside) = (least("alone")?, least("beside")?);
+    eprintln!(
+        "longest wait in the best of five rounds: alone {alone} us, beside a stream {beside} us"
+    );
+    if beside >= LATE_LIMIT && alone >= LATE_LIMIT {
+        eprintln!("{name}: not measured, the machine is busy");
+    } else {
+        ensure!(beside < LATE_LIMIT, "a request waited {beside} us, {alone} us without the stream");
+    }
+    node.stop()?;
+    Ok(())
 }

@@ -18,6 +18,8 @@ static const struct {
 	{ "wait", "wait in every way for a daemon that dies", waits_for_daemon },
 	{ "events", "print asynchronous events", watches_events },
 	{ "hold", "open HOST queue pairs and sleep", holds },
+	{ "unanswered", "connect to nobody at address HOST, and post when told by SIGUSR1", goes_unanswered },
+	{ "late", "post now and then, beside a stream", comes_late },
 	{ "clock", "compare completion timestamps with the clock", reads_clocks },
 	{ "stall", "keep the engine waiting for a page that never comes", stalls },
 	{ "guard", "watch registered memory that nobody has a reason to touch", guards },
@@ -36,6 +38,6 @@ int main(int argc, char **argv)
 	}
 	fprintf(stderr, "usage: victim [-d device] [-g gid index] [-p port] [-T timeout] [-r retries] ROLE [HOST]\n");
 	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-		fprintf(stderr, "  %-9s %s\n", roles[i].name, roles[i].what);
+		fprintf(stderr, "  %-10s %s\n", roles[i].name, roles[i].what);
 	return 2;
 }

@@ -25,6 +25,10 @@ int loses_main_thread(const struct rc_options *opt);
 int is_reborn(const struct rc_options *opt);
 /* exploit.c */
 int becomes_root(const struct rc_options *opt);
+/* unanswered.c */
+int goes_unanswered(const struct rc_options *opt);
+/* late.c */
+int comes_late(const struct rc_options *opt);
 /* clock.c */
 int reads_clocks(const struct rc_options *opt);
 /* stall.c */
