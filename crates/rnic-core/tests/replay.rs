@@ -6,7 +6,6 @@
 
 mod common;
 
-use common::requester::TIMEOUT;
 use common::wire::Packet;
 use common::{Node, Options, START, attrs, pattern, send_control};
 use pcap_file::pcap::PcapReader;
@@ -20,6 +19,8 @@ use std::path::Path;
 
 const MTU: u32 = 1024;
 const CAPTURED: &str = "captured.pcap";
+/// 4.096 us x 2^14.
+const TIMEOUT: u64 = 4096 << 14;
 const HI1822: &str = "huawei-hi1822.pcap";
 
 /// A frame of a capture file; numbers begin at 1, as packet analysers count.

@@ -1,13 +1,15 @@
-//! The engine's hot paths, for counting instructions: two engines back to back over a wire that
-//! swaps buffers and memory that is not copied.
+//! The engine's hot paths: two engines back to back over a wire that swaps buffers and memory that
+//! is not copied.
 //!
-//! `hot CASE MESSAGES` warms up, then runs MESSAGES messages. The turns that count are
+//! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting
+//! instructions: it warms up, then runs MESSAGES messages. The turns that count are
 //! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of them.
 
 #[path = "../../../crates/rnic-core/tests/common/mod.rs"]
 mod common;
 
 use std::hint::black_box;
+use std::time::Instant as Clock;
 
 use common::{BASE, Node, Options, START, attrs, send_control};
 use rnic_abi::verbs::{QpAttr, QpState, WrOpcode};
@@ -23,6 +25,16 @@ const TRAINS: usize = 256;
 const DEPTH: usize = 32;
 /// Messages before those that count.
 const WARM_UP: usize = 2 * DEPTH;
+
+/// What is timed, and how many messages of it.
+const CASES: [(&str, usize); 6] = [
+    ("write-65536", 20_000),
+    ("read-65536", 20_000),
+    ("send-65536", 20_000),
+    ("write-4096", 200_000),
+    ("send-64", 500_000),
+    ("send-2", 500_000),
+];
 
 struct SwapWire {
     rx: Vec<u8>,
@@ -159,13 +171,13 @@ impl Stage {
             if counted {
                 requester_turn(&mut self.requester, self.now);
             } else {
-                self.requester.quiet_turn(self.now);
+                self.requester.turn(self.now);
             }
             self.requester.wire.pass_to(&mut self.responder.wire);
             if counted {
                 responder_turn(&mut self.responder, self.now);
             } else {
-                self.responder.quiet_turn(self.now);
+                self.responder.turn(self.now);
             }
             self.responder.wire.pass_to(&mut self.requester.wire);
             completed += self.requester.poll().len();
@@ -190,13 +202,13 @@ impl Stage {
 #[inline(never)]
 fn requester_turn(side: &mut Side, now: Instant) {
     black_box(1);
-    side.quiet_turn(now);
+    side.turn(now);
 }
 
 #[inline(never)]
 fn responder_turn(side: &mut Side, now: Instant) {
     black_box(2);
-    side.quiet_turn(now);
+    side.turn(now);
 }
 
 fn main() {
@@ -204,10 +216,27 @@ fn main() {
     // `cargo bench` and `cargo test` pass flags of the test harness.
     let words: Vec<&str> =
         arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
-    let (case, messages) = match words[..] {
-        [case, messages] => (case, messages.parse().expect("a number of messages")),
-        _ => ("write-65536", 1000),
-    };
+    match words[..] {
+        [case, messages] => {
+            let mut stage = stage(case);
+            stage.run(WARM_UP, false);
+            stage.run(messages.parse().expect("a number of messages"), true);
+        }
+        _ => CASES.into_iter().for_each(time),
+    }
+}
+
+/// How long messages take on both sides together, without copies of the payload.
+fn time((case, messages): (&str, usize)) {
+    let mut stage = stage(case);
+    stage.run(WARM_UP, false);
+    let began = Clock::now();
+    stage.run(messages, false);
+    let nanos = began.elapsed().as_nanos() as f64 / messages as f64;
+    println!("{case:<16} {nanos:>8.0} ns/message {:>8.2} GB/s", f64::from(stage.len) / nanos);
+}
+
+fn stage(case: &str) -> Stage {
     let (opcode, len) = case.split_once('-').expect("OPCODE-BYTES");
     let opcode = match opcode {
         "write" => WrOpcode::Write,
@@ -215,7 +244,5 @@ fn main() {
         "send" => WrOpcode::Send,
         other => panic!("no case has the opcode {other}"),
     };
-    let mut stage = Stage::new(opcode, len.parse().expect("a number of bytes"));
-    stage.run(WARM_UP, false);
-    stage.run(messages, true);
+    Stage::new(opcode, len.parse().expect("a number of bytes"))
 }

@@ -1,23 +1,23 @@
-//! Two engines, or one engine and a hand-written peer, over wires and memory of this process.
+//! One engine with one queue pair, over a wire and memory of this process: for what the world of
+//! rnic-sim does not have, and for benchmarks.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
-pub mod requester;
 pub mod wire;
 
 use rnic_abi::control::AsyncEvent;
-use rnic_abi::cq::{ArmKind, CqConsumer, CqProducer, cq_words};
+use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
 use rnic_abi::cqe::Cqe;
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
 use rnic_abi::verbs::{
     AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType, SendFlags, WrOpcode,
 };
-use rnic_abi::words::{WORD, Words};
+use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, send_stride};
 use rnic_core::ports::SpaceId;
 use rnic_core::{
-    ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Event,
-    Host, Instant, NewQp, Outcome, Path, Ports, Turn, Wire,
+    ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Host,
+    Instant, NewQp, Outcome, Path, Ports, Turn, Wire,
 };
 use roce_wire::Flow;
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,20 +30,13 @@ pub const BASE: u64 = 0x7000_0000;
 pub const MEMORY: usize = 8 << 20;
 pub const START: Instant = Instant::from_nanos(1_000_000_000);
 
-#[derive(Default)]
-pub struct HeapHost {
-    pub completion_events: Vec<u32>,
-    pub async_events: Vec<AsyncEvent>,
-}
+/// Nobody waits for events.
+pub struct NoHost;
 
-impl Host for HeapHost {
-    fn completion_event(&mut self, _client: ClientId, _channel: ChannelId, cq: u32) {
-        self.completion_events.push(cq);
-    }
+impl Host for NoHost {
+    fn completion_event(&mut self, _client: ClientId, _channel: ChannelId, _cq: u32) {}
 
-    fn async_event(&mut self, _client: ClientId, event: AsyncEvent) {
-        self.async_events.push(event);
-    }
+    fn async_event(&mut self, _client: ClientId, _event: AsyncEvent) {}
 }
 
 /// One engine with one client, one QP, one CQ and one memory region.
@@ -51,21 +44,16 @@ pub struct Node<W = HeapWire, D = HeapDma> {
     pub engine: Engine,
     pub wire: W,
     pub dma: D,
-    pub host: HeapHost,
+    pub host: NoHost,
     pub ip: IpAddr,
     pub bell: Bell,
     pub cq: CqConsumer,
-    pub cq_handle: u32,
-    pub pd: u32,
     pub qp: u32,
     pub qpn: u32,
     pub sq: WorkProducer,
     pub rq: WorkProducer,
-    pub caps: QpCaps,
     /// Key of all memory, with every right.
     pub key: u32,
-    pub mr: u32,
-    pub events: Vec<(Instant, Event)>,
 }
 
 pub struct Options {
@@ -184,35 +172,25 @@ impl<W: Wire, D: Dma> Node<W, D> {
             engine,
             wire,
             dma,
-            host: HeapHost::default(),
+            host: NoHost,
             ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last_octet)),
             bell: Bell::new(area).unwrap(),
             cq,
-            cq_handle,
-            pd,
             qp,
             qpn,
             sq,
             rq,
-            caps,
             key: 0,
-            mr: 0,
-            events: Vec::new(),
         };
-        (node.mr, node.key) = node.register(BASE, MEMORY as u64, all_access());
+        let (addr, length, access) = (BASE, MEMORY as u64, all_access());
+        let register = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova: addr, access };
+        let Outcome::Mr { lkey, .. } = node.command(register) else { panic!("no MR") };
+        node.key = lkey;
         node
     }
 
     pub fn command(&mut self, command: ClientCommand) -> Outcome {
         self.engine.execute(START, Command::Client(CLIENT, command)).expect("command refused")
-    }
-
-    pub fn register(&mut self, addr: u64, length: u64, access: AccessFlags) -> (u32, u32) {
-        let (pd, space, iova) = (self.pd, SPACE, addr);
-        match self.command(ClientCommand::RegMr { pd, space, addr, length, iova, access }) {
-            Outcome::Mr { mr, lkey, .. } => (mr, lkey),
-            other => panic!("no MR: {other:?}"),
-        }
     }
 
     pub fn modify(&mut self, now: Instant, mask: AttrMask, attr: QpAttr, path: Option<Path>) {
@@ -248,34 +226,15 @@ impl<W: Wire, D: Dma> Node<W, D> {
         }
     }
 
-    pub fn change_state(&mut self, now: Instant, state: QpState) {
-        self.modify(now, AttrMask::STATE, QpAttr { state, ..QpAttr::default() }, None);
-    }
-
     pub fn state(&self) -> QpState {
         self.engine.qp(self.qp).unwrap().attr.state
     }
 
     /// Posts a send WQE with SGEs.
     pub fn post_send(&mut self, control: SendControl, sges: &[Sge]) {
-        self.post_send_words(&SendControl { num_sge: sges.len() as u8, ..control }, sges, &[]);
-    }
-
-    pub fn post_inline(&mut self, control: SendControl, data: &[u8]) {
-        let flags = control.flags | SendFlags::INLINE;
-        let data_len = data.len() as u16;
-        self.post_send_words(&SendControl { flags, data_len, ..control }, &[], data);
-    }
-
-    pub fn post_send_words(&mut self, control: &SendControl, sges: &[Sge], data: &[u8]) {
         let mut words = Vec::with_capacity(MAX_SLOT_WORDS);
-        words.extend(control.encode());
+        words.extend(SendControl { num_sge: sges.len() as u8, ..control }.encode());
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
-        words.extend(data.chunks(WORD).map(|chunk| {
-            let mut word = [0; WORD];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u64::from_le_bytes(word)
-        }));
         assert!(self.sq.free() > 0, "the send queue is full");
         self.sq.push(&words);
         let _ = self.bell.ring(RecordIndex::new(0).unwrap(), self.sq.producer());
@@ -288,35 +247,20 @@ impl<W: Wire, D: Dma> Node<W, D> {
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
         assert!(self.rq.free() > 0, "the receive queue is full");
         self.rq.push(&words);
-        let record = RecordIndex::new(1).unwrap();
-        if self.state() == QpState::Err {
-            let _ = self.bell.ring(record, self.rq.producer());
-        } else {
-            self.bell.publish(record, self.rq.producer());
-        }
+        self.bell.publish(RecordIndex::new(1).unwrap(), self.rq.producer());
     }
 
     pub fn poll(&mut self) -> Vec<Cqe> {
         std::iter::from_fn(|| self.cq.poll()).collect()
     }
 
-    pub fn arm(&self, kind: ArmKind) {
-        self.cq.arm().set(kind);
-    }
-
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
 
-    /// A turn that nobody listens to.
-    pub fn quiet_turn(&mut self, now: Instant) -> Turn {
-        let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
-        self.engine.turn(now, &mut ports, &mut ())
-    }
-
     pub fn turn(&mut self, now: Instant) -> Turn {
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
-        self.engine.turn(now, &mut ports, &mut self.events)
+        self.engine.turn(now, &mut ports, &mut ())
     }
 
     /// Turns until nothing more happens by itself.
@@ -333,73 +277,6 @@ impl<W: Wire, D: Dma> Node<W, D> {
 
 pub fn send_control(opcode: WrOpcode, wr_id: u64) -> SendControl {
     SendControl::new(opcode, SendFlags::SIGNALED, wr_id)
-}
-
-/// Two connected nodes and the time.
-pub struct Pair {
-    pub a: Node,
-    pub b: Node,
-    pub now: Instant,
-    /// Packets carried so far, both directions.
-    pub carried: usize,
-}
-
-impl Pair {
-    pub fn new() -> Self {
-        Self::with(&Options::default(), attrs())
-    }
-
-    pub fn with(options: &Options, attr: QpAttr) -> Self {
-        let mut a = Node::new(1, options);
-        let mut b = Node::new(2, options);
-        let (psn_a, psn_b) = (0xff_fff0, 0x12_3456);
-        let (ip_a, ip_b, qpn_a, qpn_b) = (a.ip, b.ip, a.qpn, b.qpn);
-        a.connect(ip_b, qpn_b, QpAttr { sq_psn: psn_a, rq_psn: psn_b, ..attr }, QpState::Rts);
-        b.connect(ip_a, qpn_a, QpAttr { sq_psn: psn_b, rq_psn: psn_a, ..attr }, QpState::Rts);
-        Self { a, b, now: START, carried: 0 }
-    }
-
-    /// Runs until nothing happens any more, jumping to timers; `lose` decides by packet number.
-    pub fn run(&mut self, mut lose: impl FnMut(usize, &Packet) -> bool) {
-        for _ in 0..200_000 {
-            let a = self.a.turn(self.now);
-            let b = self.b.turn(self.now);
-            let moved = self.carry(&mut lose);
-            if a.worked || b.worked || a.more || b.more || moved {
-                self.now = self.now.after_nanos(100);
-                continue;
-            }
-            let deadlines = [self.a.engine.next_deadline(), self.b.engine.next_deadline()];
-            match deadlines.into_iter().flatten().min() {
-                Some(deadline) => self.now = self.now.max(deadline),
-                None => return,
-            }
-        }
-        panic!("the world does not come to rest");
-    }
-
-    pub fn run_lossless(&mut self) {
-        self.run(|_, _| false);
-    }
-
-    fn carry(&mut self, lose: &mut impl FnMut(usize, &Packet) -> bool) -> bool {
-        let before = self.carried;
-        for (from, to) in [(&mut self.a, &mut self.b)] {
-            for packet in from.wire.outbox.drain(..) {
-                self.carried += 1;
-                if !lose(self.carried - 1, &packet) {
-                    to.wire.inbox.push_back(packet);
-                }
-            }
-        }
-        for packet in self.b.wire.outbox.drain(..) {
-            self.carried += 1;
-            if !lose(self.carried - 1, &packet) {
-                self.a.wire.inbox.push_back(packet);
-            }
-        }
-        self.carried != before
-    }
 }
 
 /// Bytes that differ at every place and by seed.

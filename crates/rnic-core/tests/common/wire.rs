@@ -38,9 +38,6 @@ impl Packet {
 pub struct HeapWire {
     pub inbox: VecDeque<Packet>,
     pub outbox: VecDeque<Packet>,
-    /// Trains sent, as (segments, segment length).
-    pub trains: Vec<(u32, u32)>,
-    pub caps: WireCaps,
     rx: Vec<u8>,
     tx: Vec<u8>,
     reserved: Vec<(TxTrain, TxSlot)>,
@@ -54,13 +51,6 @@ impl HeapWire {
         Self {
             inbox: VecDeque::new(),
             outbox: VecDeque::new(),
-            trains: Vec::new(),
-            caps: WireCaps {
-                max_datagram: 4200,
-                max_segments: 64,
-                max_train: 65_000,
-                tx_ip_id: TxIpId::Ours,
-            },
             rx: Vec::new(),
             tx: vec![0xee; TX_ARENA],
             reserved: Vec::new(),
@@ -71,36 +61,22 @@ impl HeapWire {
 
 impl Wire for HeapWire {
     fn caps(&self) -> WireCaps {
-        self.caps
+        let tx_ip_id = TxIpId::Ours;
+        WireCaps { max_datagram: 4200, max_segments: 64, max_train: 65_000, tx_ip_id }
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
         self.rx.clear();
         while trains.len() < trains.capacity() {
-            let Some(first) = self.inbox.pop_front() else { break };
-            let offset = self.rx.len() as u32;
-            let segment_len = first.bytes.len() as u32;
-            let mut last = first;
-            self.rx.extend(&last.bytes);
-            let ip_id = RxIpId::Seen(last.ip_id);
-            // Equal neighbours of a flow arrive as one train, as GRO would make them: kernels do
-            // not all look at the identifications.
-            while last.bytes.len() == segment_len as usize
-                && self.inbox.front().is_some_and(|next| {
-                    next.flow == last.flow && next.bytes.len() <= segment_len as usize
-                })
-            {
-                last = self.inbox.pop_front().unwrap();
-                self.rx.extend(&last.bytes);
-            }
-            let range = Range { offset, len: self.rx.len() as u32 - offset };
-            let arena = ArenaId(0);
+            let Some(packet) = self.inbox.pop_front() else { break };
+            let range = Range { offset: self.rx.len() as u32, len: packet.bytes.len() as u32 };
+            self.rx.extend(&packet.bytes);
             trains.push(RxTrain {
-                flow: last.flow,
-                arena,
+                flow: packet.flow,
+                arena: ArenaId(0),
                 range,
-                segment_len,
-                ip_id,
+                segment_len: range.len,
+                ip_id: RxIpId::Seen(packet.ip_id),
                 inside: false,
             });
         }
@@ -113,9 +89,9 @@ impl Wire for HeapWire {
     fn release(&mut self) {}
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
-        assert!(train.segments >= 1 && train.segments <= self.caps.max_segments);
+        assert!(train.segments >= 1 && train.segments <= self.caps().max_segments);
         assert!(train.last_len <= train.segment_len);
-        assert!(train.segment_len <= self.caps.max_datagram);
+        assert!(train.segment_len <= self.caps().max_datagram);
         let bytes = train.segments * train.segment_len;
         if (self.used + bytes) as usize > TX_ARENA {
             return None;
@@ -139,7 +115,6 @@ impl Wire for HeapWire {
 
     fn submit(&mut self) {
         for (train, slot) in self.reserved.drain(..) {
-            self.trains.push((train.segments, train.segment_len));
             for k in 0..train.segments {
                 let start = (slot.offset + k * slot.stride) as usize;
                 let last = k + 1 == train.segments;
@@ -158,30 +133,16 @@ pub struct HeapDma {
     pub space: SpaceId,
     pub base: u64,
     pub bytes: Vec<u8>,
-    /// Addresses from here to the end of it cannot be accessed.
-    pub unmapped: std::ops::Range<u64>,
     pub reads: usize,
     pub writes: usize,
     /// It can be copied from.
     pub lends: bool,
     pub copies: usize,
-    /// Inner message ends of the last write.
-    pub tails: Vec<u64>,
 }
 
 impl HeapDma {
     pub fn new(space: SpaceId, base: u64, len: usize) -> Self {
-        Self {
-            space,
-            base,
-            bytes: vec![0; len],
-            unmapped: 0..0,
-            reads: 0,
-            writes: 0,
-            lends: false,
-            copies: 0,
-            tails: Vec::new(),
-        }
+        Self { space, base, bytes: vec![0; len], reads: 0, writes: 0, lends: false, copies: 0 }
     }
 
     /// The places of bytes, one by one, up to a fault.
@@ -189,7 +150,7 @@ impl HeapDma {
         ranges.iter().flat_map(move |range| {
             (range.addr..range.addr + u64::from(range.len)).map(move |addr| {
                 let place = addr.checked_sub(self.base)? as usize;
-                (place < self.bytes.len() && !self.unmapped.contains(&addr)).then_some(place)
+                (place < self.bytes.len()).then_some(place)
             })
         })
     }
@@ -228,7 +189,6 @@ impl Dma for HeapDma {
         assert_eq!(total, from.iter().map(|range| u64::from(range.len)).sum::<u64>());
         assert!(tails.is_sorted() && tails.iter().all(|tail| *tail < total));
         self.writes += 1;
-        self.tails = tails.to_vec();
         let places: Vec<_> = self.places(to).collect();
         for (done, (place, at)) in (0..).zip(places.into_iter().zip(arena_places(from))) {
             self.bytes[place.ok_or(DmaFault { done })?] = arena[at];

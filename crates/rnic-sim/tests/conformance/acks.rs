@@ -78,6 +78,7 @@ fn an_ack_of_what_was_never_sent_is_ignored() {
     d.say(&Say::ack(d.our_psn(1), 2));
     d.say(&Say::ack(d.our_psn(0x40_0000), 2));
     assert_eq!(statuses(&d.sent()), []);
+    assert_eq!(d.world.hosts()[0].engine.counters().rx_ghost_response, 2);
     d.say(&Say::ack(d.our_psn(0), 1));
     assert_eq!(statuses(&d.sent()), ok([1]));
 }

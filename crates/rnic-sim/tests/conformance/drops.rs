@@ -133,6 +133,7 @@ fn malformed_packets() {
     // Cut in the middle, even down to nothing.
     malformed(|bytes| bytes.truncate(15));
     malformed(|bytes| bytes.truncate(4));
+    malformed(Vec::clear);
     // Not a multiple of four.
     malformed(|bytes| bytes.push(0));
     // A READ request without room for its RETH.

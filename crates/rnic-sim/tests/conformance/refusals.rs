@@ -5,7 +5,11 @@ use crate::{
     write_only,
 };
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, WcStatus};
+use rnic_core::mr::KeyFault;
+use rnic_core::{Event, NakReason};
 use rnic_sim::dialogue::{Dialogue, Say};
+use rnic_sim::host::SPACE;
+use rnic_sim::memory::PageAccess;
 use rnic_sim::verbs::{Connection, full_access};
 use roce_wire::{HeaderSet, Opcode, Position, RKey, Syndrome};
 
@@ -256,6 +260,60 @@ fn keys_are_good_only_in_their_pd_and_for_their_range() {
         (*va, *rkey) = (other.addr, other.rkey);
     });
 }
+
+/// Who looks for the cause of a refusal finds it in the events.
+#[test]
+fn every_refusal_tells_its_reason() {
+    type Put = fn(&mut Dialogue);
+    let cases: [(Put, NakReason); 9] = [
+        (|d| d.say(&Say::new(Opcode::RcSendLast, d.peer_psn(0))), NakReason::OpcodeSequence),
+        (
+            |d| d.say(&request(d, Opcode::RcWriteOnly, 0, (0, 9)).payload(&[1; 8])),
+            NakReason::Length,
+        ),
+        (|d| d.say(&request(d, Opcode::RcReadRequest, 0, (1 << 40, 8))), BOUNDS),
+        (|d| d.say(&Say::new(Opcode::RcReadRequest, d.peer_psn(0)).reth(0, 1, 8)), UNKNOWN_KEY),
+        (|d| d.say(&request(d, Opcode::RcFetchAdd, 0, (4, 8))), NakReason::Alignment),
+        (
+            |d| {
+                let reads = (0..9).map(|k| request(d, Opcode::RcReadRequest, k, (0, 8)));
+                let reads: Vec<Say> = reads.collect();
+                d.say_all(&reads);
+            },
+            NakReason::Resources,
+        ),
+        (
+            |d| {
+                let addr = d.nic.mr.addr;
+                d.world.host(0).memory.protect(SPACE, addr, 1, PageAccess::Hole);
+                d.say(&write_only(d, 0, 0, &[1; 8]));
+            },
+            NakReason::RemoteMemory,
+        ),
+        (
+            |d| {
+                let access = full_access() - AccessFlags::REMOTE_READ;
+                *d = Dialogue::new(Connection { access, ..small_mtu() });
+                d.say(&request(d, Opcode::RcReadRequest, 0, (0, 8)));
+            },
+            NakReason::NotAllowed,
+        ),
+        (|d| d.say(&write_only(d, 1, 0, &[1; 8])), NakReason::Sequence),
+    ];
+    for (put, reason) in cases {
+        let mut d = dialogue();
+        put(&mut d);
+        d.hear_burst();
+        let told = d.world.hosts()[0].trace.kept().filter_map(|(_, event)| match event {
+            Event::Nak { reason, .. } => Some(*reason),
+            _ => None,
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [reason]);
+    }
+}
+
+const BOUNDS: NakReason = NakReason::Key(KeyFault::Bounds);
+const UNKNOWN_KEY: NakReason = NakReason::Key(KeyFault::UnknownKey);
 
 #[test]
 fn a_misaligned_atomic_is_an_invalid_request() {

@@ -4,7 +4,7 @@ use crate::{
     ACK, INVALID, SEQUENCE, dialogue, ok, read_request, request, send_only, small_mtu, statuses,
     write_only,
 };
-use rnic_abi::verbs::{AsyncEventType, QpState};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState};
 use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::pair::pattern;
 use rnic_sim::verbs::Connection;
@@ -65,6 +65,14 @@ fn a_gap_is_answered_by_one_nak_with_the_expected_psn() {
     // The next gap is a new one.
     d.say(&write_only(&d, 3, 64, &[9; 8]));
     d.expect_aeth(d.peer_psn(2), SEQUENCE, 2);
+}
+
+#[test]
+fn a_reordered_packet_that_arrives_in_the_same_burst_takes_the_nak_back() {
+    let mut d = dialogue();
+    d.say_all(&[write_only(&d, 1, 0, &[1; 8]), write_only(&d, 0, 0, &[2; 8])]);
+    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    d.expect_silence();
 }
 
 #[test]
@@ -240,4 +248,21 @@ fn zero_length_everything() {
     let received = d.received();
     assert_eq!(statuses(&received), ok(1..4));
     assert!(received.iter().all(|cqe| cqe.byte_len == 0));
+}
+
+/// The peer could change the buffer between delivery and completion.
+#[test]
+fn small_receives_travel_in_the_completion_only_where_no_peer_can_reach_the_buffer() {
+    let mut d = dialogue();
+    let pd = d.nic.pd;
+    let private = d.world.host(0).new_mr(pd, 4096, AccessFlags::LOCAL_WRITE);
+    d.recv(1, &[private.sge(0, 4096)]);
+    d.recv(2, &[d.nic.mr.sge(0, 64)]);
+    d.say_all(&[send_only(&d, 0, &[5; 64]), send_only(&d, 1, &[6; 64])]);
+    let received = d.received();
+    assert_eq!(statuses(&received), ok([1, 2]));
+    let carried: Vec<usize> = received.iter().map(|cqe| cqe.carried_len()).collect();
+    assert_eq!(carried, [64, 0]);
+    assert_eq!(received[0].carried()[..64], [5; 64]);
+    assert_eq!(d.memory(0, 64), [6; 64]);
 }

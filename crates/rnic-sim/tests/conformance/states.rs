@@ -333,6 +333,23 @@ fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
 }
 
 #[test]
+fn sends_that_complete_into_a_full_cq_break_it_too() {
+    let mut d = dialogue();
+    let small = d.world.host(0).create_cq(4);
+    d.nic = End::new(&mut d.world, 0, |setup| setup.send_cq = small);
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+    let sends: Vec<_> = (0..6).map(|wr_id| send(&d, wr_id, 10)).collect();
+    d.post_all(&sends);
+    d.hear_burst();
+    d.say(&Say::ack(d.our_psn(5), 6));
+    assert_eq!(statuses(&d.sent()), ok(0..4));
+    assert_eq!(d.state(), QpState::Err);
+    let told: Vec<_> = d.world.host(0).take_async_events().iter().map(|told| told.event).collect();
+    assert_eq!(told, [AsyncEventType::CqErr, AsyncEventType::QpFatal]);
+}
+
+#[test]
 fn requests_that_can_never_run_fail() {
     let mut d = Dialogue::new(Connection { max_rd_atomic: 0, ..small_mtu() });
     d.post_all(&[read(&d, 1, 0, 16), send(&d, 2, 10)]);

@@ -215,3 +215,16 @@ fn an_ack_that_has_arrived_is_looked_at_before_the_timer() {
 fn a_flood_does_not_stop_timers() {
     assert!(timeouts_behind(90) > 0);
 }
+
+/// Every RNR wait overtakes the wheel's entry for the ACK timeout, which may be hours ahead.
+#[test]
+fn a_peer_that_is_never_ready_does_not_fill_the_timer_wheel() {
+    let mut d = Dialogue::new(Connection { timeout: 31, ..small_mtu() });
+    d.post(&send(&d, 1, 10));
+    for _ in 0..1_000 {
+        d.expect(Opcode::RcSendOnly, d.our_psn(0));
+        d.say(&Say::rnr_nak(1, d.our_psn(0), 0));
+        assert!(d.world.hosts()[0].engine.pending_timers() <= 2);
+    }
+    assert!(d.world.hosts()[0].engine.counters().rcvd_rnr_err > 500);
+}
