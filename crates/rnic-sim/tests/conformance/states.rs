@@ -1,8 +1,8 @@
 //! Queue pair states: what runs, what is held, what is flushed, in which order.
 
 use crate::{
-    ACCESS, ACK, OPERATIONAL, dialogue, fetch_add, ok, read, request, send, send_only, small_mtu,
-    statuses, write_only,
+    ACCESS, ACK, OPERATIONAL, dialogue, fetch_add, ok, read, read_request, request, send,
+    send_only, small_mtu, statuses, write_only,
 };
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, WcStatus};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
@@ -330,6 +330,33 @@ fn an_overflowing_cq_breaks_and_takes_its_qps_along() {
     assert_eq!(d.state(), QpState::Err);
     assert_eq!(d.world.host(0).state(idle.qp), QpState::Err);
     assert_eq!(statuses(&d.world.host(0).drain(small)), ok(0..4));
+}
+
+/// What the peer acknowledged in the burst that overflows the CQ was executed.
+#[test]
+fn an_overflow_takes_no_acknowledged_request_along() {
+    let mut d = dialogue();
+    let small = d.world.host(0).create_cq(1);
+    d.nic = End::new(&mut d.world, 0, |setup| setup.recv_cq = small);
+    let (qp, connection) = (d.nic.qp, d.connection);
+    d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
+    for wr_id in 0..3 {
+        d.recv(wr_id, &[]);
+    }
+    d.post_all(&[send(&d, 11, 10), read(&d, 12, 0, 16)]);
+    d.hear_burst();
+    d.say_all(&[
+        Say::ack(d.our_psn(0), 1),
+        read_request(&d, 0, 0, 16),
+        send_only(&d, 1, &[]),
+        send_only(&d, 2, &[]),
+        read_request(&d, 3, 0, 16),
+    ]);
+    // Answers of what is before the lost message leave, those behind it do not.
+    d.expect(Opcode::RcReadRespOnly, d.peer_psn(0));
+    d.expect_aeth(d.peer_psn(2), OPERATIONAL, 2);
+    d.expect_silence();
+    assert_eq!(statuses(&d.sent()), [(11, WcStatus::Success), (12, WcStatus::WrFlushErr)]);
 }
 
 #[test]
