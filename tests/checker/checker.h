@@ -39,6 +39,7 @@ struct options {
 	bool events, no_fence;
 	bool quiet;
 	unsigned ops; /* bit per enum op */
+	int first; /* enum op of the first message; -1: one of ops */
 	size_t sizes[MAX_SIZES];
 	unsigned num_sizes;
 	size_t max_size;

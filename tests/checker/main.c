@@ -5,7 +5,7 @@
 static const char usage[] =
 	"usage: checker [options]            the side that listens\n"
 	"       checker [options] HOST       the side that connects\n"
-	"Both sides need the same --seed, --sizes, --ops, --depth and --sge.\n"
+	"Both sides need the same --seed, --sizes, --ops, --first, --depth and --sge.\n"
 	"  -d, --device NAME    RDMA device (the first)\n"
 	"  -g, --gid N          GID index (0)\n"
 	"  -m, --mtu BYTES      path MTU (1024)\n"
@@ -14,6 +14,7 @@ static const char usage[] =
 	"  -t, --seconds S      send for S seconds in place of a count\n"
 	"  -s, --sizes LIST     message sizes, e.g. 0,1,4096 (a range around the path MTU)\n"
 	"  -o, --ops LIST       of send,send_imm,write,write_imm,read,cas,fadd (all)\n"
+	"      --first OP       of the first message, whatever the list\n"
 	"  -q, --depth N        messages in flight, a multiple of 4, at least 8 (16)\n"
 	"  -S, --sge N          most SGEs of a message, up to 8 (4)\n"
 	"  -R, --rd-atomic N    outstanding READs and atomics (4)\n"
@@ -24,18 +25,19 @@ static const char usage[] =
 	"      --no-fence       send nothing fenced\n"
 	"      --quiet          print nothing when all is well\n";
 
+static int parse_op(const char *name)
+{
+	for (int op = 0; op < OP_COUNT; op++)
+		if (!strcmp(name, op_names[op]))
+			return op;
+	die("unknown operation %s", name);
+}
+
 static void parse_ops(struct options *opt, char *list)
 {
 	opt->ops = 0;
-	for (char *name = strtok(list, ","); name; name = strtok(NULL, ",")) {
-		unsigned op = 0;
-
-		while (op < OP_COUNT && strcmp(name, op_names[op]))
-			op++;
-		if (op == OP_COUNT)
-			die("unknown operation %s", name);
-		opt->ops |= 1u << op;
-	}
+	for (char *name = strtok(list, ","); name; name = strtok(NULL, ","))
+		opt->ops |= 1u << parse_op(name);
 }
 
 static void parse_sizes(struct options *opt, char *list)
@@ -72,7 +74,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		{ "messages", 1, 0, 'n' }, { "seconds", 1, 0, 't' }, { "sizes", 1, 0, 's' }, { "ops", 1, 0, 'o' },
 		{ "depth", 1, 0, 'q' }, { "sge", 1, 0, 'S' }, { "rd-atomic", 1, 0, 'R' }, { "timeout", 1, 0, 'T' },
 		{ "retry", 1, 0, 'r' }, { "seed", 1, 0, 'x' }, { "events", 0, 0, 'e' }, { "quiet", 0, 0, 'Q' },
-		{ "no-fence", 0, 0, 'F' },
+		{ "no-fence", 0, 0, 'F' }, { "first", 1, 0, '1' },
 		{ "help", 0, 0, 'h' }, { 0 } };
 	long mtu = 1024;
 	int c;
@@ -95,6 +97,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		case 'x': opt->seed = strtoull(optarg, NULL, 0); break;
 		case 'e': opt->events = true; break;
 		case 'F': opt->no_fence = true; break;
+		case '1': opt->first = parse_op(optarg); break;
 		case 'Q': opt->quiet = true; break;
 		case 'h': fputs(usage, stdout); exit(0);
 		default: fputs(usage, stderr); exit(2);
@@ -115,7 +118,7 @@ static void parse(struct options *opt, int argc, char **argv)
 int main(int argc, char **argv)
 {
 	struct options opt = { .port = 18600, .messages = 2000, .depth = 16, .max_sge = 4, .rd_atomic = 4,
-		.timeout = 14, .retry = 7, .seed = 1, .ops = (1u << OP_COUNT) - 1 };
+		.timeout = 14, .retry = 7, .seed = 1, .ops = (1u << OP_COUNT) - 1, .first = -1 };
 	struct side side = { 0 };
 
 	setvbuf(stdout, NULL, _IOLBF, 0);

@@ -29,6 +29,8 @@ struct message schedule(const struct options *opt, uint64_t seed, uint64_t index
 
 	while (!(opt->ops >> choice & 1))
 		choice = (choice + 1) % OP_COUNT;
+	if (index == 0 && opt->first >= 0)
+		choice = (unsigned)opt->first;
 	m.op = choice;
 	r = mix(r);
 	m.size = m.op == OP_CAS || m.op == OP_FADD ? 8 : opt->sizes[r % opt->num_sizes];

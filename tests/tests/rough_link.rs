@@ -16,7 +16,7 @@ use system_tests::dist::Dist;
 use system_tests::emulator::{EmulatedPair, Faults, LinkReport};
 use system_tests::frame::Frame;
 use system_tests::inspect::{ask, counter};
-use system_tests::lab::{Lab, Need, at_end};
+use system_tests::lab::{Lab, Need, at_end, long_form};
 use system_tests::netns::End;
 use system_tests::paths::{self, Scratch};
 use system_tests::place::{Host, Node, OverV6};
@@ -177,6 +177,43 @@ fn af_xdp_at_the_largest_path_mtu() -> Result<()> {
         4096,
         Version::V4,
     )
+}
+
+/// One atomic, then as many packets as there are PSNs, and 4 GiB with them, in each direction: what
+/// a responder remembers of the atomic must not be in the way of what is acknowledged, and its PSN
+/// is another packet's in the end. Each daemon loses some of what arrives.
+#[test]
+fn every_psn_twice_after_one_atomic() -> Result<()> {
+    const MESSAGE: u64 = 65_536;
+    const PATH_MTU: u64 = 256;
+    let test = "every_psn_twice_after_one_atomic";
+    let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devinfo"])? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(checker::build()?);
+    let packets: u64 = if long_form() { (1 << 24) + (1 << 16) } else { 1 << 17 };
+    let pair = lab.pair(Io::Udp, 1500)?;
+    for node in [&pair.left, &pair.right] {
+        Cmd::new(node.dist.bin("rnic"))
+            .args(["fault", "add", "--seed", "42", "drop=0.01%"])
+            .env("RNIC_SOCKET", node.daemon.socket())
+            .check()?;
+    }
+    let messages = packets / (MESSAGE / PATH_MTU);
+    let line = format!(
+        "checker -m {PATH_MTU} -s {MESSAGE} -n {messages} --first fadd -o send,write -q 32 -T 15"
+    );
+    let limit = Duration::from_secs(if long_form() { 1500 } else { 90 });
+    Dialogue::new(&line).limit(limit).run(&pair.left, &pair.right)?;
+    for node in [&pair.left, &pair.right] {
+        for name in ["fault_dropped", "retransmitted_packets"] {
+            let count = counter(node, name)?;
+            eprintln!("{name} {count}");
+            ensure!(count > 0, "no {name}");
+        }
+        let sent = counter(node, "tx_packets")?;
+        ensure!(sent >= packets, "{sent} packets are not {packets}");
+    }
+    pair.stop()?;
+    Ok(())
 }
 
 /// Queue pairs of one device have no link that a test could sit on: the daemon itself injects the

@@ -6,6 +6,7 @@
 //! one.
 
 mod area;
+mod distance;
 mod flow;
 mod message;
 mod traffic;
