@@ -149,9 +149,11 @@ impl WorkQueue {
 
     /// After the daemon died: the next WQE that will never complete, as a flushed completion.
     pub(crate) fn next_orphan(&self) -> Option<Cqe> {
-        let mut producer = self.producer.lock();
-        let end = producer.producer();
-        let in_use = producer.in_use();
+        // Nothing is posted over a slot while it is read.
+        self.producer.visit(|producer| self.next_orphan_of(producer.producer(), producer.in_use()))
+    }
+
+    fn next_orphan_of(&self, end: u32, in_use: u32) -> Option<Cqe> {
         loop {
             let index = self.polled.load(Ordering::Relaxed);
             if index == end {

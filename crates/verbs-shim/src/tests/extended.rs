@@ -219,6 +219,17 @@ fn another_thread_may_arm_while_completions_are_walked() {
 }
 
 #[test]
+fn a_dead_daemon_flushes_while_a_batch_is_being_built() {
+    let (world, qp) = extended_world();
+    assert_eq!(world.send(&mut request(IBV_WR_SEND, IBV_SEND_SIGNALED, &mut [])), 0);
+    world.fake.die();
+    call!(qp, wr_start);
+    let flushed = (0..10_000).map(|_| world.poll().len()).find(|count| *count > 0);
+    assert_eq!(flushed, Some(1));
+    call!(qp, wr_abort);
+}
+
+#[test]
 fn reset_ends_a_batch_that_is_being_built() {
     let (world, qp) = extended_world();
     call!(qp, wr_start);
