@@ -15,7 +15,7 @@ use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireC
 use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::requester::Budget;
-use crate::qp::segment::{Segment, Source};
+use crate::qp::segment::{Segment, Source, train_from};
 use crate::qpn::QpnCodec;
 use crate::shared::Ctx;
 use crate::slab::Slab;
@@ -479,26 +479,4 @@ impl Egress {
             qp.restart_timer(ctx);
         }
     }
-}
-
-/// The longest train from segment `first` on: its end, and the lengths of its datagrams.
-fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u32) {
-    let segment_len = plan.get(first).map_or(0, |segment| segment.datagram_len);
-    let max_segments = (caps.max_segments as usize).max(1);
-    let mut end = first + 1;
-    let mut last_len = segment_len;
-    let mut bytes = segment_len;
-    while let Some(next) = plan.get(end) {
-        let len = next.datagram_len;
-        bytes += len;
-        if len > segment_len || end - first == max_segments || bytes > caps.max_train {
-            break;
-        }
-        last_len = len;
-        end += 1;
-        if len < segment_len {
-            break;
-        }
-    }
-    (end, segment_len, last_len)
 }

@@ -1,9 +1,10 @@
-//! Segmentation: from (WQE, PSN) to one packet, a pure function.
+//! Segmentation: from (WQE, PSN) to one packet, and from packets to trains: pure functions.
 //!
 //! Nothing is stored per packet: sending again means computing again.
 
 use super::sq::Wr;
 use crate::planted::Rule;
+use crate::ports::WireCaps;
 use rnic_abi::verbs::{SendFlags, WrOpcode};
 use roce_wire::datagram::{ICRC_LEN, pad_for};
 use roce_wire::{Opcode, Position, Psn, Trailer};
@@ -117,4 +118,27 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
     let ack_req =
         ends && Rule::AckReqAtEnd.applies() || on_the_way && Rule::AckReqOnTheWay.applies();
     Segment { ack_req, solicited, ..Segment::new(source, opcode, psn, len) }
+}
+
+/// The longest train from segment `first` on: its end, and the lengths of its datagrams.
+#[inline]
+pub(crate) fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u32) {
+    let segment_len = plan.get(first).map_or(0, |segment| segment.datagram_len);
+    let max_segments = (caps.max_segments as usize).max(1);
+    let mut end = first + 1;
+    let mut last_len = segment_len;
+    let mut bytes = segment_len;
+    while let Some(next) = plan.get(end) {
+        let len = next.datagram_len;
+        bytes += len;
+        if len > segment_len || end - first == max_segments || bytes > caps.max_train {
+            break;
+        }
+        last_len = len;
+        end += 1;
+        if len < segment_len {
+            break;
+        }
+    }
+    (end, segment_len, last_len)
 }
