@@ -1,6 +1,7 @@
-//! System calls: memory files, descriptor passing, wake-ups, and where the control socket is.
+//! System calls: memory files, address spaces, descriptor passing, wake-ups, and where the control socket is.
 
 pub mod event_fd;
+pub mod maps;
 pub mod memory;
 pub mod paths;
 pub mod peer;

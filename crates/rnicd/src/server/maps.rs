@@ -1,38 +1,39 @@
 //! What of a client's address space is memory, as `/proc/PID/maps` tells.
 
+use rnic_abi::os::maps::{Area, visit};
+use std::fs::File;
+use std::io::Read;
+use std::ops::ControlFlow;
+
 /// The first address from `first` to `last` that has no memory with the rights asked for; `None`
 /// when all have, or nobody can tell.
 pub(super) fn hole(pid: u32, first: u64, last: u64, writable: bool) -> Option<u64> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    hole_in(File::open(format!("/proc/{pid}/maps")).ok()?, first, last, writable)
+}
+
+fn hole_in(maps: impl Read, first: u64, last: u64, writable: bool) -> Option<u64> {
+    let mut found = Some(first);
+    let mut any = false;
+    let look = |area: &Area<'_>| {
+        any = true;
+        let Some(next) = found else { return ControlFlow::Break(()) };
+        if area.range.end <= next {
+            return ControlFlow::Continue(());
+        }
+        let usable = area.rights.starts_with(if writable { "rw" } else { "r" });
+        if area.range.start > next || !usable {
+            return ControlFlow::Break(());
+        }
+        if area.range.end > last {
+            found = None;
+            return ControlFlow::Break(());
+        }
+        found = Some(area.range.end);
+        ControlFlow::Continue(())
+    };
+    visit(maps, look).ok()?;
     // Empty for a process whose main thread has ended.
-    if maps.is_empty() { None } else { hole_in(&maps, first, last, writable) }
-}
-
-fn hole_in(maps: &str, first: u64, last: u64, writable: bool) -> Option<u64> {
-    let mut next = first;
-    for line in maps.lines() {
-        let Some((start, end, rights)) = parse(line) else { continue };
-        if end <= next {
-            continue;
-        }
-        let usable = rights.starts_with('r') && (!writable || rights.starts_with("rw"));
-        if start > next || !usable {
-            return Some(next);
-        }
-        if end > last {
-            return None;
-        }
-        next = end;
-    }
-    Some(next)
-}
-
-/// Start, end and rights of `55d0c0a00000-55d0c0a21000 rw-p ...`.
-fn parse(line: &str) -> Option<(u64, u64, &str)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let hex = |text| u64::from_str_radix(text, 16).ok();
-    Some((hex(start)?, hex(end)?, rest))
+    found.filter(|_| any)
 }
 
 #[cfg(test)]
@@ -46,13 +47,18 @@ mod tests {
 
     #[test]
     fn holes_and_rights_are_found() {
-        assert_eq!(hole_in(MAPS, 0x1000, 0x4fff, false), None);
-        assert_eq!(hole_in(MAPS, 0x1000, 0x4fff, true), Some(0x1000));
-        assert_eq!(hole_in(MAPS, 0x3004, 0x4004, true), None);
-        assert_eq!(hole_in(MAPS, 0x3004, 0x5000, true), Some(0x5000));
-        assert_eq!(hole_in(MAPS, 0x7000, 0x8fff, false), Some(0x7000));
-        assert_eq!(hole_in(MAPS, 0x8000, u64::MAX, false), Some(0x000f_ffff_ffff_f000));
-        assert_eq!(hole_in(MAPS, 0x800, 0x1800, false), Some(0x800));
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x1000, 0x4fff, false), None);
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x1000, 0x4fff, true), Some(0x1000));
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x3004, 0x4004, true), None);
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x3004, 0x5000, true), Some(0x5000));
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x7000, 0x8fff, false), Some(0x7000));
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x8000, u64::MAX, false), Some(0x000f_ffff_ffff_f000));
+        assert_eq!(hole_in(MAPS.as_bytes(), 0x800, 0x1800, false), Some(0x800));
+    }
+
+    #[test]
+    fn a_process_of_which_nothing_is_known_has_no_hole() {
+        assert_eq!(hole_in(&[][..], 0x1000, 0x2000, true), None);
     }
 
     #[test]

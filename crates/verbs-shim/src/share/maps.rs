@@ -3,6 +3,7 @@
 use std::{fs, io, ops::Range};
 
 use crate::descriptor::Inode;
+use rnic_abi::os::maps;
 
 /// One mapping: a line of `/proc/self/maps`, and what `smaps` adds.
 #[derive(Debug)]
@@ -45,21 +46,18 @@ fn parse(text: &str) -> Vec<Area> {
     areas
 }
 
-/// `55d0c0a00000-55d0c0a21000 rw-p 00000000 00:00 0     [heap]`
 fn parse_area(line: &str) -> Option<Area> {
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let address = |text| usize::from_str_radix(text, 16).ok();
-    let pages = address(start)?..address(end)?;
-    let rights = fields.next()?.to_owned();
-    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
-    let (major, minor) = fields.next()?.split_once(':')?;
-    let device = |text| u32::from_str_radix(text, 16).ok();
-    let device = (device(major)?, device(minor)?);
-    let number = fields.next()?.parse().ok()?;
-    let name = fields.next().unwrap_or_default().trim().to_owned();
-    let inode = Inode { device, number };
-    Some(Area { pages, rights, offset, inode, name, flags: None, protection_key: None })
+    let area = maps::Area::parse(line)?;
+    let address = |at: u64| usize::try_from(at).ok();
+    Some(Area {
+        pages: address(area.range.start)?..address(area.range.end)?,
+        rights: area.rights.to_owned(),
+        offset: area.offset,
+        inode: Inode { device: area.device, number: area.inode },
+        name: area.name.to_owned(),
+        flags: None,
+        protection_key: None,
+    })
 }
 
 /// The mappings that cover a range; `None` when there is a gap.
