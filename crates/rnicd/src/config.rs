@@ -4,6 +4,7 @@
 //! line wins. Nothing is looked up here: whether an interface exists is the business of
 //! `net`.
 
+mod machine;
 mod quota;
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use quota::Quota;
+pub use machine::Machine;
+use quota::UserSection;
+pub use quota::{Amounts, Limits, Resource, Section};
 
 /// Packet I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
@@ -160,7 +163,8 @@ struct File {
     placement: Option<Placement>,
     profile: Option<Profile>,
     log: Option<String>,
-    quota: Quota,
+    quota: UserSection,
+    total: Section,
 }
 
 /// Everything decided.
@@ -194,8 +198,10 @@ pub struct Config {
     pub exit_with_last_client: bool,
     /// Log filter.
     pub log: String,
-    /// Limits of one client.
-    pub quota: Quota,
+    /// Limits of one user, and of all together.
+    pub limits: Limits,
+    /// Groups that the clients of one user may be of at the same time: each has an engine.
+    pub groups: u32,
 }
 
 impl Config {
@@ -236,7 +242,8 @@ impl Config {
             profile: args.profile.or(file.profile).unwrap_or(Profile::Spec),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
-            quota: file.quota,
+            groups: file.quota.groups.unwrap_or(DEFAULT_GROUPS),
+            limits: Limits::new(&file.quota.limits, &file.total, &Machine::look()),
         };
         config.check()?;
         Ok(config)
@@ -289,6 +296,8 @@ fn read_file(path: &Path) -> Result<File> {
 
 /// Long enough to bridge the gaps of a busy connection, too short to be seen in `top`.
 const DEFAULT_SPIN: u64 = 50;
+/// More than a user's programs are of at a time.
+const DEFAULT_GROUPS: u32 = 4;
 /// `IBV_SYSFS_NAME_MAX` less the terminator.
 const MAX_DEVICE_NAME: usize = 63;
 

@@ -1,8 +1,10 @@
 //! The daemon from start to end.
 
 use crate::config::{Args, Config, Io, Profile, XdpMode, name_of};
+use crate::log;
+use crate::memory;
 use crate::net::{Change, Claims, NetConfig, Network};
-use crate::server::{Registry, Service, serve, socket_group};
+use crate::server::{Accounts, Door, Registry, Service, socket_group};
 use crate::shard::Crew;
 use crate::system::{self, notify};
 use crate::wire::{self, WireConfig};
@@ -25,8 +27,11 @@ use std::time::{Duration, Instant};
 /// # Errors
 /// When it cannot start; the text says what to do.
 pub fn run(args: Args) -> Result<()> {
+    system::raise_descriptor_limit();
     let config = Config::resolve(args)?;
-    start_log(&config.log)?;
+    log::start(&config.log)?;
+    system::prepare_for_little_memory();
+    memory::keep_reserve(RESERVE);
     let signals = Signals::new()?;
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
@@ -36,7 +41,7 @@ pub fn run(args: Args) -> Result<()> {
         device: describe_device(&config, &network),
         network,
         crew,
-        quota: config.quota,
+        accounts: Accounts::new(config.limits, rustix::process::geteuid().as_raw()),
         io,
         profile: config.profile,
         registry: Registry::new()?,
@@ -45,27 +50,11 @@ pub fn run(args: Args) -> Result<()> {
     });
     announce(&config, &service);
     notify(NotifyState::Ready);
-    accept_until_told(
-        &config,
-        &service,
-        &Doors { listener: &listener, claims: &claims },
-        &signals,
-    )?;
+    let mut doors = Doors { clients: Door::new(listener)?, claims: &claims };
+    accept_until_told(&config, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
-    drop(listener);
+    drop(doors);
     stop(&service);
-    Ok(())
-}
-
-fn start_log(filter: &str) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnicd=debug`"))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .init();
     Ok(())
 }
 
@@ -164,7 +153,6 @@ fn listen(config: &Config) -> Result<Listener> {
     let listener = Listener::bind(path, config.mode).with_context(|| {
         format!("cannot listen on the control socket {} (--socket chooses another)", path.display())
     })?;
-    listener.set_nonblocking(true)?;
     if let Some(gid) = socket_group(config)? {
         std::os::unix::fs::chown(path, None, Some(gid))
             .with_context(|| format!("cannot give {} to group {gid} (--group)", path.display()))?;
@@ -205,49 +193,46 @@ fn announce(config: &Config, service: &Service) {
 
 /// Where others knock.
 struct Doors<'a> {
-    listener: &'a Listener,
+    clients: Door,
     claims: &'a Claims,
 }
 
 fn accept_until_told(
     config: &Config,
     service: &Arc<Service>,
-    doors: &Doors<'_>,
+    doors: &mut Doors<'_>,
     signals: &Signals,
 ) -> Result<()> {
     let mut lonely_since = Instant::now();
     loop {
         let (sessions, opened) = service.registry.counts();
+        let now = Instant::now();
         if sessions > 0 {
-            lonely_since = Instant::now();
+            lonely_since = now;
         }
         let patience = match (config.exit_with_last_client, opened) {
             (false, _) => None,
             (true, 0) => Some(FIRST_CLIENT_PATIENCE),
             (true, _) => Some(NEXT_CLIENT_PATIENCE),
         };
-        let left = patience.map(|patience| patience.saturating_sub(lonely_since.elapsed()));
-        if sessions == 0 && left == Some(Duration::ZERO) {
+        let lonely_until = patience.filter(|_| sessions == 0).map(|p| lonely_since + p);
+        if lonely_until.is_some_and(|until| until <= now) {
             tracing::info!("the last client has gone");
             return Ok(());
         }
-        let timeout = left.filter(|_| sessions == 0).map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
+        let deadlines = [lonely_until, doors.clients.deadline(), log::tell_of_the_rest(now)];
+        let timeout = deadlines.into_iter().flatten().min().map(|until| patience_until(until, now));
         let ended = service.registry.ended();
-        let mut fds = [
-            PollFd::new(doors.listener, PollFlags::IN),
-            PollFd::new(doors.claims, PollFlags::IN),
-            PollFd::new(&signals.end, PollFlags::IN),
-            PollFd::new(&signals.reload, PollFlags::IN),
-            PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
-        ];
+        let own =
+            [doors.claims.as_fd(), signals.end.as_fd(), signals.reload.as_fd(), ended.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(doors.clients.fds()).collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
         }
-        let [client, rival, end, reload, session_ended] = fds.map(|fd| !fd.revents().is_empty());
+        let [rival, end, reload, session_ended] =
+            [0, 1, 2, 3].map(|at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty()));
         if end {
             return Ok(());
         }
@@ -261,9 +246,16 @@ fn accept_until_told(
         if rival {
             doors.claims.turn_away();
         }
-        if client {
-            accept(service, doors.listener);
-        }
+        doors.clients.attend(service, Instant::now());
+    }
+}
+
+/// A little longer than until then: what is due then is due when the wait is over.
+fn patience_until(until: Instant, now: Instant) -> Timespec {
+    let left = until.saturating_duration_since(now) + Duration::from_millis(1);
+    Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
     }
 }
 
@@ -271,18 +263,6 @@ fn drain(mut pipe: &UnixStream) {
     use std::io::Read;
     let mut bytes = [0; 64];
     while pipe.read(&mut bytes).is_ok_and(|len| len > 0) {}
-}
-
-fn accept(service: &Arc<Service>, listener: &Listener) {
-    match listener.accept() {
-        Ok(connection) => serve(Arc::clone(service), connection),
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-        Err(error) => {
-            tracing::error!("cannot accept a client: {error}");
-            // Out of descriptors: a client that leaves makes room.
-            std::thread::sleep(ACCEPT_PAUSE);
-        }
-    }
 }
 
 /// Ends all sessions, then the engines.
@@ -305,7 +285,8 @@ fn stop(service: &Service) {
 const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 /// And for the next one after the last has gone: programs open devices more than once.
 const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(5);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes that keep the daemon alive when there are no others.
+const RESERVE: usize = 8 << 20;
 /// How long sessions may take to end: one may wait for a neighbour that does not answer, or for an
 /// engine that its own memory keeps.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(1);

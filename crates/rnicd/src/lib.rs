@@ -10,6 +10,8 @@
 //! | `wire` | packet I/O |
 //! | `net` | interfaces, addresses, routes, neighbours |
 //! | `pcapng` | capture files |
+//! | `log` | lines on standard error, not too many |
+//! | `memory` | a reserve for the moment when there is none |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
@@ -18,6 +20,8 @@ pub mod config;
 pub mod daemon;
 mod dma;
 mod inspect;
+mod log;
+mod memory;
 mod net;
 mod pcapng;
 mod refusal;

@@ -4,9 +4,11 @@
 //! of its own, which carries the rights of its client: what the client could not do to a process,
 //! its session cannot do either. Engines are only told, never touched.
 
+mod accounts;
 mod arena;
 mod capture;
 mod context;
+mod door;
 mod maps;
 mod memory;
 mod queues;
@@ -14,8 +16,9 @@ mod records;
 mod registry;
 mod session;
 
+pub(crate) use accounts::Accounts;
+pub(crate) use door::Door;
 pub(crate) use registry::{Registry, Service, socket_group};
-pub(crate) use session::serve;
 
 #[cfg(test)]
 mod tests;

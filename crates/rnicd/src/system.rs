@@ -50,6 +50,27 @@ pub(crate) fn act_as_root() -> io::Result<()> {
     Ok(rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?)
 }
 
+/// Lets this process have as many descriptors as it may ask for.
+pub(crate) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    // A failure leaves what there was, and the quotas follow from that.
+    if current != maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
+}
+
+/// Has the C library take address space as it is needed where that is limited: it takes 64 MiB in
+/// advance for each of several threads otherwise.
+#[allow(unsafe_code, reason = "no library wraps mallopt")]
+pub(crate) fn prepare_for_little_memory() {
+    #[cfg(target_env = "gnu")]
+    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+        // SAFETY: sets a number of the allocator.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+}
+
 /// Asks the scheduler for slices of so many nanoseconds for the calling thread: the shorter they
 /// are, the sooner it gets a CPU when it wakes (Linux 6.12 and later; earlier ones ignore it).
 ///

@@ -41,7 +41,8 @@ fn the_command_line_of_the_documentation_is_understood() {
 #[test]
 fn the_command_line_wins_over_the_file() {
     let path = std::env::temp_dir().join(format!("rnicd-config-{}.toml", std::process::id()));
-    let text = "device = 'a'\nio = 'udp'\nspin = 7\nprofile = 'connectx'\nsocket = '/s'\n[quota]\nqps = 3\n";
+    let text = "device = 'a'\nio = 'udp'\nspin = 7\nprofile = 'connectx'\nsocket = '/s'\n[quota]\nqps = 3\ngroups = 2\n\
+                [total]\nring-bytes = 1048576\n";
     std::fs::write(&path, text).unwrap();
     let name = path.to_str().unwrap().to_owned();
     let config = Config::resolve(args(&["--config", &name, "--device", "b"])).unwrap();
@@ -49,7 +50,10 @@ fn the_command_line_wins_over_the_file() {
     assert_eq!(config.device, "b");
     assert_eq!((config.io, config.spin), (Io::Udp, Duration::from_micros(7)));
     assert_eq!(config.profile, Profile::ConnectX);
-    assert_eq!((config.quota.qps, config.quota.cqs), (3, Quota::default().cqs));
+    let usual = Limits::new(&Section::new(), &Section::new(), &Machine::look());
+    assert_eq!((config.limits.user[Resource::Qps], config.groups), (3, 2));
+    assert_eq!(config.limits.user[Resource::Cqs], usual.user[Resource::Cqs]);
+    assert_eq!(config.limits.all[Resource::RingBytes], 1 << 20);
     assert_eq!(config.socket, PathBuf::from("/s"));
 }
 
@@ -65,8 +69,12 @@ fn errors_say_what_to_do() {
 #[test]
 fn a_key_that_does_not_exist_is_an_error() {
     let path = std::env::temp_dir().join(format!("rnicd-badkey-{}.toml", std::process::id()));
-    std::fs::write(&path, "devcie = 'a'\n").unwrap();
-    let text = error(&["--config", path.to_str().unwrap()]);
+    for (text, key) in
+        [("devcie = 'a'\n", "devcie"), ("[quota]\nqpz = 1\n", "qpz"), ("[total]\nqpy = 1\n", "qpy")]
+    {
+        std::fs::write(&path, text).unwrap();
+        let error = error(&["--config", path.to_str().unwrap()]);
+        assert!(error.contains(key), "{error}");
+    }
     std::fs::remove_file(&path).unwrap();
-    assert!(text.contains("devcie"), "{text}");
 }

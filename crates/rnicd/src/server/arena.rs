@@ -2,11 +2,15 @@
 //!
 //! A ring is a run of words of an arena, 64-byte aligned and zeroed. Arenas grow with need, so
 //! that ten thousand queue pairs take a handful of files. Pages exist from the moment a ring is
-//! handed out: a machine without memory refuses the queue instead of killing the daemon later.
+//! handed out: a machine without memory refuses the queue instead of killing the daemon later. Those
+//! of a ring that came back stay, so what a client takes of the daemon's memory is its arenas.
 
+use super::accounts::{Account, Charge};
+use crate::config::Resource;
+use crate::refusal::{Refused, refused_by_kernel};
 use rnic_abi::control::RingPlace;
 use rnic_abi::os::memory;
-use rnic_abi::words::{LINE, Words};
+use rnic_abi::words::{LINE, WORD, Words};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,10 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub(crate) struct Arenas {
     arenas: Vec<Arena>,
-    /// Words in use by rings.
-    used: u64,
-    /// Most words that rings may use.
-    limit: u64,
+    account: Account,
 }
 
 #[derive(Debug)]
@@ -27,6 +28,7 @@ struct Arena {
     free: FreeList,
     /// The client has the file already.
     sent: bool,
+    _charges: [Charge; 3],
 }
 
 /// A ring handed out. Give it back to [`Arenas::free`] once the engine has let go of it.
@@ -46,26 +48,17 @@ impl Ring {
 }
 
 impl Arenas {
-    /// None yet; rings may use up to `limit_bytes`.
-    pub(crate) fn new(limit_bytes: u64) -> Self {
-        Self { arenas: Vec::new(), used: 0, limit: limit_bytes / 8 }
-    }
-
-    /// Bytes in use by rings.
-    #[cfg(test)]
-    fn used_bytes(&self) -> u64 {
-        self.used * 8
+    /// None yet.
+    pub(crate) fn new(account: Account) -> Self {
+        Self { arenas: Vec::new(), account }
     }
 
     /// Hands out `words` zeroed words.
     ///
     /// # Errors
-    /// `OutOfMemory` when the limit is reached; else what the kernel says.
-    pub(crate) fn allocate(&mut self, words: usize) -> io::Result<Ring> {
+    /// ENOMEM or EMFILE when the user has all that it may have; else what the kernel says.
+    pub(crate) fn allocate(&mut self, words: usize) -> Result<Ring, Refused> {
         let words = words.next_multiple_of(LINE);
-        if self.used + words as u64 > self.limit {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
         let found = self
             .arenas
             .iter_mut()
@@ -80,31 +73,40 @@ impl Arenas {
         let view = arena.words.slice(start, words);
         let (Ok(()), Some(view)) = (&prepared, view) else {
             self.arenas[index].free.give(start, words);
-            return Err(prepared.err().unwrap_or_else(|| io::ErrorKind::OutOfMemory.into()));
+            let error = prepared.err().unwrap_or_else(|| io::ErrorKind::OutOfMemory.into());
+            return Err(no_memory(error));
         };
         for i in 0..words {
             view.set(i, 0);
         }
-        self.used += words as u64;
         Ok(Ring { arena: index, start, words: view })
     }
 
-    /// Adds an arena with room for a ring of `words` and takes the ring out of it.
-    fn grow(&mut self, words: usize) -> io::Result<usize> {
+    /// Adds an arena with room for a ring of `words` and takes the ring out of it. The last one
+    /// before the limit is no larger than it must be.
+    fn grow(&mut self, words: usize) -> Result<usize, Refused> {
+        let needed = words.next_multiple_of(PAGE);
         let doubled = FIRST_ARENA << self.arenas.len().min(GROWTH_STEPS);
-        let len = doubled.max(words.next_multiple_of(PAGE));
-        let (file, memory) = memory::create("rnic-rings", len)?;
+        let charge = |words: usize| self.account.take(Resource::RingBytes, (words * WORD) as u64);
+        let (len, bytes) = match charge(doubled.max(needed)) {
+            Ok(bytes) => (doubled.max(needed), bytes),
+            Err(_) => (needed, charge(needed)?),
+        };
+        let charges = [
+            bytes,
+            self.account.take(Resource::Descriptors, 1)?,
+            self.account.take(Resource::Mappings, 1)?,
+        ];
+        let (file, memory) = memory::create("rnic-rings", len).map_err(no_memory)?;
         let mut free = FreeList::new(len);
-        let start = free.take(words).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.arenas.push(Arena { file, words: memory, free, sent: false });
+        let start = free.take(words).ok_or_else(|| no_memory(io::ErrorKind::OutOfMemory.into()))?;
+        self.arenas.push(Arena { file, words: memory, free, sent: false, _charges: charges });
         Ok(start)
     }
 
     /// Takes a ring back. The engine must not use it any more.
     pub(crate) fn free(&mut self, ring: Ring) {
-        let words = ring.words.len();
-        self.used -= words as u64;
-        self.arenas[ring.arena].free.give(ring.start, words);
+        self.arenas[ring.arena].free.give(ring.start, ring.words.len());
     }
 
     /// How the client finds `ring`. When `arena_is_new` in the result, the file returned by
@@ -125,6 +127,10 @@ impl Arenas {
     pub(crate) fn file(&self, ring: &Ring) -> BorrowedFd<'_> {
         self.arenas[ring.arena].file.as_fd()
     }
+}
+
+fn no_memory(error: io::Error) -> Refused {
+    refused_by_kernel("no memory for the queue")(error)
 }
 
 /// First fit over runs that are sorted and never touch each other.
@@ -177,7 +183,7 @@ mod tests {
 
     #[test]
     fn rings_are_zeroed_disjoint_and_reused() {
-        let mut arenas = Arenas::new(1 << 30);
+        let mut arenas = Arenas::new(Account::for_test(1 << 30));
         let rings: Vec<_> = (0..100).map(|i| arenas.allocate(100 + i).unwrap()).collect();
         for (i, ring) in rings.iter().enumerate() {
             for w in 0..ring.words.len() {
@@ -192,7 +198,6 @@ mod tests {
         for ring in rings {
             arenas.free(ring);
         }
-        assert_eq!(arenas.used_bytes(), 0);
         assert_eq!(arenas.arenas[0].free.runs, [(0, arenas.arenas[0].words.len())]);
         let again = arenas.allocate(1000).unwrap();
         assert!((0..1000).all(|w| again.words.get(w) == 0));
@@ -201,7 +206,7 @@ mod tests {
 
     #[test]
     fn ten_thousand_rings_take_few_files() {
-        let mut arenas = Arenas::new(8 << 30);
+        let mut arenas = Arenas::new(Account::for_test(8 << 30));
         let rings: Vec<_> = (0..10_000).map(|_| arenas.allocate(528).unwrap()).collect();
         assert!(arenas.arenas.len() < 12, "{}", arenas.arenas.len());
         rings.into_iter().for_each(|ring| arenas.free(ring));
@@ -209,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_arena_is_announced_once() {
-        let mut arenas = Arenas::new(1 << 30);
+        let mut arenas = Arenas::new(Account::for_test(1 << 30));
         let (a, b) = (arenas.allocate(64).unwrap(), arenas.allocate(64).unwrap());
         assert!(arenas.place(&a).arena_is_new);
         let second = arenas.place(&b);
@@ -221,12 +226,24 @@ mod tests {
 
     #[test]
     fn the_limit_is_kept() {
-        let mut arenas = Arenas::new(8 * 1024);
-        let ring = arenas.allocate(1000).unwrap();
-        assert_eq!(arenas.allocate(100).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
-        arenas.free(ring);
-        let ring = arenas.allocate(1024).unwrap();
-        arenas.free(ring);
+        let account = Account::for_test(384 * 1024);
+        let mut arenas = Arenas::new(account.clone());
+        let first = arenas.allocate(1000).unwrap();
+        assert_eq!(account.taken(Resource::RingBytes), 256 * 1024);
+        assert_eq!(arenas.allocate(40_000).unwrap_err().errno, libc::ENOMEM);
+        // Twice as large is too large; what is needed is not.
+        let last = arenas.allocate(16 * 1024 - 64).unwrap();
+        let second = arenas.allocate(16 * 1024).unwrap();
+        assert_eq!(arenas.allocate(16 * 1024).unwrap_err().errno, libc::ENOMEM);
+        assert_eq!(account.taken(Resource::RingBytes), 384 * 1024);
+        for ring in [first, last, second] {
+            arenas.free(ring);
+        }
+        // The pages stay until the arenas go.
+        assert_eq!(account.taken(Resource::RingBytes), 384 * 1024);
+        drop(arenas);
+        assert_eq!(account.taken(Resource::RingBytes), 0);
+        assert_eq!(account.taken(Resource::Descriptors), 0);
     }
 
     #[test]

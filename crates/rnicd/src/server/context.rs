@@ -1,10 +1,12 @@
 //! An opened device: everything that one client has made.
 
+use super::accounts::{Account, Charge};
 use super::arena::{Arenas, Ring};
 use super::memory::Regions;
 use super::records::Records;
 use super::registry::Service;
 use super::session::{Attached, COMP_VECTORS};
+use crate::config::Resource;
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
 use crate::shard::{EventSocket, Message, NewClient, Seat};
@@ -13,6 +15,7 @@ use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
 use rnic_abi::verbs::{AttrMask, QpAttr};
+use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Command, Outcome, SpaceId};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,14 +29,16 @@ pub(super) struct Context {
     pub(super) client: ClientId,
     pub(super) space: SpaceId,
     pub(super) peer: Credentials,
+    pub(super) account: Account,
     pub(super) arenas: Arenas,
     pub(super) records: Records,
     pub(super) regions: Regions,
-    pub(super) cqs: HashMap<u32, Ring>,
-    pub(super) qps: HashMap<u32, QpParts>,
-    pub(super) pds: u32,
-    channels: HashMap<u32, ()>,
+    pub(super) cqs: HashMap<u32, (Ring, Charge)>,
+    pub(super) qps: HashMap<u32, (QpParts, Charge)>,
+    pds: HashMap<u32, Charge>,
+    channels: HashMap<u32, [Charge; 2]>,
     next_channel: u32,
+    _charges: [Charge; 3],
 }
 
 /// What the daemon made for a QP.
@@ -48,7 +53,13 @@ impl Context {
         service: &Arc<Service>,
         session: u32,
         peer: Credentials,
+        account: Account,
     ) -> Result<(Self, Attached), Refused> {
+        let charges = [
+            account.take(Resource::Descriptors, 3)?,
+            account.take(Resource::Mappings, 1)?,
+            account.take(Resource::RingBytes, (AREA_WORDS * WORD) as u64)?,
+        ];
         let fail = |what| refused_by_kernel(what);
         let (file, area) = memory::create("rnic-doorbells", AREA_WORDS)
             .map_err(fail("no memory for the doorbells"))?;
@@ -72,14 +83,16 @@ impl Context {
             client,
             space,
             peer,
-            arenas: Arenas::new(service.quota.ring_bytes),
+            arenas: Arenas::new(account.clone()),
+            account,
             records,
             regions: Regions::default(),
             cqs: HashMap::new(),
             qps: HashMap::new(),
-            pds: 0,
+            pds: HashMap::new(),
             channels: HashMap::new(),
             next_channel: 0,
+            _charges: charges,
         };
         let stranger =
             system::scheduling_group("self") != system::scheduling_group(&peer.pid.to_string());
@@ -111,7 +124,7 @@ impl Context {
             Request::AllocPd => self.alloc_pd()?,
             Request::DeallocPd { pd } => {
                 self.engine(ClientCommand::DeallocPd { pd })?;
-                self.pds -= 1;
+                self.pds.remove(&pd);
                 Reply::Done
             }
             Request::RegMr { pd, addr, length, iova, access, fd_offset } => {
@@ -138,25 +151,24 @@ impl Context {
     }
 
     fn alloc_pd(&mut self) -> Result<Reply, Refused> {
-        if self.pds >= self.service.quota.pds {
-            return Err(over_quota("protection domains", "pds"));
-        }
+        let charge = self.account.take(Resource::Pds, 1)?;
         let Outcome::Handle(pd) = self.engine(ClientCommand::AllocPd)? else {
             return Err(surprised());
         };
-        self.pds += 1;
+        self.pds.insert(pd, charge);
         Ok(Reply::Handle(pd))
     }
 
     fn create_channel(&mut self) -> Result<(Reply, Attached), Refused> {
-        if self.channels.len() >= self.service.quota.channels as usize {
-            return Err(over_quota("completion channels", "channels"));
-        }
+        let charges = [
+            self.account.take(Resource::Channels, 1)?,
+            self.account.take(Resource::Descriptors, 1)?,
+        ];
         let (ours, theirs) =
             EventSocket::pair().map_err(refused_by_kernel("no completion channel"))?;
         let channel = self.next_channel;
         self.next_channel = self.next_channel.wrapping_add(1);
-        self.channels.insert(channel, ());
+        self.channels.insert(channel, charges);
         self.shard.tell(Message::AddChannel(self.client, ChannelId(channel), ours));
         Ok((Reply::Handle(channel), vec![theirs]))
     }
@@ -216,10 +228,6 @@ pub(super) fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Refused> {
 /// The engine answered another question.
 pub(super) fn surprised() -> Refused {
     refuse(libc::EIO, "the engine gave an answer to another question")
-}
-
-pub(super) fn over_quota(what: &str, key: &str) -> Refused {
-    refuse(libc::ENOMEM, format!("this client has as many {what} as it may have (quota.{key})"))
 }
 
 pub(super) fn engine_gone<T>(_: T) -> Refused {

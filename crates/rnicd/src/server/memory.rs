@@ -1,8 +1,10 @@
 //! Registration of memory.
 
-use super::context::{Context, over_quota, surprised};
+use super::accounts::Charge;
+use super::context::{Context, surprised};
 use super::maps;
 use super::registry::Registry;
+use crate::config::Resource;
 use crate::dma::{Mapping, Space, probe};
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::shard::{Message, ShardHandle};
@@ -16,29 +18,33 @@ use std::os::fd::OwnedFd;
 #[derive(Default)]
 pub(super) struct Regions {
     regions: HashMap<u32, Region>,
-    bytes: u64,
 }
 
 struct Region {
-    length: u64,
-    /// Of memory that the daemon mapped.
-    space: Option<SpaceId>,
+    mapped: Option<Mapped>,
+    _charges: [Charge; 2],
+}
+
+/// Memory of a client that the daemon maps.
+struct Mapped {
+    space: SpaceId,
+    _charges: [Charge; 2],
 }
 
 impl Regions {
     /// Gives the address spaces back, once the client is gone.
     pub(super) fn release_spaces(&mut self, shard: &ShardHandle, registry: &Registry) {
         for (_, region) in self.regions.drain() {
-            release(region, shard, registry);
+            release(region.mapped, shard, registry);
         }
     }
 }
 
-/// Unmaps a region's memory, if it was mapped, here and not in the engine.
-fn release(region: Region, shard: &ShardHandle, registry: &Registry) {
-    if let Some(space) = region.space {
-        drop(shard.ask(|answer| Message::RemoveSpace(space, answer)));
-        registry.give_space(space, region.length);
+/// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
+fn release(mapped: Option<Mapped>, shard: &ShardHandle, registry: &Registry) {
+    if let Some(mapped) = mapped {
+        drop(shard.ask(|answer| Message::RemoveSpace(mapped.space, answer)));
+        registry.give_space(mapped.space);
     }
 }
 
@@ -53,17 +59,14 @@ impl Context {
         access: AccessFlags,
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Reply, Refused> {
-        let quota = &self.service.quota;
-        if self.regions.regions.len() >= quota.mrs as usize {
-            return Err(over_quota("memory regions", "mrs"));
-        }
-        if self.regions.bytes.checked_add(length).is_none_or(|all| all > quota.registered_bytes) {
-            return Err(over_quota("bytes registered", "registered-bytes"));
-        }
+        let charges = [
+            self.account.take(Resource::Mrs, 1)?,
+            self.account.take(Resource::RegisteredBytes, length)?,
+        ];
         let (space, addr, mapped) = match file.filter(|_| length > 0) {
             Some((file, offset)) => {
-                let space = self.map(&file, offset, length, access)?;
-                (space, 0, Some(space))
+                let mapped = self.map(&file, offset, length, access)?;
+                (mapped.space, 0, Some(mapped))
             }
             None => {
                 self.check_reachable(addr, length, access)?;
@@ -73,12 +76,11 @@ impl Context {
         let command = ClientCommand::RegMr { pd, space, addr, length, iova, access };
         match self.engine(command) {
             Ok(Outcome::Mr { mr, lkey, rkey }) => {
-                self.regions.regions.insert(mr, Region { length, space: mapped });
-                self.regions.bytes += length;
+                self.regions.regions.insert(mr, Region { mapped, _charges: charges });
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
-                release(Region { length, space: mapped }, &self.shard, &self.service.registry);
+                release(mapped, &self.shard, &self.service.registry);
                 other.and_then(|_| Err(surprised()))
             }
         }
@@ -87,8 +89,7 @@ impl Context {
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
         self.engine(ClientCommand::DeregMr { mr })?;
         if let Some(region) = self.regions.regions.remove(&mr) {
-            self.regions.bytes -= region.length;
-            release(region, &self.shard, &self.service.registry);
+            release(region.mapped, &self.shard, &self.service.registry);
         }
         Ok(Reply::Done)
     }
@@ -99,17 +100,18 @@ impl Context {
         offset: u64,
         length: u64,
         access: AccessFlags,
-    ) -> Result<SpaceId, Refused> {
+    ) -> Result<Mapped, Refused> {
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
-        let registry = &self.service.registry;
         // First: what is mapped is allocated, too.
-        let space = registry.take_space(length, &self.service.quota)?;
-        let mapping = Mapping::new(file, offset, length, writable).map_err(|error| {
-            registry.give_space(space, length);
-            refused_by_kernel("the memory file cannot be used")(error)
-        })?;
+        let charges = [
+            self.account.take(Resource::SharedBytes, length)?,
+            self.account.take(Resource::Mappings, 1)?,
+        ];
+        let mapping = Mapping::new(file, offset, length, writable)
+            .map_err(refused_by_kernel("the memory file cannot be used"))?;
+        let space = self.service.registry.take_space();
         self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
-        Ok(space)
+        Ok(Mapped { space, _charges: charges })
     }
 
     /// Whether the engine will be able to reach the memory: better now than at the first packet.

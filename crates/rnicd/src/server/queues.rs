@@ -1,8 +1,9 @@
 //! Completion queues and queue pairs: their rings, and what is granted for what was wanted.
 
 use super::arena::Ring;
-use super::context::{Context, QpParts, over_quota, surprised};
+use super::context::{Context, QpParts, surprised};
 use super::session::Attached;
+use crate::config::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use rnic_abi::control::{CreateQp, DeviceLimits, QueuePlace, Reply};
 use rnic_abi::cq::{CqProducer, cq_words};
@@ -62,9 +63,7 @@ impl Context {
         if cqe == 0 || cqe > limit {
             return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
         }
-        if self.cqs.len() >= self.service.quota.cqs as usize {
-            return Err(over_quota("completion queues", "cqs"));
-        }
+        let charge = self.account.take(Resource::Cqs, 1)?;
         let channel = self.channel(channel)?;
         let capacity = cqe.next_power_of_two();
         let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
@@ -82,7 +81,7 @@ impl Context {
         };
         let mut attached = Vec::new();
         let ring = self.announce(&memory, &mut attached)?;
-        self.cqs.insert(cq, memory);
+        self.cqs.insert(cq, (memory, charge));
         Ok((Reply::Cq { cq, ring, cqe: capacity }, attached))
     }
 
@@ -92,7 +91,7 @@ impl Context {
         else {
             return Err(surprised());
         };
-        if let Some(ring) = self.cqs.remove(&cq) {
+        if let Some((ring, _)) = self.cqs.remove(&cq) {
             self.arenas.free(ring);
         }
         Ok(Reply::CqGone { completion_events, async_events })
@@ -108,12 +107,10 @@ impl Context {
         if wanted.srq.is_some() || wanted.xrcd.is_some() {
             return Err(unsupported("shared receive queues"));
         }
-        if self.qps.len() >= self.service.quota.qps as usize {
-            return Err(over_quota("queue pairs", "qps"));
-        }
         let (Some(send_cq), Some(recv_cq)) = (wanted.send_cq, wanted.recv_cq) else {
             return Err(refuse(libc::EINVAL, "a queue pair needs two completion queues"));
         };
+        let charge = self.account.take(Resource::Qps, 1)?;
         let grant = grant(&wanted.caps, limits)?;
         let parts = self.qp_parts(&grant)?;
         let created = queues(&parts, &grant).and_then(|[sq, rq]| {
@@ -144,7 +141,7 @@ impl Context {
         };
         let (sq, rq) = (next()?, next()?);
         drop(places);
-        self.qps.insert(qp, parts);
+        self.qps.insert(qp, (parts, charge));
         Ok((Reply::Qp { qp, qpn, caps: grant.caps, sq, rq }, attached))
     }
 
@@ -152,14 +149,14 @@ impl Context {
         let Outcome::QpGone { async_events } = self.engine(ClientCommand::DestroyQp { qp })? else {
             return Err(surprised());
         };
-        if let Some(parts) = self.qps.remove(&qp) {
+        if let Some((parts, _)) = self.qps.remove(&qp) {
             self.free_parts(parts);
         }
         Ok(Reply::QpGone { async_events })
     }
 
     fn ring(&mut self, words: usize) -> Result<Ring, Refused> {
-        self.arenas.allocate(words).map_err(refused_by_kernel("no memory for the queue"))
+        self.arenas.allocate(words)
     }
 
     fn record(&mut self) -> Result<RecordIndex, Refused> {

@@ -1,12 +1,13 @@
 //! What all sessions share.
 
-use crate::config::{Config, Profile, Quota, name_of};
+use super::accounts::{Accounts, Charge};
+use crate::config::{Config, Profile, Resource, name_of};
 use crate::dma::{slot_of, space_id};
 use crate::net::Network;
-use crate::refusal::{Refused, refuse};
+use crate::refusal::Refused;
 use crate::shard::Crew;
 use anyhow::Context;
-use rnic_abi::control::DeviceInfo;
+use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
 use rnic_core::SpaceId;
 use serde_json::{Value, json};
@@ -22,8 +23,8 @@ pub(crate) struct Service {
     pub(crate) network: Arc<Network>,
     /// Its engines.
     pub(crate) crew: Arc<Crew>,
-    /// Limits of one client.
-    pub(crate) quota: Quota,
+    /// What each user has of it.
+    pub(crate) accounts: Arc<Accounts>,
     /// Packet I/O in words.
     pub(crate) io: String,
     /// Whose habits the device has.
@@ -50,8 +51,6 @@ struct Inner {
     sessions: BTreeMap<u32, SessionInfo>,
     next_session: u32,
     opened_ever: u64,
-    /// Registrations that the daemon maps, and their bytes.
-    mapped: (u32, u64),
 }
 
 /// A session, for display.
@@ -110,28 +109,15 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new session of `peer`.
-    ///
-    /// # Errors
-    /// EAGAIN when this user has too many.
-    pub(crate) fn enter(&self, peer: Credentials, quota: &Quota) -> Result<u32, Refused> {
+    fn enter(&self, peer: Credentials) -> u32 {
         let mut inner = self.lock();
-        let of_user = inner.sessions.values().filter(|s| s.peer.uid == peer.uid).count();
-        if of_user >= quota.sessions as usize {
-            let text = format!(
-                "user {} has {of_user} sessions, which is the limit (quota.sessions)",
-                peer.uid
-            );
-            return Err(refuse(libc::EAGAIN, text));
-        }
         inner.next_session = inner.next_session.wrapping_add(1);
         let session = inner.next_session;
         inner.sessions.insert(session, SessionInfo { peer, client: None });
-        Ok(session)
+        session
     }
 
-    /// The session is over.
-    pub(crate) fn leave(&self, session: u32) {
+    fn leave(&self, session: u32) {
         self.lock().sessions.remove(&session);
         if let Err(error) = self.ended.wake() {
             tracing::error!("cannot tell that a session ended: {error}");
@@ -174,33 +160,14 @@ impl Registry {
         inner.spaces.give(space);
     }
 
-    /// A number for an address space of `bytes` that the daemon will map.
-    ///
-    /// # Errors
-    /// ENOMEM when all clients together have as much as the daemon maps.
-    pub(crate) fn take_space(&self, bytes: u64, quota: &Quota) -> Result<SpaceId, Refused> {
-        let mut inner = self.lock();
-        let (count, all) = (inner.mapped.0 + 1, inner.mapped.1.saturating_add(bytes));
-        if all > quota.shared_bytes {
-            let text = format!(
-                "the daemon maps no more than {} bytes of its clients (quota.shared-bytes)",
-                quota.shared_bytes
-            );
-            return Err(refuse(libc::ENOMEM, text));
-        }
-        if count > MAX_MAPPED {
-            let text = format!("the daemon maps no more than {MAX_MAPPED} regions of its clients");
-            return Err(refuse(libc::ENOMEM, text));
-        }
-        inner.mapped = (count, all);
-        Ok(inner.spaces.take())
+    /// A number for an address space that the daemon will map.
+    pub(crate) fn take_space(&self) -> SpaceId {
+        self.lock().spaces.take()
     }
 
     /// It is no longer used.
-    pub(crate) fn give_space(&self, space: SpaceId, bytes: u64) {
-        let mut inner = self.lock();
-        inner.mapped = (inner.mapped.0 - 1, inner.mapped.1 - bytes);
-        inner.spaces.give(space);
+    pub(crate) fn give_space(&self, space: SpaceId) {
+        self.lock().spaces.give(space);
     }
 
     /// For `rnic status`.
@@ -216,6 +183,37 @@ impl Registry {
             })
         });
         sessions.collect()
+    }
+}
+
+/// A session's place among all; dropped, the session is over.
+pub(crate) struct Place {
+    service: Arc<Service>,
+    /// The session's number.
+    pub(crate) session: u32,
+    _charges: [Charge; 3],
+}
+
+impl Place {
+    /// A place for a session of `peer`.
+    ///
+    /// # Errors
+    /// When this user or the daemon has too many.
+    pub(crate) fn take(service: &Arc<Service>, peer: Credentials) -> Result<Self, Refused> {
+        let account = service.accounts.of(peer.uid);
+        let charges = [
+            account.take(Resource::Sessions, 1)?,
+            account.take(Resource::Descriptors, SESSION_DESCRIPTORS)?,
+            account.take(Resource::Mappings, SESSION_MAPPINGS)?,
+        ];
+        let session = service.registry.enter(peer);
+        Ok(Self { service: Arc::clone(service), session, _charges: charges })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.service.registry.leave(self.session);
     }
 }
 
@@ -253,8 +251,10 @@ impl Service {
     }
 }
 
-/// The kernel allows a process 65,530 mappings, and the daemon needs some for other things.
-const MAX_MAPPED: u32 = 32_768;
+/// Connection, pidfd, and what comes or goes with a message.
+const SESSION_DESCRIPTORS: u64 = 2 + MAX_DESCRIPTORS as u64;
+/// Its thread's stack, signal stack and their guards.
+const SESSION_MAPPINGS: u64 = 4;
 
 fn command_of(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;

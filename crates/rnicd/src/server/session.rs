@@ -1,61 +1,88 @@
 //! One connection: its requests, one after the other, until it hangs up or its process dies.
 
+use super::accounts::Account;
 use super::capture::Capture;
 use super::context::Context;
-use super::registry::Service;
+use super::registry::{Place, Service};
+use crate::config::Resource;
+use crate::memory;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
 use crate::system;
 use crate::wire::{Fault, FaultChange, MAX_FAULTS};
+use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
-use rnic_abi::control::{self, Answer, Inspect, MAX_MESSAGE, Reply, Request, decode, encode};
+use rnic_abi::control::{
+    self, Answer, DeviceInfo, Inspect, MAX_MESSAGE, Reply, Request, decode, encode,
+};
 use rnic_abi::os::{Connection, Credentials, Descriptors};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::Value;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Serves `connection` in a thread of its own.
-pub(crate) fn serve(service: Arc<Service>, connection: Connection) {
-    let thread = std::thread::Builder::new().name("rnic-session".into()).stack_size(STACK);
-    let spawned = thread.spawn(move || {
-        let peer = match connection.peer_credentials() {
-            Ok(peer) => peer,
-            Err(error) => return turn_away(&connection, refuse(libc::EPERM, error.to_string())),
-        };
-        let session = match service.registry.enter(peer, &service.quota) {
-            Ok(session) => session,
-            Err(refusal) => return turn_away(&connection, refusal),
-        };
-        let owner = rustix::process::geteuid().as_raw();
-        let served = Session { service: &service, connection, peer, session, owner };
-        if let Err(error) = served.run() {
-            // Quietly: a hostile client must not be able to fill the log.
-            tracing::debug!("session {session} of process {} ends: {error:#}", peer.pid);
+///
+/// # Errors
+/// The connection, and why it is not served.
+pub(super) fn serve(
+    service: &Arc<Service>,
+    connection: Connection,
+) -> Result<(), (Connection, Refused)> {
+    let admitted = connection
+        .peer_credentials()
+        .map_err(|error| refuse(libc::EPERM, error.to_string()))
+        .and_then(|peer| Ok((peer, Place::take(service, peer)?)));
+    let (peer, place) = match admitted {
+        Ok(admitted) => admitted,
+        Err(why) => return Err((connection, why)),
+    };
+    let why = match start(Arc::clone(service), peer, place) {
+        Ok(session) => match session.send(connection) {
+            Ok(()) => return Ok(()),
+            Err(back) => return Err((back.0, no_memory())),
+        },
+        Err(error) => {
+            tracing::error!("cannot serve a client: {error}");
+            refuse(libc::EAGAIN, format!("the daemon cannot start a thread for it: {error}"))
         }
-        service.registry.leave(session);
-    });
-    if let Err(error) = spawned {
-        tracing::error!("cannot serve a client: {error}");
-    }
+    };
+    Err((connection, why))
 }
 
-/// Answers the first request with a refusal, so that the program can say why.
-fn turn_away(connection: &Connection, refusal: Refused) {
-    tracing::debug!("a client is turned away: {refusal}");
-    let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    let _ = poll(&mut fds, Some(&GREETING_PATIENCE));
-    let _ = connection.try_recv(&mut vec![0; MAX_MESSAGE]);
-    let answer: Answer = Err(refusal);
-    let _ = connection.send_message(&answer, &[]);
+/// Starts the thread of a session, which begins once it is given the connection.
+fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<Sender<Connection>> {
+    // A thread that finds no memory for its beginnings ends the process.
+    if memory::is_short() || !memory::has_room(ROOM) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let (sender, receiver) = bounded(1);
+    let thread = std::thread::Builder::new().name("rnic-session".into()).stack_size(STACK);
+    thread.spawn(move || {
+        let Ok(connection) = receiver.recv() else { return };
+        let owner = rustix::process::geteuid().as_raw();
+        let account = service.accounts.of(peer.uid);
+        let session = Session { service: &service, connection, peer, account, place, owner };
+        if let Err(error) = session.run() {
+            // Quietly: a hostile client must not be able to fill the log.
+            tracing::debug!("a session of process {} ends: {error:#}", peer.pid);
+        }
+    })?;
+    Ok(sender)
+}
+
+fn no_memory() -> Refused {
+    refuse(libc::ENOMEM, "the daemon has no memory left for more")
 }
 
 struct Session<'a> {
     service: &'a Arc<Service>,
     connection: Connection,
     peer: Credentials,
-    session: u32,
+    account: Account,
+    /// The last to go.
+    place: Place,
     /// The daemon's user.
     owner: u32,
 }
@@ -86,6 +113,7 @@ impl Session<'_> {
             };
             let answer = match request {
                 Request::Capture if greeted => self.capture(fds, &mut capture),
+                request if takes_memory(&request) && memory::is_short() => Err(no_memory()),
                 request => self.answer(request, fds, &mut greeted, &mut context),
             };
             let (answer, attached) = match answer {
@@ -164,7 +192,7 @@ impl Session<'_> {
                     server: concat!("rnicd ", env!("CARGO_PKG_VERSION")).into(),
                 }
             }
-            Request::ListDevices => Reply::Devices(vec![self.service.device.clone()]),
+            Request::ListDevices => Reply::Devices(vec![self.device()]),
             Request::QueryPort => Reply::Port(self.service.network.port()),
             Request::QueryGids { start } => {
                 let mut gids = self.service.network.gids();
@@ -194,10 +222,25 @@ impl Session<'_> {
             let text = format!("there is no device {name:?}, but {}", self.service.device.name);
             return Err(refuse(libc::ENODEV, text));
         }
-        let (opened, attached) = Context::open(self.service, self.session, self.peer)?;
+        let (opened, attached) =
+            Context::open(self.service, self.place.session, self.peer, self.account.clone())?;
         *context = Some(opened);
-        let device = self.service.device.clone();
+        let device = self.device();
         Ok((Reply::Opened { device, num_comp_vectors: COMP_VECTORS }, attached))
+    }
+
+    /// The device as this user may use it.
+    fn device(&self) -> DeviceInfo {
+        let mut device = self.service.device.clone();
+        let may = |resource| self.service.accounts.limit(self.peer.uid, resource);
+        let count = |limit: u32, resource| limit.min(may(resource).try_into().unwrap_or(u32::MAX));
+        let limits = &mut device.limits;
+        limits.max_qp = count(limits.max_qp, Resource::Qps);
+        limits.max_cq = count(limits.max_cq, Resource::Cqs);
+        limits.max_mr = count(limits.max_mr, Resource::Mrs);
+        limits.max_pd = count(limits.max_pd, Resource::Pds);
+        limits.max_mr_size = limits.max_mr_size.min(may(Resource::RegisteredBytes));
+        device
     }
 
     /// Capture and faults concern every user's traffic.
@@ -291,6 +334,22 @@ fn page(values: &[Value], skip: u32) -> Reply {
     Reply::Inspected { more: rest.peek().is_some() && json.len() > 2, json }
 }
 
+/// Requests that make the daemon hold more.
+fn takes_memory(request: &Request) -> bool {
+    use Request as R;
+    matches!(
+        request,
+        R::OpenDevice { .. }
+            | R::AllocPd
+            | R::RegMr { .. }
+            | R::CreateChannel
+            | R::CreateCq { .. }
+            | R::CreateQp(_)
+            | R::Inspect { .. }
+            | R::Capture
+    )
+}
+
 fn hello(abi: u32) -> Result<(), Refused> {
     if abi == ABI_VERSION {
         return Ok(());
@@ -308,7 +367,7 @@ const NICENESS: i32 = 10;
 const STACK: usize = 256 * 1024;
 /// Bytes of JSON in one answer.
 const PAGE: usize = MAX_MESSAGE - 4096;
-/// How long one that is turned away may take to say something.
-const GREETING_PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Bytes that a session takes at its start, and more than others take meanwhile.
+const ROOM: usize = 4 << 20;
 /// All CQs are served by one engine thread.
 pub(super) const COMP_VECTORS: u32 = 1;

@@ -1,7 +1,7 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
-use super::{Registry, Service, serve};
-use crate::config::{Config, Io, Profile, Quota, XdpMode};
+use super::{Accounts, Door, Registry, Service};
+use crate::config::{Config, Io, Limits, Machine, Profile, Resource, Section, XdpMode};
 use crate::net::{NetConfig, Network};
 use crate::shard::Crew;
 use crate::wire::{self, WireConfig};
@@ -12,6 +12,7 @@ use rnic_abi::os::{Connection, EventFd, Listener};
 use rnic_abi::verbs::{AccessFlags, AttrMask, QpAttr, QpCaps, QpState, QpType};
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
+use rustix::event::Timespec;
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -25,7 +26,9 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(name: &str, quota: Quota) -> Self {
+    fn start(name: &str, quota: &[(Resource, u64)]) -> Self {
+        let quota: Section = quota.iter().copied().collect();
+        let limits = Limits::new(&quota, &Section::new(), &Machine::look());
         let path = std::env::temp_dir().join(format!("rnicd-{name}-{}.sock", std::process::id()));
         let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
         let network = Network::start(place, Box::new(|_| ())).unwrap();
@@ -44,7 +47,7 @@ impl Daemon {
             },
             network,
             crew,
-            quota,
+            accounts: Accounts::new(limits, rustix::process::geteuid().as_raw()),
             io: "loopback".into(),
             profile: Profile::Spec,
             registry: Registry::new().unwrap(),
@@ -54,8 +57,12 @@ impl Daemon {
         let listener = Listener::bind(&path, 0o600).unwrap();
         let accepting = Arc::clone(&service);
         std::thread::spawn(move || {
-            while let Ok(connection) = listener.accept() {
-                serve(Arc::clone(&accepting), connection);
+            let mut door = Door::new(listener).unwrap();
+            loop {
+                let mut fds: Vec<_> = door.fds().collect();
+                let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                rustix::event::poll(&mut fds, Some(&patience)).unwrap();
+                door.attend(&accepting, Instant::now());
             }
         });
         Self { service, path }
@@ -167,7 +174,7 @@ fn queue_pair(pd: u32, cq: u32) -> CreateQp {
 
 #[test]
 fn a_context_lives_and_dies_with_its_session() {
-    let daemon = Daemon::start("life", Quota::default());
+    let daemon = Daemon::start("life", &[]);
     let client = daemon.connect();
     client.greet();
     let (answer, fds) = client.call_with(&Request::OpenDevice { name: "rnic0".into() });
@@ -208,7 +215,7 @@ fn a_context_lives_and_dies_with_its_session() {
 
 #[test]
 fn memory_that_is_not_there_is_refused_at_once() {
-    let daemon = Daemon::start("memory", Quota::default());
+    let daemon = Daemon::start("memory", &[]);
     let client = daemon.open();
     let pd = client.handle(&Request::AllocPd);
     let memory = [0u8; 64];
@@ -244,8 +251,7 @@ fn memory_that_is_not_there_is_refused_at_once() {
 
 #[test]
 fn what_the_daemon_maps_is_limited_and_told_apart() {
-    let quota = Quota { shared_bytes: 4096, ..Quota::default() };
-    let daemon = Daemon::start("mapped", quota);
+    let daemon = Daemon::start("mapped", &[(Resource::SharedBytes, 4096)]);
     let (client, other) = (daemon.open(), daemon.open());
     let (file, words) = rnic_abi::os::memory::create("test", 512).unwrap();
     let map = |client: &Client, length| {
@@ -253,7 +259,7 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
         let request = registration(pd, words.at(0).as_ptr() as u64, length);
         client.connection.call(&request, &[file.as_fd()]).unwrap().0
     };
-    // For all clients together; what was refused does not count.
+    // For all clients of a user together; what was refused does not count.
     assert_eq!(map(&client, 4097).unwrap_err().errno, libc::ENOMEM);
     let Ok(Reply::Mr { mr, .. }) = map(&client, 3000) else { panic!("refused") };
     let refusal = map(&other, 2000).unwrap_err();
@@ -278,7 +284,7 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
 #[test]
 fn memory_is_out_of_reach_when_its_deregistration_is_answered() {
     const NAME: &str = "rnic-deregistered";
-    let daemon = Daemon::start("deregister", Quota::default());
+    let daemon = Daemon::start("deregister", &[]);
     let client = daemon.open();
     let pd = client.handle(&Request::AllocPd);
     let (file, words) = rnic_abi::os::memory::create(NAME, 512).unwrap();
@@ -298,7 +304,7 @@ fn memory_is_out_of_reach_when_its_deregistration_is_answered() {
 
 #[test]
 fn what_is_not_supported_says_so() {
-    let daemon = Daemon::start("unsupported", Quota::default());
+    let daemon = Daemon::start("unsupported", &[]);
     let client = daemon.open();
     let pd = client.handle(&Request::AllocPd);
     let cq = client.cq();
@@ -320,7 +326,7 @@ fn what_is_not_supported_says_so() {
 
 #[test]
 fn a_session_begins_with_a_greeting_in_the_same_version() {
-    let daemon = Daemon::start("greeting", Quota::default());
+    let daemon = Daemon::start("greeting", &[]);
     let client = daemon.connect();
     assert_eq!(client.errno(&Request::AllocPd), libc::EPROTO);
     let refusal = client.call(&Request::Hello { abi: ABI_VERSION + 1 }).unwrap_err();
@@ -335,7 +341,7 @@ fn a_session_begins_with_a_greeting_in_the_same_version() {
 
 #[test]
 fn objects_of_another_session_are_out_of_reach() {
-    let daemon = Daemon::start("isolation", Quota::default());
+    let daemon = Daemon::start("isolation", &[]);
     let (owner, thief) = (daemon.open(), daemon.open());
     let memory = [0u8; 64];
     let pd = owner.handle(&Request::AllocPd);
@@ -364,9 +370,10 @@ fn objects_of_another_session_are_out_of_reach() {
 
 #[test]
 fn quotas_are_kept_and_freed_again() {
-    let quota =
-        Quota { qps: 2, cqs: 1, mrs: 1, pds: 1, channels: 1, sessions: 2, ..Quota::default() };
-    let daemon = Daemon::start("quota", quota);
+    use Resource as R;
+    let one = [R::Cqs, R::Mrs, R::Pds, R::Channels].map(|resource| (resource, 1));
+    let quota = [&one[..], &[(R::Qps, 2), (R::Sessions, 2)]].concat();
+    let daemon = Daemon::start("quota", &quota);
     let client = daemon.open();
     let memory = [0u8; 64];
     let pd = client.handle(&Request::AllocPd);
@@ -388,14 +395,16 @@ fn quotas_are_kept_and_freed_again() {
             client.call(&Request::DestroyQp { qp }).unwrap();
         }
     }
-    let _second = daemon.open();
+    let second = daemon.open();
+    // What one client has, another of the same user cannot have.
+    assert_eq!(second.errno(&Request::AllocPd), libc::ENOMEM);
     let third = daemon.connect();
     assert_eq!(third.errno(&Request::Hello { abi: ABI_VERSION }), libc::EAGAIN);
 }
 
 #[test]
 fn nonsense_ends_a_session_and_nothing_else() {
-    let daemon = Daemon::start("nonsense", Quota::default());
+    let daemon = Daemon::start("nonsense", &[]);
     let bystander = daemon.open();
     let mut seed = 1u64;
     let mut random = move || {
@@ -433,7 +442,7 @@ fn nonsense_ends_a_session_and_nothing_else() {
 
 #[test]
 fn long_lists_come_in_pages() {
-    let daemon = Daemon::start("pages", Quota::default());
+    let daemon = Daemon::start("pages", &[]);
     let client = daemon.open();
     let cqs: Vec<u32> = (0..1500).map(|_| client.cq()).collect();
     let mut seen = Vec::new();

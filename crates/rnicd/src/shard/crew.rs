@@ -134,7 +134,7 @@ impl Crew {
         engine: EngineConfig,
         wire: DeviceWire,
     ) -> io::Result<Self> {
-        let groups = config.quota.groups;
+        let groups = config.groups;
         let junction = wire.junction();
         let port = Port::Device(Box::new(wire));
         let past = Arc::default();

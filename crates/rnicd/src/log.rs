@@ -1,0 +1,157 @@
+//! The log, and how much of it anybody can fill.
+//!
+//! Some lines are written whenever a client does something. However fast it does so, each place of
+//! the program writes a few lines in ten seconds; what it keeps back is counted, and told.
+
+use anyhow::{Context, Result};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context as LayerContext, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Starts to log to standard error what passes `filter`.
+///
+/// # Errors
+/// When the filter makes no sense.
+pub(crate) fn start(filter: &str) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnicd=debug`"))?;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false);
+    tracing_subscriber::registry().with(lines).with(Sparse).with(filter).init();
+    Ok(())
+}
+
+/// Tells how many lines were kept back in times that are over. Returns when to ask again.
+pub(crate) fn tell_of_the_rest(now: Instant) -> Option<Instant> {
+    let (rest, next) = places().rest(now);
+    for (place, count) in rest {
+        // Not through the place itself; and a place that repeats this is kept back as any other.
+        tracing::warn!("{count} more lines like the last ones of {place} were left out");
+    }
+    next
+}
+
+static PLACES: Mutex<Option<Places>> = Mutex::new(None);
+
+/// The places, for as long as nothing is logged.
+fn places() -> Held {
+    Held(PLACES.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+struct Held(MutexGuard<'static, Option<Places>>);
+
+impl Held {
+    fn rest(mut self, now: Instant) -> (Vec<(String, u64)>, Option<Instant>) {
+        self.0.get_or_insert_default().rest(now)
+    }
+
+    fn allow(mut self, place: Identifier, name: &str, now: Instant) -> bool {
+        self.0.get_or_insert_default().allow(place, name, now)
+    }
+}
+
+/// Lets events pass that are not too many.
+struct Sparse;
+
+impl<S: Subscriber> Layer<S> for Sparse {
+    fn event_enabled(&self, event: &Event<'_>, _: LayerContext<'_, S>) -> bool {
+        let meta = event.metadata();
+        // Whoever asks for more than that wants all of it.
+        if *meta.level() > Level::INFO {
+            return true;
+        }
+        places().allow(meta.callsite(), meta.name(), Instant::now())
+    }
+}
+
+/// What was logged where.
+#[derive(Default)]
+struct Places(HashMap<Identifier, Place>);
+
+struct Place {
+    name: String,
+    since: Instant,
+    lines: u64,
+}
+
+impl Places {
+    /// Whether one more line of a place may be written.
+    fn allow(&mut self, place: Identifier, name: &str, now: Instant) -> bool {
+        let new = || Place { name: name.to_owned(), since: now, lines: 0 };
+        let place = self.0.entry(place).or_insert_with(new);
+        if now >= place.since + WINDOW && place.lines <= LINES {
+            (place.since, place.lines) = (now, 0);
+        }
+        place.lines += 1;
+        place.lines <= LINES
+    }
+
+    /// What was kept back in windows that are over, and when the next one is.
+    fn rest(&mut self, now: Instant) -> (Vec<(String, u64)>, Option<Instant>) {
+        let (mut rest, mut next) = (Vec::new(), None::<Instant>);
+        for place in self.0.values_mut().filter(|place| place.lines > LINES) {
+            let end = place.since + WINDOW;
+            if now < end {
+                next = Some(next.map_or(end, |next| next.min(end)));
+                continue;
+            }
+            rest.push((place.name.clone(), place.lines - LINES));
+            (place.since, place.lines) = (now, 0);
+        }
+        (rest, next)
+    }
+}
+
+/// Lines of one place in one window.
+const LINES: u64 = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::callsite::Callsite;
+
+    struct Site;
+
+    static SITE: Site = Site;
+
+    impl Callsite for Site {
+        fn set_interest(&self, _: tracing::subscriber::Interest) {}
+
+        fn metadata(&self) -> &tracing::Metadata<'_> {
+            unreachable!("nobody asks")
+        }
+    }
+
+    #[test]
+    fn a_place_writes_few_lines_and_tells_of_the_rest() {
+        let mut places = Places::default();
+        let start = Instant::now();
+        let mut log = |at| places.allow(Identifier(&SITE), "event src/x.rs:7", start + at);
+        let millisecond = Duration::from_millis(1);
+        let written = (0..5000).filter(|n| log(*n * millisecond)).count() as u64;
+        assert_eq!(written, LINES);
+        let (rest, next) = places.rest(start + 5000 * millisecond);
+        assert!(rest.is_empty());
+        assert_eq!(next, Some(start + WINDOW));
+        let (rest, next) = places.rest(start + WINDOW);
+        assert_eq!(rest, [("event src/x.rs:7".to_owned(), 5000 - LINES)]);
+        assert_eq!(next, None);
+        // Then it may write again.
+        assert!(places.allow(Identifier(&SITE), "", start + WINDOW));
+    }
+
+    #[test]
+    fn a_line_now_and_then_is_never_kept_back() {
+        let mut places = Places::default();
+        let start = Instant::now();
+        let mut log = |at| places.allow(Identifier(&SITE), "", start + at);
+        assert!((0..1000).all(|n| log(n * (WINDOW / 9))));
+    }
+}

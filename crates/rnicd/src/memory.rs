@@ -1,0 +1,99 @@
+//! A reserve of memory, for the moment when the kernel has none to give.
+//!
+//! A failed allocation ends a Rust program. The daemon of many must not end because one of them
+//! made it grow to its limit (of its address space, or under strict accounting of memory): it then
+//! lives on from a reserve, and until that is whole again its clients get nothing new.
+
+#![allow(unsafe_code, reason = "an allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// The system's allocator with a reserve behind it.
+struct Reserving;
+
+#[global_allocator]
+static ALLOCATOR: Reserving = Reserving;
+
+/// The reserve: a mapping, or null.
+static RESERVE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// How large it is when it is whole; 0 in programs that want none.
+static WHOLE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator, whose promises are passed on. Giving the
+// reserve back touches no allocation.
+unsafe impl GlobalAlloc for Reserving {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        again_if_null(|| unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        again_if_null(|| unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as the caller promises; a failed attempt leaves the old block as it is.
+        again_if_null(|| unsafe { System.realloc(old, layout, size) })
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(block, layout) };
+    }
+}
+
+#[inline]
+fn again_if_null(allocate: impl Fn() -> *mut u8) -> *mut u8 {
+    let block = allocate();
+    if block.is_null() && spend() { allocate() } else { block }
+}
+
+/// Gives the reserve back to the kernel; false when there is none.
+#[cold]
+fn spend() -> bool {
+    let reserve = RESERVE.swap(null_mut(), Ordering::AcqRel);
+    let Some(reserve) = NonNull::new(reserve) else { return false };
+    // SAFETY: a mapping of this size, which nobody else can have taken.
+    unsafe { rustix::mm::munmap(reserve.as_ptr().cast(), WHOLE.load(Ordering::Relaxed)) }.is_ok()
+}
+
+fn map(len: usize) -> Option<NonNull<u8>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    // Writable: only then does strict accounting count it.
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+    let mapped = unsafe { mmap_anonymous(null_mut(), len, rights, MapFlags::PRIVATE) };
+    mapped.ok().and_then(|start| NonNull::new(start.cast()))
+}
+
+/// Keeps `len` bytes of address space in reserve from now on.
+pub(crate) fn keep_reserve(len: usize) {
+    WHOLE.store(len, Ordering::Relaxed);
+    is_short();
+}
+
+/// Whether memory is so short that clients should get nothing new. Fills the reserve again when
+/// that is possible.
+pub(crate) fn is_short() -> bool {
+    let len = WHOLE.load(Ordering::Relaxed);
+    if len == 0 || !RESERVE.load(Ordering::Acquire).is_null() {
+        return false;
+    }
+    let Some(fresh) = map(len) else { return true };
+    let (null, order) = (null_mut(), Ordering::AcqRel);
+    if RESERVE.compare_exchange(null, fresh.as_ptr(), order, Ordering::Relaxed).is_err() {
+        // Another thread was faster.
+        // SAFETY: our own mapping, which nobody else knows.
+        let _ = unsafe { rustix::mm::munmap(fresh.as_ptr().cast(), len) };
+    }
+    false
+}
+
+/// Whether the kernel would give `len` more bytes of memory now.
+pub(crate) fn has_room(len: usize) -> bool {
+    // SAFETY: a mapping of our own that nobody has a pointer into.
+    map(len).is_some_and(|room| unsafe { rustix::mm::munmap(room.as_ptr().cast(), len) }.is_ok())
+}
