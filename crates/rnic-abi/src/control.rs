@@ -206,8 +206,8 @@ pub enum Request {
     Inspect {
         /// Kind of object.
         what: Inspect,
-        /// Objects to skip: long lists come in pages.
-        skip: u32,
+        /// Where to go on: 0, then what the last answer says.
+        from: u32,
     },
     /// For the `rnic` command: faults that disturb what arrives. Only for root and the daemon's own
     /// user. Answer: [`Reply::Inspected`], an array of those in force afterwards.
@@ -378,12 +378,12 @@ pub enum Reply {
         /// Async events sent in its life.
         async_events: u64,
     },
-    /// JSON text of one page and whether more follow.
+    /// JSON text of one page.
     Inspected {
         /// An array, or an object for `Status` and `Counters`.
         json: String,
-        /// Ask again with `skip` raised by the array's length.
-        more: bool,
+        /// Long lists come in pages, which may be empty: where the next begins.
+        next: Option<u32>,
     },
 }
 

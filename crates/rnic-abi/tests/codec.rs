@@ -190,7 +190,7 @@ fn requests_are_read_back() {
 
 #[test]
 fn a_message_that_is_too_long_is_not_made() {
-    let reply = |len| Reply::Inspected { json: "x".repeat(len), more: false };
+    let reply = |len| Reply::Inspected { json: "x".repeat(len), next: None };
     assert!(control::encode(&reply(control::MAX_MESSAGE - 100)).is_ok());
     assert_eq!(control::encode(&reply(control::MAX_MESSAGE)), Err(control::Malformed));
 }

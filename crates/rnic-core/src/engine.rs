@@ -30,6 +30,7 @@ use crate::time::Instant;
 use rnic_abi::cq::CqProducer;
 use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
 use roce_wire::Qpn;
+use std::ops::Range;
 
 /// One shard of a NIC: it owns its QPs completely.
 #[derive(Debug)]
@@ -390,6 +391,31 @@ impl Engine {
     /// All memory regions with their handles.
     pub fn mrs(&self) -> impl Iterator<Item = (u32, &Region)> {
         self.shared.mrs.iter()
+    }
+
+    /// Queue pairs, completion queues and memory regions.
+    pub fn totals(&self) -> [usize; 3] {
+        [self.qps.len(), self.shared.cqs.len(), self.shared.mrs.len()]
+    }
+
+    /// Slots of their tables: what `qps_within` and the others do takes time for each.
+    pub fn slots(&self) -> [usize; 3] {
+        [self.qps.slots(), self.shared.cqs.slots(), self.shared.mrs.slots()]
+    }
+
+    /// The queue pairs in some slots.
+    pub fn qps_within(&self, slots: Range<usize>) -> impl Iterator<Item = QpView> {
+        self.qps.within(slots).map(|(_, qp)| view(qp))
+    }
+
+    /// The completion queues in some slots.
+    pub fn cqs_within(&self, slots: Range<usize>) -> impl Iterator<Item = CqView> {
+        self.shared.cqs.within(slots).map(|(handle, cq)| cq_view(handle, cq))
+    }
+
+    /// The memory regions in some slots, with their handles.
+    pub fn mrs_within(&self, slots: Range<usize>) -> impl Iterator<Item = (u32, &Region)> {
+        self.shared.mrs.within(slots)
     }
 
     /// A CPU on which programs of active contexts post and poll: `stay` when it is one of them.

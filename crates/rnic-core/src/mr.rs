@@ -14,6 +14,7 @@ use crate::slab::Slab;
 use rnic_abi::verbs::AccessFlags;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// A registration to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,6 +199,16 @@ impl MrTable {
         let handle = *self.by_key.get(&key)?;
         self.last.set(handle);
         self.regions.get(handle)
+    }
+
+    /// The regions in some slots, with their handles.
+    pub fn within(&self, slots: Range<usize>) -> impl Iterator<Item = (u32, &Region)> {
+        self.regions.within(slots)
+    }
+
+    /// Slots of regions that were ever used.
+    pub fn slots(&self) -> usize {
+        self.regions.slots()
     }
 
     /// All regions with their handles.

@@ -3,6 +3,8 @@
 //! A handle is `slot | generation << 20`, so a stale one misses instead of naming the next owner
 //! of the slot. Slots are dense and stable: the data path indexes by slot.
 
+use std::ops::Range;
+
 /// Bits of a handle that name the slot.
 pub const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
@@ -111,9 +113,23 @@ impl<T> Slab<T> {
 
     /// All objects with their handles, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0u32..).zip(&self.entries).filter_map(|(slot, entry)| {
+        self.within(0..self.entries.len())
+    }
+
+    /// The objects in some of the slots, with their handles.
+    pub fn within(&self, slots: Range<usize>) -> impl Iterator<Item = (u32, &T)> {
+        let end = slots.end.min(self.entries.len());
+        let first = slots.start.min(end);
+        let entries = self.entries.get(first..end).unwrap_or_default();
+        (first..).zip(entries).filter_map(|(slot, entry)| {
+            let slot = u32::try_from(slot).unwrap_or(SLOT_MASK);
             entry.value.as_ref().map(|value| (slot | entry.generation << SLOT_BITS, value))
         })
+    }
+
+    /// Slots that were ever used.
+    pub fn slots(&self) -> usize {
+        self.entries.len()
     }
 
     /// Objects stored.
@@ -141,6 +157,19 @@ mod tests {
         assert_eq!(Slab::<&str>::slot_of(first), Slab::<&str>::slot_of(second));
         assert_eq!(slab.get(first), None);
         assert_eq!(slab.get(second), Some(&"second"));
+    }
+
+    #[test]
+    fn a_table_is_seen_in_pieces() {
+        let mut slab = Slab::new(100);
+        let handles: Vec<_> = (0..10).map(|n| slab.insert(n).unwrap()).collect();
+        slab.remove(handles[4]);
+        let in_slots = |slots| slab.within(slots).map(|(_, n)| *n).collect::<Vec<_>>();
+        assert_eq!(in_slots(3..6), [3, 5]);
+        assert_eq!(in_slots(8..1000), [8, 9]);
+        assert_eq!(in_slots(10..20), []);
+        assert_eq!(in_slots(5000..usize::MAX), []);
+        assert_eq!((slab.len(), slab.slots()), (9, 10));
     }
 
     #[test]

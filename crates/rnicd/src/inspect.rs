@@ -1,56 +1,152 @@
-//! What `rnic status|qp|mr|cq|counters` show, as JSON.
+//! What `rnic status|qp|mr|cq|counters` show.
+//!
+//! Lists may be long, and anybody may ask for them without pause. So an engine is asked for a few
+//! slots of a table at a time and copies what it has there; what is made of that, and the choice of
+//! what the asker may see, is the business of the session's own thread.
 
 use crate::dma::SystemDma;
 use crate::shard::Port;
 use rnic_abi::control::Inspect;
 use rnic_abi::verbs::AccessFlags;
+use rnic_core::mr::Region;
+use rnic_core::slab::Slab;
 use rnic_core::{CqView, Engine, QpView};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
-/// The objects of one engine: an array's worth of values, or one object for counters.
-pub(crate) fn engine(
-    engine: &Engine,
-    dma: &SystemDma,
-    wire: &mut Port,
-    lost: u64,
-    what: Inspect,
-) -> Vec<Value> {
-    match what {
-        Inspect::Status => vec![totals(engine)],
-        Inspect::Qps => engine.qps().map(|view| qp(&view)).collect(),
-        Inspect::Cqs => engine.cqs().map(|view| cq(&view)).collect(),
-        Inspect::Mrs => engine
-            .mrs()
-            .map(|(mr, region)| {
-                json!({
-                    "mr": mr,
-                    "client": region.mr.client.0,
-                    "pd": region.mr.pd,
-                    "iova": region.mr.iova,
-                    "length": region.mr.length,
-                    "key": region.key,
-                    "access": access(region.mr.access),
-                    "memory": if dma.is_mapped(region.mr.space) { "shared" } else { "process" },
-                })
-            })
-            .collect(),
-        Inspect::Counters => {
-            let mut all: Map<String, Value> =
-                engine.counters().iter().map(|(name, value)| (name.into(), value.into())).collect();
-            all.insert("shard_rx_lost".into(), lost.into());
-            all.extend(wire.counters().into_iter().map(|(name, n)| (name.into(), n.into())));
-            vec![Value::Object(all)]
+/// Numbers by name.
+pub(crate) type Numbers = BTreeMap<&'static str, u64>;
+
+/// What an engine is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Question {
+    /// How many objects it has.
+    Totals,
+    /// What it has counted.
+    Counters,
+    /// The objects of a kind in a few slots from this one on.
+    Objects(Kind, u32),
+}
+
+/// A kind of objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Qps,
+    Mrs,
+    Cqs,
+}
+
+impl Kind {
+    /// What a user asked for, when it is a list.
+    pub(crate) const fn of(what: Inspect) -> Option<Self> {
+        match what {
+            Inspect::Qps => Some(Self::Qps),
+            Inspect::Mrs => Some(Self::Mrs),
+            Inspect::Cqs => Some(Self::Cqs),
+            Inspect::Status | Inspect::Counters => None,
         }
     }
 }
 
-fn totals(engine: &Engine) -> Value {
-    json!({
-        "qps": engine.qps().count(),
-        "cqs": engine.cqs().count(),
-        "mrs": engine.mrs().count(),
-    })
+/// What an engine answers.
+pub(crate) enum Found {
+    /// To [`Question::Totals`] and [`Question::Counters`].
+    Numbers(Numbers),
+    /// To [`Question::Objects`].
+    Objects {
+        /// In order of their slots.
+        objects: Vec<Object>,
+        /// Ask for this slot next; `None` behind the last.
+        next: Option<u32>,
+    },
+}
+
+/// A copy of an object.
+pub(crate) enum Object {
+    Qp(Box<QpView>),
+    Mr(MrView),
+    Cq(CqView),
+}
+
+/// A memory region, for display.
+pub(crate) struct MrView {
+    mr: u32,
+    region: Region,
+    mapped: bool,
+}
+
+/// Answers a question to an engine, in bounded time.
+pub(crate) fn answer(
+    engine: &Engine,
+    dma: &SystemDma,
+    wire: &mut Port,
+    lost: u64,
+    question: Question,
+) -> Found {
+    match question {
+        Question::Totals => {
+            let [qps, cqs, mrs] = engine.totals().map(|count| count as u64);
+            Found::Numbers(Numbers::from([("qps", qps), ("cqs", cqs), ("mrs", mrs)]))
+        }
+        Question::Counters => {
+            let mut all: Numbers = engine.counters().iter().collect();
+            all.insert("shard_rx_lost", lost);
+            all.extend(wire.counters());
+            Found::Numbers(all)
+        }
+        Question::Objects(kind, from) => {
+            let slots = from as usize..(from as usize).saturating_add(SLOTS);
+            let (objects, end) = match kind {
+                Kind::Qps => {
+                    let views = engine.qps_within(slots.clone());
+                    (views.map(|view| Object::Qp(Box::new(view))).collect(), engine.slots()[0])
+                }
+                Kind::Cqs => {
+                    (engine.cqs_within(slots.clone()).map(Object::Cq).collect(), engine.slots()[1])
+                }
+                Kind::Mrs => {
+                    let mrs = engine.mrs_within(slots.clone()).map(|(mr, region)| {
+                        let mapped = dma.is_mapped(region.mr.space);
+                        Object::Mr(MrView { mr, region: *region, mapped })
+                    });
+                    (mrs.collect(), engine.slots()[2])
+                }
+            };
+            let next = u32::try_from(slots.end).ok().filter(|_| slots.end < end);
+            Found::Objects { objects, next }
+        }
+    }
+}
+
+impl Object {
+    /// Whose it is.
+    pub(crate) fn client(&self) -> u32 {
+        match self {
+            Self::Qp(view) => view.client.0,
+            Self::Mr(view) => view.region.mr.client.0,
+            Self::Cq(view) => view.client.0,
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn slot(&self) -> u32 {
+        let handle = match self {
+            Self::Qp(view) => view.qp,
+            Self::Mr(view) => view.mr,
+            Self::Cq(view) => view.cq,
+        };
+        u32::try_from(Slab::<()>::slot_of(handle)).unwrap_or(u32::MAX)
+    }
+
+    /// As it is shown.
+    pub(crate) fn describe(&self) -> Value {
+        match self {
+            Self::Qp(view) => qp(view),
+            Self::Mr(view) => mr(view),
+            Self::Cq(view) => cq(view),
+        }
+    }
 }
 
 fn qp(view: &QpView) -> Value {
@@ -78,6 +174,20 @@ fn qp(view: &QpView) -> Value {
     })
 }
 
+fn mr(view: &MrView) -> Value {
+    let mr = &view.region.mr;
+    json!({
+        "mr": view.mr,
+        "client": mr.client.0,
+        "pd": mr.pd,
+        "iova": mr.iova,
+        "length": mr.length,
+        "key": view.region.key,
+        "access": access(mr.access),
+        "memory": if view.mapped { "shared" } else { "process" },
+    })
+}
+
 /// The rights as verbs call them, without `IBV_ACCESS_`.
 fn access(flags: AccessFlags) -> Vec<String> {
     flags.iter_names().map(|(name, _)| name.to_lowercase()).collect()
@@ -95,22 +205,15 @@ fn cq(view: &CqView) -> Value {
     })
 }
 
-/// What all engines have together: lists one after the other, numbers added up.
-pub(crate) fn join(what: Inspect, found: Vec<Vec<Value>>) -> Vec<Value> {
-    let all = found.into_iter().flatten();
-    if !matches!(what, Inspect::Status | Inspect::Counters) {
-        return all.collect();
+/// Adds up what engines have.
+pub(crate) fn add_up(found: impl IntoIterator<Item = Numbers>) -> Numbers {
+    let mut sums = Numbers::new();
+    for (name, number) in found.into_iter().flatten() {
+        *sums.entry(name).or_default() += number;
     }
-    let mut sums: Map<String, Value> = Map::new();
-    for (name, value) in all
-        .filter_map(|value| match value {
-            Value::Object(object) => Some(object),
-            _ => None,
-        })
-        .flatten()
-    {
-        let sum = sums.entry(name).or_insert(json!(0));
-        *sum = json!(sum.as_u64().unwrap_or(0) + value.as_u64().unwrap_or(0));
-    }
-    vec![Value::Object(sums)]
+    sums
 }
+
+/// Slots of a table that are looked at between two turns of an engine: what is copied of them takes
+/// about as long as a few packets.
+const SLOTS: usize = 64;

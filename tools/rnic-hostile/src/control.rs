@@ -73,7 +73,7 @@ fn any_request(attack: &mut Attack) -> Request {
         7 => Request::DeallocPd { pd: number },
         8 => Request::OpenDevice { name: "x".repeat(attack.random.below(5000)) },
         9 => Request::ResizeCq { cq: number, cqe: attack.random.word() as u32 },
-        10 => Request::Inspect { what: Inspect::Qps, skip: number },
+        10 => Request::Inspect { what: Inspect::Qps, from: number },
         _ => Request::QueryQp { qp: number },
     }
 }

@@ -164,10 +164,9 @@ impl Client {
 
     /// What the daemon has: all pages together.
     pub(super) fn inspect(&self, what: Inspect) -> Result<Value> {
-        let mut all = Vec::new();
+        let (mut all, mut from) = (Vec::new(), 0);
         loop {
-            let skip = u32::try_from(all.len())?;
-            let Reply::Inspected { json, more } = self.call(&Request::Inspect { what, skip })?
+            let Reply::Inspected { json, next } = self.call(&Request::Inspect { what, from })?
             else {
                 bail!("the daemon gave an answer to another question");
             };
@@ -175,8 +174,9 @@ impl Client {
                 Value::Array(page) => all.extend(page),
                 whole => return Ok(whole),
             }
-            if !more {
-                return Ok(Value::Array(all));
+            match next {
+                Some(next) if next > from => from = next,
+                _ => return Ok(Value::Array(all)),
             }
         }
     }

@@ -22,9 +22,14 @@ impl Machine {
         use rustix::process::{Resource, getrlimit};
         let limit = |resource| getrlimit(resource).current.unwrap_or(u64::MAX);
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        // Where control groups are mounted. `ip netns exec` hides that from the program that it
+        // starts, but not from its parent.
+        let parent = rustix::process::getppid().map_or(1, |parent| parent.as_raw_nonzero().get());
+        let mounts = ["/".to_owned(), format!("/proc/{parent}/root"), "/proc/1/root".to_owned()]
+            .map(|root| Path::new(&root).join("sys/fs/cgroup"));
         let control = |file| {
-            let limits = CGROUPS.map(|mounts| control_group_limit(Path::new(mounts), &own, file));
-            limits.into_iter().min().unwrap_or(u64::MAX)
+            let limits = mounts.iter().map(|mounts| control_group_limit(mounts, &own, file));
+            limits.min().unwrap_or(u64::MAX)
         };
         let info = rustix::system::sysinfo();
         let installed = info.totalram.saturating_mul(u64::from(info.mem_unit));
@@ -53,9 +58,6 @@ struct LimitFile {
 const MEMORY: LimitFile =
     LimitFile { controller: "memory", names: ["memory.limit_in_bytes", "memory.max"] };
 const TASKS: LimitFile = LimitFile { controller: "pids", names: ["pids.max", "pids.max"] };
-
-/// Where control groups are mounted. `ip netns exec` hides the first; root then sees the second.
-const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/proc/1/root/sys/fs/cgroup"];
 
 /// The smallest limit of the control groups that a process is in, as its `/proc/PID/cgroup` lists
 /// them, and of those above.

@@ -32,12 +32,15 @@ struct Leaving {
 }
 
 impl Door {
-    /// A door at `listener`.
+    /// A door at `listener`, for the calling thread, which stands back from now on, as do those of
+    /// the sessions that it starts: clients that come and ask without end must not take the CPU
+    /// from those that transfer.
     ///
     /// # Errors
     /// None in practice.
     pub(crate) fn new(listener: Listener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        rustix::process::nice(NICENESS)?;
         Ok(Self { listener, leaving: VecDeque::new(), buffer: vec![0; MAX_MESSAGE], pause: None })
     }
 
@@ -103,6 +106,8 @@ impl Door {
     }
 }
 
+/// How much this thread and sessions stand back behind engines and programs, in steps of `nice`.
+const NICENESS: i32 = 10;
 /// Clients let in before the daemon looks at something else.
 const AT_ONCE: usize = 32;
 /// Most clients that are told why they are turned away; the oldest is told nothing then.

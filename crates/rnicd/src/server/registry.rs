@@ -11,7 +11,7 @@ use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
 use rnic_core::SpaceId;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -136,7 +136,7 @@ impl Registry {
     }
 
     /// The clients of a user.
-    pub(crate) fn clients_of(&self, uid: u32) -> Vec<u32> {
+    pub(crate) fn clients_of(&self, uid: u32) -> BTreeSet<u32> {
         let inner = self.lock();
         let sessions = inner.sessions.values().filter(|session| session.peer.uid == uid);
         sessions.filter_map(|session| session.client).collect()

@@ -5,6 +5,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::registry::{Place, Service};
 use crate::config::Resource;
+use crate::inspect::{Kind, Question};
 use crate::memory;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
@@ -17,7 +18,7 @@ use rnic_abi::control::{
 };
 use rnic_abi::os::{Connection, Credentials, Descriptors};
 use rustix::event::{PollFd, PollFlags, poll};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -95,8 +96,6 @@ impl Session<'_> {
         let process = self.connection.peer_pidfd()?;
         // Memory of the client is looked at with the client's rights.
         system::become_user((self.peer.uid, self.peer.gid))?;
-        // A client that asks without end must not take the CPU from those that transfer.
-        rustix::process::nice(NICENESS)?;
         let mut greeted = false;
         let mut context = None;
         let mut capture = None;
@@ -199,7 +198,7 @@ impl Session<'_> {
                 gids.retain(|entry| entry.index >= start);
                 Reply::Gids(gids)
             }
-            Request::Inspect { what, skip } => self.inspect(what, skip)?,
+            Request::Inspect { what, from } => self.inspect(what, from),
             Request::Faults(change) => self.change_faults(change)?,
             Request::OpenDevice { name } => return self.open(&name, context),
             request => match context {
@@ -290,48 +289,51 @@ impl Session<'_> {
             refuse(libc::ENOSPC, text)
         })?;
         let json = Value::Array(faults.iter().map(Fault::describe).collect()).to_string();
-        Ok(Reply::Inspected { json, more: false })
+        Ok(Reply::Inspected { json, next: None })
     }
 
-    fn inspect(&self, what: Inspect, skip: u32) -> Result<Reply, Refused> {
-        let mut found = self.service.crew.inspect(what);
+    fn inspect(&self, what: Inspect, from: u32) -> Reply {
+        let crew = &self.service.crew;
+        if let Some(kind) = Kind::of(what) {
+            return self.list(kind, from);
+        }
         let whole = match what {
-            Inspect::Status => {
-                let totals = found.into_iter().next().unwrap_or_default();
-                Some(self.service.describe(totals))
-            }
-            Inspect::Counters => found.first().cloned(),
-            Inspect::Qps | Inspect::Mrs | Inspect::Cqs => {
-                self.keep_own(&mut found);
-                return Ok(page(&found, skip));
-            }
+            Inspect::Status => self.service.describe(json!(crew.numbers(Question::Totals))),
+            _ => json!(crew.numbers(Question::Counters)),
         };
-        Ok(Reply::Inspected { json: whole.unwrap_or_default().to_string(), more: false })
+        Reply::Inspected { json: whole.to_string(), next: None }
     }
 
+    /// As many objects as fit a message, from a place on, and found in so many looks.
+    ///
     /// Keys, QP numbers and PSNs are all that it takes to reach somebody's memory: each user sees
     /// the objects of that user's clients only, root and the daemon's own user see all.
-    fn keep_own(&self, objects: &mut Vec<Value>) {
-        if self.only_the_owner().is_err() {
-            let own = self.service.registry.clients_of(self.peer.uid);
-            let is_own = |client: u64| own.iter().any(|own| u64::from(*own) == client);
-            objects.retain(|object| object["client"].as_u64().is_some_and(is_own));
+    fn list(&self, kind: Kind, from: u32) -> Reply {
+        let own = match self.only_the_owner() {
+            Ok(()) => None,
+            Err(_) => Some(self.service.registry.clients_of(self.peer.uid)),
+        };
+        let may_see = |client: u32| own.as_ref().is_none_or(|own| own.contains(&client));
+        let page = |json: String, next| Reply::Inspected { json: json + "]", next };
+        let mut json = String::from("[");
+        let mut at = Some(from.into());
+        for _ in 0..LOOKS {
+            let Some(place) = at else { break };
+            let (objects, next) = self.service.crew.objects(kind, place);
+            for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
+                let text = object.describe().to_string();
+                if json.len() + text.len() >= PAGE {
+                    return page(json, Some((*place).into()));
+                }
+                if json.len() > 1 {
+                    json.push(',');
+                }
+                json.push_str(&text);
+            }
+            at = next;
         }
+        page(json, at.map(Into::into))
     }
-}
-
-/// As many values as fit a message, from `skip` on.
-fn page(values: &[Value], skip: u32) -> Reply {
-    let mut json = String::from("[");
-    let mut rest = values.iter().skip(skip as usize).peekable();
-    while let Some(value) = rest.next_if(|value| json.len() + value.to_string().len() < PAGE) {
-        if json.len() > 1 {
-            json.push(',');
-        }
-        json.push_str(&value.to_string());
-    }
-    json.push(']');
-    Reply::Inspected { more: rest.peek().is_some() && json.len() > 2, json }
 }
 
 /// Requests that make the daemon hold more.
@@ -361,10 +363,10 @@ fn hello(abi: u32) -> Result<(), Refused> {
     Err(refuse(libc::EPROTO, text))
 }
 
-/// How much sessions stand back behind engines and programs, in steps of `nice`.
-const NICENESS: i32 = 10;
 /// Requests are handled on small stacks: there may be thousands of sessions.
 const STACK: usize = 256 * 1024;
+/// Looks at an engine's objects for one answer.
+const LOOKS: usize = 64;
 /// Bytes of JSON in one answer.
 const PAGE: usize = MAX_MESSAGE - 4096;
 /// Bytes that a session takes at its start, and more than others take meanwhile.

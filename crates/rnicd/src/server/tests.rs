@@ -2,6 +2,7 @@
 
 use super::{Accounts, Door, Registry, Service};
 use crate::config::{Config, Io, Limits, Machine, Profile, Resource, Section, XdpMode};
+use crate::inspect::{Kind, Question};
 use crate::net::{NetConfig, Network};
 use crate::shard::Crew;
 use crate::wire::{self, WireConfig};
@@ -82,8 +83,8 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let found = self.service.crew.inspect(Inspect::Status);
-        ["qps", "cqs", "mrs"].map(|key| found[0][key].as_u64().unwrap())
+        let found = self.service.crew.numbers(Question::Totals);
+        ["qps", "cqs", "mrs"].map(|key| found[key])
     }
 
     /// Waits until all sessions have ended.
@@ -136,6 +137,18 @@ impl Client {
             Reply::Qp { qp, .. } => qp,
             Reply::Mr { mr, .. } => mr,
             other => panic!("no handle: {other:?}"),
+        }
+    }
+
+    fn list(&self, what: Inspect) -> Vec<Value> {
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let answer = self.call(&Request::Inspect { what, from }).unwrap();
+            let Reply::Inspected { json, next } = answer else { panic!("{answer:?}") };
+            all.append(&mut serde_json::from_str(&json).unwrap());
+            let Some(next) = next else { return all };
+            assert!(next > from);
+            from = next;
         }
     }
 
@@ -266,7 +279,7 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
     assert!(refusal.message.contains("quota.shared-bytes"), "{refusal}");
     let memory = [0; 64];
     other.register(other.handle(&Request::AllocPd), &memory);
-    let found = daemon.service.crew.inspect(Inspect::Mrs);
+    let found = client.list(Inspect::Mrs);
     let mut kinds: Vec<_> = found.iter().map(|mr| mr["memory"].as_str().unwrap()).collect();
     kinds.sort_unstable();
     assert_eq!(kinds, ["process", "shared"]);
@@ -444,20 +457,38 @@ fn nonsense_ends_a_session_and_nothing_else() {
 fn long_lists_come_in_pages() {
     let daemon = Daemon::start("pages", &[]);
     let client = daemon.open();
-    let cqs: Vec<u32> = (0..1500).map(|_| client.cq()).collect();
-    let mut seen = Vec::new();
-    loop {
-        let skip = seen.len() as u32;
-        let answer = client.call(&Request::Inspect { what: Inspect::Cqs, skip }).unwrap();
-        let Reply::Inspected { json, more } = answer else { panic!() };
-        let page: Vec<Value> = serde_json::from_str(&json).unwrap();
-        seen.extend(page.iter().map(|cq| cq["cq"].as_u64().unwrap() as u32));
-        if !more {
-            break;
-        }
+    let mut cqs: Vec<u32> = (0..1500).map(|_| client.cq()).collect();
+    // Where many have gone, too.
+    for cq in cqs.split_off(1100) {
+        client.call(&Request::DestroyCq { cq }).unwrap();
     }
+    for cq in cqs.drain(100..700) {
+        client.call(&Request::DestroyCq { cq }).unwrap();
+    }
+    let list = client.list(Inspect::Cqs);
+    let mut seen: Vec<u32> = list.iter().map(|cq| cq["cq"].as_u64().unwrap() as u32).collect();
     seen.sort_unstable();
-    let mut cqs = cqs;
     cqs.sort_unstable();
     assert_eq!(seen, cqs);
+    // A place that is nobody's is at the end.
+    for from in [u32::MAX, 1 << 31, 1400, 5000] {
+        let answer = client.call(&Request::Inspect { what: Inspect::Cqs, from });
+        assert_eq!(answer, Ok(Reply::Inspected { json: "[]".into(), next: None }), "{from}");
+    }
+}
+
+/// An engine works between two looks at its objects, however many there are and whoever asks.
+#[test]
+fn looking_at_many_objects_keeps_no_engine() {
+    let daemon = Daemon::start("looks", &[]);
+    let client = daemon.open();
+    let pd = client.handle(&Request::AllocPd);
+    let cq = client.cq();
+    for _ in 0..1000 {
+        client.handle(&Request::CreateQp(queue_pair(pd, cq)));
+    }
+    let (objects, next) = daemon.service.crew.objects(Kind::Qps, 0.into());
+    assert!(!objects.is_empty() && objects.len() <= 64, "{}", objects.len());
+    assert!(next.is_some());
+    assert_eq!(client.list(Inspect::Qps).len(), 1000);
 }

@@ -12,17 +12,16 @@
 
 use super::{Message, Port, Shard, ShardHandle, channel};
 use crate::config::Config;
-use crate::inspect;
+use crate::inspect::{self, Found, Kind, Numbers, Object, Question};
 use crate::net::Change;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::system::{self, User};
 use crate::wire::{DeviceWire, Junction};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use rnic_abi::control::Inspect;
 use rnic_abi::os::Credentials;
 use rnic_core::qpn::MAX_SHARDS;
+use rnic_core::slab::SLOT_BITS;
 use rnic_core::{EngineConfig, Secret};
-use serde_json::Value;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,7 +37,7 @@ pub(crate) struct Crew {
     junction: Junction,
     shards: Mutex<Shards>,
     /// What engines that have ended had counted.
-    past: Arc<Mutex<Vec<Value>>>,
+    past: Arc<Mutex<Numbers>>,
     /// Disconnected when no engine runs any more.
     ended: Receiver<()>,
 }
@@ -260,25 +259,46 @@ impl Crew {
         std::iter::once(&self.first).chain(others).cloned().collect()
     }
 
-    /// What all shards have, as values of the same kind from each; those that do not answer within
-    /// a second are left out.
-    pub(crate) fn inspect(&self, what: Inspect) -> Vec<Value> {
-        let asked: Vec<Receiver<Vec<Value>>> = self
-            .all()
-            .iter()
-            .map(|shard| {
-                let (answer, answered) = bounded(1);
-                shard.tell(Message::Inspect(what, answer));
-                answered
-            })
-            .collect();
+    /// Numbers of all shards, added up; those that do not answer within a second are left out.
+    pub(crate) fn numbers(&self, question: Question) -> Numbers {
+        let asked: Vec<_> = self.all().iter().map(|shard| ask(shard, question)).collect();
         let deadline = Instant::now() + ANSWER_PATIENCE;
         let answers = asked.iter().filter_map(|answered| answered.recv_deadline(deadline).ok());
-        let mut found: Vec<_> = answers.collect();
-        if what == Inspect::Counters {
+        let mut found: Vec<_> = answers
+            .filter_map(|found| match found {
+                Found::Numbers(numbers) => Some(numbers),
+                Found::Objects { .. } => None,
+            })
+            .collect();
+        if question == Question::Counters {
             found.push(self.past.lock().unwrap_or_else(PoisonError::into_inner).clone());
         }
-        inspect::join(what, found)
+        inspect::add_up(found)
+    }
+
+    /// A few objects of a kind, with their places, and where to go on. A shard that does not answer
+    /// within a second is left out.
+    pub(crate) fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>) {
+        let Place { shard: number, slot } = from;
+        let next_shard = Some(Place { shard: number.saturating_add(1), slot: 0 })
+            .filter(|next| next.shard < MAX_SHARDS);
+        let found = self
+            .numbered(number)
+            .map(|shard| ask(&shard, Question::Objects(kind, slot)).recv_timeout(ANSWER_PATIENCE));
+        let Some(Ok(Found::Objects { objects, next })) = found else {
+            return (Vec::new(), next_shard);
+        };
+        let place = |slot| Place { shard: number, slot };
+        let objects = objects.into_iter().map(|object| (place(object.slot()), object)).collect();
+        (objects, next.map(place).or(next_shard))
+    }
+
+    fn numbered(&self, number: u8) -> Option<ShardHandle> {
+        let Some(other) = usize::from(number).checked_sub(1) else {
+            return Some(self.first.clone());
+        };
+        let shards = self.lock();
+        shards.others.get(other)?.as_ref().map(|member| member.shard.clone())
     }
 
     /// Ends all shards. One that does not end at once is left to the end of the process.
@@ -288,6 +308,33 @@ impl Crew {
         if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("an engine does not end: it waits for memory of a client");
         }
+    }
+}
+
+fn ask(shard: &ShardHandle, question: Question) -> Receiver<Found> {
+    let (answer, answered) = bounded(1);
+    shard.tell(Message::Inspect(question, answer));
+    answered
+}
+
+/// Where an object is among all of its kind: a number that orders them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    shard: u8,
+    slot: u32,
+}
+
+impl From<Place> for u32 {
+    fn from(place: Place) -> Self {
+        Self::from(place.shard) << SLOT_BITS | place.slot
+    }
+}
+
+impl From<u32> for Place {
+    /// Of any number: one that is no object's place leads to none.
+    fn from(number: u32) -> Self {
+        let shard = u8::try_from(number >> SLOT_BITS).unwrap_or(u8::MAX);
+        Self { shard, slot: number & ((1 << SLOT_BITS) - 1) }
     }
 }
 
@@ -303,7 +350,7 @@ struct Start {
 /// What every shard gets.
 struct Maker {
     config: Config,
-    past: Arc<Mutex<Vec<Value>>>,
+    past: Arc<Mutex<Numbers>>,
     /// Each thread holds a copy until its end.
     running: Sender<()>,
 }
@@ -329,8 +376,7 @@ impl Maker {
                     let _ = report.send(Ok(()));
                     let counted = shard.run();
                     let mut past = past.lock().unwrap_or_else(PoisonError::into_inner);
-                    *past =
-                        inspect::join(Inspect::Counters, vec![std::mem::take(&mut *past), counted]);
+                    *past = inspect::add_up([std::mem::take(&mut *past), counted]);
                     at_end();
                 }
                 Err(error) => {

@@ -2,11 +2,11 @@
 
 use super::host::EventSocket;
 use crate::dma::{Process, Space};
+use crate::inspect::{Found, Question};
 use crate::net::Change;
 use crate::system::User;
 use crate::wire::{Branch, CaptureTap, Fault, FaultChange, Inlet};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use rnic_abi::control::Inspect;
 use rnic_abi::doorbell::Doorbells;
 use rnic_abi::os::EventFd;
 use rnic_core::command::{ChannelId, ClientId, Command, CommandError, Outcome};
@@ -61,8 +61,8 @@ pub(crate) enum Message {
     AddShard(u8, Branch, Inlet),
     /// The shard of this serial number has ended.
     EndShard(u64),
-    /// JSON values of what the engine has: one per object, or one object.
-    Inspect(Inspect, Sender<Vec<serde_json::Value>>),
+    /// For display. Answered within a turn, which has time for one of these.
+    Inspect(Question, Sender<Found>),
     /// Somebody watches what is sent and received.
     Capture(CaptureTap),
     /// Faults for what arrives. Answered with those in force, as

@@ -8,10 +8,9 @@ use super::port::Port;
 use super::tokens::Token;
 use crate::config::Config;
 use crate::dma::{Space, SystemDma};
-use crate::inspect;
+use crate::inspect::{self, Found, Numbers, Question};
 use crate::net::Change;
 use crate::system::{self, User};
-use rnic_abi::control::Inspect;
 use rnic_abi::os::EventFd;
 use rnic_core::command::{self, CommandError};
 use rnic_core::ports::Ports;
@@ -20,7 +19,6 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use serde_json::Value;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -107,11 +105,14 @@ impl Shard {
     }
 
     /// Turns the engine until told to stop. Returns what it has counted.
-    pub(crate) fn run(mut self) -> Vec<Value> {
+    pub(crate) fn run(mut self) -> Numbers {
         while !self.stopping {
             self.step();
         }
-        self.inspect(Inspect::Counters)
+        match self.inspect(Question::Counters) {
+            Found::Numbers(counted) => counted,
+            Found::Objects { .. } => Numbers::new(),
+        }
     }
 
     /// A turn, and a sleep where there is nothing to do.
@@ -324,8 +325,13 @@ impl Shard {
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
+            // Nor must those who only look.
+            let was_a_look = matches!(message, Message::Inspect(..));
             self.handle_message(message);
             any = true;
+            if was_a_look {
+                break;
+            }
         }
         any
     }
@@ -375,8 +381,8 @@ impl Shard {
                 self.wire.end_shard(serial);
                 self.events.remove_inlet(serial);
             }
-            Message::Inspect(what, answer) => {
-                let _ = answer.send(self.inspect(what));
+            Message::Inspect(question, answer) => {
+                let _ = answer.send(self.inspect(question));
             }
             Message::Capture(tap) => self.wire.capture(tap),
             Message::Faults(change, answer) => {
@@ -403,9 +409,9 @@ impl Shard {
         }
     }
 
-    fn inspect(&mut self, what: Inspect) -> Vec<Value> {
+    fn inspect(&mut self, question: Question) -> Found {
         let lost = self.events.lost_in_hand_over();
-        inspect::engine(&self.engine, &self.dma, &mut self.wire, lost, what)
+        inspect::answer(&self.engine, &self.dma, &mut self.wire, lost, question)
     }
 
     fn look_for_strangers(&mut self) {

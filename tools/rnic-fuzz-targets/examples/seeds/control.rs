@@ -70,7 +70,7 @@ fn requests() -> Vec<Request> {
         Request::DestroyQp { qp: 1 },
         Request::CreateAh { pd: 1, attr: AhAttr::default() },
         Request::Multicast { qp: 1, gid: [0xff; 16], attach: true },
-        Request::Inspect { what: Inspect::Qps, skip: 3 },
+        Request::Inspect { what: Inspect::Qps, from: 3 },
     ]
 }
 
@@ -85,7 +85,7 @@ fn answers() -> Vec<Answer> {
         Ok(Reply::Mr { mr: 1, lkey: 2, rkey: 3 }),
         Ok(Reply::Qp { qp: 1, qpn: 2, caps, sq: None, rq: None }),
         Ok(Reply::QpState { attr, caps, sq_sig_all: false }),
-        Ok(Reply::Inspected { json: "[]".into(), more: true }),
+        Ok(Reply::Inspected { json: "[]".into(), next: Some(7) }),
         Err(Refusal { errno: 22, message: "no such queue pair".into() }),
     ]
 }
