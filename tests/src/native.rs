@@ -22,6 +22,8 @@ pub const ERRORS: &str = "errors";
 pub const REFUSALS: &str = "refusals";
 /// A program that watches a page of its own memory: `tests/watch`.
 pub const WATCH: &str = "watch";
+/// A program that takes a device at its word: `tests/promise`.
+pub const PROMISE: &str = "promise";
 /// A client that attacks the daemon: the crate of this name, in Rust.
 pub const HOSTILE: &str = "rnic-hostile";
 
@@ -47,6 +49,14 @@ pub fn errors() -> Result<PathBuf> {
 /// As [`build`].
 pub fn refusals() -> Result<PathBuf> {
     build(REFUSALS, &["common", "refusals"])
+}
+
+/// Compiles [`PROMISE`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn promise() -> Result<PathBuf> {
+    build(PROMISE, &["common", "promise"])
 }
 
 /// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.

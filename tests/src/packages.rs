@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 32] = [
+const PACKAGE_OF: [(&str, &str); 33] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -44,6 +44,7 @@ const PACKAGE_OF: [(&str, &str); 32] = [
     ("ethtool", "ethtool"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
+    ("fi_info", "libfabric-bin"),
     ("ssh", "openssh-client"),
     ("ssh-keygen", "openssh-client"),
     ("dpkg-deb", "dpkg"),
