@@ -74,7 +74,7 @@ impl Accounts {
         let had = taken.users.get(&user).copied().unwrap_or_default();
         let wanted = parts(resource, amount);
         for (resource, amount) in wanted {
-            let more = |had: u64| had.checked_add(amount).unwrap_or(u64::MAX);
+            let more = |had: u64| had.saturating_add(amount);
             if more(had[resource]) > own[resource] {
                 return Err(over_quota(user, resource, own[resource]));
             }
