@@ -20,7 +20,7 @@ pub(crate) fn stages() -> Vec<Stage> {
 const LIMIT: Duration = Duration::from_secs(1200);
 
 fn format() -> Result<()> {
-    cargo().args(["fmt", "--all", "--check"]).check()?;
+    cargo().args(["fmt", "--all", "--check"]).limit(LIMIT).check()?;
     Ok(())
 }
 
