@@ -306,6 +306,7 @@ impl Batch {
     }
 }
 
+#[inline]
 fn deliver<T: Tap>(
     ctx: &mut Ctx<'_, T>,
     qps: &mut Slab<Qp>,

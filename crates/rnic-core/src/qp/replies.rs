@@ -224,6 +224,7 @@ impl Replies {
     /// To be called each time that `epsn` has passed a multiple of [`MEMORY`]. What is remembered
     /// then ends less than two of these behind `epsn`, and at most the longest READ, half of all
     /// PSNs, is added to that before the next call: `steps_to` tells all of it apart.
+    #[cold]
     pub(crate) fn forget_behind(&mut self, epsn: Psn) {
         self.remembered.retain(|r| {
             let end = r.first.wrapping_add(r.packets);

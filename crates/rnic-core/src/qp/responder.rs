@@ -160,6 +160,7 @@ impl Responder {
 
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far.
+    #[inline]
     pub(super) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
         let ahead = if Bug::PsnSticks.is_planted() {
             Psn::new(psn.value().saturating_add(packets).min(0x00ff_ffff))
