@@ -62,6 +62,8 @@ pub struct Spec {
     pub user: Option<User>,
     /// Further arguments.
     pub extra: Vec<String>,
+    /// What becomes the daemon, as [`Cmd::through`] takes it.
+    pub through: Vec<String>,
 }
 
 impl Spec {
@@ -76,6 +78,7 @@ impl Spec {
             netns: None,
             user: None,
             extra: Vec::new(),
+            through: Vec::new(),
         }
     }
 
@@ -91,6 +94,7 @@ impl Spec {
             .args(netdev)
             .args(addresses)
             .args(&self.extra)
+            .through(&self.through)
             .in_netns(self.netns.as_deref())
             .as_user(self.user)
     }

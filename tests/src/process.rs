@@ -49,6 +49,7 @@ pub struct Cmd {
     netns: Option<String>,
     user: Option<User>,
     cpu: Option<usize>,
+    through: Vec<OsString>,
     limit: Duration,
     inherit: bool,
     cleanup: bool,
@@ -66,6 +67,7 @@ impl Cmd {
             netns: None,
             user: None,
             cpu: None,
+            through: Vec::new(),
             limit: Duration::from_secs(60),
             inherit: false,
             cleanup: false,
@@ -125,6 +127,13 @@ impl Cmd {
     #[must_use]
     pub fn as_user(mut self, user: Option<User>) -> Self {
         self.user = user;
+        self
+    }
+
+    /// Starts it through a program that becomes it, such as `prlimit --nofile=100`.
+    #[must_use]
+    pub fn through(mut self, words: &[String]) -> Self {
+        self.through = words.iter().map(OsString::from).collect();
         self
     }
 
@@ -233,6 +242,7 @@ impl Cmd {
             argv.extend(ids.map(OsString::from));
             argv.push("--clear-groups".into());
         }
+        argv.extend(self.through.iter().cloned());
         argv.push(self.program.clone());
         argv.extend(self.args.iter().cloned());
         argv

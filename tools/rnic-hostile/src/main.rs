@@ -2,6 +2,7 @@
 
 mod client;
 mod control;
+mod hoard;
 mod memory;
 mod quota;
 mod random;
@@ -41,6 +42,16 @@ enum Kind {
     Control,
     /// Make as many objects as the daemon gives
     Quotas,
+    /// Take the largest queues there are, and keep them
+    Rings,
+    /// Take all completion channels there are, and keep them
+    Channels,
+    /// Connect without pause
+    Crowd,
+    /// Ask for long lists without pause
+    Lists,
+    /// Register memory of a process with very many mappings
+    Maps,
     /// Use one CPU and leave the daemon alone
     Spin,
 }
@@ -70,6 +81,11 @@ fn main() -> ExitCode {
         Kind::Keys => work::keys,
         Kind::Control => control::control,
         Kind::Quotas => quota::quotas,
+        Kind::Rings => hoard::rings,
+        Kind::Channels => hoard::channels,
+        Kind::Crowd => hoard::crowd,
+        Kind::Lists => hoard::lists,
+        Kind::Maps => hoard::maps,
         Kind::Spin => spin,
     };
     let result = run(&mut attack);

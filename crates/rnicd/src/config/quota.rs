@@ -80,8 +80,8 @@ impl Resource {
             Self::Sessions => 128 << 10,
             Self::Qps => 8 << 10,
             Self::Channels => 4 << 10,
-            Self::Cqs => 1 << 10,
-            Self::Mrs | Self::Pds => 512,
+            Self::Cqs | Self::Mrs => 1 << 10,
+            Self::Pds => 512,
             _ => 0,
         }
     }

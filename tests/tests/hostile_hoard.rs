@@ -1,0 +1,228 @@
+//! A user who takes as much of the daemon as it gives, and keeps it, beside others who come later:
+//! they are served, and the daemon lives, within whatever the kernel lets the daemon have.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::dist::Dist;
+use system_tests::inspect::Census;
+use system_tests::lab::{Lab, Need};
+use system_tests::native::{self, HOSTILE, VICTIM};
+use system_tests::paths::Scratch;
+use system_tests::place::{Host, Node, Place};
+use system_tests::process::{Cmd, Running, User, wait_until};
+
+/// An ordinary user who is not the attacker.
+const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
+/// How long an attack lasts unless it is ended before.
+const ATTACK: f64 = 60.0;
+/// How long the attacker may take until it has all that it gets, and a newcomer until it works.
+const SOON: Duration = Duration::from_secs(30);
+/// Lines that the log of a daemon may have in a test: what it says of itself, and of the attack.
+const LINES: usize = 100;
+
+struct Stage {
+    lab: Lab,
+    dist: &'static Dist,
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn open(test: &str) -> Result<Option<Self>> {
+        let Some(mut lab) = Lab::open(test, Need::Root, &["prlimit"])? else { return Ok(None) };
+        let scratch = Scratch::new("hoard")?;
+        // The checkout may be closed to other users.
+        for (folder, program) in [(native::victim()?, VICTIM), (native::hostile()?, HOSTILE)] {
+            fs::copy(folder.join(program), scratch.join(program))?;
+        }
+        lab.tools = lab.tools.clone().with_built(scratch.path().to_owned());
+        let dist = Box::leak(Box::new(Dist::get()?.copy_to(&scratch.join("dist"))?));
+        Ok(Some(Self { lab, dist, scratch }))
+    }
+
+    /// A daemon of root's that is started through something that limits it.
+    fn daemon(&self, through: &[String]) -> Result<Node> {
+        let spec = Spec { through: through.to_vec(), ..Spec::new(Io::Loopback) };
+        let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &self.lab.tools);
+        Ok(Node::new(Daemon::start(self.dist, &spec)?, host, self.dist))
+    }
+
+    fn attack(&self, node: &Node, kind: &str, seconds: f64) -> Result<Running> {
+        Cmd::new(self.scratch.join(HOSTILE))
+            .args([kind, "--seconds", &seconds.to_string()])
+            .env("RNIC_SOCKET", node.daemon.socket())
+            .env("TMPDIR", self.scratch.path())
+            // It needs as many descriptors as it makes the daemon have.
+            .through(&words("prlimit --nofile=8192:8192"))
+            .as_user(Some(User::NOBODY))
+            .limit(Duration::from_secs_f64(seconds) + SOON)
+            .start()
+    }
+
+    /// An attack that has got all that it gets, and how much that was.
+    fn hoarder(&self, node: &Node, kind: &str) -> Result<(Running, u64)> {
+        let mut attacker = self.attack(node, kind, ATTACK)?;
+        let mut got = None;
+        wait_until("end of the attacker's taking", SOON, || {
+            ensure!(attacker.try_status()?.is_none(), "it failed: {}", attacker.stderr());
+            let said = attacker.stdout();
+            let number = said.lines().find_map(|line| line.strip_prefix("got ")?.split(' ').next());
+            got = number.and_then(|number| number.parse().ok());
+            Ok(got.is_some())
+        })
+        .with_context(|| node.daemon.log())?;
+        Ok((attacker, got.context("no number")?))
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+/// A user who opens the device now and makes queue pairs is served.
+fn serves(node: &Node, user: Option<User>) -> Result<Running> {
+    let gid = node.gid_index().to_string();
+    let cmd = node.cmd(VICTIM)?.args(["-d", node.device(), "-g", &gid, "hold", "2"]);
+    let mut holder = cmd.as_user(user).start()?;
+    wait_until("newcomer's queue pairs", SOON, || {
+        let (said, log) = (holder.stderr(), node.daemon.log());
+        ensure!(holder.try_status()?.is_none(), "{user:?} was not served: {said}\n{log}");
+        Ok(holder.stdout().contains("ready"))
+    })?;
+    Ok(holder)
+}
+
+/// What a daemon has that nobody uses but who asks.
+fn settled(node: &Node) -> Result<Census> {
+    let mut census = Census::of(node)?;
+    wait_until("end of all sessions", SOON, || {
+        census = Census::of(node)?;
+        Ok(census.objects.get("sessions") == Some(&1))
+    })?;
+    Ok(census)
+}
+
+/// A control group of the machine's that is removed on drop, when such a thing can be made.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    fn new(controller: &str, limits: &[(&str, &str)]) -> Option<Self> {
+        let name = format!("rnic-test-{}", std::process::id());
+        let mounts = Path::new("/sys/fs/cgroup");
+        let roots = [mounts.join(controller), mounts.to_owned()];
+        roots.into_iter().find_map(|root| {
+            let group = Self(root.join(&name));
+            fs::create_dir(&group.0).ok()?;
+            let (file, value) = limits.iter().find(|(file, _)| group.0.join(file).exists())?;
+            fs::write(group.0.join(file), value).ok()?;
+            Some(group)
+        })
+    }
+
+    /// What starts a program in it.
+    fn through(&self) -> Vec<String> {
+        let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
+        vec!["sh".into(), "-c".into(), enter, "sh".into()]
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // A process that was killed leaves it a moment later.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// One user takes; before, meanwhile and afterwards others are served.
+fn outlives(test: &str, kind: &str, through: &[String], most: u64) -> Result<()> {
+    let Some(stage) = Stage::open(test)? else { return Ok(()) };
+    let node = stage.daemon(through)?;
+    // The engine that a second user gets is there before anything is counted.
+    drop((serves(&node, Some(User::NOBODY))?, serves(&node, Some(SOMEBODY))?));
+    let before = settled(&node)?;
+    let early = serves(&node, Some(SOMEBODY))?;
+    let (attacker, got) = stage.hoarder(&node, kind)?;
+    eprintln!("{test}: the attacker got {got}");
+    ensure!((1..=most).contains(&got), "{got} is not from 1 to {most}");
+    let late = [serves(&node, Some(SOMEBODY))?, serves(&node, None)?];
+    drop((attacker, early, late));
+    before.returns(&node, SOON)?;
+    let log = node.stop()?;
+    ensure!(log.lines().count() < LINES, "a long log:\n{log}");
+    Ok(())
+}
+
+#[test]
+fn queues_do_not_use_up_the_memory_of_a_control_group() -> Result<()> {
+    const LIMIT: &str = "536870912";
+    let limits = [("memory.limit_in_bytes", LIMIT), ("memory.max", LIMIT)];
+    let Some(group) = ControlGroup::new("memory", &limits) else {
+        eprintln!("no control group can be made here: the address space is limited elsewhere");
+        return Ok(());
+    };
+    outlives("queues_in_a_control_group", "rings", &group.through(), 512 / 8 / 2)
+}
+
+#[test]
+fn queues_do_not_use_up_the_address_space() -> Result<()> {
+    outlives("queues_in_an_address_space", "rings", &words("prlimit --as=805306368"), 768 / 8 / 2)
+}
+
+#[test]
+fn channels_do_not_use_up_the_descriptors() -> Result<()> {
+    outlives("channels", "channels", &words("prlimit --nofile=1024:1024"), 1024 / 2)
+}
+
+/// Connections without pause, where threads are few and where address space is.
+#[test]
+fn a_crowd_at_the_door_keeps_nobody_out() -> Result<()> {
+    let Some(stage) = Stage::open("a_crowd_at_the_door")? else { return Ok(()) };
+    let few = [("pids.max", "100")];
+    let group = ControlGroup::new("pids", &few);
+    let tasks = group.as_ref().map(ControlGroup::through);
+    for through in tasks.into_iter().chain([words("prlimit --as=402653184")]) {
+        let node = stage.daemon(&through)?;
+        let early = serves(&node, Some(SOMEBODY))?;
+        let crowd = [stage.attack(&node, "crowd", ATTACK)?, stage.attack(&node, "crowd", ATTACK)?];
+        let began = Instant::now();
+        let mut served = 0;
+        while began.elapsed() < Duration::from_secs(4) {
+            drop((serves(&node, Some(SOMEBODY))?, serves(&node, None)?));
+            served += 1;
+        }
+        eprintln!("{through:?}: {served} newcomers each");
+        drop((crowd, early));
+        let log = node.stop()?;
+        ensure!(log.lines().count() < LINES, "a long log:\n{log}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_map_of_a_client_takes_no_memory_of_the_daemon() -> Result<()> {
+    const SLACK_KIB: u64 = 8 * 1024;
+    let Some(stage) = Stage::open("the_map_of_a_client")? else { return Ok(()) };
+    let node = stage.daemon(&[])?;
+    drop((serves(&node, Some(User::NOBODY))?, serves(&node, Some(SOMEBODY))?));
+    let before = settled(&node)?.resident_kib;
+    let mut attacker = stage.attack(&node, "maps", 4.0)?;
+    let mut most = before;
+    while attacker.try_status()?.is_none() {
+        most = most.max(Census::of(&node)?.resident_kib);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = attacker.wait()?;
+    ensure!(output.success() && !output.stdout.contains("did 0 "), "no attack was made: {output}");
+    eprintln!("the daemon grew by {} KiB: {}", most - before, output.stdout.trim());
+    ensure!(most < before + SLACK_KIB, "from {before} to {most} KiB");
+    node.stop()?;
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Clients that take what the daemon itself is made of, and keep it: memory, descriptors, threads,
+//! the time of its engines.
+
+use crate::Attack;
+use crate::client::{Client, greet};
+use rnic_abi::control::{Inspect, Reply, Request};
+use rnic_abi::os::{Connection, candidate_socket_paths};
+use rnic_abi::verbs::AccessFlags;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::thread::scope;
+use std::time::{Duration, Instant};
+
+/// Says what was got, and keeps it to the end.
+fn hold<T>(attack: &mut Attack, what: &str, hoard: &[T]) {
+    println!("got {} {what}", hoard.len());
+    attack.done += hoard.len() as u64;
+    while attack.goes_on() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The largest queues there are, in as many clients as may be.
+pub(crate) fn rings(attack: &mut Attack) -> io::Result<()> {
+    /// CQEs of 128 bytes: 8 MiB.
+    const CQES: u32 = 1 << 16;
+    let (mut clients, mut queues) = (Vec::new(), Vec::new());
+    while let Ok(mut client) = Client::open() {
+        while let Ok(cq) = client.create_cq(CQES) {
+            queues.push(cq);
+        }
+        clients.push(client);
+        if clients.len() == 64 {
+            break;
+        }
+    }
+    hold(attack, "queues of 8 MiB", &queues);
+    Ok(())
+}
+
+/// Completion channels, each of which is a descriptor of the daemon's.
+pub(crate) fn channels(attack: &mut Attack) -> io::Result<()> {
+    let (mut clients, mut channels) = (Vec::new(), Vec::new());
+    while let Ok(client) = Client::open() {
+        while let Ok((channel, theirs)) = client.call(&Request::CreateChannel) {
+            // Ours is of no interest.
+            drop(theirs);
+            channels.push(channel);
+        }
+        clients.push(client);
+        if clients.len() == 64 {
+            break;
+        }
+    }
+    hold(attack, "channels", &channels);
+    Ok(())
+}
+
+/// Connections, as fast as they can be made; some are kept.
+pub(crate) fn crowd(attack: &mut Attack) -> io::Result<()> {
+    const KEPT: usize = 500;
+    let path = candidate_socket_paths().into_iter().next().unwrap_or_default();
+    let mut kept: Vec<Connection> = Vec::new();
+    while attack.goes_on() {
+        attack.done += 1;
+        let Ok(connection) = Connection::connect(&path) else { continue };
+        if kept.len() < KEPT {
+            kept.push(connection);
+        } else {
+            let at = attack.random.below(KEPT);
+            kept[at] = connection;
+        }
+    }
+    Ok(())
+}
+
+/// Asks for lists of many queue pairs, from many sessions without pause.
+pub(crate) fn lists(attack: &mut Attack) -> io::Result<()> {
+    let mut owner = Client::open()?;
+    let mut owned = 0;
+    while owned < 4000 && owner.create_qp().is_ok() {
+        owned += 1;
+    }
+    println!("got {owned} queue pairs");
+    let until = attack.until;
+    scope(|threads| {
+        let ask = move || {
+            let Ok(session) = greet() else { return 0 };
+            let (mut from, mut asked) = (0, 0);
+            while Instant::now() < until {
+                let request = Request::Inspect { what: Inspect::Qps, from };
+                let Ok((Ok(reply), _)) = session.call(&request, &[]) else { break };
+                let Reply::Inspected { next, .. } = reply else { break };
+                from = next.unwrap_or(0);
+                asked += 1;
+            }
+            asked
+        };
+        let asking: Vec<_> = (0..8).map(|_| threads.spawn(ask)).collect();
+        attack.done += asking.into_iter().map(|one| one.join().unwrap_or(0)).sum::<u64>();
+    });
+    Ok(())
+}
+
+/// Registers memory of a process whose list of mappings is very long, from many sessions.
+pub(crate) fn maps(attack: &mut Attack) -> io::Result<()> {
+    let folder = Deep::make()?;
+    let file = File::options().read(true).write(true).create(true).truncate(true).open("f")?;
+    file.set_len(1 << 20)?;
+    for at in 0..4000 {
+        let rights = if at % 2 == 0 { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody looks at.
+        let mapped = unsafe {
+            libc::mmap(std::ptr::null_mut(), 4096, rights, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if mapped == libc::MAP_FAILED {
+            break;
+        }
+    }
+    let until = attack.until;
+    scope(|threads| {
+        let register = move || {
+            let Ok(client) = Client::open() else { return 0 };
+            let (addr, length) = (client.zone.as_ptr() as u64, client.zone.len() as u64);
+            let (pd, access) = (client.pd, AccessFlags::LOCAL_WRITE);
+            let request = Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 };
+            let mut registered = 0;
+            while Instant::now() < until {
+                let Ok((Reply::Mr { mr, .. }, _)) = client.call(&request) else { break };
+                if client.call(&Request::DeregMr { mr }).is_err() {
+                    break;
+                }
+                registered += 1;
+            }
+            registered
+        };
+        let registering: Vec<_> = (0..6).map(|_| threads.spawn(register)).collect();
+        attack.done += registering.into_iter().map(|one| one.join().unwrap_or(0)).sum::<u64>();
+    });
+    drop(folder);
+    Ok(())
+}
+
+/// The working folder, far down, and gone at the end.
+struct Deep {
+    top: PathBuf,
+}
+
+impl Deep {
+    fn make() -> io::Result<Self> {
+        let top = std::env::temp_dir().join(format!("rnic-hostile-{}", std::process::id()));
+        std::fs::create_dir(&top)?;
+        let deep = Self { top };
+        std::env::set_current_dir(&deep.top)?;
+        let name = "x".repeat(239);
+        // By steps: the whole path is longer than the kernel takes.
+        for _ in 0..15 {
+            std::fs::create_dir(&name)?;
+            std::env::set_current_dir(&name)?;
+        }
+        Ok(deep)
+    }
+}
+
+impl Drop for Deep {
+    fn drop(&mut self) {
+        let _ = std::env::set_current_dir("/");
+        // Follows descriptors, not paths.
+        let _ = std::fs::remove_dir_all(&self.top);
+    }
+}
