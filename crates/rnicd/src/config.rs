@@ -95,7 +95,7 @@ pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
 #[derive(Parser, Debug, Default)]
 #[command(name = "rnicd", version)]
 pub struct Args {
-    /// Read options from this TOML file; the command line wins. Its sections [quota] and [total]
+    /// Read options from this TOML file; the command line wins. Its sections `[quota]` and `[total]`
     /// limit what each user, and all users together, may have: sessions, descriptors, mappings,
     /// ring-bytes, shared-bytes, registered-bytes, qps, cqs, mrs, pds, channels
     #[arg(long, value_name = "FILE")]

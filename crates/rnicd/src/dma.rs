@@ -33,7 +33,7 @@ pub(crate) enum Space {
 /// The address spaces of one engine's clients.
 #[derive(Debug)]
 pub(crate) struct SystemDma {
-    /// By [`slot`]. Each knows its whole number: a slot is used again, a number is not.
+    /// By [`slot_of`]. Each knows its whole number: a slot is used again, a number is not.
     spaces: Vec<Option<(SpaceId, Space)>>,
     scratch: process::Scratch,
 }

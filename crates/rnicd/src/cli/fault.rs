@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub(super) enum Action {
     /// Inject further faults
     ///
-    /// A fault is KIND[=PROBABILITY][,qp=QPN][,opcode=OPCODE][,psn=FIRST-LAST][,count=N].
+    /// A fault is `KIND[=PROBABILITY][,qp=QPN][,opcode=OPCODE][,psn=FIRST-LAST][,count=N]`.
     ///
     /// KIND is drop, duplicate, reorder, delay:TIME (250us, 3ms, 1s), corrupt, or mark (ECN
     /// congestion experienced). PROBABILITY is 0 to 1, or 0% to 100%; without one it is 1.
