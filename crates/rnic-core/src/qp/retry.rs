@@ -159,9 +159,11 @@ impl Qp {
         is_ack: bool,
     ) -> Answer {
         let loss = self.requester.hear_of_loss(psn, is_ack);
-        // A copy of what told of the loss looks like a second one. It must not be the end where
-        // the timer will know better.
-        let may_wait = loss == Loss::Again && self.requester.retries == 0 && self.attr.timeout > 0;
+        // A copy of what told of the loss looks like a second one, and a path that loses only long
+        // packets tells of one with every round trip. Half of the retries are left to the timer,
+        // where there is one: the path may recover within its time.
+        let few_left = self.requester.retries <= self.attr.retry_cnt / 2;
+        let may_wait = loss == Loss::Again && few_left && self.attr.timeout > 0;
         if loss == Loss::Known || may_wait {
             return Answer::Done;
         }
