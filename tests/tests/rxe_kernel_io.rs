@@ -130,7 +130,7 @@ impl Table<'_> {
         let folder = Path::new("/run");
         let daemon = SeatDaemon::start(&seat, &self.home, folder, (AUTO.0, AUTO.1))?;
         let used = format!("packet I/O {} on eth0", PACKET.2);
-        ["packet I/O AfXdp is not possible", "packet I/O Udp is not possible", &used]
+        ["packet I/O af-xdp is not possible", "packet I/O udp is not possible", &used]
             .iter()
             .try_for_each(|text| daemon.expect(text))
     }

@@ -55,6 +55,8 @@ pub(crate) struct Requester {
     pub(crate) in_rnr_wait: bool,
     /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
     pub(crate) rnr_echo_due: bool,
+    /// Sequence NAKs since progress that may be such echoes and came after the wait.
+    pub(crate) late_echoes: u8,
     /// Responses that came too early and are no news.
     pub(crate) stale: Option<Stale>,
     /// Requests that may leave found no room on the wire.
@@ -109,7 +111,7 @@ impl Requester {
             self.rnr_retries = attr.rnr_retry;
         }
         (self.fired, self.waited) = (0, 0);
-        self.rnr_echo_due = false;
+        (self.rnr_echo_due, self.late_echoes) = (false, 0);
         if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
             self.stale = None;
         }

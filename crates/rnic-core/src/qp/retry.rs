@@ -13,6 +13,10 @@ use roce_wire::headers::rnr_timer_ns;
 
 /// RNR retry count that means "for ever".
 const RNR_FOR_EVER: u8 = 7;
+/// Nanoseconds of the first pause behind a late echo. Each further one takes twice as long, until
+/// it is longer than the round trip; ten times is long enough for every network.
+const ECHO_PAUSE_NS: u64 = 10_000;
+const MAX_ECHO_DOUBLINGS: u8 = 10;
 
 impl Qp {
     /// Nanoseconds until the local ACK timeout fires, which may be up to four times what the
@@ -90,21 +94,21 @@ impl Qp {
         ctx.shared.counters.local_ack_timeout_err += 1;
         self.requester.waited = self.requester.waited.saturating_add(waited);
         self.requester.fired = self.requester.fired.saturating_add(1);
-        if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout, false) {
+        if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
             self.fail_request(ctx, status);
         }
     }
 
-    /// Goes back to the oldest unacknowledged packet, if the retries allow it or need not.
-    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause, is_free: bool) -> Answer {
+    /// Goes back to the oldest unacknowledged packet, if the retries allow it.
+    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
         let ends = Rule::RetriesEnd.applies() && !Bug::RetryNeverEnds.is_planted();
         let profile = ctx.shared.config.profile;
-        if ends && !is_free && self.is_out_of_retries(profile, cause) {
+        if ends && self.is_out_of_retries(profile, cause) {
             ctx.shared.counters.req_retry_exceeded += 1;
             return Answer::Fail(WcStatus::RetryExcErr);
         }
         let by_time = cause == RewindCause::Timeout && profile.retries_by_time();
-        if !is_free && !by_time && costs_retry(cause, self.attr.retry_cnt) {
+        if !by_time && costs_retry(cause, self.attr.retry_cnt) {
             self.requester.retries = self.requester.retries.saturating_sub(1);
         }
         self.rewind(ctx, cause);
@@ -144,10 +148,21 @@ impl Qp {
         if is_known || !Rule::SequenceNakRewinds.applies() {
             return Answer::Done;
         }
-        // An echo may arrive only when a short wait is over. It looks like a new loss and must be
-        // taken for one, but must not cost a retry.
-        let is_free = may_echo && !waits && Rule::LateEchoIsFree.applies();
-        self.retry(ctx, RewindCause::SequenceNak, is_free)
+        if may_echo && !waits && Rule::LateEchoIsFree.applies() {
+            self.pause_for_echo(ctx);
+            return Answer::Done;
+        }
+        self.retry(ctx, RewindCause::SequenceNak)
+    }
+
+    /// An echo may arrive only when a short RNR wait is over, and the packets have left once more.
+    /// It looks like a new loss, so they are sent again, and it costs no retry. But not at once:
+    /// if it was an echo, each transmission would be answered with two reasons to repeat it, and
+    /// their number would double with every round trip. What arrives within the pause adds none.
+    fn pause_for_echo<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let doublings = self.requester.late_echoes;
+        self.requester.late_echoes = (doublings + 1).min(MAX_ECHO_DOUBLINGS);
+        self.wait_to_repeat(ctx, ECHO_PAUSE_NS << doublings);
     }
 
     /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
@@ -168,13 +183,14 @@ impl Qp {
             return Answer::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
-        self.retry(ctx, RewindCause::ImpliedNak, false)
+        self.retry(ctx, RewindCause::ImpliedNak)
     }
 
     /// RNR NAK: nothing is sent until its time has passed.
     pub(crate) fn handle_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, timer: u8) -> Answer {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
+        self.requester.rnr_echo_due = true;
         if self.requester.in_rnr_wait {
             return Answer::Done;
         }
@@ -186,6 +202,14 @@ impl Qp {
         if left != RNR_FOR_EVER || !Rule::RnrSevenIsInfinite.applies() {
             self.requester.rnr_retries = left.saturating_sub(1);
         }
+        let wait = rnr_timer_ns(timer);
+        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
+        self.wait_to_repeat(ctx, wait);
+        Answer::Done
+    }
+
+    /// Sends nothing for `wait` nanoseconds, then everything from `una` on again.
+    fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wait: u64) {
         if Rule::RnrResends.applies() {
             self.requester.cursor =
                 Cursor { index: self.requester.acked_index, psn: self.requester.una };
@@ -193,14 +217,9 @@ impl Qp {
         self.requester.reads = 0;
         self.requester.stale = None;
         self.requester.in_rnr_wait = true;
-        self.requester.rnr_echo_due = true;
-        let wait = rnr_timer_ns(timer);
-        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
-        let until = ctx.now.after_nanos(wait);
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
-        ctx.set_deadline(self, until);
-        Answer::Done
+        ctx.set_deadline(self, ctx.now.after_nanos(wait));
     }
 
     /// Does the QP still send requests?

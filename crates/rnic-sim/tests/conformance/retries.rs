@@ -313,6 +313,32 @@ fn a_sequence_nak_that_may_still_be_about_an_rnr_nak_costs_no_retry() {
     assert_eq!(statuses(&d.sent()), expected);
 }
 
+/// Linux's rxe answers each transmission to a queue without a receive with an RNR NAK and, for the
+/// packets that it dropped behind it, a sequence NAK. Where the way takes longer than the RNR wait,
+/// several transmissions are answered while the last is on its way.
+#[test]
+fn echoes_of_rnr_naks_that_come_late_neither_multiply_packets_nor_cost_retries() {
+    let mut d = Dialogue::new(Connection { retry_cnt: 0, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    let rnr = Say::rnr_nak(1, d.our_psn(0), 0);
+    let echo = Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+    let hear_both = |d: &mut Dialogue| {
+        for offset in 0..2 {
+            d.expect(Opcode::RcSendOnly, d.our_psn(offset));
+        }
+    };
+    hear_both(&mut d);
+    for round in 0..30 {
+        d.say_all(&[rnr.clone(), echo.clone(), rnr.clone()]);
+        hear_both(&mut d);
+        d.say_all(&[echo.clone(), rnr.clone(), echo.clone()]);
+        d.expect_silence_for(9_000 << round.min(10));
+        hear_both(&mut d);
+    }
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
 #[test]
 fn a_lost_last_packet_repeats_little_of_a_long_message() {
     let mut pair = Pair::new(1, small_mtu());
