@@ -7,6 +7,7 @@ use crate::event::{Event, RewindCause, Tap};
 use crate::planted::{Bug, Rule};
 use crate::profile::Profile;
 use crate::shared::Ctx;
+use crate::time::Instant;
 use rnic_abi::verbs::{QpState, WcStatus};
 use roce_wire::Psn;
 use roce_wire::headers::rnr_timer_ns;
@@ -162,7 +163,7 @@ impl Qp {
     fn pause_for_echo<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let doublings = self.requester.late_echoes;
         self.requester.late_echoes = (doublings + 1).min(MAX_ECHO_DOUBLINGS);
-        self.wait_to_repeat(ctx, ECHO_PAUSE_NS << doublings);
+        self.wait_to_repeat(ctx, ctx.now.after_nanos(ECHO_PAUSE_NS << doublings));
     }
 
     /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
@@ -191,7 +192,14 @@ impl Qp {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.rnr_echo_due = true;
+        let wait = rnr_timer_ns(timer);
+        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
+        let until = ctx.now.after_nanos(wait);
         if self.requester.in_rnr_wait {
+            // The wait may be the pause for an echo, and shorter than what this one demands.
+            if self.deadline.is_some_and(|deadline| deadline < until) {
+                ctx.set_deadline(self, until);
+            }
             return Answer::Done;
         }
         let left = self.requester.rnr_retries;
@@ -202,14 +210,12 @@ impl Qp {
         if left != RNR_FOR_EVER || !Rule::RnrSevenIsInfinite.applies() {
             self.requester.rnr_retries = left.saturating_sub(1);
         }
-        let wait = rnr_timer_ns(timer);
-        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
-        self.wait_to_repeat(ctx, wait);
+        self.wait_to_repeat(ctx, until);
         Answer::Done
     }
 
-    /// Sends nothing for `wait` nanoseconds, then everything from `una` on again.
-    fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wait: u64) {
+    /// Sends nothing until then, and afterwards everything from `una` on again.
+    fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, until: Instant) {
         if Rule::RnrResends.applies() {
             self.requester.cursor =
                 Cursor { index: self.requester.acked_index, psn: self.requester.una };
@@ -219,7 +225,7 @@ impl Qp {
         self.requester.in_rnr_wait = true;
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
-        ctx.set_deadline(self, ctx.now.after_nanos(wait));
+        ctx.set_deadline(self, until);
     }
 
     /// Does the QP still send requests?
