@@ -449,32 +449,30 @@ impl Egress {
         qp.counters.tx_bytes += bytes;
         let was_rewound = qp.requester.is_rewound();
         let mut requests = false;
+        let profile = ctx.shared.config.profile;
         for segment in &self.plan {
-            let retransmit = match segment.source {
-                Source::Request { .. } => {
-                    requests = true;
-                    qp.commit_request(segment)
-                }
-                Source::Reply { .. } => {
-                    qp.responder.replies.advance();
-                    false
-                }
-                Source::Ack => {
-                    qp.acknowledgement_left(ctx);
-                    false
-                }
-            };
+            let retransmit = qp.was_sent(segment);
             if retransmit {
                 ctx.shared.counters.retransmitted_packets += 1;
                 qp.counters.retransmitted_packets += 1;
             }
-            ctx.event(|| Event::Sent { qpn: qp.qpn, packet: info_of(qp, segment), retransmit });
+            let packet = || info_of(qp, segment, profile);
+            ctx.event(|| Event::Sent { qpn: qp.qpn, packet: packet(), retransmit });
+            match segment.source {
+                Source::Request { .. } => {
+                    requests = true;
+                    qp.commit_request(segment);
+                }
+                Source::Reply { .. } => qp.responder.replies.advance(),
+                Source::Ack => qp.acknowledgement_left(ctx),
+            }
         }
         if packets > 0 {
             ctx.shared.departs(qp.is_inside(), ctx.now);
             qp.requests_due = !requests && Rule::HalvesTakeTurns.applies();
         }
-        if requests && was_rewound {
+        let still_runs = Bug::LateTimer.is_planted() && qp.deadline.is_some();
+        if requests && was_rewound && !still_runs {
             // The oldest packet that is not acknowledged has only just left.
             qp.restart_timer(ctx);
         }

@@ -23,30 +23,32 @@ pub(crate) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> Header
     bth.ack_req = segment.ack_req;
     bth.solicited = segment.solicited;
     let mut headers = HeaderRepr::new(bth);
+    headers.aeth = aeth_of(qp, segment, profile);
     match segment.source {
         Source::Request { index, offset } => {
             request_headers(&mut headers, qp, segment, index, offset)
         }
         Source::Reply { nth, .. } => {
-            // A MIDDLE has no AETH.
-            if segment.opcode != Opcode::RcReadRespMiddle {
-                headers.aeth = Some(Aeth { syndrome: good(qp, profile), msn: qp.responder.msn });
-            }
             if let Some(ReplyKind::Atomic { value }) =
                 qp.responder.replies.get(nth).map(|reply| reply.kind)
             {
                 headers.atomic_ack = Some(AtomicAckEth { original: value });
             }
         }
-        Source::Ack => {
-            let syndrome = match qp.responder.ack {
-                Some(Ack { syndrome, .. }) if syndrome != Syndrome::ACK => syndrome,
-                _ => good(qp, profile),
-            };
-            headers.aeth = Some(Aeth { syndrome, msn: qp.responder.msn });
-        }
+        Source::Ack => {}
     }
     headers
+}
+
+/// The AETH of an answer. A MIDDLE has none.
+fn aeth_of(qp: &Qp, segment: &Segment, profile: Profile) -> Option<Aeth> {
+    let syndrome = match (segment.source, qp.responder.ack) {
+        (Source::Request { .. }, _) => return None,
+        (Source::Reply { .. }, _) if segment.opcode == Opcode::RcReadRespMiddle => return None,
+        (Source::Ack, Some(Ack { syndrome, .. })) if syndrome != Syndrome::ACK => syndrome,
+        _ => good(qp, profile),
+    };
+    Some(Aeth { syndrome, msn: qp.responder.msn })
 }
 
 /// An ACK, with credits where the profile tells them.
@@ -105,13 +107,15 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
     }
 }
 
-pub(crate) fn info_of(qp: &Qp, segment: &Segment) -> PacketInfo {
+/// What an event says about a planned packet.
+pub(crate) fn info_of(qp: &Qp, segment: &Segment, profile: Profile) -> PacketInfo {
+    let aeth = aeth_of(qp, segment, profile);
     PacketInfo {
         opcode: segment.opcode,
         dest_qpn: qp.dest_qpn(),
         psn: segment.psn,
         ack_req: segment.ack_req,
         payload: segment.len,
-        aeth: None,
+        aeth: aeth.map(|aeth| (aeth.syndrome.to_u8(), aeth.msn.value())),
     }
 }

@@ -316,17 +316,21 @@ impl Qp {
         Permit::Go
     }
 
-    /// A planned request is on its way. Returns true when it was sent before.
-    pub(crate) fn commit_request(&mut self, sent: &Segment) -> bool {
-        let Source::Request { .. } = sent.source else { return false };
+    /// A planned packet is a request that was sent before.
+    #[inline]
+    pub(crate) fn was_sent(&self, planned: &Segment) -> bool {
+        let is_request = matches!(planned.source, Source::Request { .. });
+        is_request && planned.psn.distance_from(self.requester.max_psn) < 0
+    }
+
+    /// A planned request is on its way.
+    pub(crate) fn commit_request(&mut self, sent: &Segment) {
         let wr = self.sq.wr(self.requester.cursor.index);
         let cursor = self.requester.cursor.moved(wr, sent.psn.wrapping_add(sent.span));
         self.requester.cursor = cursor;
         self.requester.reads += u32::from(wr.wants_data());
-        let again = sent.psn.distance_from(self.requester.max_psn) < 0;
         if cursor.psn.distance_from(self.requester.max_psn) > 0 {
             self.requester.max_psn = cursor.psn;
         }
-        again
     }
 }
