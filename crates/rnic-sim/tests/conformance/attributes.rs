@@ -109,6 +109,57 @@ fn values_out_of_range_are_refused() {
     refuse(AttrMask::AV, |a| a.ah.port_num = 2);
 }
 
+/// A value that no queue pair can have.
+type Wrong = (AttrMask, fn(&mut QpAttr));
+
+const WRONG: [Wrong; 12] = [
+    (AttrMask::PORT, |a| a.port_num = 0),
+    (AttrMask::PKEY_INDEX, |a| a.pkey_index = 1),
+    (AttrMask::TIMEOUT, |a| a.timeout = 32),
+    (AttrMask::RETRY_CNT, |a| a.retry_cnt = 8),
+    (AttrMask::RNR_RETRY, |a| a.rnr_retry = 8),
+    (AttrMask::MIN_RNR_TIMER, |a| a.min_rnr_timer = 32),
+    (AttrMask::PATH_MTU, |a| a.path_mtu = 6),
+    (AttrMask::MAX_QP_RD_ATOMIC, |a| a.max_rd_atomic = 17),
+    (AttrMask::MAX_DEST_RD_ATOMIC, |a| a.max_dest_rd_atomic = 17),
+    (AttrMask::AV, |a| a.ah.is_global = false),
+    (AttrMask::AV, |a| a.ah.dgid = [0; 16]),
+    (AttrMask::AV, |a| a.ah.port_num = 9),
+];
+
+/// Every transition, with all that it requires and no more.
+#[test]
+fn what_no_queue_pair_can_have_is_refused_wherever_it_may_be_given() {
+    let init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let rts = AttrMask::TIMEOUT
+        | AttrMask::RETRY_CNT
+        | AttrMask::RNR_RETRY
+        | AttrMask::SQ_PSN
+        | AttrMask::MAX_QP_RD_ATOMIC;
+    let path = [
+        (QpState::Init, init),
+        (QpState::Init, AttrMask::empty()),
+        (QpState::Rtr, RTR),
+        (QpState::Rts, rts),
+        (QpState::Rts, AttrMask::empty()),
+        (QpState::Sqd, AttrMask::empty()),
+        (QpState::Sqd, AttrMask::empty()),
+        (QpState::Rts, AttrMask::empty()),
+    ];
+    let mut d = Dialogue::in_reset(small_mtu(), PortConfig::frames(), |_| {});
+    let mut refusals = 0;
+    for (to, mask) in path {
+        for (bit, spoil) in WRONG {
+            let mut attr = good(to);
+            spoil(&mut attr);
+            refused(&mut d, mask | bit, attr);
+            refusals += 1;
+        }
+        assert_eq!(modify(&mut d, mask, good(to)), Ok(()), "{to:?}");
+    }
+    assert_eq!(refusals, path.len() * WRONG.len());
+}
+
 #[test]
 fn alternate_paths_are_refused() {
     refused(&mut in_init(), RTR | AttrMask::ALT_PATH, good(QpState::Rtr));
