@@ -29,6 +29,8 @@ mod execute;
 mod gather;
 mod headers;
 mod ingress;
+#[cfg(feature = "leap")]
+mod leap;
 mod lending;
 pub mod mr;
 mod placement;

@@ -302,6 +302,8 @@ switches! {
     RetransmitWithoutAckReq,
     /// A packet that is refused for want of a receive WQE counts as received.
     RefusedCountsAsReceived,
+    /// An engine that is busy is not told that it cannot hear a silent client.
+    NobodyIsParked,
 }
 
 impl Rule {

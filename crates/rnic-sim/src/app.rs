@@ -1,6 +1,6 @@
 //! Posting, polling and events: what the library does for an application without the daemon.
 
-use crate::host::{AppQueue, Host, SPACE};
+use crate::host::{AppQp, AppQueue, Host, SPACE};
 use crate::oracle::Posted;
 use crate::verbs::{CqId, PostError, QpId, SendWr};
 use rnic_abi::control::AsyncEvent;
@@ -77,8 +77,10 @@ impl Host {
     }
 
     fn ring_sends(&mut self, qp: QpId) {
-        let queue = &self.qps[qp.0].sq;
+        let AppQp { qpn, sq: queue, .. } = &self.qps[qp.0];
+        self.trace.witness.posted(*qpn, queue.ring.producer());
         self.rang |= self.bell.ring(queue.record, queue.ring.producer());
+        self.called = true;
     }
 
     /// Publishes a producer index that no send queue of that size can have, silently.
@@ -108,6 +110,7 @@ impl Host {
         app.receives.push_back(sges.to_vec());
         self.bell.publish(app.rq.record, app.rq.ring.producer());
         if app.rq.ring.must_ring() {
+            self.called = true;
             self.rang |= self.bell.ring(app.rq.record, app.rq.ring.producer());
         }
         Ok(())
@@ -116,6 +119,7 @@ impl Host {
     /// Polls one completion, and has the oracles judge it.
     pub fn poll(&mut self, cq: CqId) -> Option<Cqe> {
         let cqe = self.cqs[cq.0].ring.poll()?;
+        self.polled += 1;
         let is_receive = cqe.flags.contains(CqeFlags::RECV);
         let owner = self.qps.iter().position(|app| {
             let expected = if is_receive { app.setup.recv_cq } else { app.setup.send_cq };
@@ -127,8 +131,13 @@ impl Host {
         };
         let app = &mut self.qps[owner];
         let queue = if is_receive { &mut app.rq } else { &mut app.sq };
+        let first_error = cqe.status != WcStatus::Success && !queue.oracle.has_failed();
         if let Err(verdict) = judge(queue, &cqe) {
             self.verdicts.push(verdict);
+        }
+        let witness = &self.trace.witness;
+        if first_error && !is_receive && witness.is_acknowledged(cqe.qpn, cqe.wqe_index) {
+            self.verdicts.push(format!("what was acknowledged completes in error: {cqe:?}"));
         }
         if is_receive {
             let sges = self.qps[owner].receives.pop_front().unwrap_or_default();

@@ -5,22 +5,22 @@ use crate::memory::Memory;
 use crate::oracle::QueueOracle;
 use crate::port::{Port, PortConfig};
 use crate::trace::Trace;
-use crate::verbs::{Connection, CqId, Mr, QpId, QpSetup};
+use crate::verbs::{CqId, Mr, QpId, QpSetup};
+use crate::witness::Seen;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
-use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpState};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType};
 use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{Sge, recv_stride, send_stride};
 use rnic_core::command::{
-    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, Outcome, Path,
+    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, Outcome,
 };
 use rnic_core::config::EngineConfig;
 use rnic_core::engine::{Engine, Turn};
 use rnic_core::ports::{self, HopId, Ports, SpaceId};
 use rnic_core::time::Instant;
-use roce_wire::{Flow, Gid};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
@@ -40,11 +40,15 @@ pub struct Host {
     pub(crate) now: Instant,
     pub(crate) notices: Notices,
     pub(crate) bell: Bell,
+    /// A client wrote its eventfd, and it was not looked at.
     pub(crate) rang: bool,
+    /// The control plane woke the engine's thread, or a doorbell rang that it polls.
+    pub(crate) called: bool,
     records: Records,
     pub(crate) cqs: Vec<AppCq>,
     pub(crate) qps: Vec<AppQp>,
     pub(crate) verdicts: Vec<String>,
+    pub(crate) polled: u64,
 }
 
 /// What the engine told the application.
@@ -113,7 +117,7 @@ const CLIENT: ClientId = ClientId(1);
 pub const SPACE: SpaceId = SpaceId(1);
 /// Where all its completion events go.
 const CHANNEL: ChannelId = ChannelId(1);
-const HOP: HopId = HopId(0);
+pub(crate) const HOP: HopId = HopId(0);
 
 impl Host {
     /// A host with an application that has opened the device.
@@ -135,28 +139,56 @@ impl Host {
             notices: Notices::default(),
             bell,
             rang: false,
+            called: false,
             records: Records::default(),
             cqs: Vec::new(),
             qps: Vec::new(),
             verdicts: Vec::new(),
+            polled: 0,
         }
     }
 
     /// Runs one turn of the engine.
     pub(crate) fn turn(&mut self, now: Instant) -> Turn {
         self.now = now;
+        self.called = false;
+        self.port.begin_turn(now);
+        let told = self.notices.asyncs.len();
         let mut ports =
             Ports { wire: &mut self.port, dma: &mut self.memory, host: &mut self.notices };
-        self.engine.turn(now, &mut ports, &mut self.trace)
+        let turn = self.engine.turn(now, &mut ports, &mut self.trace);
+        self.judge_events(told);
+        turn
     }
 
-    /// A doorbell found that the engine sleeps: it must be woken.
-    pub(crate) fn take_ring(&mut self) -> bool {
-        let rang = std::mem::take(&mut self.rang);
-        if rang {
+    /// The thread of the engine looks at the eventfds of its clients.
+    pub(crate) fn look_at_clients(&mut self) {
+        if std::mem::take(&mut self.rang) {
             self.engine.client_rang(self.now, CLIENT);
         }
-        rang
+    }
+
+    /// SQ_DRAINED is told when everything that was started is complete.
+    fn judge_events(&mut self, told: usize) {
+        for event in &self.notices.asyncs[told..] {
+            let drained = event.event == AsyncEventType::SqDrained;
+            let Some(qp) = self.qps.iter().find(|qp| drained && qp.handle == event.element) else {
+                continue;
+            };
+            if !self.trace.witness.is_drained(qp.qpn) {
+                self.verdicts.push(format!("{} QP {:#x} is not drained", self.ip, qp.qpn));
+            }
+        }
+    }
+
+    /// Compares the counters with what happened. Everything must be polled.
+    ///
+    /// # Errors
+    /// Those that are wrong.
+    pub fn check_counters(&self) -> Result<(), String> {
+        let (taken, given) = self.port.datagrams();
+        let seen = Seen { taken, given, completions: self.polled };
+        self.trace.witness.tally().check(self.engine.counters(), &seen)
     }
 
     /// What any part of the host did that must not be.
@@ -314,6 +346,18 @@ impl Host {
         self.records.free.push(app.rq.record);
     }
 
+    /// Nothing is posted, under way, or owed to the peer, as far as this host knows.
+    pub(crate) fn is_at_rest(&self, qp: QpId) -> bool {
+        !self.port.has_input() && self.engine.is_at_rest(self.qps[qp.0].handle)
+    }
+
+    /// The PSNs of a queue pair at rest leap: those that it sends, those that it receives.
+    pub(crate) fn leap(&mut self, qp: QpId, (sent, received): (u32, u32)) {
+        let AppQp { handle, qpn, .. } = self.qps[qp.0];
+        self.engine.leap(handle, sent, received);
+        self.trace.witness.leapt(qpn);
+    }
+
     /// Its number.
     pub fn qpn(&self, qp: QpId) -> u32 {
         self.qps[qp.0].qpn
@@ -327,138 +371,5 @@ impl Host {
     /// A CQ's handle, as events name it.
     pub fn cq_handle(&self, cq: CqId) -> u32 {
         self.cqs[cq.0].handle
-    }
-
-    /// Modifies a queue pair. `peer` is the address that `AV` means.
-    ///
-    /// # Errors
-    /// Those of the verb.
-    pub fn modify(
-        &mut self,
-        qp: QpId,
-        mask: AttrMask,
-        attr: QpAttr,
-        peer: Option<IpAddr>,
-    ) -> Result<(), CommandError> {
-        let path = peer.map(|peer| {
-            let flow = Flow { tos: attr.ah.traffic_class, ..Flow::new(self.ip, peer, 0) };
-            Path { attr: attr.ah, flow, hop: HOP }
-        });
-        let handle = self.qps[qp.0].handle;
-        self.command(ClientCommand::ModifyQp { qp: handle, mask, attr, path })?;
-        if mask.contains(AttrMask::STATE) {
-            self.entered(qp, attr.state);
-        }
-        Ok(())
-    }
-
-    fn entered(&mut self, qp: QpId, state: QpState) {
-        let app = &mut self.qps[qp.0];
-        if state == QpState::Reset {
-            for queue in [&mut app.sq, &mut app.rq] {
-                queue.ring.reset();
-                queue.oracle.reset();
-            }
-            app.receives.clear();
-        }
-        // The control plane wakes the engine's thread for every command.
-        self.rang = true;
-    }
-
-    /// Only the state.
-    ///
-    /// # Panics
-    /// When the engine refuses.
-    pub fn set_state(&mut self, qp: QpId, state: QpState) {
-        let attr = QpAttr { state, ..QpAttr::default() };
-        self.modify(qp, AttrMask::STATE, attr, None).expect("the transition is allowed");
-    }
-
-    /// RESET to INIT.
-    ///
-    /// # Panics
-    /// When the engine refuses.
-    pub fn to_init(&mut self, qp: QpId, connection: &Connection) {
-        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-        let attr = QpAttr {
-            state: QpState::Init,
-            port_num: 1,
-            access: connection.access,
-            ..QpAttr::default()
-        };
-        self.modify(qp, mask, attr, None).expect("RESET to INIT");
-    }
-
-    /// INIT to RTR.
-    ///
-    /// # Panics
-    /// When the engine refuses.
-    pub fn to_rtr(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
-        let mask = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
-        let dgid = Gid::from_ip(peer).0;
-        let attr = QpAttr {
-            state: QpState::Rtr,
-            ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
-            path_mtu: connection.path_mtu,
-            dest_qpn: peer_qpn,
-            rq_psn: connection.rq_psn,
-            max_dest_rd_atomic: connection.max_dest_rd_atomic,
-            min_rnr_timer: connection.min_rnr_timer,
-            ..QpAttr::default()
-        };
-        self.modify(qp, mask, attr, Some(peer)).expect("INIT to RTR");
-    }
-
-    /// RTR to RTS.
-    ///
-    /// # Panics
-    /// When the engine refuses.
-    pub fn to_rts(&mut self, qp: QpId, connection: &Connection) {
-        let mask = AttrMask::STATE
-            | AttrMask::TIMEOUT
-            | AttrMask::RETRY_CNT
-            | AttrMask::RNR_RETRY
-            | AttrMask::SQ_PSN
-            | AttrMask::MAX_QP_RD_ATOMIC;
-        let attr = QpAttr {
-            state: QpState::Rts,
-            timeout: connection.timeout,
-            retry_cnt: connection.retry_cnt,
-            rnr_retry: connection.rnr_retry,
-            sq_psn: connection.sq_psn,
-            max_rd_atomic: connection.max_rd_atomic,
-            ..QpAttr::default()
-        };
-        self.modify(qp, mask, attr, None).expect("RTR to RTS");
-    }
-
-    /// RESET to RTS.
-    pub fn connect(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
-        self.to_init(qp, connection);
-        self.to_rtr(qp, connection, peer, peer_qpn);
-        self.to_rts(qp, connection);
-    }
-
-    /// What the engine says about a queue pair.
-    ///
-    /// # Panics
-    /// When the queue pair is gone.
-    pub fn query_qp(&mut self, qp: QpId) -> QpAttr {
-        let handle = self.qps[qp.0].handle;
-        match self.command(ClientCommand::QueryQp { qp: handle }) {
-            Ok(Outcome::QpState { attr, .. }) => attr,
-            other => panic!("QueryQp has the outcome {other:?}"),
-        }
-    }
-
-    /// Its state.
-    pub fn state(&mut self, qp: QpId) -> QpState {
-        self.query_qp(qp).state
     }
 }

@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod arrivals;
 pub mod dialogue;
+mod gaps;
 pub mod host;
 pub mod link;
 pub mod memory;
@@ -18,6 +20,7 @@ pub mod pair;
 pub mod pcap;
 pub mod port;
 pub mod rng;
+mod states;
 pub mod sweep;
 pub mod trace;
 pub mod verbs;

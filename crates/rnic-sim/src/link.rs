@@ -4,19 +4,26 @@
 //! [`Strike`]s, which hit chosen packets. Every fault is counted: a test of recovery that injected
 //! nothing tests nothing.
 
+use crate::gaps::Gaps;
 use crate::port::Packet;
 use crate::rng::Rng;
 use rnic_core::time::Instant;
-use roce_wire::headers::Bth;
-use roce_wire::{Ecn, IpIdHint, Opcode, icrc};
+use roce_wire::headers::{Aeth, Bth};
+use roce_wire::{Ecn, HeaderRepr, IpIdHint, NakCode, Opcode, Syndrome, icrc};
 
 /// Random faults of one direction; chances in parts per million.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
     /// Chance that a packet is lost.
     pub loss: u32,
+    /// Chance that it is lost where what follows shows that: see [`Gaps`].
+    pub shown_loss: u32,
+    /// Chance that an RNR NAK is followed by a sequence NAK of the same PSN, as Linux's rxe does it.
+    pub echo: u32,
     /// Chance that it arrives twice.
     pub duplicate: u32,
+    /// Nanoseconds that the second copy comes later, at most.
+    pub late_by: u64,
     /// Chance that it is overtaken by packets sent up to `reorder_by` later.
     pub reorder: u32,
     /// Nanoseconds.
@@ -40,7 +47,10 @@ impl Default for Faults {
     fn default() -> Self {
         Self {
             loss: 0,
+            shown_loss: 0,
+            echo: 0,
             duplicate: 0,
+            late_by: 3_000,
             reorder: 0,
             reorder_by: 20_000,
             corrupt: 0,
@@ -53,6 +63,20 @@ impl Default for Faults {
     }
 }
 
+impl Faults {
+    /// Nanoseconds after which nothing arrives any more that was sent.
+    pub(crate) fn longest_delay(&self) -> u64 {
+        let queue = ALL_IN_FLIGHT * self.ps_per_byte / 1000;
+        self.delay + self.jitter + self.reorder_by + self.late_by + queue
+    }
+}
+
+/// Nanoseconds that an echo comes behind what it echoes, at most: perhaps after the shortest wait, but
+/// before the refusal that may follow.
+const ECHO_LATE: u64 = 11_000;
+/// Bytes that a world has on a link at most.
+const ALL_IN_FLIGHT: u64 = 4 << 20;
+
 /// Faults that happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
@@ -62,6 +86,8 @@ pub struct FaultCounts {
     pub delivered: u64,
     /// Lost by chance.
     pub lost: u64,
+    /// RNR NAKs followed by a sequence NAK.
+    pub echoed: u64,
     /// Delivered twice.
     pub duplicated: u64,
     /// Delayed past others.
@@ -82,6 +108,7 @@ impl FaultCounts {
         self.sent += other.sent;
         self.delivered += other.delivered;
         self.lost += other.lost;
+        self.echoed += other.echoed;
         self.duplicated += other.duplicated;
         self.reordered += other.reordered;
         self.corrupted += other.corrupted;
@@ -176,6 +203,7 @@ pub struct Link {
     /// What may happen to any packet.
     pub faults: Faults,
     strikes: Vec<Strike>,
+    gaps: Gaps,
     /// What happened.
     pub counts: FaultCounts,
     rng: Rng,
@@ -189,6 +217,7 @@ impl Link {
         Self {
             faults,
             strikes: Vec::new(),
+            gaps: Gaps::default(),
             counts: FaultCounts::default(),
             rng,
             free_at: Instant::ZERO,
@@ -206,8 +235,13 @@ impl Link {
         self.strikes.iter().filter(|strike| strike.count > 0).count()
     }
 
-    /// Carries a packet: what arrives, and when.
-    pub(crate) fn carry(&mut self, now: Instant, mut packet: Packet) -> Vec<(Instant, Packet)> {
+    /// Carries a packet that these follow: what arrives, and when.
+    pub(crate) fn carry(
+        &mut self,
+        now: Instant,
+        mut packet: Packet,
+        followers: &[Packet],
+    ) -> Vec<(Instant, Packet)> {
         self.counts.sent += 1;
         let arrival = self.arrival(now, packet.bytes.len());
         if packet.bytes.len() > self.faults.mtu as usize {
@@ -219,7 +253,10 @@ impl Link {
         if blow == Some(Blow::Drop) {
             return Vec::new();
         }
-        if self.rng.chance(self.faults.loss) {
+        let Self { rng, gaps, faults, .. } = self;
+        let wanted = || rng.chance(faults.shown_loss);
+        let shown = faults.shown_loss > 0 && gaps.loses(&packet, followers, wanted);
+        if shown || self.rng.chance(self.faults.loss) {
             self.counts.lost += 1;
             return Vec::new();
         }
@@ -228,9 +265,17 @@ impl Link {
             packet.flow.tos |= Ecn::Ce as u8;
         }
         let mut arrivals = Vec::new();
+        if self.faults.echo > 0
+            && let Some(echo) = echo(&packet)
+            && self.rng.chance(self.faults.echo)
+        {
+            self.counts.echoed += 1;
+            arrivals.push((arrival.after_nanos(self.rng.below(ECHO_LATE)), echo));
+        }
         if blow == Some(Blow::Duplicate) || self.rng.chance(self.faults.duplicate) {
             self.counts.duplicated += 1;
-            arrivals.push((arrival.after_nanos(self.rng.below(3_000)), packet.clone()));
+            arrivals
+                .push((arrival.after_nanos(self.rng.below(self.faults.late_by)), packet.clone()));
         }
         if blow == Some(Blow::Corrupt) || self.rng.chance(self.faults.corrupt) {
             self.counts.corrupted += 1;
@@ -256,6 +301,19 @@ impl Link {
         let jitter = self.rng.below(self.faults.jitter);
         self.free_at.after_nanos(self.faults.delay + jitter).max(self.last_arrival)
     }
+}
+
+/// The sequence NAK that some responders send behind an RNR NAK.
+fn echo(packet: &Packet) -> Option<Packet> {
+    let datagram = packet.parse()?;
+    let headers = datagram.headers();
+    let aeth = headers.aeth.filter(|a| matches!(a.syndrome, Syndrome::RnrNak { .. }))?;
+    let syndrome = Syndrome::Nak(NakCode::PsnSequence);
+    let headers = HeaderRepr { aeth: Some(Aeth { syndrome, ..aeth }), ..headers };
+    let mut bytes = vec![0; packet.bytes.len()];
+    headers.emit(&mut bytes);
+    headers.write_pad_and_icrc(&packet.flow, packet.ip_id, &mut bytes);
+    Some(Packet { bytes: bytes.into(), ..packet.clone() })
 }
 
 /// Flips a bit that the ICRC covers.
@@ -310,7 +368,7 @@ mod tests {
         let mut link = Link::new(Faults { jitter: 10_000, ..Faults::default() }, Rng::new(1));
         let mut last = Instant::ZERO;
         for k in 0..100 {
-            let arrivals = link.carry(Instant::from_nanos(k), packet(7));
+            let arrivals = link.carry(Instant::from_nanos(k), packet(7), &[]);
             assert_eq!(arrivals.len(), 1);
             assert!(arrivals[0].0 >= last);
             last = arrivals[0].0;
@@ -323,7 +381,7 @@ mod tests {
         link.strike(Strike::new(Blow::Drop).psn(3).after(1));
         let mut arrived = Vec::new();
         for number in [3, 4, 3, 3] {
-            for (_, packet) in link.carry(Instant::ZERO, packet(number)) {
+            for (_, packet) in link.carry(Instant::ZERO, packet(number), &[]) {
                 arrived.push(psn(&packet));
             }
         }
@@ -335,7 +393,7 @@ mod tests {
     fn a_flipped_bit_is_always_noticed() {
         let mut link = Link::new(Faults { corrupt: 1_000_000, ..Faults::default() }, Rng::new(9));
         for k in 0..200 {
-            let (_, packet) = link.carry(Instant::ZERO, packet(k)).remove(0);
+            let (_, packet) = link.carry(Instant::ZERO, packet(k), &[]).remove(0);
             assert!(!icrc::verify(&packet.flow, IpIdHint::Known(0), &packet.bytes).is_good());
             assert!(!icrc::verify(&packet.flow, IpIdHint::Predicted(0), &packet.bytes).is_good());
         }

@@ -6,6 +6,7 @@
 
 use crate::rng::Rng;
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_core::time::Instant;
 use roce_wire::{Datagram, Flow, IpIdHint, icrc};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -26,6 +27,11 @@ impl Packet {
     pub fn parse(&self) -> Option<Datagram<'_>> {
         Datagram::parse(&self.bytes).ok()
     }
+
+    /// Its destination is this queue pair.
+    pub fn is_for(&self, qpn: u32) -> bool {
+        self.parse().is_some_and(|datagram| datagram.bth().dest_qp.value() == qpn)
+    }
 }
 
 /// What kind of packet I/O the port imitates.
@@ -41,6 +47,8 @@ pub struct PortConfig {
     pub hide_rx_ip_id: bool,
     /// Arenas of each direction, used in turns.
     pub arenas: u8,
+    /// What leaves must not be fragmented. Some devices do not say so, and the ICRC covers it.
+    pub df: bool,
     /// Datagrams that one turn may send, or one train if that is longer; 0 when the link takes none.
     pub tx_burst: u32,
     /// Datagrams that one turn receives.
@@ -56,6 +64,7 @@ impl PortConfig {
             tx_ip_id: TxIpId::Ours,
             hide_rx_ip_id: false,
             arenas: 1,
+            df: true,
             tx_burst: 64,
             rx_burst: 64,
         }
@@ -79,6 +88,7 @@ impl PortConfig {
             tx_ip_id: rng.pick(&[TxIpId::Ours, TxIpId::SegmentIndex]),
             hide_rx_ip_id: rng.chance(500_000),
             arenas: rng.pick(&[1, 2]),
+            df: rng.chance(850_000),
             tx_burst: rng.pick(&[3, 16, 64, 256]),
             rx_burst: rng.pick(&[1, 7, 64, 256]),
         }
@@ -96,10 +106,19 @@ pub struct Port {
     reserved_datagrams: u32,
     turn: usize,
     outbox: Vec<Packet>,
+    /// The time of this turn.
+    now: Instant,
+    /// Until then the wire takes nothing.
+    refuses_until: Instant,
+    has_refused: bool,
+    taken: u64,
+    given: u64,
     violations: Vec<String>,
 }
 
 /// Bytes no sealed datagram happens to consist of.
+/// A wire that refuses until then is dead.
+pub const NEVER: Instant = Instant::from_nanos(u64::MAX);
 const POISON: u8 = 0xa5;
 /// Most bytes of a train: what fits into one UDP send.
 const MAX_TRAIN: u32 = 65_000;
@@ -119,18 +138,57 @@ impl Port {
             reserved_datagrams: 0,
             turn: 0,
             outbox: Vec::new(),
+            now: Instant::ZERO,
+            refuses_until: Instant::ZERO,
+            has_refused: false,
+            taken: 0,
+            given: 0,
             violations: Vec::new(),
         }
     }
 
     /// Changes what the port can do.
     pub fn configure(&mut self, config: PortConfig) {
-        *self = Self { inbox: std::mem::take(&mut self.inbox), ..Self::new(config) };
+        let (taken, given) = self.datagrams();
+        let inbox = std::mem::take(&mut self.inbox);
+        *self = Self { inbox, taken, given, ..Self::new(config) };
     }
 
     /// What the port imitates.
     pub fn config(&self) -> &PortConfig {
         &self.config
+    }
+
+    /// Until then the wire takes nothing: its rings are full, or the link is down.
+    pub fn refuse_until(&mut self, until: Instant) {
+        self.refuses_until = until;
+    }
+
+    /// The wire takes nothing now.
+    pub fn refuses(&self, now: Instant) -> bool {
+        now < self.refuses_until
+    }
+
+    /// When the wire, which refused something, takes it.
+    pub(crate) fn has_room_at(&self, now: Instant) -> Option<Instant> {
+        let wants = self.has_refused && self.refuses(now);
+        wants.then_some(self.refuses_until).filter(|until| *until < NEVER)
+    }
+
+    /// A turn begins.
+    pub(crate) fn begin_turn(&mut self, now: Instant) {
+        self.now = now;
+        self.has_refused = false;
+    }
+
+    /// The wire took not even one train in this turn.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.has_refused
+    }
+
+    /// Datagrams that the engine sent, and those that it received.
+    pub fn datagrams(&self) -> (u64, u64) {
+        (self.taken, self.given)
     }
 
     /// A datagram arrives.
@@ -176,6 +234,7 @@ impl Port {
 
     fn receive_train(&mut self, packets: &[Packet]) -> Option<RxTrain> {
         let first = packets.first()?;
+        self.given += packets.len() as u64;
         let id = self.turn % self.rx.len();
         self.turn += 1;
         let arena = &mut self.rx[id];
@@ -263,7 +322,8 @@ impl Wire for Port {
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         self.check_train(train);
-        if self.config.tx_burst == 0 {
+        if self.refuses(self.now) || self.config.tx_burst == 0 {
+            self.has_refused = true;
             return None;
         }
         if self.reserved_datagrams + train.segments > self.config.tx_burst.max(train.segments) {
@@ -311,7 +371,8 @@ impl Wire for Port {
                 };
                 let packet = Packet { flow: train.flow, ip_id, bytes: bytes.into() };
                 self.check_datagram(&packet);
-                self.outbox.push(packet);
+                self.taken += 1;
+                self.outbox.push(if self.config.df { packet } else { may_be_fragmented(packet) });
             }
         }
         self.reserved_datagrams = 0;
@@ -319,6 +380,14 @@ impl Wire for Port {
             arena.clear();
         }
     }
+}
+
+/// The packet as a device sends it that leaves DF clear.
+fn may_be_fragmented(mut packet: Packet) -> Packet {
+    packet.flow.df = false;
+    let mut bytes = packet.bytes.to_vec();
+    icrc::seal(&packet.flow, packet.ip_id, &mut bytes);
+    Packet { bytes: bytes.into(), ..packet }
 }
 
 fn size(len: usize) -> u32 {

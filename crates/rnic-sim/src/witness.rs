@@ -1,49 +1,116 @@
-//! A judge of what two engines say to each other, whatever the links do to it.
+//! Judges of what two engines say to each other, whatever the links do to it.
 //!
-//! [`Witness`] hears the events of one engine, and knows for each connected queue pair what its
-//! peer's answers must say: the MSN counts every message up to the PSN it comes with and none that
-//! was never sent. It knows when the engine may go back: not before an RNR NAK's time is over, and
-//! not for a timeout before that has passed. And the end of every SEND and WRITE asks for an ACK.
+//! [`Witness`] hears the events of one engine. For each connected queue pair it keeps a [record] of
+//! what its requester did so far, and has every [`Judge`] look at every event:
+//!
+//! * [`messages`]: an answer's MSN counts every message up to its PSN and none that was never sent.
+//! * [`waits`]: a timeout fires not before its time, and an RNR NAK is waited for.
+//! * [`ack_requests`]: the end of every SEND and WRITE asks for an ACK.
+//! * [`going_back`]: one loss costs one retry, and a NAK that says so is heeded.
+//! * [`refusals`]: an RNR NAK that was decided on leaves.
+//! * [`share`]: answers to the peer's READs do not keep a request waiting for ever.
+//!
+//! Three more are asked when something can be seen only from outside: [`Witness::is_drained`],
+//! [`Witness::is_acknowledged`] and the [`tally`] of what the counters must say.
 
-use rnic_core::event::{Event, PacketInfo, RewindCause};
+mod ack_requests;
+mod going_back;
+mod messages;
+mod record;
+mod refusals;
+mod share;
+mod tally;
+mod waits;
+
+use ack_requests::AckRequests;
+use going_back::GoingBack;
+use messages::Messages;
+use record::Record;
+use refusals::Refusals;
+use rnic_abi::verbs::QpState;
+use rnic_core::event::Event;
 use rnic_core::time::Instant;
-use roce_wire::headers::rnr_timer_ns;
-use roce_wire::{Operation, Psn, Syndrome};
-use std::collections::{BTreeMap, VecDeque};
+use roce_wire::Qpn;
+use share::Share;
+use std::collections::BTreeMap;
+pub(crate) use tally::{Seen, Tally};
+use waits::Waits;
 
-/// The judge of one engine.
+/// What a judge may take for granted about a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Shortest ACK timeout, nanoseconds; none where the timer is off.
+    pub timeout: Option<u64>,
+    /// Time after which an answer to something cannot be one to anything sent earlier, nanoseconds.
+    pub round_trip: u64,
+    /// Bytes that the engine sends for one queue pair before it looks at the next, at most.
+    pub visit: u64,
+}
+
+/// Looks at the events of one queue pair.
+trait Judge {
+    /// Something happened. `record` knows what happened before.
+    ///
+    /// # Errors
+    /// Why it must not have.
+    fn saw(&mut self, now: Instant, event: &Event, record: &Record) -> Result<(), String>;
+}
+
+/// The judges of one queue pair.
+#[derive(Debug)]
+struct Bench {
+    record: Record,
+    messages: Messages,
+    waits: Waits,
+    ack_requests: AckRequests,
+    going_back: GoingBack,
+    refusals: Refusals,
+    share: Share,
+}
+
+/// The judges of one engine.
 #[derive(Debug, Default)]
 pub struct Witness {
-    connections: BTreeMap<u32, Connection>,
+    connections: BTreeMap<u32, Bench>,
+    tally: Tally,
     verdicts: Vec<String>,
 }
 
-/// What is known about one queue pair.
-#[derive(Debug, Default)]
-struct Connection {
-    /// Messages sent so far.
-    messages: u32,
-    /// PSN of the packet that ends each of the latest, and its number from 1 on. A READ counts when
-    /// its request is accepted.
-    ends: VecDeque<(Psn, u32)>,
-    /// Shortest ACK timeout, nanoseconds.
-    timeout: u64,
-    /// Last PSN that any request will use.
-    last: Option<Psn>,
-    /// The timer runs since then, unless the engine went back meanwhile.
-    waiting: Option<Instant>,
-    /// When the first RNR NAK since the last wait came, and its timer in nanoseconds.
-    refused: Option<(Instant, u64)>,
-}
-
-/// More messages than any queue pair has in flight.
-const REMEMBERED: usize = 1024;
-
 impl Witness {
-    /// A queue pair is connected to another engine, with fresh PSNs and an ACK timeout of at least
-    /// so many nanoseconds.
-    pub fn connected(&mut self, qpn: u32, timeout: u64) {
-        self.connections.insert(qpn, Connection { timeout, ..Connection::default() });
+    /// A queue pair is connected to another engine, with fresh PSNs.
+    pub fn connected(&mut self, qpn: u32, terms: Terms) {
+        let bench = Bench {
+            record: Record::new(terms),
+            messages: Messages::default(),
+            waits: Waits::default(),
+            ack_requests: AckRequests,
+            going_back: GoingBack::default(),
+            refusals: Refusals::default(),
+            share: Share::default(),
+        };
+        self.connections.insert(qpn, bench);
+    }
+
+    /// The PSNs of a queue pair leapt: what was sent before is far away.
+    pub fn leapt(&mut self, qpn: u32) {
+        if let Some(bench) = self.connections.get_mut(&qpn) {
+            bench.record = bench.record.leapt();
+            bench.messages.leapt();
+        }
+    }
+
+    /// The application posted sends up to this index.
+    pub(crate) fn posted(&mut self, qpn: u32, producer: u32) {
+        if let Some(bench) = self.connections.get_mut(&qpn) {
+            bench.record.posted(producer);
+        }
+    }
+
+    /// The application moved a queue pair to this state.
+    pub(crate) fn entered(&mut self, qpn: u32, state: QpState) {
+        if let Some(bench) = self.connections.get_mut(&qpn) {
+            bench.record.entered(state);
+        }
     }
 
     /// What was said that must not be.
@@ -51,173 +118,53 @@ impl Witness {
         &self.verdicts
     }
 
+    /// What happened, counted.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Everything that this queue pair started is complete, so that it may be called drained.
+    pub fn is_drained(&self, qpn: u32) -> bool {
+        self.connections.get(&qpn).is_none_or(|bench| bench.record.is_drained())
+    }
+
+    /// The SEND or WRITE at this index of its queue was acknowledged.
+    pub fn is_acknowledged(&self, qpn: u32, index: u32) -> bool {
+        self.connections.get(&qpn).is_some_and(|bench| bench.record.is_acknowledged(index))
+    }
+
     /// Something happened in the engine.
     pub(crate) fn saw(&mut self, now: Instant, event: &Event) {
-        let (Event::Sent { qpn, .. }
-        | Event::Received { qpn, .. }
-        | Event::Rewound { qpn, .. }
-        | Event::Acked { qpn, .. }
-        | Event::WqeFetched { qpn, .. }) = event
-        else {
-            return;
-        };
-        let Some(connection) = self.connections.get_mut(&qpn.value()) else { return };
-        let judged = match event {
-            Event::Sent { packet, retransmit, .. } => connection.sent(now, packet, *retransmit),
-            Event::Received { packet, .. } => connection.received(now, packet),
-            Event::Rewound { cause, .. } => connection.rewound(now, *cause),
-            Event::Acked { psn, .. } => {
-                connection.acked(now, *psn);
-                Ok(())
+        self.tally.saw(event);
+        let Some(qpn) = subject(event) else { return };
+        let Some(bench) = self.connections.get_mut(&qpn.value()) else { return };
+        let Bench { record, messages, waits, ack_requests, going_back, refusals, share } = bench;
+        let judges: [&mut dyn Judge; 6] =
+            [messages, waits, ack_requests, going_back, refusals, share];
+        for judge in judges {
+            if let Err(why) = judge.saw(now, event, record) {
+                self.verdicts.push(format!("QP {:#x}: {why}", qpn.value()));
             }
-            Event::WqeFetched { psns, .. } => {
-                connection.last = Some(psns.1);
-                Ok(())
-            }
-            _ => Ok(()),
-        };
-        self.verdicts.extend(judged.err());
+        }
+        record.note(event);
     }
 }
 
-impl Connection {
-    fn sent(&mut self, now: Instant, packet: &PacketInfo, again: bool) -> Result<(), String> {
-        let info = packet.opcode.info();
-        if !info.is_request {
-            return Ok(());
-        }
-        self.waiting.get_or_insert(now);
-        if !info.position.is_end() {
-            return Ok(());
-        }
-        if !again {
-            self.messages += 1;
-            if self.ends.len() == REMEMBERED {
-                self.ends.pop_front();
-            }
-            self.ends.push_back((packet.psn, self.messages));
-        }
-        // Responses to the others come unasked.
-        let asks = packet.ack_req || !matches!(info.operation, Operation::Send | Operation::Write);
-        if asks { Ok(()) } else { Err(format!("the end of a message asks for no ACK: {packet:?}")) }
-    }
-
-    fn acked(&mut self, now: Instant, psn: Psn) {
-        let is_last = self.last.is_some_and(|last| psn.distance_from(last) >= 0);
-        self.waiting = if is_last { None } else { Some(now) };
-    }
-
-    fn rewound(&mut self, now: Instant, cause: RewindCause) -> Result<(), String> {
-        let waiting = self.waiting.take();
-        match (cause, waiting) {
-            (RewindCause::Rnr, _) => self.waited(now),
-            (RewindCause::Timeout, Some(since)) if now < since.after_nanos(self.timeout) => {
-                let waited = now.since(since).as_nanos();
-                Err(format!("a timeout of {} ns after only {waited} ns", self.timeout))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn received(&mut self, now: Instant, packet: &PacketInfo) -> Result<(), String> {
-        let Some((syndrome, msn)) = packet.aeth else { return Ok(()) };
-        match Syndrome::from_u8(syndrome) {
-            Syndrome::Ack { .. } => {}
-            Syndrome::RnrNak { timer } => {
-                self.refused.get_or_insert((now, rnr_timer_ns(timer)));
-                return Ok(());
-            }
-            _ => return Ok(()),
-        }
-        let ended = self.ends.iter().rev().find(|(psn, _)| packet.psn.distance_from(*psn) >= 0);
-        let least = ended.map_or(0, |(_, number)| *number);
-        if (least..=self.messages).contains(&msn) {
-            return Ok(());
-        }
-        let operation = match packet.opcode.info().operation {
-            Operation::Ack => "an ACK",
-            _ => "a response",
-        };
-        let (psn, most) = (packet.psn.value(), self.messages);
-        Err(format!("{operation} of PSN {psn:#x} has MSN {msn}, not one of {least}..={most}"))
-    }
-
-    fn waited(&mut self, now: Instant) -> Result<(), String> {
-        let Some((since, nanos)) = self.refused.take() else { return Ok(()) };
-        if now >= since.after_nanos(nanos) {
-            return Ok(());
-        }
-        let waited = now.since(since).as_nanos();
-        Err(format!("an RNR NAK of {nanos} ns was waited for only {waited} ns"))
+/// The queue pair that an event is about, if the judges want to know.
+fn subject(event: &Event) -> Option<Qpn> {
+    match event {
+        Event::Sent { qpn, .. }
+        | Event::Received { qpn, .. }
+        | Event::Rewound { qpn, .. }
+        | Event::Acked { qpn, .. }
+        | Event::WqeFetched { qpn, .. }
+        | Event::Doorbell { qpn, .. }
+        | Event::RnrNak { qpn, .. }
+        | Event::Completed { qpn, .. }
+        | Event::State { qpn, .. } => Some(*qpn),
+        _ => None,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use roce_wire::{Opcode, Qpn};
-
-    const QPN: Qpn = Qpn::new(7);
-
-    fn packet(opcode: Opcode, psn: u32, aeth: Option<(u8, u32)>) -> PacketInfo {
-        let psn = Psn::new(psn);
-        PacketInfo { opcode, dest_qpn: QPN, psn, ack_req: false, payload: 0, aeth }
-    }
-
-    /// A witness that saw a WRITE of two packets and a READ.
-    fn witness() -> Witness {
-        let mut witness = Witness::default();
-        witness.connected(QPN.value(), 1000);
-        for (psn, opcode) in
-            [(10, Opcode::RcWriteFirst), (11, Opcode::RcWriteLast), (12, Opcode::RcReadRequest)]
-        {
-            let packet = PacketInfo { ack_req: true, ..packet(opcode, psn, None) };
-            witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, retransmit: false });
-        }
-        witness
-    }
-
-    fn is_fine(psn: u32, msn: u32) -> bool {
-        let mut witness = witness();
-        let packet = packet(Opcode::RcAck, psn, Some((0x1f, msn)));
-        witness.saw(Instant::ZERO, &Event::Received { qpn: QPN, packet });
-        witness.verdicts().is_empty()
-    }
-
-    #[test]
-    fn an_msn_counts_what_ended_and_not_what_was_never_sent() {
-        assert!(is_fine(10, 0) && is_fine(11, 1) && is_fine(12, 2) && is_fine(10, 2));
-        assert!(!is_fine(11, 0) && !is_fine(12, 1) && !is_fine(12, 3));
-    }
-
-    #[test]
-    fn an_rnr_wait_is_as_long_as_it_must_be() {
-        for (nanos, fine) in [(639_999, false), (640_000, true)] {
-            let mut witness = witness();
-            let packet = packet(Opcode::RcAck, 11, Some((0x20 | 12, 0)));
-            witness.saw(Instant::ZERO, &Event::Received { qpn: QPN, packet });
-            let rewound = Event::Rewound { qpn: QPN, to: Psn::new(11), cause: RewindCause::Rnr };
-            witness.saw(Instant::ZERO.after_nanos(nanos), &rewound);
-            assert_eq!(witness.verdicts().is_empty(), fine, "{nanos}");
-        }
-    }
-
-    #[test]
-    fn a_timeout_takes_its_time() {
-        for (nanos, fine) in [(999, false), (1000, true)] {
-            let mut witness = witness();
-            let to = Psn::new(10);
-            let rewound = Event::Rewound { qpn: QPN, to, cause: RewindCause::Timeout };
-            witness.saw(Instant::ZERO.after_nanos(nanos), &rewound);
-            assert_eq!(witness.verdicts().is_empty(), fine, "{nanos}");
-        }
-    }
-
-    #[test]
-    fn the_end_of_a_message_asks_for_an_ack() {
-        let mut witness = witness();
-        let packet = packet(Opcode::RcSendOnly, 20, None);
-        witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, retransmit: true });
-        assert!(!witness.verdicts().is_empty());
-    }
-}
+mod tests;

@@ -8,6 +8,7 @@
 //! replay it, prints the last events of each engine, and writes what the links carried to a pcap
 //! file.
 
+use crate::arrivals::Arrivals;
 use crate::host::Host;
 use crate::link::{FaultCounts, Faults, Link, Strike};
 use crate::pcap::Capture;
@@ -15,12 +16,12 @@ use crate::port::{Packet, PortConfig};
 use crate::rng::Rng;
 use crate::sweep;
 use crate::verbs::{Connection, QpId};
+use crate::witness::Terms;
 use rnic_core::config::EngineConfig;
 use rnic_core::profile::Profile;
 use rnic_core::secret::Secret;
 use rnic_core::time::Instant;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,8 @@ pub struct WorldConfig {
     pub ipv6: bool,
     /// Nanoseconds that a turn of an engine takes.
     pub turn_time: u64,
+    /// Engines never sleep.
+    pub busy_poll: bool,
     /// What engines are made with; each gets a secret of its own.
     pub engine: EngineConfig,
     /// Whose habits each host has; the last goes for all further ones.
@@ -55,6 +58,7 @@ impl WorldConfig {
             faults: Faults::default(),
             ipv6: false,
             turn_time: 1_000,
+            busy_poll: false,
             engine: EngineConfig::new([0; 2]),
             profiles: vec![Profile::Spec],
         }
@@ -74,36 +78,9 @@ impl WorldConfig {
             park_after_nanos: rng.pick(&[1, 50_000, plain.engine.park_after_nanos]),
             ..plain.engine
         };
-        Self { ports, ipv6: rng.chance(300_000), turn_time, engine, ..plain }
-    }
-}
-
-/// Something arrives at a host.
-#[derive(Debug)]
-struct Arrival {
-    at: Instant,
-    /// Makes the order of simultaneous arrivals that of their sending.
-    number: u64,
-    packet: Packet,
-}
-
-impl PartialEq for Arrival {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Arrival {}
-
-impl PartialOrd for Arrival {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Arrival {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
+        let ipv6 = rng.chance(300_000);
+        let busy_poll = rng.chance(200_000);
+        Self { ports, ipv6, turn_time, busy_poll, engine, ..plain }
     }
 }
 
@@ -114,6 +91,10 @@ struct Schedule {
     awake: bool,
     /// The last turn ends.
     busy_until: Instant,
+    /// It looked at its clients' eventfds.
+    looked: Instant,
+    /// Turns in a row in which its wire took nothing.
+    refused: u32,
     /// Turns in a row that did nothing but ask for another.
     fruitless: u32,
 }
@@ -125,10 +106,11 @@ pub struct World {
     now: Instant,
     hosts: Vec<Host>,
     schedules: Vec<Schedule>,
-    arrivals: Vec<BinaryHeap<Reverse<Arrival>>>,
+    arrivals: Vec<Arrivals>,
     links: BTreeMap<(HostId, HostId), Link>,
     turn_time: u64,
-    sent: u64,
+    busy_poll: bool,
+    visit_bytes: u32,
     turns: u64,
     /// Turns of all engines since the last completion of any.
     without_completion: u32,
@@ -143,7 +125,17 @@ pub struct World {
 const FRUITLESS_LIMIT: u32 = 10_000;
 /// Turns without any completion after which the engines are considered to talk in circles.
 const CIRCLES_LIMIT: u32 = 100_000;
+/// Nanoseconds between two looks of a busy engine's thread at the eventfds of its clients.
+const LOOK_EVERY: u64 = 50_000;
+/// Turns without a pause of an engine whose wire takes nothing.
+const TRY_OFTEN: u32 = 1_000;
+/// Nanoseconds from then on until it tries again, which keeps a wire that is dead cheap.
+const TRY_EVERY: u64 = 100_000;
 const CAPTURE_BYTES: usize = 8 << 20;
+/// Most packets that an engine sends for one queue pair at a time.
+const MAX_VISIT: u32 = 128;
+/// Turns that both engines need at most to receive and to send everything.
+const SEVERAL_TURNS: u64 = 1_000;
 /// The clock of a host does not start at zero.
 const START: Instant = Instant::from_nanos(1_000_000_000);
 
@@ -169,11 +161,12 @@ impl World {
             seed: config.seed,
             now: START,
             schedules: hosts.iter().map(|_| Schedule::default()).collect(),
-            arrivals: hosts.iter().map(|_| BinaryHeap::new()).collect(),
+            arrivals: hosts.iter().map(|_| Arrivals::default()).collect(),
             hosts,
             links: BTreeMap::new(),
             turn_time: config.turn_time,
-            sent: 0,
+            busy_poll: config.busy_poll,
+            visit_bytes: config.engine.visit_bytes,
             turns: 0,
             without_completion: 0,
             capture: Capture::new(CAPTURE_BYTES),
@@ -243,11 +236,37 @@ impl World {
     pub fn connect(&mut self, a: (HostId, QpId), b: (HostId, QpId), connection: &Connection) {
         let ips = (self.hosts[a.0].ip, self.hosts[b.0].ip);
         let qpns = (self.hosts[a.0].qpn(a.1), self.hosts[b.0].qpn(b.1));
-        let timeout = connection.ack_timeout();
-        self.host(a.0).trace.witness.connected(qpns.0, timeout);
-        self.host(b.0).trace.witness.connected(qpns.1, timeout);
+        let terms = self.terms(connection);
+        self.host(a.0).trace.witness.connected(qpns.0, terms);
+        self.host(b.0).trace.witness.connected(qpns.1, terms);
         self.host(a.0).connect(a.1, connection, ips.1, qpns.1);
         self.host(b.0).connect(b.1, &connection.reversed(), ips.0, qpns.0);
+    }
+
+    /// What a connection's judges may take for granted.
+    pub fn terms(&self, connection: &Connection) -> Terms {
+        let timeout = connection.timeout > 0;
+        let most = (self.visit_bytes + connection.mtu()).min(MAX_VISIT * connection.mtu());
+        Terms {
+            timeout: timeout.then(|| connection.ack_timeout()),
+            round_trip: 2 * self.faults.longest_delay() + SEVERAL_TURNS * self.turn_time,
+            visit: u64::from(most),
+        }
+    }
+
+    /// Both queue pairs of a connection grow old in no time: their PSNs leap, those of `a` by
+    /// `psns.0`. False when one of them, or the link between them, is not at rest.
+    pub fn leap(&mut self, a: (HostId, QpId), b: (HostId, QpId), psns: (u32, u32)) -> bool {
+        for (host, qp) in [a, b] {
+            let qpn = self.hosts[host].qpn(qp);
+            let is_coming = self.arrivals[host].any_for(qpn);
+            if is_coming || !self.hosts[host].is_at_rest(qp) {
+                return false;
+            }
+        }
+        self.host(a.0).leap(a.1, psns);
+        self.host(b.0).leap(b.1, (psns.1, psns.0));
+        true
     }
 
     /// Packets to addresses that no host has, since the last call.
@@ -262,22 +281,34 @@ impl World {
     }
 
     fn arrive(&mut self, to: HostId, at: Instant, packet: Packet) {
-        let number = self.sent;
-        self.sent += 1;
-        self.arrivals[to].push(Reverse(Arrival { at, number, packet }));
+        self.arrivals[to].push(at, packet);
     }
 
     /// When a host must run next.
     fn next_turn(&self, id: HostId) -> Option<Instant> {
         let schedule = &self.schedules[id];
         let host = &self.hosts[id];
-        let wanted = if schedule.awake || host.rang || host.port.has_input() {
+        let wanted = if schedule.awake || host.called || host.port.has_input() {
             Some(self.now)
         } else {
-            let arrival = self.arrivals[id].peek().map(|Reverse(arrival)| arrival.at);
-            [arrival, host.engine.next_deadline()].into_iter().flatten().min()
+            let arrival = self.arrivals[id].next();
+            let eventfd = self.next_look(id).filter(|_| host.rang);
+            let timer = host.engine.next_deadline();
+            let room = host.port.has_room_at(self.now);
+            [arrival, eventfd, timer, room].into_iter().flatten().min()
         };
         wanted.map(|at| at.max(schedule.busy_until).max(self.now))
+    }
+
+    /// When the thread of an engine may look at the eventfds of its clients: when it sleeps, and
+    /// now and then when the engine says that it cannot hear some of them otherwise.
+    fn next_look(&self, id: HostId) -> Option<Instant> {
+        let schedule = &self.schedules[id];
+        if !schedule.awake && !self.busy_poll {
+            return Some(self.now);
+        }
+        let is_deaf = self.hosts[id].engine.any_parked();
+        is_deaf.then(|| schedule.looked.after_nanos(LOOK_EVERY))
     }
 
     /// Something will still happen.
@@ -290,11 +321,8 @@ impl World {
         let next = (0..self.hosts.len()).filter_map(|id| Some((self.next_turn(id)?, id))).min();
         let Some((at, id)) = next else { return false };
         self.now = at;
-        while let Some(Reverse(arrival)) = self.arrivals[id].peek()
-            && arrival.at <= at
-        {
-            let Some(Reverse(arrival)) = self.arrivals[id].pop() else { break };
-            self.hosts[id].port.deliver(arrival.packet);
+        while let Some(packet) = self.arrivals[id].pop_until(at) {
+            self.hosts[id].port.deliver(packet);
         }
         self.run_turn(id);
         true
@@ -302,21 +330,28 @@ impl World {
 
     fn run_turn(&mut self, id: HostId) {
         self.turns += 1;
+        let looks = self.next_look(id).is_some_and(|at| at <= self.now);
         let host = &mut self.hosts[id];
         host.now = self.now;
-        host.take_ring();
+        if looks {
+            host.look_at_clients();
+            self.schedules[id].looked = self.now;
+        }
         host.engine.awake();
         let before = (host.engine.counters().rx_packets, host.engine.counters().completions);
         let turn = host.turn(self.now);
         let after = (host.engine.counters().rx_packets, host.engine.counters().completions);
         let output = host.port.take_output();
-        let fruitless = before == after && output.is_empty();
+        let refused = host.port.has_refused();
+        let fruitless = before == after && output.is_empty() && !refused;
         let busy = turn.more || turn.worked || host.port.has_input();
         // Before it sleeps the engine asks to be woken, and a doorbell may still say no.
-        let awake = busy || !host.engine.prepare_sleep();
+        let awake = busy || (!self.busy_poll && !host.engine.prepare_sleep());
         let schedule = &mut self.schedules[id];
         schedule.awake = awake;
-        schedule.busy_until = self.now.after_nanos(self.turn_time);
+        schedule.refused = if refused { schedule.refused + 1 } else { 0 };
+        let pause = if schedule.refused > TRY_OFTEN { TRY_EVERY } else { self.turn_time };
+        schedule.busy_until = self.now.after_nanos(pause);
         schedule.fruitless = if fruitless { schedule.fruitless + 1 } else { 0 };
         if schedule.fruitless > FRUITLESS_LIMIT {
             let turn = format!("{turn:?}");
@@ -328,23 +363,25 @@ impl World {
                 "the engines talk in circles: {CIRCLES_LIMIT} turns, no completion"
             ));
         }
-        for packet in output {
-            self.transmit(id, packet);
+        for at in 0..output.len() {
+            self.transmit(id, &output[at..]);
         }
         self.check();
     }
 
-    fn transmit(&mut self, from: HostId, packet: Packet) {
+    /// The first of these packets leaves; the others follow it.
+    fn transmit(&mut self, from: HostId, packets: &[Packet]) {
+        let [packet, followers @ ..] = packets else { return };
         self.capture.record(self.now, packet.flow, packet.ip_id, packet.bytes.clone());
         if packet.flow.src != self.hosts[from].ip {
             self.fail(&format!("host {from} sends with a wrong source: {:?}", packet.flow));
         }
         let Some(to) = self.hosts.iter().position(|host| host.ip == packet.flow.dst) else {
-            self.strays.push((self.now, packet));
+            self.strays.push((self.now, packet.clone()));
             return;
         };
         let now = self.now;
-        for (at, packet) in self.link(from, to).carry(now, packet) {
+        for (at, packet) in self.link(from, to).carry(now, packet.clone(), followers) {
             self.arrive(to, at, packet);
         }
     }

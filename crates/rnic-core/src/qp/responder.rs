@@ -152,6 +152,12 @@ impl Responder {
         }
     }
 
+    /// Between two messages, and nothing is owed.
+    #[cfg(feature = "leap")]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.message == Message::None && !self.owes()
+    }
+
     /// Is there anything to answer?
     #[inline]
     pub(crate) fn owes(&self) -> bool {
@@ -161,7 +167,7 @@ impl Responder {
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far.
     #[inline]
-    pub(super) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
+    pub(crate) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
         let ahead = if Bug::PsnSticks.is_planted() {
             Psn::new(psn.value().saturating_add(packets).min(0x00ff_ffff))
         } else {

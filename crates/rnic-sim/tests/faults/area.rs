@@ -42,6 +42,10 @@ impl Area {
         self.mr.addr + slot as u64 * self.stride
     }
 
+    pub(crate) fn host(&self) -> HostId {
+        self.host
+    }
+
     pub(crate) fn mr(&self) -> Mr {
         self.mr
     }
@@ -82,15 +86,20 @@ impl Area {
     }
 
     /// Compares a slot, guards included, with what is believed.
-    pub(crate) fn check(&self, world: &mut World, slot: usize, what: &str) {
+    pub(crate) fn check(&self, world: &mut World, slot: usize, what: impl FnOnce() -> String) {
         let actual = world.host(self.host).bytes(self.addr(slot), self.stride);
         let believed = &self.slots[slot];
+        if actual == believed {
+            return;
+        }
         if let Some(at) = actual.iter().zip(believed).position(|(a, b)| a != b) {
             let wrong = actual.iter().zip(believed).filter(|(a, b)| a != b).count();
             world.fail(&format!(
-                "{what}: memory of host {} slot {slot} differs in {wrong} bytes, first at {} \
+                "{}: memory of host {} slot {slot} differs in {wrong} bytes, first at {} \
                  (the message starts at {GUARD})",
-                self.host, at
+                what(),
+                self.host,
+                at
             ));
         }
     }
@@ -101,9 +110,9 @@ impl Area {
         actual == self.expected(slot, len)
     }
 
-    pub(crate) fn check_all(&self, world: &mut World, what: &str) {
+    pub(crate) fn check_all(&self, world: &mut World, what: impl Fn() -> String) {
         for slot in 0..self.slots.len() {
-            self.check(world, slot, what);
+            self.check(world, slot, &what);
         }
     }
 }

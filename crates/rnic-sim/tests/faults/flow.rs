@@ -1,13 +1,13 @@
 //! One direction of a connection: a requester's random walk and what its responder must see.
 
 use crate::area::Area;
-use crate::message::{INLINE, Message, Payload, Verb};
+use crate::message::{INLINE, Message, Payload, Taste, Verb};
+use crate::trouble::Trouble;
 use rnic_abi::cqe::{Cqe, CqeFlags};
-use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcOpcode, WcStatus};
+use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus};
 use rnic_abi::wqe::Sge;
 use rnic_core::time::Instant;
 use rnic_sim::host::SPACE;
-use rnic_sim::memory::PageAccess;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
 use rnic_sim::verbs::SendWr;
@@ -29,32 +29,45 @@ pub(crate) struct SharedWord {
 pub(crate) struct Flow {
     pub(crate) from: End,
     pub(crate) to: End,
-    rng: Rng,
+    pub(crate) rng: Rng,
     mtu: u64,
-    max_len: u64,
-    total: u64,
-    next: u64,
-    in_flight: VecDeque<Message>,
+    pub(crate) max_len: u64,
+    taste: Taste,
+    pub(crate) total: u64,
+    pub(crate) next: u64,
+    pub(crate) in_flight: VecDeque<Message>,
     free: Vec<usize>,
     unsignaled: u32,
     /// Requester: what is sent and where fetched data goes.
-    source: Area,
-    sink: Area,
+    pub(crate) source: Area,
+    pub(crate) sink: Area,
     /// Responder: where WRITEs go, what READs fetch, the atomic word.
-    target: Area,
-    store: Area,
-    word: Area,
+    pub(crate) target: Area,
+    pub(crate) store: Area,
+    pub(crate) word: Area,
     word_value: u64,
     /// Responder: receive buffers, those posted, and those posted again later.
-    buffers: Area,
-    posted: VecDeque<usize>,
-    idle: VecDeque<(Instant, usize)>,
+    pub(crate) buffers: Area,
+    /// The slots of those posted; what is posted without one is not looked at.
+    pub(crate) posted: VecDeque<Option<usize>>,
+    pub(crate) idle: VecDeque<(Instant, usize)>,
     receive_delay: u64,
     /// Messages with a receive completion to come, and their payload.
     expected: VecDeque<(Message, Vec<u8>)>,
-    pub(crate) expects_errors: bool,
-    pub(crate) has_failed: bool,
-    pub(crate) is_paused: bool,
+    /// The last message that the responder received, and the last of those with a receive
+    /// completion that the requester was told is complete.
+    pub(crate) received: Option<u64>,
+    pub(crate) told: Option<u64>,
+    pub(crate) trouble: Trouble,
+}
+
+/// How much a flow sends, and of what; how many receives are posted, and how late again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amount {
+    pub(crate) messages: u64,
+    pub(crate) taste: Taste,
+    pub(crate) receives: usize,
+    pub(crate) receive_delay: u64,
 }
 
 impl Flow {
@@ -63,7 +76,7 @@ impl Flow {
         (from, to): (End, End),
         mut rng: Rng,
         mtu: u32,
-        (total, receive_delay): (u64, u64),
+        amount: Amount,
     ) -> Self {
         let mtu = u64::from(mtu);
         let max_len = (mtu * 12).min(16_000);
@@ -72,7 +85,7 @@ impl Flow {
         let slots = (DEPTH, max_len);
         // A receive buffer that peers can write is one whose data may not come inside a CQE.
         let reachable = if rng.chance(500_000) { remote_write } else { local };
-        let receives = if receive_delay == 0 { DEPTH + 8 } else { 3 };
+        let receives = amount.receives;
         let new = |world: &mut World, end: End, slots, access| {
             Area::new(world, end.host, end.pd, slots, access)
         };
@@ -81,7 +94,8 @@ impl Flow {
             to,
             mtu,
             max_len,
-            total,
+            taste: amount.taste,
+            total: amount.messages,
             next: 0,
             in_flight: VecDeque::new(),
             free: (0..DEPTH).collect(),
@@ -95,21 +109,23 @@ impl Flow {
             buffers: new(world, to, (receives, max_len), reachable),
             posted: VecDeque::new(),
             idle: (0..receives).map(|slot| (Instant::ZERO, slot)).collect(),
-            receive_delay,
+            receive_delay: amount.receive_delay,
             expected: VecDeque::new(),
-            expects_errors: false,
-            has_failed: false,
-            is_paused: false,
+            received: None,
+            told: None,
+            trouble: Trouble::default(),
             rng,
         }
     }
 
     /// Everything was sent, received and acknowledged.
     pub(crate) fn is_done(&self) -> bool {
-        let all = self.next == self.total
-            && self.expected.is_empty()
-            && self.in_flight.iter().all(|message| !message.is_signaled());
-        all || self.has_failed
+        self.has_sent_all() && self.expected.is_empty() || self.trouble.has_failed
+    }
+
+    /// Everything was sent and acknowledged.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.next == self.total && self.in_flight.iter().all(|message| !message.is_signaled())
     }
 
     /// Half of it was sent.
@@ -119,21 +135,23 @@ impl Flow {
 
     /// There is something left to post, and room for it.
     pub(crate) fn can_post(&self) -> bool {
-        !self.has_failed && self.next < self.total && !self.free.is_empty()
+        let may = !self.trouble.has_failed && !self.trouble.holds;
+        may && self.next < self.total && !self.free.is_empty()
     }
 
     /// A receive buffer that is posted only later.
     pub(crate) fn next_receive(&self) -> Option<Instant> {
-        if self.has_failed { None } else { self.idle.front().map(|(at, _)| *at) }
+        if self.trouble.has_failed { None } else { self.idle.front().map(|(at, _)| *at) }
     }
 
     /// Posts what there is room for.
     pub(crate) fn post(&mut self, world: &mut World, shared: &SharedWord) {
-        if self.has_failed {
+        if self.trouble.has_failed {
+            self.post_too_late(world);
             return;
         }
         self.post_receives(world);
-        if self.next == self.total || self.rng.chance(300_000) {
+        if self.next == self.total || self.trouble.holds || self.rng.chance(300_000) {
             return;
         }
         let room = self.free.len();
@@ -164,7 +182,7 @@ impl Flow {
             let sges = self.buffers.sges(slot, self.max_len, cuts, &mut self.rng);
             let host = world.host(self.to.host);
             host.post_recv(self.to.qp, slot as u64, &sges).expect("room for every buffer");
-            self.posted.push_back(slot);
+            self.posted.push_back(Some(slot));
         }
     }
 
@@ -174,7 +192,8 @@ impl Flow {
         let number = self.next;
         self.next += 1;
         let (mtu, max) = (self.mtu, self.max_len);
-        let mut message = Message::random(number, slot, &mut self.rng, mtu, max);
+        let fresh = (number, slot, world.now());
+        let mut message = Message::random(fresh, self.taste, &mut self.rng, (mtu, max));
         // The last one is signaled, and the queue never fills with unsignaled ones.
         if self.next == self.total || self.unsignaled == 6 {
             message.flags |= SendFlags::SIGNALED;
@@ -307,23 +326,27 @@ impl Flow {
     /// A message is complete: its effect is there, and nothing else.
     fn finish(&mut self, world: &mut World, shared: &mut SharedWord, message: Message) {
         let (slot, len) = (message.slot, message.len);
-        let what = format!("{} to {}, {message:?}", self.from.host, self.to.host);
+        let (from, to) = (self.from.host, self.to.host);
+        let what = || format!("{from} to {to}, {message:?}");
+        if message.consumes_receive() {
+            self.told = Some(message.number);
+        }
         match message.verb {
             Verb::Send => {}
             Verb::Write => {
-                self.target.check(world, slot, &what);
+                self.target.check(world, slot, what);
                 let end = self.target.end(slot, len);
                 world.host(self.to.host).memory.stop_polling(SPACE, end);
             }
             Verb::Read | Verb::CmpSwap | Verb::FetchAdd => {
-                self.sink.expect(slot, &message.fetched.unwrap_or_default());
-                self.sink.check(world, slot, &what);
+                self.sink.expect(slot, message.fetched.as_deref().unwrap_or_default());
+                self.sink.check(world, slot, what);
             }
             Verb::SharedAdd => {
                 let at = self.sink.end(slot, 0);
                 let bytes = world.host(self.from.host).bytes(at, 8).to_vec();
                 self.sink.expect(slot, &bytes);
-                self.sink.check(world, slot, &what);
+                self.sink.check(world, slot, what);
                 let old = u64::from_ne_bytes(bytes.try_into().unwrap());
                 shared.adds.push((old, shared_addend(message.number)));
             }
@@ -341,11 +364,11 @@ impl Flow {
             self.failed(world, cqe);
             return;
         }
-        let (Some(slot), Some((message, data))) =
-            (self.posted.pop_front(), self.expected.pop_front())
-        else {
+        let Some((message, data)) = self.expected.pop_front() else {
             world.fail(&format!("a message too many: {cqe:?}"))
         };
+        self.received = Some(message.number);
+        let Some(Some(slot)) = self.posted.pop_front() else { return };
         let opcode = match message.verb {
             Verb::Write => WcOpcode::RecvWriteImm,
             _ => WcOpcode::Recv,
@@ -363,8 +386,9 @@ impl Flow {
         if message.verb == Verb::Send {
             self.buffers.expect(slot, &data);
         }
-        let what = format!("{} to {}, received {message:?}", self.from.host, self.to.host);
-        self.buffers.check(world, slot, &what);
+        let (from, to) = (self.from.host, self.to.host);
+        let what = || format!("{from} to {to}, received {message:?}");
+        self.buffers.check(world, slot, what);
         self.check_earlier_writes(world, message.number);
         let later = self.rng.below(self.receive_delay);
         self.idle.push_back((world.now().after_nanos(later), slot));
@@ -381,39 +405,17 @@ impl Flow {
     }
 
     fn failed(&mut self, world: &mut World, cqe: &Cqe) {
-        if !self.expects_errors {
-            world.fail(&format!("unexpected {cqe:?}"));
+        self.trouble.has_failed = true;
+        if !self.trouble.allows(cqe.status, cqe.flags.contains(CqeFlags::RECV)) {
+            world.fail(&format!("unexpected {cqe:?}, {:?}", self.trouble));
         }
-        self.has_failed = true;
-    }
-
-    /// RTS to SQD, or back. A queue pair that failed stays where it is.
-    pub(crate) fn toggle_pause(&mut self, world: &mut World) {
-        let state = if self.is_paused { QpState::Rts } else { QpState::Sqd };
-        self.is_paused = !self.is_paused;
-        if self.has_failed {
-            return;
-        }
-        world.host(self.from.host).set_state(self.from.qp, state);
-    }
-
-    /// The responder deregisters what this flow writes to.
-    pub(crate) fn deregister_target(&self, world: &mut World) {
-        world.host(self.to.host).dereg_mr(&self.target.mr());
-    }
-
-    /// The responder unmaps what this flow writes to.
-    pub(crate) fn unmap_target(&self, world: &mut World) {
-        let mr = self.target.mr();
-        let memory = &mut world.host(self.to.host).memory;
-        memory.protect(SPACE, mr.addr, mr.len, PageAccess::Hole);
     }
 
     /// At the end every byte of every slot is what it must be.
     pub(crate) fn check_all(&self, world: &mut World) {
         let what = format!("{} to {} at the end", self.from.host, self.to.host);
         for area in [&self.source, &self.sink, &self.target, &self.store, &self.buffers] {
-            area.check_all(world, &what);
+            area.check_all(world, || what.clone());
         }
         let word = world.host(self.to.host).bytes(self.word.end(0, 0), 8).to_vec();
         if word != self.word_value.to_ne_bytes() {

@@ -7,10 +7,17 @@
 
 mod area;
 mod distance;
+mod disturb;
+mod ending;
 mod flow;
 mod message;
+mod plan;
 mod traffic;
+mod trouble;
 
+use disturb::Disturbances;
+use message::Taste;
+use plan::{Ending, Plan};
 use rnic_core::counters::Counters;
 use rnic_core::profile::Profile;
 use rnic_sim::link::{FaultCounts, Faults};
@@ -20,7 +27,6 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use traffic::{Ending, Plan};
 
 /// Seeds of each sweep when nothing else is asked for.
 const SEEDS: u64 = 25;
@@ -32,6 +38,7 @@ const WALK: u64 = 1_000;
 struct Sum {
     faults: FaultCounts,
     counters: Counters,
+    disturbances: Disturbances,
 }
 
 /// Runs the seeds of one sweep. `salt` makes sweeps differ.
@@ -48,10 +55,11 @@ fn worlds(seeds: Range<u64>, salt: u64, adjust: impl Fn(&mut Plan, &mut Rng) + S
         {
             let mut plan = Plan::random(seed, salt);
             adjust(&mut plan, &mut Rng::new(seed ^ salt));
-            let (faults, counters) = traffic::run(&plan);
+            let (faults, counters, disturbances) = traffic::run(&plan);
             let mut sum = sum.lock().expect("no world failed");
             sum.faults.add(&faults);
             sum.counters.add(&counters);
+            sum.disturbances.add(&disturbances);
         }
     };
     let workers = thread::available_parallelism().map_or(1, usize::from);
@@ -61,7 +69,7 @@ fn worlds(seeds: Range<u64>, salt: u64, adjust: impl Fn(&mut Plan, &mut Rng) + S
         }
     });
     let sum = sum.into_inner().expect("no world failed");
-    eprintln!("{:?}", sum.faults);
+    eprintln!("{:?} {:?}", sum.faults, sum.disturbances);
     sum
 }
 
@@ -100,25 +108,41 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
         ..plan.faults
     };
     plan.pauses = maybe(200_000, 100_000);
+    plan.stalls = maybe(150_000, 10_000);
+    plan.leaps = maybe(250_000, 20_000);
+    plan.faults.echo = maybe(300_000, 500_000);
     plan.faults.reorder_by = 1_000 + rng.below(100_000);
+    plan.faults.late_by = rng.pick(&[3_000, 3_000, 100_000]);
     plan.faults.jitter = rng.pick(&[0, 0, 5_000, 50_000]);
     plan.faults.ps_per_byte = rng.pick(&[0, 0, 80, 800, 8_000]);
+    plan.bursts = rng.chance(200_000);
+    plan.depth_changes = rng.pick(&[0, 500_000]);
+    plan.tastes = rng.pick(&[[Taste::Everything; 2], [Taste::Everything; 2], ONE_READS]);
+    if plan.tastes == ONE_READS {
+        // A slow link takes longer for all that is asked for than the retries last.
+        plan.faults.ps_per_byte = plan.faults.ps_per_byte.min(800);
+    }
     if rng.chance(300_000) {
-        // Who fails posts no receives any more: with few, the peer would ask for ever.
-        plan.ending = rng.pick(&ENDINGS);
-    } else {
+        plan.ending = Ending::bad(rng);
+    }
+    // Who stops at once posts no receives any more: with few, the peer would ask for ever.
+    if !plan.ending.is_sudden() {
         plan.receive_delay = rng.pick(&[0, 0, 300_000, 2_000_000]);
+    }
+    if rng.chance(200_000) && !plan.ending.needs_timer() {
+        rely_on_answers(plan, rng);
     }
 }
 
-/// Ends of the first connection, but for the good one.
-const ENDINGS: [Ending; 5] = [
-    Ending::OneSideFails,
-    Ending::OneSideResets,
-    Ending::Destroyed,
-    Ending::KeyVanishes,
-    Ending::PageVanishes,
-];
+/// One direction reads what it can, the other sends.
+const ONE_READS: [Taste; 2] = [Taste::Reads, Taste::Sends];
+
+/// No timer runs: everything that is lost shows by what follows, and is mended by that.
+fn rely_on_answers(plan: &mut Plan, rng: &mut Rng) {
+    plan.timer = false;
+    plan.faults.shown_loss = rng.pick(&[0, 20_000, 200_000]);
+    (plan.faults.loss, plan.faults.corrupt, plan.faults.reorder) = (0, 0, 0);
+}
 
 #[test]
 fn the_walk() {
@@ -130,6 +154,12 @@ fn the_walk() {
     sum.happened("RNR NAKs", |s| s.counters.rcvd_rnr_err);
     sum.happened("implied NAKs", |s| s.counters.implied_nak_seq_err);
     sum.happened("exhausted retries", |s| s.counters.req_retry_exceeded);
+    sum.happened("echoes of RNR NAKs", |s| s.faults.echoed);
+    sum.happened("CQ overflows", |s| s.counters.cq_overflows);
+    sum.happened("pauses", |s| s.disturbances.pauses);
+    sum.happened("changes of the READ depth", |s| s.disturbances.depths);
+    sum.happened("wires that take nothing", |s| s.disturbances.stalls);
+    sum.happened("leaps", |s| s.disturbances.leaps);
 }
 
 #[test]
@@ -247,10 +277,31 @@ fn send_queues_that_are_drained_now_and_then() {
     sum.happened("losses", |s| s.faults.lost);
 }
 
+/// Whatever a burst holds besides what finds its memory gone completes as it must.
+#[test]
+fn memory_that_goes_away_in_the_middle_of_traffic() {
+    let sum = worlds(sweep::seeds(16 * SEEDS), 12, |plan, rng| {
+        plan.ending = Ending::memory(rng);
+        plan.bursts = true;
+        plan.tastes = rng.pick(&[[Taste::Everything; 2], [Taste::Sends; 2], ONE_READS]);
+        plan.faults.loss = rng.pick(&[0, 40_000]);
+    });
+    sum.happened("flushed requests", |s| s.counters.flushed_wqes);
+}
+
+#[test]
+fn completion_queues_that_overflow() {
+    let sum = worlds(sweep::seeds(2 * SEEDS), 13, |plan, _| {
+        plan.ending = Ending::CqOverflows;
+        plan.bursts = true;
+    });
+    sum.happened("overflows", |s| s.counters.cq_overflows);
+}
+
 #[test]
 fn errors_in_the_middle_of_traffic() {
     let sum = run(9, |plan, rng| {
-        plan.ending = rng.pick(&ENDINGS);
+        plan.ending = Ending::bad(rng);
         plan.faults.loss = rng.pick(&[0, 20_000]);
     });
     sum.happened("flushed requests", |s| s.counters.flushed_wqes);

@@ -1,6 +1,7 @@
 //! One message of random traffic, and how its verb is chosen.
 
 use rnic_abi::verbs::SendFlags;
+use rnic_core::time::Instant;
 use rnic_sim::rng::Rng;
 
 /// What a message does.
@@ -17,6 +18,38 @@ pub(crate) enum Verb {
     SharedAdd,
 }
 
+/// Which verbs a flow uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taste {
+    Everything,
+    /// Long READs, one after the other.
+    Reads,
+    /// Nothing that the peer answers with data.
+    Sends,
+}
+
+impl Taste {
+    fn verb(self, rng: &mut Rng) -> Verb {
+        use Verb::{CmpSwap, FetchAdd, Read, Send, SharedAdd, Write};
+        match self {
+            Self::Everything => rng.pick(&[
+                Send, Send, Send, Write, Write, Write, Read, Read, Read, CmpSwap, FetchAdd,
+                SharedAdd,
+            ]),
+            Self::Reads => Read,
+            Self::Sends => rng.pick(&[Send, Write]),
+        }
+    }
+
+    fn length(self, verb: Verb, rng: &mut Rng, mtu: u64, max: u64) -> u64 {
+        match verb {
+            Verb::Read if self == Self::Reads => max - rng.below(mtu),
+            Verb::Send | Verb::Write | Verb::Read => length(rng, mtu, max),
+            Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd => 8,
+        }
+    }
+}
+
 /// How its payload is handed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Payload {
@@ -30,6 +63,8 @@ pub(crate) struct Message {
     /// Also its `wr_id`.
     pub(crate) number: u64,
     pub(crate) slot: usize,
+    /// When it was posted.
+    pub(crate) posted: Instant,
     pub(crate) verb: Verb,
     pub(crate) len: u64,
     pub(crate) imm: Option<u32>,
@@ -42,16 +77,15 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    pub(crate) fn random(number: u64, slot: usize, rng: &mut Rng, mtu: u64, max_len: u64) -> Self {
-        use Verb::{CmpSwap, FetchAdd, Read, Send, SharedAdd, Write};
-        let verb = rng.pick(&[
-            Send, Send, Send, Write, Write, Write, Read, Read, Read, CmpSwap, FetchAdd, SharedAdd,
-        ]);
-        let has_payload = matches!(verb, Send | Write);
-        let len = match verb {
-            Send | Write | Read => length(rng, mtu, max_len),
-            CmpSwap | FetchAdd | SharedAdd => 8,
-        };
+    pub(crate) fn random(
+        (number, slot, posted): (u64, usize, Instant),
+        taste: Taste,
+        rng: &mut Rng,
+        (mtu, max_len): (u64, u64),
+    ) -> Self {
+        let verb = taste.verb(rng);
+        let has_payload = matches!(verb, Verb::Send | Verb::Write);
+        let len = taste.length(verb, rng, mtu, max_len);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::FENCE, rng.chance(150_000));
         flags.set(SendFlags::SOLICITED, rng.chance(200_000));
@@ -65,7 +99,7 @@ impl Message {
         };
         let with_imm = has_payload && rng.chance(300_000);
         let imm = if with_imm { Some(rng.below32(u32::MAX)) } else { None };
-        Self { number, slot, verb, len, imm, payload, flags, fetched: None, forwards: None }
+        Self { number, slot, posted, verb, len, imm, payload, flags, fetched: None, forwards: None }
     }
 
     /// It may send what an earlier READ or atomic fetches.

@@ -1,127 +1,76 @@
 //! A world full of random traffic: several connections, both directions, all verbs.
 
 use crate::area::Area;
-use crate::flow::{Flow, SharedWord};
+use crate::disturb::Disturbances;
+use crate::flow::{Amount, DEPTH, Flow, SharedWord};
 use crate::message::INLINE;
-use rnic_abi::verbs::{AccessFlags, QpState};
+use crate::plan::{Ending, Plan};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType};
 use rnic_core::counters::Counters;
-use rnic_core::profile::Profile;
-use rnic_sim::link::{FaultCounts, Faults};
+use rnic_core::time::Instant;
+use rnic_sim::link::FaultCounts;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
-use rnic_sim::verbs::{Connection, QpSetup};
-use rnic_sim::world::{World, WorldConfig};
+use rnic_sim::verbs::{CqId, QpSetup};
+use rnic_sim::world::{HostId, World};
+use std::thread;
 
-/// How a world ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ending {
-    /// Everything arrives.
-    Clean,
-    /// In the middle one end of the first connection goes to ERR.
-    OneSideFails,
-    /// It goes to RESET.
-    OneSideResets,
-    /// It is destroyed.
-    Destroyed,
-    /// The memory region that the first flow writes to is deregistered.
-    KeyVanishes,
-    /// The application unmaps that memory.
-    PageVanishes,
-}
-
-/// What to run.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) seed: u64,
-    salt: u64,
-    pub(crate) faults: Faults,
-    pub(crate) receive_delay: u64,
-    pub(crate) ending: Ending,
-    /// Chance per step that a send queue is paused (SQD) or resumed.
-    pub(crate) pauses: u32,
-    /// Whose habits the two hosts have.
-    pub(crate) profiles: [Profile; 2],
-    connections: usize,
-    path_mtu: u8,
-    messages: u64,
-    shared_cq: bool,
-    lazy: u32,
-}
-
-/// Messages of one world, all flows together.
-const MESSAGES: u64 = 240;
-/// Picoseconds per byte of a link on which all that may be in flight passes before a timeout.
-const FAST: u64 = 800;
 /// Time after which a world that is not done is stuck.
-const TIME_LIMIT: u64 = 600_000_000_000;
+pub(crate) const TIME_LIMIT: u64 = 600_000_000_000;
 
-impl Plan {
-    pub(crate) fn random(seed: u64, salt: u64) -> Self {
-        let mut rng = Rng::new(seed.wrapping_mul(1000) + salt);
-        let connections = rng.pick(&[1, 1, 2, 4]);
-        Self {
-            seed,
-            salt,
-            faults: Faults { delay: 500 + rng.below(20_000), ..Faults::default() },
-            receive_delay: 0,
-            ending: Ending::Clean,
-            pauses: 0,
-            profiles: [Profile::Spec; 2],
-            connections,
-            path_mtu: rng.pick(&[1, 1, 2, 3, 4, 5]),
-            messages: MESSAGES / (2 * connections as u64),
-            shared_cq: rng.chance(500_000),
-            lazy: rng.pick(&[0, 0, 500_000, 950_000]),
-        }
-    }
-}
-
-struct Traffic {
-    world: World,
-    rng: Rng,
-    plan: Plan,
-    flows: Vec<Flow>,
+pub(crate) struct Traffic {
+    pub(crate) world: World,
+    pub(crate) rng: Rng,
+    pub(crate) plan: Plan,
+    pub(crate) flows: Vec<Flow>,
     shared: [SharedWord; 2],
-    has_disrupted: bool,
+    pub(crate) has_disrupted: bool,
+    /// Nobody polls this CQ of a host.
+    pub(crate) unpolled: Option<(HostId, CqId)>,
+    /// READs and atomics that may be outstanding, by connection.
+    pub(crate) depths: Vec<u8>,
+    /// The connection that is to grow old.
+    pub(crate) aging: Option<usize>,
+    pub(crate) disturbances: Disturbances,
+    /// No wire stalls before.
+    pub(crate) next_stall: Instant,
 }
 
 /// Runs a world to its end and returns what happened in it.
-pub(crate) fn run(plan: &Plan) -> (FaultCounts, Counters) {
+pub(crate) fn run(plan: &Plan) -> (FaultCounts, Counters, Disturbances) {
     let mut traffic = Traffic::new(plan);
     traffic.run();
+    traffic.finish();
     let mut counters = Counters::default();
     for host in traffic.world.hosts() {
         counters.add(host.engine.counters());
     }
-    (traffic.world.fault_counts(), counters)
+    (traffic.world.fault_counts(), counters, traffic.disturbances)
 }
 
-fn connection(plan: &Plan, rng: &mut Rng) -> Connection {
-    let depth = rng.pick(&[1, 2, 4, 7, 16]);
-    let psn = |rng: &mut Rng| match rng.below(2) {
-        // About to wrap around.
-        0 => 0x00ff_ffff - rng.below32(200),
-        _ => rng.below32(1 << 24),
-    };
-    Connection {
-        path_mtu: plan.path_mtu,
-        sq_psn: psn(rng),
-        rq_psn: psn(rng),
-        max_rd_atomic: depth,
-        max_dest_rd_atomic: depth,
-        min_rnr_timer: rng.pick(&[1, 5, 12]),
-        ..Connection::default()
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{:?}", self.plan);
+        }
     }
 }
 
+/// Receives and CQEs of a flow whose CQ is to overflow.
+const FEW: u32 = 8;
+
 /// The ends of all connections. Those of one host share a PD, and maybe one CQ.
 fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
+    let few = (plan.ending == Ending::CqOverflows).then(|| world.host(1).create_cq(FEW));
     let mut first: Option<[End; 2]> = None;
     let mut both_ends = || {
         let both = [0, 1].map(|host| {
             End::new(world, host, |setup: &mut QpSetup| {
                 setup.caps.max_inline_data = u32::try_from(INLINE).unwrap();
-                let Some(first) = first else { return };
+                let Some(first) = first else {
+                    setup.recv_cq = few.filter(|_| host == 1).unwrap_or(setup.recv_cq);
+                    return;
+                };
                 setup.pd = first[host].pd;
                 if plan.shared_cq {
                     (setup.send_cq, setup.recv_cq) = (first[host].send_cq, first[host].send_cq);
@@ -137,22 +86,23 @@ fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
 impl Traffic {
     fn new(plan: &Plan) -> Self {
         let mut rng = Rng::new(plan.seed.wrapping_mul(1000) + plan.salt + 1);
-        let config = WorldConfig {
-            seed: plan.seed,
-            faults: plan.faults,
-            profiles: plan.profiles.to_vec(),
-            ..WorldConfig::random_pair(rng.word())
-        };
-        let mut world = World::new(&config);
-        let mut flows = Vec::new();
+        let mut world = World::new(&plan.world(&mut rng));
+        let (mut flows, mut depths) = (Vec::new(), Vec::new());
         for [a, b] in ends(&mut world, plan) {
-            let connection = connection(plan, &mut rng);
+            let connection = plan.connection(&mut rng);
             world.connect((0, a.qp), (1, b.qp), &connection);
-            for (from, to) in [(a, b), (b, a)] {
-                let amount = (plan.messages, plan.receive_delay);
+            for ((from, to), taste) in [(a, b), (b, a)].into_iter().zip(plan.tastes) {
+                let receives = match plan.receive_delay {
+                    _ if plan.ending == Ending::CqOverflows => FEW as usize,
+                    0 => DEPTH + 8,
+                    _ => 3,
+                };
+                let Plan { messages, receive_delay, .. } = *plan;
+                let amount = Amount { messages, taste, receives, receive_delay };
                 let flow = Flow::new(&mut world, (from, to), rng.fork(), connection.mtu(), amount);
                 flows.push(flow);
             }
+            depths.push(connection.max_rd_atomic);
         }
         let pds = [flows[0].from.pd, flows[0].to.pd];
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_ATOMIC;
@@ -160,8 +110,19 @@ impl Traffic {
             area: Area::new(&mut world, host, pds[host], (1, 8), access),
             adds: Vec::new(),
         });
-        let has_disrupted = plan.ending == Ending::Clean;
-        Self { world, rng, plan: plan.clone(), flows, shared, has_disrupted }
+        Self {
+            world,
+            rng,
+            plan: plan.clone(),
+            flows,
+            shared,
+            has_disrupted: plan.ending == Ending::Clean,
+            unpolled: None,
+            depths,
+            aging: None,
+            disturbances: Disturbances::default(),
+            next_stall: Instant::ZERO,
+        }
     }
 
     fn run(&mut self) {
@@ -169,22 +130,29 @@ impl Traffic {
         loop {
             self.drive(false);
             self.disrupt();
-            self.pause();
+            self.disturb();
             if self.world.now() > end {
                 self.world.fail("the traffic does not come to an end");
             }
-            if self.world.step() {
+            if self.has_disrupted && self.flows.iter().all(Flow::is_done) {
+                break;
+            }
+            if self.world.step() || self.drive(true) || self.calm_down() {
                 continue;
             }
-            if self.drive(true) || self.resume_all() {
-                continue;
-            }
-            if self.flows.iter().all(Flow::is_done) && self.has_disrupted {
+            if self.has_disrupted && self.flows.iter().all(|flow| self.is_over(flow)) {
                 break;
             }
             self.wait_for_receivers();
         }
-        self.finish();
+    }
+
+    /// Nothing more will come of a flow, although nothing happens any more. Where the timer is off,
+    /// nothing tells a requester that its peer is gone.
+    fn is_over(&self, flow: &Flow) -> bool {
+        let ends = flow.trouble.ending.is_some();
+        let unpolled = ends && self.unpolled.is_some() && flow.has_sent_all();
+        flow.is_done() || unpolled || ends && !self.plan.timer
     }
 
     /// The applications poll and post. True when anything was polled or posted.
@@ -198,22 +166,40 @@ impl Traffic {
         for flow in &mut self.flows {
             flow.post(&mut self.world, &self.shared[flow.to.host]);
         }
+        let now = self.world.now();
+        if let Some(message) = self.flows.iter().find_map(|flow| flow.overdue(now)) {
+            self.world.fail(&format!("nothing comes of {message:?}"));
+        }
         worked || self.world.next_event().is_some()
     }
 
-    fn poll(&mut self, host: usize) -> bool {
+    /// Polls every CQ of a host, and hears its async events. True when there were completions.
+    pub(crate) fn poll(&mut self, host: HostId) -> bool {
         let mut worked = false;
         let ends: Vec<End> = self.flows.iter().map(|f| f.from).filter(|e| e.host == host).collect();
         for end in ends {
             for cq in [end.send_cq, end.recv_cq] {
-                while let Some(cqe) = self.world.host(host).poll(cq) {
+                while self.unpolled != Some((host, cq))
+                    && let Some(cqe) = self.world.host(host).poll(cq)
+                {
                     worked = true;
                     self.dispatch(host, &cqe);
                 }
             }
         }
+        self.hear(host);
         self.world.check();
         worked
+    }
+
+    fn hear(&mut self, host: HostId) {
+        for event in self.world.host(host).take_async_events() {
+            let drained = event.event == AsyncEventType::SqDrained;
+            for flow in self.flows.iter_mut().filter(|flow| drained && flow.from.host == host) {
+                let is_mine = self.world.hosts()[host].qp_handle(flow.from.qp) == event.element;
+                flow.trouble.is_drained |= is_mine && flow.trouble.is_paused;
+            }
+        }
     }
 
     fn dispatch(&mut self, host: usize, cqe: &rnic_abi::cqe::Cqe) {
@@ -246,119 +232,8 @@ impl Traffic {
         }
     }
 
-    /// One end of the first connection fails; the other connections must not notice.
-    fn disrupt(&mut self) {
-        if self.has_disrupted || !self.flows[0].is_halfway() {
-            return;
-        }
-        self.has_disrupted = true;
-        for flow in &mut self.flows[..2] {
-            flow.expects_errors = true;
-        }
-        let end = self.flows[0].from;
-        // What completed before is polled before.
-        self.poll(end.host);
-        let host = self.world.host(end.host);
-        match self.plan.ending {
-            Ending::Clean => {}
-            Ending::OneSideFails => host.set_state(end.qp, QpState::Err),
-            Ending::OneSideResets => host.set_state(end.qp, QpState::Reset),
-            Ending::Destroyed => host.destroy_qp(end.qp),
-            Ending::KeyVanishes => self.flows[0].deregister_target(&mut self.world),
-            Ending::PageVanishes => self.flows[0].unmap_target(&mut self.world),
-        }
-        for flow in &mut self.flows[..2] {
-            flow.has_failed = true;
-        }
-    }
-
-    fn finish(&mut self) {
-        if self.plan.ending != Ending::Clean {
-            self.flush_rest();
-        }
-        self.world.run_to_silence(TIME_LIMIT);
-        for host in 0..2 {
-            if self.poll(host) && self.plan.ending == Ending::Clean {
-                self.world.fail("a completion after the end");
-            }
-        }
-        let intact = self.flows.iter().filter(|flow| !flow.has_failed);
-        for flow in intact {
-            flow.check_all(&mut self.world);
-            let owed = self.world.host(flow.from.host).owed(flow.from.qp).0;
-            if owed != 0 {
-                self.world.fail(&format!("{owed} sends never completed"));
-            }
-        }
-        if self.plan.ending == Ending::Clean {
-            self.check_shared_words();
-            self.check_calm();
-        }
-    }
-
-    /// Where nothing was lost, overtaken or late, nothing is missed or comes twice. A lazy
-    /// application may let the peer wait for a receive.
-    fn check_calm(&self) {
-        let faults = self.world.fault_counts();
-        let strange = faults.harmed() + faults.duplicated + faults.reordered > 0;
-        if strange || self.plan.faults.ps_per_byte > FAST {
-            return;
-        }
-        for (id, host) in self.world.hosts().iter().enumerate() {
-            let counters = host.engine.counters();
-            let missed = counters.packet_seq_err
-                + counters.implied_nak_seq_err
-                + counters.local_ack_timeout_err
-                + counters.duplicate_request
-                + counters.rx_ghost_response;
-            if missed > 0 {
-                self.world.fail(&format!("host {id} missed something although nothing was lost"));
-            }
-        }
-    }
-
-    /// Both ends of the first connection fail, and everything posted there completes.
-    fn flush_rest(&mut self) {
-        let Flow { from, to, .. } = &self.flows[0];
-        let mut ends = vec![*to, *from];
-        if matches!(self.plan.ending, Ending::OneSideResets | Ending::Destroyed) {
-            ends.pop();
-        }
-        for end in ends {
-            self.world.run_to_silence(TIME_LIMIT);
-            self.poll(end.host);
-            if self.world.host(end.host).state(end.qp) != QpState::Err {
-                self.world.host(end.host).set_state(end.qp, QpState::Err);
-            }
-            self.world.run_to_silence(TIME_LIMIT);
-            self.poll(end.host);
-            let owed = self.world.host(end.host).owed(end.qp);
-            if owed != (0, 0) {
-                self.world.fail(&format!("sends and receives that were never flushed: {owed:?}"));
-            }
-        }
-    }
-
-    /// Now and then a send queue is drained, or goes on.
-    fn pause(&mut self) {
-        if self.rng.chance(self.plan.pauses) {
-            let flow = usize::try_from(self.rng.below(self.flows.len() as u64)).unwrap();
-            self.flows[flow].toggle_pause(&mut self.world);
-        }
-    }
-
-    /// All send queues go on. True when any was paused.
-    fn resume_all(&mut self) -> bool {
-        let mut any = false;
-        for flow in self.flows.iter_mut().filter(|flow| flow.is_paused) {
-            flow.toggle_pause(&mut self.world);
-            any = true;
-        }
-        any
-    }
-
     /// Fetch-and-adds of all flows were executed once each, one after the other.
-    fn check_shared_words(&mut self) {
+    pub(crate) fn check_shared_words(&mut self) {
         for word in &mut self.shared {
             word.adds.sort_unstable();
             let mut sum = 0;
@@ -369,7 +244,7 @@ impl Traffic {
                 sum += add;
             }
             word.area.expect(0, &sum.to_ne_bytes());
-            word.area.check_all(&mut self.world, "the shared word");
+            word.area.check_all(&mut self.world, || "the shared word".into());
         }
     }
 }

@@ -92,7 +92,8 @@ fn the_first_packet_in_rtr_establishes_communication() {
     };
     host.to_init(b.qp, &resumed);
     host.to_rtr(b.qp, &resumed, ip, qpn);
-    pair.world.host(0).trace.witness.connected(qpn, resumed.ack_timeout());
+    let terms = pair.world.terms(&resumed);
+    pair.world.host(0).trace.witness.connected(qpn, terms);
     send(&mut pair, SendFlags::empty());
     send(&mut pair, SendFlags::empty());
     assert_eq!(pair.world.host(1).take_qp_events(b.qp), [AsyncEventType::CommEst]);

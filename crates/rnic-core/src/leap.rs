@@ -1,0 +1,49 @@
+//! PSNs that leap, for simulations: a connection that sent gigabytes is made in no time.
+//!
+//! What a queue pair remembers of earlier requests must not be taken for something new when their
+//! PSNs come round again. That takes 2^23 packets to see, unless they need not be sent.
+
+use crate::engine::Engine;
+use crate::qp::Qp;
+use rnic_abi::verbs::QpState;
+
+/// PSNs of a step: less than any rule of the engine counts in.
+const STEP: u32 = 1 << 16;
+
+impl Engine {
+    /// The queue pair is in RTS, nothing is posted, under way, waited for, or owed to its peer.
+    pub fn is_at_rest(&self, qp: u32) -> bool {
+        self.qps.get(qp).is_some_and(|qp| {
+            let posted = self.shared.clients.producer(qp.client_slot, qp.sq.record);
+            qp.attr.state == QpState::Rts
+                && qp.sq.fetched() == posted
+                && qp.sq.retired == posted
+                && !qp.requester.in_rnr_wait
+                && qp.responder.is_at_rest()
+        })
+    }
+
+    /// As if the queue pair, which must be [at rest](Self::is_at_rest), had sent and received so
+    /// many packets of WRITEs that nobody asked for.
+    pub fn leap(&mut self, qp: u32, sent: u32, received: u32) {
+        if let Some(qp) = self.qps.get_mut(qp) {
+            qp.leap(sent, received);
+        }
+    }
+}
+
+impl Qp {
+    fn leap(&mut self, sent: u32, received: u32) {
+        let requester = &mut self.requester;
+        let psn = requester.next_psn.wrapping_add(sent);
+        (requester.next_psn, requester.una, requester.max_psn) = (psn, psn, psn);
+        requester.cursor.psn = psn;
+        requester.reload(&self.attr);
+        let mut left = received;
+        while left > 0 {
+            let step = left.min(STEP);
+            self.responder.accept(self.responder.epsn, step, false, false);
+            left -= step;
+        }
+    }
+}

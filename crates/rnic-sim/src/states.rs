@@ -1,0 +1,144 @@
+//! Queue pairs of a host on their way through RESET ... ERR.
+
+use crate::host::{HOP, Host};
+use crate::verbs::{Connection, QpId};
+use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState};
+use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
+use roce_wire::{Flow, Gid};
+use std::net::IpAddr;
+
+impl Host {
+    /// Modifies a queue pair. `peer` is the address that `AV` means.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn modify(
+        &mut self,
+        qp: QpId,
+        mask: AttrMask,
+        attr: QpAttr,
+        peer: Option<IpAddr>,
+    ) -> Result<(), CommandError> {
+        let path = peer.map(|peer| {
+            let flow = Flow { tos: attr.ah.traffic_class, ..Flow::new(self.ip, peer, 0) };
+            Path { attr: attr.ah, flow, hop: HOP }
+        });
+        let handle = self.qps[qp.0].handle;
+        self.command(ClientCommand::ModifyQp { qp: handle, mask, attr, path })?;
+        if mask.contains(AttrMask::STATE) {
+            self.entered(qp, attr.state);
+        }
+        Ok(())
+    }
+
+    fn entered(&mut self, qp: QpId, state: QpState) {
+        let app = &mut self.qps[qp.0];
+        self.trace.witness.entered(app.qpn, state);
+        if state == QpState::Reset {
+            for queue in [&mut app.sq, &mut app.rq] {
+                queue.ring.reset();
+                queue.oracle.reset();
+            }
+            app.receives.clear();
+        }
+        // The control plane wakes the engine's thread for every command.
+        self.called = true;
+    }
+
+    /// Only the state.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn set_state(&mut self, qp: QpId, state: QpState) {
+        let attr = QpAttr { state, ..QpAttr::default() };
+        self.modify(qp, AttrMask::STATE, attr, None).expect("the transition is allowed");
+    }
+
+    /// RESET to INIT.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_init(&mut self, qp: QpId, connection: &Connection) {
+        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let attr = QpAttr {
+            state: QpState::Init,
+            port_num: 1,
+            access: connection.access,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, None).expect("RESET to INIT");
+    }
+
+    /// INIT to RTR.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_rtr(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
+        let mask = AttrMask::STATE
+            | AttrMask::AV
+            | AttrMask::PATH_MTU
+            | AttrMask::DEST_QPN
+            | AttrMask::RQ_PSN
+            | AttrMask::MAX_DEST_RD_ATOMIC
+            | AttrMask::MIN_RNR_TIMER;
+        let dgid = Gid::from_ip(peer).0;
+        let attr = QpAttr {
+            state: QpState::Rtr,
+            ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
+            path_mtu: connection.path_mtu,
+            dest_qpn: peer_qpn,
+            rq_psn: connection.rq_psn,
+            max_dest_rd_atomic: connection.max_dest_rd_atomic,
+            min_rnr_timer: connection.min_rnr_timer,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, Some(peer)).expect("INIT to RTR");
+    }
+
+    /// RTR to RTS.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn to_rts(&mut self, qp: QpId, connection: &Connection) {
+        let mask = AttrMask::STATE
+            | AttrMask::TIMEOUT
+            | AttrMask::RETRY_CNT
+            | AttrMask::RNR_RETRY
+            | AttrMask::SQ_PSN
+            | AttrMask::MAX_QP_RD_ATOMIC;
+        let attr = QpAttr {
+            state: QpState::Rts,
+            timeout: connection.timeout,
+            retry_cnt: connection.retry_cnt,
+            rnr_retry: connection.rnr_retry,
+            sq_psn: connection.sq_psn,
+            max_rd_atomic: connection.max_rd_atomic,
+            ..QpAttr::default()
+        };
+        self.modify(qp, mask, attr, None).expect("RTR to RTS");
+    }
+
+    /// RESET to RTS.
+    pub fn connect(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
+        self.to_init(qp, connection);
+        self.to_rtr(qp, connection, peer, peer_qpn);
+        self.to_rts(qp, connection);
+    }
+
+    /// What the engine says about a queue pair.
+    ///
+    /// # Panics
+    /// When the queue pair is gone.
+    pub fn query_qp(&mut self, qp: QpId) -> QpAttr {
+        let handle = self.qps[qp.0].handle;
+        match self.command(ClientCommand::QueryQp { qp: handle }) {
+            Ok(Outcome::QpState { attr, .. }) => attr,
+            other => panic!("QueryQp has the outcome {other:?}"),
+        }
+    }
+
+    /// Its state.
+    pub fn state(&mut self, qp: QpId) -> QpState {
+        self.query_qp(qp).state
+    }
+}
