@@ -1,12 +1,15 @@
 //! `cargo xtask compliance`: every rule of `docs/compliance.md` has a place in the engine, and a
 //! test that fails when the engine does not keep it.
 //!
-//! One build with `--cfg planted` is enough: the environment variable `RNIC_PLANTED` names the rule
-//! that is switched off, or the bug that is planted, in one run of one test.
+//! The mutations that break a rule, or are a bug, are files beside the tests. One build of a copy of
+//! the engine with all of them is enough: an environment variable chooses one for one run of a test.
 
+mod mutations;
 mod run;
 mod source;
+mod splice;
 mod table;
+mod twin;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,7 +20,8 @@ use system_tests::dist::cargo;
 use system_tests::paths;
 use system_tests::process::Cmd;
 
-use run::Planted;
+use mutations::Mutations;
+use run::Mutated;
 use source::Source;
 use table::Table;
 
@@ -63,15 +67,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let table = Table::read()?;
     let source = Source::read()?;
-    let mut faults = names(&table, &source);
-    let planted = Planted::build()?;
-    faults.extend(planted.missing(&table));
+    let mutations = Mutations::read()?;
+    let mut faults = rules(&table, &source, &mutations);
+    faults.extend(bugs(&table, &mutations));
+    let mutated = Mutated::build(&mutations)?;
+    faults.extend(mutated.missing(&table));
     if !faults.is_empty() {
         bail!("docs/compliance.md and the code differ:\n  {}", faults.join("\n  "));
     }
     let cases = cases(options, &table)?;
-    planted.baseline(&table)?;
-    let unnoticed = planted.unnoticed(&cases)?;
+    mutated.baseline(&table)?;
+    let unnoticed = mutated.unnoticed(&cases)?;
     println!(
         "{} rules, {} bugs; {} of them planted, {} noticed",
         table.rules.len(),
@@ -98,28 +104,42 @@ fn walk(seeds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Rules, bugs and places: the document against the code.
-fn names(table: &Table, source: &Source) -> Vec<String> {
+/// Rules: the document against the citations in the code and against the mutations.
+fn rules(table: &Table, source: &Source, mutations: &Mutations) -> Vec<String> {
     let mut faults = Vec::new();
-    let documented: BTreeSet<&str> =
-        table.rules.iter().chain(&table.bugs).map(|row| row.name.as_str()).collect();
-    for row in table.rules.iter().chain(&table.bugs) {
+    for row in &table.rules {
         let places = source.places(&row.name);
-        if places.is_empty() {
-            faults.push(format!("{}: rnic-core has no such switch", row.name));
-        } else if row.code != places {
+        if row.code != places {
             let (said, found) = (row.code.join(", "), places.join(", "));
-            faults.push(format!("{}: the code is at {found}, not at {said}", row.name));
+            faults.push(format!("{}: the code cites it at {found}, not at {said}", row.name));
+        }
+        if mutations.places(&row.name).is_empty() {
+            faults.push(format!("{}: no mutation breaks it", row.name));
         }
     }
-    for name in source.names() {
-        if !documented.contains(name) {
-            faults.push(format!("{name}: has no row"));
+    let known: BTreeSet<&str> = table.rules.iter().map(|row| row.name.as_str()).collect();
+    if known.len() != table.rules.len() {
+        faults.push("two rules have the same name".into());
+    }
+    let cited = source.names().filter(|name| !known.contains(name));
+    faults.extend(cited.map(|name| format!("{name}: the code cites it, and it has no row")));
+    faults
+}
+
+/// Bugs: the document against the mutations.
+fn bugs(table: &Table, mutations: &Mutations) -> Vec<String> {
+    let mut faults = Vec::new();
+    for row in &table.bugs {
+        let places = mutations.places(&row.name);
+        if row.code != places {
+            let (said, found) = (row.code.join(", "), places.join(", "));
+            faults.push(format!("{}: its mutation is at {found}, not at {said}", row.name));
         }
     }
-    if documented.len() != table.rules.len() + table.bugs.len() {
-        faults.push("two rows have the same name".into());
-    }
+    let rows = table.rules.iter().chain(&table.bugs);
+    let known: BTreeSet<&str> = rows.map(|row| row.name.as_str()).collect();
+    let unknown = mutations.names().iter().filter(|name| !known.contains(name.as_str()));
+    faults.extend(unknown.map(|name| format!("{name}: a mutation without a row")));
     faults
 }
 

@@ -5,7 +5,6 @@
 //! out of range is EINVAL and changes nothing.
 
 use crate::command::{CommandError, Errno};
-use crate::planted::Rule;
 use rnic_abi::verbs::{AttrMask, QpAttr, QpState, QpType};
 use roce_wire::PathMtu;
 
@@ -68,9 +67,6 @@ const XRC_INITIATOR_SQD_OPTIONAL: AttrMask = UC_SQD_OPTIONAL
     .union(AttrMask::RNR_RETRY)
     .union(AttrMask::MAX_QP_RD_ATOMIC);
 const RC_SQD_OPTIONAL: AttrMask = XRC_TARGET_SQD_OPTIONAL.union(XRC_INITIATOR_SQD_OPTIONAL);
-
-/// What a state machine without a table would allow.
-const ANYTHING: Allowed = Allowed { required: NONE, optional: AttrMask::all() };
 
 fn allowed(qp_type: QpType, from: QpState, to: QpState) -> Option<Allowed> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -149,19 +145,22 @@ pub fn modify(
     limits: &AttrLimits,
 ) -> Result<QpAttr, CommandError> {
     let lies = mask.contains(AttrMask::CUR_STATE) && new.cur_state != current.state;
-    if lies && Rule::CurrentState.applies() {
+    // Rule: CurrentState
+    if lies {
         return Err(invalid("cur_qp_state is not the QP's state"));
     }
     let to = if mask.contains(AttrMask::STATE) { new.state } else { current.state };
+    // Rule: Transitions
     let allowed = allowed(qp_type, current.state, to)
-        .or((!Rule::Transitions.applies()).then_some(ANYTHING))
         .ok_or(invalid("there is no such transition from the QP's state"))?;
     let given = mask.difference(AttrMask::STATE);
-    if !given.contains(allowed.required) && Rule::RequiredAttributes.applies() {
+    // Rule: RequiredAttributes
+    if !given.contains(allowed.required) {
         return Err(invalid("an attribute that this transition requires is missing"));
     }
     let known = allowed.required.union(allowed.optional);
-    if !known.contains(given) && Rule::AllowedAttributes.applies() {
+    // Rule: AllowedAttributes
+    if !known.contains(given) {
         return Err(invalid("an attribute is given that this transition does not allow"));
     }
     check_ranges(given, new, limits)?;
@@ -175,45 +174,40 @@ pub fn modify(
 }
 
 fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
-    let require = |rule, attr, ok, why| require(mask, rule, attr, ok, why);
-    require(Rule::PortRange, AttrMask::PORT, new.port_num == 1, "port_num is not 1")?;
+    let require = |attr, ok, why| require(mask, attr, ok, why);
+    // Rule: PortRange
+    require(AttrMask::PORT, new.port_num == 1, "port_num is not 1")?;
     require(
-        Rule::PKeyIndexRange,
         AttrMask::PKEY_INDEX,
+        // Rule: PKeyIndexRange
         new.pkey_index == 0,
         "the P_Key table has one entry, 0",
     )?;
     require(
-        Rule::TimeoutExponentRange,
         AttrMask::TIMEOUT,
+        // Rule: TimeoutExponentRange
         new.timeout <= 31,
         "timeout is beyond 31",
     )?;
-    require(Rule::RetryCntRange, AttrMask::RETRY_CNT, new.retry_cnt <= 7, "retry_cnt is beyond 7")?;
-    require(Rule::RnrRetryRange, AttrMask::RNR_RETRY, new.rnr_retry <= 7, "rnr_retry is beyond 7")?;
+    // Rule: RetryCntRange
+    require(AttrMask::RETRY_CNT, new.retry_cnt <= 7, "retry_cnt is beyond 7")?;
+    // Rule: RnrRetryRange
+    require(AttrMask::RNR_RETRY, new.rnr_retry <= 7, "rnr_retry is beyond 7")?;
     require(
-        Rule::MinRnrTimerRange,
         AttrMask::MIN_RNR_TIMER,
+        // Rule: MinRnrTimerRange
         new.min_rnr_timer <= 31,
         "min_rnr_timer is beyond 31",
     )?;
+    // Rule: PathMtuRange
     let mtu = PathMtu::from_code(new.path_mtu).is_some() && new.path_mtu <= limits.active_mtu;
-    require(
-        Rule::PathMtuRange,
-        AttrMask::PATH_MTU,
-        mtu,
-        "path_mtu is not a code or beyond the port's active_mtu",
-    )?;
+    require(AttrMask::PATH_MTU, mtu, "path_mtu is not a code or beyond the port's active_mtu")?;
+    // Rule: RdAtomicRange
     let initiator = new.max_rd_atomic <= limits.max_init_rd_atomic;
-    require(
-        Rule::RdAtomicRange,
-        AttrMask::MAX_QP_RD_ATOMIC,
-        initiator,
-        "max_rd_atomic is beyond the device's limit",
-    )?;
+    require(AttrMask::MAX_QP_RD_ATOMIC, initiator, "max_rd_atomic is beyond the device's limit")?;
+    // Rule: DestRdAtomicRange
     let responder = new.max_dest_rd_atomic <= limits.max_dest_rd_atomic;
     require(
-        Rule::DestRdAtomicRange,
         AttrMask::MAX_DEST_RD_ATOMIC,
         responder,
         "max_dest_rd_atomic is beyond the device's limit",
@@ -224,35 +218,26 @@ fn check_ranges(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(),
 
 fn require(
     mask: AttrMask,
-    rule: Rule,
     attr: AttrMask,
     ok: bool,
     why: &'static str,
 ) -> Result<(), CommandError> {
-    let refused = mask.contains(attr) && !ok && rule.applies();
-    if refused { Err(invalid(why)) } else { Ok(()) }
+    if mask.contains(attr) && !ok { Err(invalid(why)) } else { Ok(()) }
 }
 
 fn check_paths(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
-    let require = |rule, attr, ok, why| require(mask, rule, attr, ok, why);
+    let require = |attr, ok, why| require(mask, attr, ok, why);
+    // Rule: AddressRange
     let address = new.ah.is_global
         && u32::from(new.ah.sgid_index) < limits.gid_table_len
         && new.ah.dgid != [0; 16]
         && new.ah.flow_label < 1 << 20;
-    require(
-        Rule::AddressRange,
-        AttrMask::AV,
-        address,
-        "RoCE needs a global route with a good sgid_index and dgid",
-    )?;
+    require(AttrMask::AV, address, "RoCE needs a global route with a good sgid_index and dgid")?;
+    // Rule: AddressPortRange
     let port = new.ah.port_num == 1;
-    require(Rule::AddressPortRange, AttrMask::AV, port, "port_num of the address is not 1")?;
-    require(
-        Rule::NoAlternatePath,
-        AttrMask::ALT_PATH,
-        false,
-        "alternate paths and their migration are not supported",
-    )
+    require(AttrMask::AV, port, "port_num of the address is not 1")?;
+    // Rule: NoAlternatePath
+    require(AttrMask::ALT_PATH, false, "alternate paths and their migration are not supported")
 }
 
 fn check_qkey(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
@@ -266,7 +251,8 @@ fn check_qkey(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), C
 }
 
 fn copy(mask: AttrMask, new: &QpAttr, result: &mut QpAttr) {
-    let psn_mask = if Rule::PsnMasked.applies() { 0x00ff_ffff } else { u32::MAX };
+    // Rule: PsnMasked
+    let psn_mask = 0x00ff_ffff;
     let mut take = |attr: AttrMask, assign: &dyn Fn(&mut QpAttr)| {
         if mask.contains(attr) {
             assign(result);

@@ -1,10 +1,8 @@
 //! Completion queues: the only place that writes CQEs and fires completion events.
 
 use crate::command::{ChannelId, ClientId};
-use crate::planted::Rule;
 use rnic_abi::cq::{CqOverflow, CqProducer};
 use rnic_abi::cqe::Cqe;
-use rnic_abi::verbs::WcStatus;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -50,17 +48,19 @@ impl Cq {
     #[inline]
     pub(crate) fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
         self.ring.push(cqe)?;
-        let told = cqe.status == WcStatus::Success || Rule::ErrorsAreSolicited.applies();
-        self.solicited |= cqe.is_solicited() && told;
+        // Rule: ErrorsAreSolicited
+        self.solicited |= cqe.is_solicited();
         Ok(())
     }
 
     /// After the fence: the channel that must be told, if the CQ was armed for what was written.
     pub(crate) fn fire(&mut self) -> Option<ChannelId> {
         self.is_dirty = false;
-        let solicited = std::mem::take(&mut self.solicited) || !Rule::SolicitedArmWaits.applies();
+        // Rule: SolicitedArmWaits
+        let solicited = std::mem::take(&mut self.solicited);
         let channel = self.channel?;
-        if !self.ring.take_arm(solicited) && Rule::EventsNeedArming.applies() {
+        // Rule: EventsNeedArming
+        if !self.ring.take_arm(solicited) {
             return None;
         }
         self.completion_events += 1;

@@ -10,7 +10,6 @@ use crate::event::{Event, Tap};
 use crate::gather::{Gather, Place, Unreadable};
 use crate::headers::{headers_of, info_of};
 use crate::lending;
-use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::profile::Profile;
 use crate::qp::Qp;
@@ -249,26 +248,23 @@ impl Egress {
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
             qp.rq.look(&ctx.shared.clients, qp.client_slot);
         }
-        let ordered = Rule::AnswersInOrder.applies() && !Bug::AckBeforeReplies.is_planted();
-        if !ordered {
-            qp.plan_ack(&mut self.plan);
-        }
         // Neither half may keep the other from sending, however much it has to send.
         let requests_first = qp.requests_due && qp.responder.replies.len() > 0;
         if requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan) {
             return true;
         }
+        // Rule: AnswersInOrder
         if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
         // Behind requests, the last, shorter datagram of a train costs next to nothing. By itself
         // it leaves first: a program expects to hear of its message before it gets the answer.
         let joins = caps.max_segments > 1;
-        if ordered && !joins {
+        if !joins {
             qp.plan_ack(&mut self.plan);
         }
         let more = !requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan);
-        if ordered && joins {
+        if joins {
             qp.plan_ack(&mut self.plan);
         }
         more
@@ -361,10 +357,8 @@ impl Egress {
     ) -> Result<(), Unreadable> {
         self.gather.clear();
         let all = self.gather_payloads(ctx, qp, wire, dma);
-        if all.is_err() && !Rule::FaultSparesEarlier.applies() {
-            return all;
-        }
         // What is gathered is before a segment that was refused.
+        // Rule: FaultSparesEarlier
         self.gather.execute(wire, dma).and(all)
     }
 
@@ -427,9 +421,8 @@ impl Egress {
             for (k, (segment, datagram)) in (0u16..).zip(self.datagrams(train, arena)) {
                 let end = datagram.len().saturating_sub(roce_wire::datagram::ICRC_LEN);
                 let pad = usize::from(segment.pad());
-                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end)
-                    && Rule::PadIsZero.applies()
-                {
+                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end) {
+                    // Rule: PadIsZero
                     pad.fill(0);
                 }
                 if !train.slot.inside {
@@ -469,10 +462,10 @@ impl Egress {
         }
         if packets > 0 {
             ctx.shared.departs(qp.is_inside(), ctx.now);
-            qp.requests_due = !requests && Rule::HalvesTakeTurns.applies();
+            // Rule: HalvesTakeTurns
+            qp.requests_due = !requests;
         }
-        let still_runs = Bug::LateTimer.is_planted() && qp.deadline.is_some();
-        if requests && was_rewound && !still_runs {
+        if requests && was_rewound {
             // The oldest packet that is not acknowledged has only just left.
             qp.restart_timer(ctx);
         }

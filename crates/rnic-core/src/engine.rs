@@ -20,7 +20,6 @@ use crate::egress::Egress;
 use crate::event::{Event, Tap};
 use crate::ingress::{Ingress, Target};
 use crate::mr::Region;
-use crate::planted::Rule;
 use crate::ports::{Dma, Host, Ports, Wire};
 use crate::qp::{Qp, QpCounters};
 use crate::qpn::{MAX_QPS, QpnCodec};
@@ -195,7 +194,8 @@ impl Engine {
         let (rang, doorbells_more) = self.doorbells(now, tap);
         // After a pause, the answer that a timer waits for may lie behind more than one turn takes.
         let patient = (1..=PATIENT_TURNS).contains(&self.behind);
-        let expired = !(patient && Rule::ArrivalsBeforeTimers.applies()) && self.timers(now, tap);
+        // Rule: ArrivalsBeforeTimers
+        let expired = !patient && self.timers(now, tap);
         let sent = self.transmit(now, ports, tap);
         self.settle(now, tap);
         self.fail_broken_cqs(now, tap);
@@ -325,8 +325,8 @@ impl Engine {
             let users: Vec<u32> = self
                 .qps
                 .iter()
+                // Rule: OverflowEndsQps
                 .filter(|(_, qp)| qp.send_cq == cq || qp.recv_cq == cq)
-                .filter(|_| Rule::OverflowEndsQps.applies())
                 .map(|(handle, _)| handle)
                 .collect();
             let mut ctx = Ctx { now, shared: &mut self.shared, tap };

@@ -7,7 +7,6 @@ use crate::command::{
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::mr::NewMr;
-use crate::planted::Rule;
 use crate::qp::{Qp, QpIdentity};
 use crate::qpn::QpnParts;
 use crate::shared::{Ctx, Pd};
@@ -102,14 +101,14 @@ impl Engine {
 
     fn set_port(&mut self, port: PortState) -> Outcome {
         let before = std::mem::replace(&mut self.shared.config.port, port);
+        // Rule: PortEvents
         let state = match (before.active, port.active) {
-            _ if !Rule::PortEvents.applies() => None,
             (false, true) => Some(AsyncEventType::PortActive),
             (true, false) => Some(AsyncEventType::PortErr),
             _ => None,
         };
-        let gids_changed = port.gids_changed && Rule::GidEvents.applies();
-        let gids = gids_changed.then_some(AsyncEventType::GidChange);
+        // Rule: GidEvents
+        let gids = port.gids_changed.then_some(AsyncEventType::GidChange);
         for event in state.into_iter().chain(gids) {
             for client in self.shared.clients.iter() {
                 self.shared.async_events.push((client.id, AsyncEvent { event, element: 1 }));
@@ -133,7 +132,8 @@ impl Engine {
     fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> Answer {
         let qps = self.owned_pd(client, pd)?.qps;
         let used = qps > 0 || self.shared.mrs.pd_in_use(pd);
-        if used && Rule::DomainInUse.applies() {
+        // Rule: DomainInUse
+        if used {
             return Err(refuse(Errno::Busy, "queue pairs or memory regions use the domain"));
         }
         self.shared.pds.remove(pd);
@@ -152,7 +152,8 @@ impl Engine {
 
     fn destroy_cq(&mut self, client: ClientId, cq: u32) -> Answer {
         let object = self.owned_cq(client, cq)?;
-        if object.users > 0 && Rule::CqInUse.applies() {
+        // Rule: CqInUse
+        if object.users > 0 {
             return Err(refuse(Errno::Busy, "queue pairs use the completion queue"));
         }
         let (completion_events, async_events) = (object.completion_events, object.async_events);
@@ -162,7 +163,8 @@ impl Engine {
 
     fn create_qp(&mut self, client: ClientId, new: NewQp) -> Answer {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
-        if new.qp_type != QpType::Rc && Rule::QpTypes.applies() {
+        // Rule: QpTypes
+        if new.qp_type != QpType::Rc {
             return Err(refuse(Errno::NotSupported, "only RC queue pairs are supported"));
         }
         self.owned_pd(client, new.pd)?;
@@ -202,7 +204,8 @@ impl Engine {
     }
 
     fn owned_qp(&mut self, client: ClientId, qp: u32) -> Result<&mut Qp, CommandError> {
-        let mine = |qp: &&mut Qp| qp.client_id == client || !Rule::OwnQps.applies();
+        // Rule: OwnQps
+        let mine = |qp: &&mut Qp| qp.client_id == client;
         self.qps.get_mut(qp).filter(mine).ok_or(NO_QP)
     }
 
@@ -224,7 +227,8 @@ impl Engine {
             privileged: false,
         };
         let qp = self.owned_qp(client, handle)?;
-        if mask.contains(AttrMask::AV) && path.is_none() && Rule::Route.applies() {
+        // Rule: Route
+        if mask.contains(AttrMask::AV) && path.is_none() {
             return Err(refuse(Errno::HostUnreachable, "the destination has no route"));
         }
         let attr = attr::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;
@@ -260,10 +264,9 @@ fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> 
 /// The attributes of now: PSNs move on.
 fn state_of(qp: &mut Qp) -> Outcome {
     let mut attr = qp.attr;
-    if Rule::QueryTellsPsns.applies() {
-        attr.sq_psn = qp.requester.cursor.psn.value();
-        attr.rq_psn = qp.responder.epsn.value();
-    }
+    // Rule: QueryTellsPsns
+    attr.sq_psn = qp.requester.cursor.psn.value();
+    attr.rq_psn = qp.responder.epsn.value();
     Outcome::QpState { attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
 }
 

@@ -3,7 +3,6 @@
 
 use crate::event::{NakReason, Tap};
 use crate::lending::{self, LEND_FROM};
-use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -106,8 +105,8 @@ impl Gather {
                 let Some(reply) = qp.responder.replies.get(nth) else { return Ok(()) };
                 let ReplyKind::Read { va, rkey, .. } = reply.kind else { return Ok(()) };
                 let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
-                let checked = Rule::ReadNeedsRight.applies();
-                let need = if checked { AccessFlags::REMOTE_READ } else { AccessFlags::empty() };
+                // Rule: ReadNeedsRight
+                let need = AccessFlags::REMOTE_READ;
                 let target = ctx.shared.mrs.check(rkey, qp.pd, va, segment.len.into(), need);
                 let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
                 let from = MemRange { addr: target.addr, len: segment.len };

@@ -1,7 +1,6 @@
 //! The headers of planned packets.
 
 use crate::event::PacketInfo;
-use crate::planted::Rule;
 use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
@@ -11,14 +10,16 @@ use rnic_abi::verbs::WrOpcode;
 use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, PKey, RKey, Reth, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, RKey, Reth, Syndrome,
 };
 
 /// The headers of a planned packet.
 pub(crate) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
-    let dest = if Rule::DestQpn.applies() { qp.dest_qpn() } else { qp.qpn };
+    // Rule: DestQpn
+    let dest = qp.dest_qpn();
     let mut bth = Bth::new(segment.opcode, dest, segment.psn);
-    bth.pkey = if Rule::PKeySent.applies() { qp.pkey() } else { PKey(1) };
+    // Rule: PKeySent
+    bth.pkey = qp.pkey();
     bth.pad = segment.pad();
     bth.ack_req = segment.ack_req;
     bth.solicited = segment.solicited;
@@ -61,7 +62,8 @@ fn good(qp: &Qp, profile: Profile) -> Syndrome {
 
 /// An ACK that says nothing about credits.
 fn no_credits() -> Syndrome {
-    if Rule::NoCredits.applies() { Syndrome::ACK } else { Syndrome::Ack { credits: 0 } }
+    // Rule: NoCredits
+    Syndrome::ACK
 }
 
 fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: u32, offset: u32) {
@@ -86,21 +88,18 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
         _ => {
             if info.has(HeaderSet::RETH) {
                 // A READ asks for what its response packets hold, a WRITE announces everything.
-                let restarts = Rule::ReadRestart.applies() || control.opcode != WrOpcode::Read;
-                let offset = if restarts { offset } else { 0 };
+                // Rule: ReadRestart, WriteAnnouncesAll
                 let rest = wr.length - offset;
                 let dma_len = match control.opcode {
                     WrOpcode::Read => rest.min(segment.span.saturating_mul(qp.mtu)),
-                    _ if Rule::WriteAnnouncesAll.applies() => rest,
-                    _ => segment.len,
+                    _ => rest,
                 };
                 let va = control.remote_addr.wrapping_add(offset.into());
                 headers.reth = Some(Reth { va, rkey, dma_len });
             }
             if info.has(HeaderSet::IMM_DT) {
-                let raw = Rule::ImmediateSentRaw.applies();
+                // Rule: ImmediateSentRaw
                 let imm = control.imm_or_key;
-                let imm = if raw { imm } else { imm.swap_bytes() };
                 headers.imm = Some(ImmDt(imm.to_ne_bytes()));
             }
         }

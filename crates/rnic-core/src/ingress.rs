@@ -6,7 +6,6 @@
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
 use crate::lending::{self, Payload};
 use crate::placement;
-use crate::planted::Rule;
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::completer::Answer;
@@ -136,7 +135,8 @@ impl Ingress {
         let hint = arrival.train.ip_id.hint(arrival.k);
         let trusted = arrival.train.inside;
         let check = if trusted { IcrcCheck::Good } else { icrc::verify(flow, hint, arrival.bytes) };
-        if !check.is_good() && Rule::Icrc.applies() {
+        // Rule: Icrc
+        if !check.is_good() {
             return Err(Some(DropReason::Icrc));
         }
         if flow.ecn() == Ecn::Ce {
@@ -156,7 +156,8 @@ impl Ingress {
             return Err(None);
         }
         match target.qps.by_slot(slot as usize) {
-            Some(qp) if qp.qpn == qpn || !Rule::WholeQpn.applies() => {
+            // Rule: WholeQpn
+            Some(qp) if qp.qpn == qpn => {
                 self.last = Some((qpn, slot));
                 Ok(slot)
             }
@@ -221,7 +222,7 @@ impl<T: Tap> Target<'_, '_, T> {
         match step {
             Step::Done => return Ok(()),
             Step::Drop(reason) => return Err(reason),
-            Step::Atomic(_) if !Rule::AtomicAfterWrites.applies() => {}
+            // Rule: AtomicAfterWrites
             _ => self.flush(dma, arena),
         }
         let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
@@ -298,16 +299,20 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
         QpType::Rc => matches!(transport, Transport::Rc | Transport::Cnp),
         _ => false,
     };
-    if !fits && Rule::TransportFits.applies() {
+    // Rule: TransportFits
+    if !fits {
         return Err(DropReason::Transport);
     }
-    if !qp.receives() && Rule::StateReceives.applies() {
+    // Rule: StateReceives
+    if !qp.receives() {
         return Err(DropReason::QpState);
     }
-    if !datagram.bth().pkey.matches(qp.pkey()) && Rule::PKeyMatches.applies() {
+    // Rule: PKeyMatches
+    if !datagram.bth().pkey.matches(qp.pkey()) {
         return Err(DropReason::PKey);
     }
-    if !qp.is_peer(&arrival.train.flow) && Rule::PeerAddress.applies() {
+    // Rule: PeerAddress
+    if !qp.is_peer(&arrival.train.flow) {
         return Err(DropReason::Address);
     }
     Ok(())
@@ -319,8 +324,8 @@ fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Option<u64> {
 
 /// Stores the result of our own atomic, in the byte order of this machine.
 fn store<D: Dma>(dma: &mut D, space: SpaceId, addr: u64, value: u64) -> bool {
-    let native = Rule::AtomicResultNative.applies();
-    let bytes = if native { value.to_ne_bytes() } else { value.swap_bytes().to_ne_bytes() };
+    // Rule: AtomicResultNative
+    let bytes = value.to_ne_bytes();
     let from = [Range { offset: 0, len: 8 }];
     dma.write(space, &bytes, &from, &[MemRange { addr, len: 8 }], &[]).is_ok()
 }

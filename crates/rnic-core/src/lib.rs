@@ -34,7 +34,6 @@ mod leap;
 mod lending;
 pub mod mr;
 mod placement;
-mod planted;
 pub mod ports;
 pub mod profile;
 mod qp;

@@ -7,7 +7,6 @@
 
 use crate::command::{ClientId, CommandError, Errno};
 use crate::execute::no_such;
-use crate::planted::Rule;
 use crate::ports::SpaceId;
 use crate::secret::{Purpose, Secret, low32};
 use crate::slab::Slab;
@@ -128,7 +127,8 @@ impl MrTable {
     pub fn owned(&self, client: ClientId, mr: u32) -> Result<&Region, CommandError> {
         self.regions
             .get(mr)
-            .filter(|region| region.mr.client == client || !Rule::OwnRegions.applies())
+            // Rule: OwnRegions
+            .filter(|region| region.mr.client == client)
             .ok_or(NO_REGION)
     }
 
@@ -180,7 +180,8 @@ impl MrTable {
         let last = self.regions.get(self.last.get()).filter(|region| region.key == key);
         let region = last.or_else(|| self.find(key)).ok_or(KeyFault::UnknownKey)?;
         let mr = &region.mr;
-        if mr.pd != pd && Rule::KeyDomain.applies() {
+        // Rule: KeyDomain
+        if mr.pd != pd {
             return Err(KeyFault::WrongPd);
         }
         if !mr.access.contains(need) {
@@ -188,7 +189,8 @@ impl MrTable {
         }
         let offset = va.checked_sub(mr.iova).ok_or(KeyFault::Bounds)?;
         let inside = offset <= mr.length && len <= mr.length - offset;
-        if !inside && Rule::KeyBounds.applies() {
+        // Rule: KeyBounds
+        if !inside {
             return Err(KeyFault::Bounds);
         }
         let private = !mr.access.intersects(REMOTE);
@@ -241,18 +243,21 @@ impl MrTable {
 fn check_new(mr: &NewMr) -> Result<(), CommandError> {
     let writable = mr.access.contains(AccessFlags::LOCAL_WRITE);
     let needs_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    if mr.access.intersects(needs_write) && !writable && Rule::RemoteWriteNeedsLocal.applies() {
+    // Rule: RemoteWriteNeedsLocal
+    if mr.access.intersects(needs_write) && !writable {
         return Err(error(
             Errno::Invalid,
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
         ));
     }
     // None at all is a length: no byte can be reached through it, and messages without data can.
-    if mr.length > MAX_MR_LENGTH && Rule::RegionLength.applies() {
+    // Rule: RegionLength
+    if mr.length > MAX_MR_LENGTH {
         return Err(error(Errno::Invalid, "the length is beyond max_mr_size"));
     }
     let ends = [mr.addr, mr.iova].map(|start| start.checked_add(mr.length));
-    if ends.contains(&None) && Rule::RegionWraps.applies() {
+    // Rule: RegionWraps
+    if ends.contains(&None) {
         return Err(error(Errno::Invalid, "the range wraps around the address space"));
     }
     Ok(())

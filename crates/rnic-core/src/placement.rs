@@ -9,7 +9,6 @@
 
 use crate::event::{Event, Tap};
 use crate::lending::Payload;
-use crate::planted::{Bug, Rule};
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use crate::qp::Qp;
 use crate::shared::Ctx;
@@ -183,7 +182,7 @@ impl Batch {
             }
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
-            if piece.is_tail && !Bug::TailNotLast.is_planted() {
+            if piece.is_tail {
                 self.tails.push(bytes);
             }
             end = i + 1;
@@ -264,9 +263,8 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     }
     let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
     ctx.shared.placed = true;
-    if Rule::DataBeforeCompletion.applies() {
-        batch.write_all(dma, arena);
-    }
+    // Rule: DataBeforeCompletion
+    batch.write_all(dma, arena);
     for piece in &batch.pieces {
         ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
     }
@@ -278,9 +276,6 @@ pub(crate) fn flush<D: Dma, T: Tap>(
         if fault.is_none_or(|fault| delivery.after <= fault.at) {
             deliver(ctx, qps, delivery, delivery.cqe.status);
         }
-    }
-    if !Rule::DataBeforeCompletion.applies() {
-        batch.write_all(dma, arena);
     }
     for fault in &batch.faults {
         fail(ctx, qps, &batch, fault);
@@ -320,9 +315,6 @@ fn deliver<T: Tap>(
     qp.rq.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
     let fits = ctx.complete(qp.recv_cq, &cqe);
-    if Bug::DoubleCqe.is_planted() {
-        ctx.complete(qp.recv_cq, &cqe);
-    }
     if !fits && status == WcStatus::Success {
         qp.completion_lost(ctx, delivery);
     }
@@ -353,11 +345,9 @@ fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: 
         _ => WcStatus::WrFlushErr,
     };
     let mut told = piece.kind == PieceKind::Receive;
+    // Rule: FaultFlushesBurst
     let is_behind = |d: &&Delivery| d.slot == piece.slot && d.after > fault.at;
     for delivery in batch.deliveries.iter().filter(is_behind) {
-        if !Rule::FaultFlushesBurst.applies() && piece.kind == PieceKind::ReadResponse {
-            continue;
-        }
         // The packet that failed took this one, for its immediate data.
         let took = piece.kind == PieceKind::Write && delivery.psn == piece.psn;
         deliver(ctx, qps, delivery, if took { WcStatus::LocAccessErr } else { status });

@@ -8,7 +8,6 @@ use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
 use crate::placement::Batch;
-use crate::planted::Rule;
 use crate::qp::Qp;
 use crate::slab::Slab;
 use crate::time::Instant;
@@ -170,12 +169,11 @@ impl<T: Tap> Ctx<'_, T> {
     fn overflowed(&mut self, handle: u32) {
         let Some(cq) = self.shared.cqs.get_mut(handle) else { return };
         cq.broken = true;
-        if Rule::OverflowTold.applies() {
-            cq.async_events += 1;
-            let event = AsyncEvent { event: AsyncEventType::CqErr, element: handle };
-            self.shared.async_events.push((cq.client, event));
-            self.shared.counters.async_events += 1;
-        }
+        // Rule: OverflowTold
+        cq.async_events += 1;
+        let event = AsyncEvent { event: AsyncEventType::CqErr, element: handle };
+        self.shared.async_events.push((cq.client, event));
+        self.shared.counters.async_events += 1;
         self.shared.broken_cqs.push(handle);
         self.shared.counters.cq_overflows += 1;
         self.event(|| Event::CqOverflow { cq: handle });

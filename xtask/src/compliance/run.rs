@@ -1,4 +1,4 @@
-//! The planted build of rnic-sim's tests, and runs of it.
+//! The build of rnic-sim's tests around the mutated engine, and runs of it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,10 +13,12 @@ use system_tests::process::{Cmd, tail};
 use system_tests::{interrupt, paths};
 
 use super::BUILD_LIMIT;
+use super::mutations::Mutations;
 use super::table::{Row, Table, Test};
+use super::twin::{self, SWITCH};
 
-/// Test programs that were built with all switches, by name.
-pub(super) struct Planted {
+/// Test programs that were built with all mutations, by name.
+pub(super) struct Mutated {
     programs: BTreeMap<String, PathBuf>,
 }
 
@@ -26,15 +28,17 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 const BASELINE_LIMIT: Duration = Duration::from_secs(600);
 /// Exit code of a test program of which a test failed.
 const TEST_FAILED: i32 = 101;
-const SWITCH: &str = "RNIC_PLANTED";
 
-impl Planted {
-    pub(super) fn build() -> Result<Self> {
+impl Mutated {
+    pub(super) fn build(mutations: &Mutations) -> Result<Self> {
+        let twin = twin::write(mutations)?;
         let messages = cargo()
+            .dir(twin)
             .args(["test", "--quiet", "--no-run", "-p", "rnic-sim", "--tests"])
-            .arg("--message-format=json")
-            .env("RUSTFLAGS", "--cfg planted")
-            .env("CARGO_TARGET_DIR", paths::target().join("planted"))
+            .arg("--message-format=json-render-diagnostics")
+            // What a mutation leaves unused or in parentheses does not matter here.
+            .env("RUSTFLAGS", "-A warnings")
+            .env("CARGO_TARGET_DIR", paths::target().join("mutated/target"))
             .limit(BUILD_LIMIT)
             .check()?;
         let mut programs = BTreeMap::new();
@@ -84,7 +88,7 @@ impl Planted {
         Ok(Cmd::new(path).dir(paths::repository()).limit(RUN_LIMIT))
     }
 
-    /// Plants each of the cases alone, and says which tests did not notice.
+    /// Switches on each of the cases alone, and says which tests did not notice.
     pub(super) fn unnoticed(&self, cases: &[&Row]) -> Result<Vec<String>> {
         let next = AtomicUsize::new(0);
         let unnoticed = Mutex::new(Vec::new());
@@ -96,7 +100,7 @@ impl Planted {
                         if interrupt::check().is_err() {
                             return;
                         }
-                        if let Err(error) = self.plant(row) {
+                        if let Err(error) = self.run(row) {
                             let mut all = unnoticed.lock().unwrap_or_else(PoisonError::into_inner);
                             all.push(format!("{}: {error:#}", row.name));
                         }
@@ -110,7 +114,7 @@ impl Planted {
         Ok(unnoticed)
     }
 
-    fn plant(&self, row: &Row) -> Result<()> {
+    fn run(&self, row: &Row) -> Result<()> {
         let Test { program, path } = &row.test;
         let began = Instant::now();
         let command = self.command(program)?.args(["--exact", path]).env(SWITCH, &row.name);

@@ -5,7 +5,6 @@ use super::replies::ReplyKind;
 use super::requester::Budget;
 use super::segment::{Segment, Source};
 use crate::event::{NakReason, Tap};
-use crate::planted::Rule;
 use crate::shared::Ctx;
 use roce_wire::Opcode;
 
@@ -51,7 +50,8 @@ impl Qp {
         reason: NakReason,
     ) {
         let Some((psn, is_duplicate)) = self.responder.replies.fail(nth, k) else { return };
-        if !is_duplicate || !Rule::DuplicateErrorSilent.applies() {
+        // Rule: DuplicateErrorSilent
+        if !is_duplicate {
             self.end_with_nak(ctx, psn, reason, false);
         }
     }

@@ -10,7 +10,6 @@ use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
-use crate::planted::{Bug, Rule};
 use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
@@ -45,7 +44,8 @@ impl Qp {
         }
         let len = packet.datagram.payload_len();
         let allowed = packet.info.payload.allows(len, packet.bth().pad, self.mtu as usize);
-        if !allowed && Rule::ReadResponseLength.applies() {
+        // Rule: ReadResponseLength
+        if !allowed {
             return self.wrong_length(ctx, psn);
         }
         match packet.info.operation {
@@ -61,10 +61,8 @@ impl Qp {
         let Some(target) = self.acknowledged_by(psn, aeth.syndrome) else {
             return Answer::Drop(DropReason::ReservedSyndrome);
         };
-        if self.requester.in_rnr_wait && !Rule::AckInRnrWait.applies() {
-            return Answer::Done;
-        }
-        if !self.acknowledge(ctx, target) && !Bug::NoImpliedNak.is_planted() {
+        // Rule: AckInRnrWait
+        if !self.acknowledge(ctx, target) {
             return self.implied_nak(ctx, psn, true);
         }
         match aeth.syndrome {
@@ -72,15 +70,18 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => self.handle_sequence_nak(ctx),
             Syndrome::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
                 ctx.shared.counters.req_remote_invalid_request += 1;
-                fail(Rule::InvalidRequestStatus, WcStatus::RemInvReqErr)
+                // Rule: InvalidRequestStatus
+                Answer::Fail(WcStatus::RemInvReqErr)
             }
             Syndrome::Nak(NakCode::RemoteAccess) => {
                 ctx.shared.counters.req_remote_access_errors += 1;
-                fail(Rule::AccessErrorStatus, WcStatus::RemAccessErr)
+                // Rule: AccessErrorStatus
+                Answer::Fail(WcStatus::RemAccessErr)
             }
             Syndrome::Nak(NakCode::RemoteOperational) => {
                 ctx.shared.counters.req_remote_op_errors += 1;
-                fail(Rule::OperationalErrorStatus, WcStatus::RemOpErr)
+                // Rule: OperationalErrorStatus
+                Answer::Fail(WcStatus::RemOpErr)
             }
             _ => Answer::Done,
         }
@@ -90,15 +91,12 @@ impl Qp {
     /// The MSN completes nothing, it may run ahead of the PSN. Reserved syndromes mean nothing.
     fn acknowledged_by(&self, psn: Psn, syndrome: Syndrome) -> Option<Psn> {
         match syndrome {
-            Syndrome::Reserved(_) if Rule::ReservedSyndromeIgnored.applies() => None,
-            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => {
-                let names_failed = Rule::NakAcknowledgesEarlier.applies();
-                Some(if names_failed { psn } else { self.requester.una })
-            }
-            _ if Rule::AckUpToItsPsn.applies() && Rule::ResponseAhead.applies() => {
-                Some(psn.wrapping_add(1))
-            }
-            _ => Some(self.requester.max_psn),
+            // Rule: ReservedSyndromeIgnored
+            Syndrome::Reserved(_) => None,
+            // Rule: NakAcknowledgesEarlier
+            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => Some(psn),
+            // Rule: ResponseAhead, AckUpToItsPsn
+            Syndrome::Ack { .. } => Some(psn.wrapping_add(1)),
         }
     }
 
@@ -109,18 +107,16 @@ impl Qp {
         let mut complete = true;
         while self.requester.una.distance_from(target) < 0 {
             let wr = self.sq.wr(self.requester.acked_index);
-            let notices = Rule::ImpliedNak.applies() && !Bug::NoImpliedNak.is_planted();
-            if wr.wants_data() && notices {
+            // Rule: ImpliedNak
+            if wr.wants_data() {
                 complete = false;
                 break;
             }
-            if wr.packet_of(target) < wr.packets && Rule::AckInsideMessage.applies() {
+            // Rule: AckInsideMessage, AckCoalesces
+            if wr.packet_of(target) < wr.packets {
                 self.requester.una = target;
             } else {
                 self.finish_wr(wr.end());
-            }
-            if !Rule::AckCoalesces.applies() {
-                break;
             }
         }
         if self.requester.una != before {
@@ -153,9 +149,8 @@ impl Qp {
         requester.reload(&self.attr);
         let psn = requester.una.wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
-        if Rule::ProgressRestartsTimer.applies() {
-            self.restart_timer(ctx);
-        }
+        // Rule: ProgressRestartsTimer
+        self.restart_timer(ctx);
         ctx.settle_later(self);
         ctx.activate(self);
     }
@@ -167,12 +162,14 @@ impl Qp {
     ) -> Answer {
         let psn = packet.psn();
         // It acknowledges every SEND and WRITE before it.
-        if Rule::ReadAcknowledgesEarlier.applies() && !self.acknowledge(ctx, psn) {
+        // Rule: ReadAcknowledgesEarlier
+        if !self.acknowledge(ctx, psn) {
             return self.implied_nak(ctx, psn, false);
         }
         let index = self.requester.acked_index;
         let wr = *self.sq.wr(index);
-        if wr.control.opcode != WrOpcode::Read && Rule::ReadResponseForRead.applies() {
+        // Rule: ReadResponseForRead
+        if wr.control.opcode != WrOpcode::Read {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let k = wr.packet_of(psn);
@@ -180,12 +177,14 @@ impl Qp {
         let piece = read_piece(self.window(&ctx.shared.config));
         let ends_piece = is_last || (k + 1).is_multiple_of(piece);
         let fits = fits_position(packet.info.position, k % piece, ends_piece);
-        if !fits && Rule::ReadResponseSequence.applies() {
+        // Rule: ReadResponseSequence
+        if !fits {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let offset = k * self.mtu;
         let expected = wr.length.saturating_sub(offset).min(self.mtu);
-        if packet.bytes.len() != expected && Rule::ReadResponseLength.applies() {
+        // Rule: ReadResponseLength
+        if packet.bytes.len() != expected {
             return Answer::Fail(WcStatus::LocLenErr);
         }
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
@@ -257,13 +256,13 @@ impl Qp {
     }
 
     fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
-        let complete =
-            !Rule::AtomicAcknowledgesEarlier.applies() || self.acknowledge(ctx, packet.psn());
-        if !complete {
+        // Rule: AtomicAcknowledgesEarlier
+        if !self.acknowledge(ctx, packet.psn()) {
             return self.implied_nak(ctx, packet.psn(), false);
         }
         let index = self.requester.acked_index;
-        if !self.sq.wr(index).is_atomic() && Rule::AtomicResponseForAtomic.applies() {
+        // Rule: AtomicResponseForAtomic
+        if !self.sq.wr(index).is_atomic() {
             return Answer::Fail(WcStatus::BadRespErr);
         }
         let Some(value) = packet.datagram.atomic_ack().map(|ack| ack.original) else {
@@ -321,19 +320,12 @@ impl Qp {
     pub(crate) fn complete_acknowledged<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         while self.sq.retired != self.requester.acked_index {
             let index = self.sq.retired;
-            let mut wr = *self.sq.wr(index);
-            if Bug::CompletionsSwapped.is_planted()
-                && index.wrapping_add(1) != self.requester.acked_index
-            {
-                let next = self.sq.wr_mut(index.wrapping_add(1));
-                std::mem::swap(&mut wr.control.wr_id, &mut next.control.wr_id);
-            }
+            let wr = *self.sq.wr(index);
             self.sq.retired = index.wrapping_add(1);
             // Whoever sees the completion may post into the slot at once.
             self.sq.release();
-            let all = self.sq_sig_all && Rule::SignalAll.applies();
-            let unsignaled_too = !Rule::UnsignaledSilent.applies();
-            if all || unsignaled_too || wr.control.flags.contains(SendFlags::SIGNALED) {
+            // Rule: SignalAll, UnsignaledSilent
+            if self.sq_sig_all || wr.control.flags.contains(SendFlags::SIGNALED) {
                 self.complete_send(ctx, &wr, index, WcStatus::Success);
             }
         }
@@ -356,17 +348,13 @@ impl Qp {
             self.sq.retired = index.wrapping_add(1);
             self.requester.acked_index = self.sq.retired;
             self.sq.release();
-            let silent = !wr.control.flags.contains(SendFlags::SIGNALED)
-                && !Rule::ErrorsAlwaysTold.applies();
-            if !silent {
-                self.complete_send(ctx, &wr, index, status);
-            }
+            // Rule: ErrorsAlwaysTold
+            self.complete_send(ctx, &wr, index, status);
             if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
                 ctx.shared.counters.req_local_errors += 1;
             }
-            if Rule::SendErrorEndsQp.applies() {
-                self.enter_error(ctx);
-            }
+            // Rule: SendErrorEndsQp
+            self.enter_error(ctx);
         }
         self.note_drained(ctx);
     }
@@ -380,7 +368,8 @@ impl Qp {
     ) {
         let opcode = wc_opcode(wr.control.opcode);
         let mut cqe = self.send_cqe(ctx.now, wr.control.wr_id, index, opcode, status);
-        cqe.byte_len = if Rule::FetchedLength.applies() { wr.length } else { 0 };
+        // Rule: FetchedLength
+        cqe.byte_len = wr.length;
         ctx.complete(self.send_cq, &cqe);
     }
 
@@ -390,33 +379,32 @@ impl Qp {
             return;
         }
         let Requester { una, max_psn, acked_index, .. } = self.requester;
-        if una != max_psn && Rule::SqdDrains.applies() {
+        // Rule: SqdDrains
+        if una != max_psn {
             return;
         }
         // All that was sent of a message may be acknowledged before all of it was sent.
         let is_inside = acked_index != self.sq.fetched() && self.sq.wr(acked_index).first != una;
-        if is_inside && Rule::SqdFinishesMessage.applies() {
+        // Rule: SqdFinishesMessage
+        if is_inside {
             return;
         }
         self.attr.sq_draining = false;
-        if self.attr.en_sqd_async_notify || !Rule::SqDrainedOnRequest.applies() {
+        // Rule: SqDrainedOnRequest
+        if self.attr.en_sqd_async_notify {
             ctx.qp_event(self, AsyncEventType::SqDrained);
         }
     }
-}
-
-/// What a NAK fails its request with.
-fn fail(rule: Rule, status: WcStatus) -> Answer {
-    Answer::Fail(if rule.applies() { status } else { WcStatus::FatalErr })
 }
 
 /// Is a READ response at this place of the request possible? A restarted READ may begin with FIRST
 /// or ONLY anywhere, and responses to the request before it may still arrive in between.
 fn fits_position(position: Position, k: u32, is_last: bool) -> bool {
     match position {
-        Position::First => !is_last && (k == 0 || Rule::ReadRestartsAnywhere.applies()),
+        // Rule: ReadRestartsAnywhere
+        Position::First => !is_last,
+        Position::Only => is_last,
         Position::Middle => k > 0 && !is_last,
         Position::Last => k > 0 && is_last,
-        Position::Only => is_last && (k == 0 || Rule::ReadRestartsAnywhere.applies()),
     }
 }

@@ -6,7 +6,6 @@ use super::responder::{AtomicRequest, Checked, MAX_DMA_LEN, Message, Packet, Ste
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::placement::{Piece, PieceKind};
-use crate::planted::{Bug, Rule};
 use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
@@ -21,7 +20,8 @@ impl Qp {
     ) -> Checked {
         let Some(recv) = self.rq.current else { return Err(Step::Refuse(NakReason::Local)) };
         let len = packet.datagram.payload_len() as u64;
-        if recv.filled + len > recv.room && Rule::SendFits.applies() {
+        // Rule: SendFits
+        if recv.filled + len > recv.room {
             return Err(Step::Refuse(NakReason::ReceiveTooShort));
         }
         let ends = packet.info.position.is_end();
@@ -33,7 +33,8 @@ impl Qp {
         self.responder.message = if ends { Message::None } else { Message::Send };
         if ends {
             let carried = if private { packet.datagram.payload() } else { &[] };
-            let total = if Rule::ReceivedLength.applies() { recv.filled + len } else { len };
+            // Rule: ReceivedLength
+            let total = recv.filled + len;
             let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
             self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
         }
@@ -109,15 +110,16 @@ impl Qp {
     ) {
         let Some(recv) = self.rq.current.take() else { return };
         let mut cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, WcStatus::Success);
-        if Rule::ReceiveOpcode.applies() {
-            cqe.opcode = opcode;
-        }
+        // Rule: ReceiveOpcode
+        cqe.opcode = opcode;
         cqe.byte_len = byte_len;
-        if packet.info.trailer() == Trailer::Imm && Rule::ImmediateDelivered.applies() {
+        // Rule: ImmediateDelivered
+        if packet.info.trailer() == Trailer::Imm {
             cqe.flags |= CqeFlags::IMM;
             cqe.imm_or_key = packet.imm_or_key();
         }
-        if packet.bth().solicited && Rule::SolicitedDelivered.applies() {
+        // Rule: SolicitedDelivered
+        if packet.bth().solicited {
             cqe.flags |= CqeFlags::SOLICITED;
         }
         if !carried.is_empty() {
@@ -137,17 +139,15 @@ impl Qp {
         let len = packet.bytes.len();
         let ends = packet.info.position.is_end();
         // The payloads add up to the DMA length exactly.
-        if (len > left || ends != (len == left)) && Rule::WriteTotal.applies() {
+        // Rule: WriteTotal
+        if len > left || ends != (len == left) {
             return Err(Step::Refuse(NakReason::Length));
         }
         if len > 0 {
             let target = self.check_key(ctx, rkey, va, len, AccessFlags::REMOTE_WRITE)?;
             let piece = self.piece(packet, PieceKind::Write, target.space);
-            let lost = Bug::LostTailWrite.is_planted() && ends && !packet.info.position.is_start();
-            if !lost {
-                let to = MemRange { addr: target.addr, len };
-                ctx.shared.batch.place(Piece { to, is_tail: ends, ..piece });
-            }
+            let to = MemRange { addr: target.addr, len };
+            ctx.shared.batch.place(Piece { to, is_tail: ends, ..piece });
         }
         self.responder.message = if ends {
             Message::None
@@ -186,7 +186,8 @@ impl Qp {
 
     fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
         match packet.datagram.reth() {
-            Some(reth) if reth.dma_len <= MAX_DMA_LEN || !Rule::MaxDmaLength.applies() => Ok(reth),
+            // Rule: MaxDmaLength
+            Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
             _ => Err(Step::Refuse(NakReason::Length)),
         }
     }
@@ -200,14 +201,9 @@ impl Qp {
         len: u32,
         need: AccessFlags,
     ) -> Checked<Target> {
-        let checked = match need {
-            AccessFlags::REMOTE_WRITE => Rule::WriteNeedsRight.applies(),
-            AccessFlags::REMOTE_READ => Rule::ReadNeedsRight.applies(),
-            _ => Rule::AtomicNeedsRight.applies(),
-        };
-        let need = if checked { need } else { AccessFlags::empty() };
         ctx.shared
             .mrs
+            // Rule: AtomicNeedsRight, ReadNeedsRight, WriteNeedsRight
             .check(rkey, self.pd, va, len.into(), need)
             .map_err(|fault: KeyFault| Step::Refuse(NakReason::Key(fault)))
     }
@@ -230,15 +226,10 @@ impl Qp {
 
     /// The response acknowledges everything before it, so a waiting ACK is not needed any more.
     fn reply(&mut self, psn: Psn, packets: u32, kind: ReplyKind) {
-        let counts = match kind {
-            ReplyKind::Read { .. } if Bug::MsnSkipsReads.is_planted() => false,
-            ReplyKind::Read { .. } => Rule::MsnCountsReads.applies(),
-            ReplyKind::Atomic { .. } => Rule::MsnCountsAtomics.applies(),
-        };
-        self.responder.accept(psn, packets, counts, false);
-        if Rule::ReplyReplacesAck.applies() {
-            self.responder.ack = None;
-        }
+        // Rule: MsnCountsAtomics, MsnCountsReads
+        self.responder.accept(psn, packets, true, false);
+        // Rule: ReplyReplacesAck
+        self.responder.ack = None;
         self.responder.replies.push_new(kind, psn, packets);
     }
 
@@ -250,7 +241,8 @@ impl Qp {
         let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.datagram.atomic() else {
             return Err(Step::Refuse(NakReason::NotAllowed));
         };
-        if !va.is_multiple_of(8) && Rule::AtomicAlignment.applies() {
+        // Rule: AtomicAlignment
+        if !va.is_multiple_of(8) {
             return Err(Step::Refuse(NakReason::Alignment));
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
@@ -269,5 +261,6 @@ impl Qp {
 
 /// A request without data touches no memory: neither its key nor its address is looked at.
 fn needs_key(dma_len: u32) -> bool {
-    dma_len > 0 || !Rule::EmptyNeedsNoKey.applies()
+    // Rule: EmptyNeedsNoKey
+    dma_len > 0
 }

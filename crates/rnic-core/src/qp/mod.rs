@@ -20,7 +20,6 @@ pub(crate) mod sq;
 
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
-use crate::planted::Rule;
 use crate::profile::Profile;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
@@ -149,7 +148,8 @@ impl Qp {
     pub(crate) fn receives(&self) -> bool {
         match self.attr.state {
             QpState::Rtr | QpState::Rts => true,
-            QpState::Sqd => Rule::SqdResponds.applies(),
+            // Rule: SqdResponds
+            QpState::Sqd => true,
             _ => false,
         }
     }
@@ -207,14 +207,16 @@ impl Qp {
             self.set_path(ctx.shared.config.profile, path);
         }
         match (from, to) {
-            (_, QpState::Reset) if Rule::ResetEmpties.applies() => self.reset(ctx.shared),
+            // Rule: ResetEmpties
+            (_, QpState::Reset) => self.reset(ctx.shared),
             (QpState::Init, QpState::Rtr) => {
                 self.mtu = 128 << self.attr.path_mtu;
                 self.responder.start(&self.attr);
             }
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.attr),
             (QpState::Rts, QpState::Sqd) => {
-                self.attr.sq_draining = Rule::SqdReportsDraining.applies();
+                // Rule: SqdReportsDraining
+                self.attr.sq_draining = true;
             }
             (QpState::Sqd, QpState::Rts) => self.attr.sq_draining = false,
             (QpState::Sqd, QpState::Sqd) => self.responder.resize(&self.attr),
@@ -249,9 +251,8 @@ impl Qp {
         if from == QpState::Err {
             return;
         }
-        if Rule::AcknowledgedCompletes.applies() {
-            self.complete_acknowledged(ctx);
-        }
+        // Rule: AcknowledgedCompletes
+        self.complete_acknowledged(ctx);
         self.attr.state = QpState::Err;
         self.attr.cur_state = QpState::Err;
         self.attr.sq_draining = false;
@@ -260,9 +261,8 @@ impl Qp {
         self.responder.stop();
         self.rq.mark_flushed();
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
-        if Rule::ErrFlushesCurrent.applies() {
-            self.fail_current_receive(ctx, WcStatus::WrFlushErr);
-        }
+        // Rule: ErrFlushesCurrent
+        self.fail_current_receive(ctx, WcStatus::WrFlushErr);
         ctx.activate(self);
     }
 
@@ -295,13 +295,15 @@ impl Qp {
         let mut budget = FLUSH_PER_VISIT;
         self.sq.look(&ctx.shared.clients, self.client_slot);
         self.rq.look(&ctx.shared.clients, self.client_slot);
-        while budget > 0 && Rule::ErrFlushesSends.applies() {
+        // Rule: ErrFlushesSends
+        while budget > 0 {
             let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };
             let cqe = self.send_cqe(ctx.now, wr_id, index, opcode, WcStatus::WrFlushErr);
             ctx.complete(self.send_cq, &cqe);
             budget -= 1;
         }
-        while budget > 0 && Rule::ErrFlushesReceives.applies() {
+        // Rule: ErrFlushesReceives
+        while budget > 0 {
             let Some((index, wr_id)) = self.rq.flush_next() else { break };
             let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::WrFlushErr);
             self.rq.release(index);
@@ -341,7 +343,7 @@ impl Qp {
     pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
         let ahead = psn.distance_from(self.requester.una);
         let sent = self.requester.max_psn.distance_from(self.requester.una);
-        (ahead >= 0 || !Rule::ResponseBehind.applies())
-            && (ahead < sent || !Rule::ResponseAhead.applies())
+        // Rule: ResponseBehind, ResponseAhead
+        ahead >= 0 && ahead < sent
     }
 }

@@ -4,7 +4,6 @@ use super::Qp;
 use super::responder::Ack;
 use crate::event::{Event, NakReason, Tap};
 use crate::placement::{Delivery, Piece, PieceKind};
-use crate::planted::Rule;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
 use roce_wire::{Msn, NakCode, Psn, Syndrome};
@@ -16,14 +15,17 @@ impl Qp {
             return;
         }
         let status = match reason {
-            NakReason::ReceiveTooShort if Rule::TooLongStatus.applies() => WcStatus::LocLenErr,
-            NakReason::Key(_) if Rule::RefusedImmStatus.applies() => WcStatus::LocAccessErr,
-            NakReason::Local if Rule::ReceiveKeyStatus.applies() => WcStatus::LocProtErr,
+            // Rule: TooLongStatus
+            NakReason::ReceiveTooShort => WcStatus::LocLenErr,
+            // Rule: RefusedImmStatus
+            NakReason::Key(_) => WcStatus::LocAccessErr,
+            // Rule: ReceiveKeyStatus
+            NakReason::Local => WcStatus::LocProtErr,
             _ => WcStatus::RemInvReqErr,
         };
         self.settle(ctx);
-        let reported =
-            Rule::RefusedReceiveFails.applies() && self.fail_current_receive(ctx, status);
+        // Rule: RefusedReceiveFails
+        let reported = self.fail_current_receive(ctx, status);
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
     }
 
@@ -50,9 +52,8 @@ impl Qp {
         if !self.receives() {
             return;
         }
-        if Rule::FaultRollsBack.applies() {
-            self.undo_from(piece.psn, piece.msn);
-        }
+        // Rule: FaultRollsBack
+        self.undo_from(piece.psn, piece.msn);
         let reason = match piece.kind {
             PieceKind::Receive => NakReason::Local,
             _ => NakReason::RemoteMemory,
@@ -63,7 +64,8 @@ impl Qp {
     /// The completion of a message that was already accepted found its CQ full. The program will
     /// never hear of the message, so the peer must not be told that it arrived.
     pub(crate) fn completion_lost<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, lost: &Delivery) {
-        if self.receives() && Rule::OverflowNotAcked.applies() {
+        // Rule: OverflowNotAcked
+        if self.receives() {
             self.undo_from(lost.psn, lost.msn);
             self.end_with_nak(ctx, lost.psn, NakReason::Local, false);
         }
@@ -85,34 +87,24 @@ impl Qp {
         reported: bool,
     ) {
         let (code, event) = match reason {
+            // Rule: AccessNak
             NakReason::Key(_) => (NakCode::RemoteAccess, AsyncEventType::QpAccessErr),
-            NakReason::RemoteMemory if !Rule::MissingMemoryIsOurs.applies() => {
-                (NakCode::RemoteAccess, AsyncEventType::QpAccessErr)
-            }
+            // Rule: MissingMemoryIsOurs, OperationalNak
             NakReason::Local | NakReason::RemoteMemory => {
                 (NakCode::RemoteOperational, AsyncEventType::QpFatal)
             }
+            // Rule: InvalidNak
             _ => (NakCode::InvalidRequest, AsyncEventType::QpReqErr),
         };
-        let kept = match code {
-            NakCode::RemoteAccess => Rule::AccessNak.applies(),
-            NakCode::RemoteOperational => Rule::OperationalNak.applies(),
-            _ => Rule::InvalidNak.applies(),
-        };
-        let code = if kept { code } else { NakCode::PsnSequence };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
-        self.responder.has_last_words = Rule::NakLeavesInErr.applies();
+        // Rule: NakLeavesInErr
+        self.responder.has_last_words = true;
         ctx.shared.counters.refused(reason);
         ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
-        if Rule::NakEndsQp.applies() {
-            self.enter_error(ctx);
-        }
-        let told = match event {
-            AsyncEventType::QpAccessErr => Rule::QpAccessErr.applies(),
-            AsyncEventType::QpReqErr => Rule::QpReqErr.applies(),
-            _ => true,
-        };
-        if told && !reported || !Rule::EventOnlyUnreported.applies() {
+        // Rule: NakEndsQp
+        self.enter_error(ctx);
+        // Rule: EventOnlyUnreported, QpReqErr, QpAccessErr
+        if !reported {
             ctx.qp_event(self, event);
         }
     }

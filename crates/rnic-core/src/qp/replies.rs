@@ -7,7 +7,6 @@
 //! Everything here lies before the expected PSN, less than 2^24 of them: the distance from there
 //! orders it, where comparing two PSNs, which only see half as far, would not.
 
-use crate::planted::{Bug, Rule};
 use roce_wire::{Opcode, Position, Psn};
 use std::collections::VecDeque;
 
@@ -86,9 +85,10 @@ impl Replies {
     /// of two, so that is tolerated.
     pub(crate) fn resize(&mut self, max_dest_rd_atomic: u8) {
         self.depth = match usize::from(max_dest_rd_atomic) {
-            0 if Rule::NoDepthNoReplies.applies() => 0,
-            n if Rule::DepthRoundedUp.applies() => n.next_power_of_two(),
-            n => n,
+            // Rule: NoDepthNoReplies
+            0 => 0,
+            // Rule: DepthRoundedUp
+            n => n.next_power_of_two(),
         };
         self.queue.reserve_exact(self.depth.saturating_sub(self.queue.len()));
         self.remembered.reserve_exact(self.depth.saturating_sub(self.remembered.len()));
@@ -102,13 +102,14 @@ impl Replies {
     /// Room for a new request? A requester within its limit is done with enough of its earlier
     /// ones, so the answer to a duplicate, which only a stale packet asked for, gives way.
     pub(crate) fn make_room(&mut self) -> bool {
-        if Rule::StaleGivesWay.applies()
-            && self.queue.len() >= self.depth
+        // Rule: StaleGivesWay
+        if self.queue.len() >= self.depth
             && let Some(stale) = self.queue.iter().position(|reply| reply.is_duplicate)
         {
             self.queue.remove(stale);
         }
-        self.queue.len() < self.depth || !Rule::ReplyDepth.applies()
+        // Rule: ReplyDepth
+        self.queue.len() < self.depth
     }
 
     /// Replies not fully sent.
@@ -118,9 +119,8 @@ impl Replies {
 
     /// A new request was executed: answer it, and remember it for duplicates.
     pub(crate) fn push_new(&mut self, kind: ReplyKind, first: Psn, packets: u32) {
-        let kept = self.depth.saturating_sub(usize::from(Bug::ResultForgotten.is_planted()));
-        let depth = if Rule::OldestForgotten.applies() { kept.max(1) } else { usize::MAX };
-        while self.remembered.len() >= depth {
+        // Rule: OldestForgotten
+        while self.remembered.len() >= self.depth.max(1) {
             self.remembered.pop_front();
         }
         self.remembered.push_back(Remembered { first, packets, kind });
@@ -135,7 +135,7 @@ impl Replies {
         packets: u32,
         epsn: Psn,
     ) -> bool {
-        let Some(original) = self.remembered.iter().find(|r| {
+        let matches = |r: &Remembered| {
             let ReplyKind::Read { va: start, rkey: key, len: total } = r.kind else { return false };
             let skipped = psn.distance_from(r.first);
             let inside = va
@@ -144,21 +144,15 @@ impl Replies {
                 .is_some_and(|left| u64::from(len) <= left);
             let fits = u32::try_from(skipped)
                 .is_ok_and(|skipped| skipped.saturating_add(packets) <= r.packets);
-            let matches = fits && key == rkey && (inside || len == 0);
-            matches || !Rule::DuplicateReadMatches.applies()
-        }) else {
+            // Rule: DuplicateReadMatches
+            fits && key == rkey && (inside || len == 0)
+        };
+        if !self.remembered.iter().any(matches) {
             return false;
-        };
-        let va = match original.kind {
-            ReplyKind::Read { va: start, .. } if Bug::ReadRestartOffset.is_planted() => start,
-            _ => va,
-        };
-        let len = match original.kind {
-            ReplyKind::Read { len: total, .. } if Bug::RestartedReadLength.is_planted() => total,
-            _ => len,
-        };
-        let psn = if Rule::DuplicateReadPsn.applies() { psn } else { original.first };
-        self.restart(Reply::new(ReplyKind::Read { va, rkey, len }, psn, packets, true), epsn)
+        }
+        let kind = ReplyKind::Read { va, rkey, len };
+        // Rule: DuplicateReadPsn
+        self.restart(Reply::new(kind, psn, packets, true), epsn)
     }
 
     /// A duplicate atomic: the saved result is sent again, the operation is not repeated.
@@ -167,7 +161,8 @@ impl Replies {
             .remembered
             .iter()
             .filter(|r| matches!(r.kind, ReplyKind::Atomic { .. }))
-            .find(|r| r.first == psn || !Rule::DuplicateAtomicMatches.applies());
+            // Rule: DuplicateAtomicMatches
+            .find(|r| r.first == psn);
         let Some(saved) = saved else { return false };
         self.restart(Reply::new(saved.kind, psn, 1, true), epsn)
     }
@@ -179,12 +174,11 @@ impl Replies {
     fn restart(&mut self, reply: Reply, epsn: Psn) -> bool {
         let behind = |psn: Psn| psn.steps_to(epsn);
         let (first, end) = (behind(reply.first), behind(reply.end()));
-        if !Rule::DuplicateKeepsAnswers.applies() {
-            self.truncate_from(reply.first);
-        }
+        // Rule: DuplicateKeepsAnswers
         for owed in &mut self.queue {
+            // Rule: DuplicateRestartsStream
             let overlaps = behind(owed.end()) < first && behind(owed.end()) >= end;
-            if overlaps && Rule::DuplicateRestartsStream.applies() {
+            if overlaps {
                 owed.limit = behind(owed.first).saturating_sub(first);
             }
         }
@@ -228,7 +222,8 @@ impl Replies {
     pub(crate) fn forget_behind(&mut self, epsn: Psn) {
         self.remembered.retain(|r| {
             let end = r.first.wrapping_add(r.packets);
-            end.steps_to(epsn) < MEMORY || !Rule::DistantForgotten.applies()
+            // Rule: DistantForgotten
+            end.steps_to(epsn) < MEMORY
         });
     }
 

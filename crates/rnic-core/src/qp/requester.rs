@@ -9,7 +9,6 @@ use super::segment::{Pace, Segment, Source, segment};
 use super::sq::{FetchRules, Wr};
 use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
-use crate::planted::{Bug, Rule};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpAttr, QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
@@ -87,7 +86,8 @@ pub(crate) enum Loss {
 impl Requester {
     /// RTR -> RTS.
     pub(crate) fn start(&mut self, attr: &QpAttr) {
-        let psn = if Rule::FirstPsn.applies() { Psn::new(attr.sq_psn) } else { Psn::ZERO };
+        // Rule: FirstPsn
+        let psn = Psn::new(attr.sq_psn);
         let index = self.acked_index;
         *self = Self {
             next_psn: psn,
@@ -104,12 +104,10 @@ impl Requester {
     /// Progress was made: all retries are available again.
     #[inline]
     pub(crate) fn reload(&mut self, attr: &QpAttr) {
-        if Rule::ProgressReloadsRetries.applies() && !Bug::RetriesNotReloaded.is_planted() {
-            self.retries = attr.retry_cnt;
-        }
-        if Rule::ProgressReloadsRnrRetries.applies() {
-            self.rnr_retries = attr.rnr_retry;
-        }
+        // Rule: ProgressReloadsRetries
+        self.retries = attr.retry_cnt;
+        // Rule: ProgressReloadsRnrRetries
+        self.rnr_retries = attr.rnr_retry;
         (self.fired, self.waited) = (0, 0);
         (self.rnr_echo_due, self.late_echoes) = (false, 0);
         if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
@@ -128,8 +126,8 @@ impl Requester {
         if is_ack && psn.distance_from(stale.mark) > 0 {
             stale.mark = psn;
         }
-        let again = answers_anew && Rule::ImpliedNakAgain.applies();
-        if self.is_rewound() || !again && Rule::ImpliedNakOnce.applies() {
+        // Rule: ImpliedNakOnce, ImpliedNakAgain
+        if self.is_rewound() || !answers_anew {
             return Loss::Known;
         }
         self.stale = Some(fresh);
@@ -203,8 +201,8 @@ impl Qp {
         budget: &mut Budget,
         plan: &mut Vec<Segment>,
     ) -> bool {
-        let waits = Rule::RnrWait.applies() && !Bug::RnrNoWait.is_planted();
-        if !self.sends() || self.requester.in_rnr_wait && waits {
+        // Rule: RnrWait
+        if !self.sends() || self.requester.in_rnr_wait {
             return false;
         }
         let window = self.window(&ctx.shared.config);
@@ -231,7 +229,8 @@ impl Qp {
                 return false;
             }
             let ahead = u32::try_from(cursor.psn.distance_from(self.requester.una)).unwrap_or(0);
-            let room = if Rule::Window.applies() { window.saturating_sub(ahead) } else { u32::MAX };
+            // Rule: Window
+            let room = window.saturating_sub(ahead);
             if room == 0 {
                 return false;
             }
@@ -248,9 +247,7 @@ impl Qp {
             let run = if wr.wants_data() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
             let mut psn = cursor.psn;
             for _ in 0..run.min(room) {
-                let mut next = segment(wr, cursor.index, psn, self.mtu, pace);
-                let again = next.psn.distance_from(self.requester.max_psn) < 0;
-                next.ack_req &= !(again && Bug::RetransmitWithoutAckReq.is_planted());
+                let next = segment(wr, cursor.index, psn, self.mtu, pace);
                 if !budget.take(&next) {
                     return true;
                 }
@@ -264,12 +261,8 @@ impl Qp {
 
     /// Copies the next WQE out of the ring, if one is posted and may be started.
     fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
-        let starts = match self.attr.state {
-            QpState::Rts => true,
-            QpState::Sqd => !Rule::SqdHoldsNew.applies(),
-            _ => !Rule::RtrSendsNothing.applies(),
-        };
-        if !starts || self.sq.waiting() == 0 {
+        // Rule: SqdHoldsNew, RtrSendsNothing
+        if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {
             return false;
         }
         let rules = FetchRules { pd: self.pd, max_sge: self.caps.max_send_sge, mtu: self.mtu };
@@ -288,14 +281,17 @@ impl Qp {
     fn permit(&self, wr: &Wr, cursor: Cursor, reads: u32) -> Permit {
         // Going back does not undo that it was started.
         let is_started = || wr.first.distance_from(self.requester.max_psn) < 0;
-        if self.attr.state == QpState::Sqd && !is_started() && Rule::SqdHoldsNew.applies() {
+        // Rule: SqdHoldsNew
+        if self.attr.state == QpState::Sqd && !is_started() {
             return Permit::Wait;
         }
         let depth = u32::from(self.attr.max_rd_atomic);
-        if wr.wants_data() && reads >= depth && Rule::ReadDepth.applies() {
+        // Rule: ReadDepth
+        if wr.wants_data() && reads >= depth {
             return match (depth, is_started()) {
                 // The depth was taken away while the queue was drained.
-                (0, false) if Rule::NoDepthNoReads.applies() => Permit::Never,
+                // Rule: NoDepthNoReads
+                (0, false) => Permit::Never,
                 (0, true) if reads == 0 => Permit::Go,
                 _ => Permit::Wait,
             };
@@ -303,14 +299,9 @@ impl Qp {
         if cursor.psn != wr.first {
             return Permit::Go;
         }
-        let overlooked = Bug::FenceOverlooksAtomic.is_planted()
-            && self.sq.wr(cursor.index.wrapping_sub(1)).is_atomic();
         // FENCE: all earlier READs and atomics are complete.
-        if wr.control.flags.contains(SendFlags::FENCE)
-            && reads > u32::from(overlooked)
-            && Rule::Fence.applies()
-            && !Bug::FenceIgnored.is_planted()
-        {
+        // Rule: Fence
+        if wr.control.flags.contains(SendFlags::FENCE) && reads > 0 {
             return Permit::Wait;
         }
         Permit::Go

@@ -10,7 +10,6 @@ use super::replies::{self, Replies};
 use super::rq::NoRecv;
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::lending::Payload;
-use crate::planted::{Bug, Rule};
 use crate::ports::SpaceId;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
@@ -100,11 +99,10 @@ pub(crate) struct AtomicRequest {
 impl AtomicRequest {
     pub(crate) fn apply(&self, old: u64) -> u64 {
         match self.compare {
-            Some(compare) if compare == old || !Rule::SwapOnlyWhenEqual.applies() => {
-                self.swap_or_add
-            }
+            // Rule: SwapOnlyWhenEqual
+            Some(compare) if compare == old => self.swap_or_add,
             Some(_) => old,
-            None if !Rule::FetchAddWraps.applies() => old.saturating_add(self.swap_or_add),
+            // Rule: FetchAddWraps
             None => old.wrapping_add(self.swap_or_add),
         }
     }
@@ -133,8 +131,8 @@ pub(super) const MAX_DMA_LEN: u32 = 1 << 31;
 impl Responder {
     /// INIT -> RTR.
     pub(crate) fn start(&mut self, attr: &QpAttr) {
-        let epsn = if Rule::FirstExpectedPsn.applies() { attr.rq_psn } else { 0 };
-        *self = Self { epsn: Psn::new(epsn), ..Self::default() };
+        // Rule: FirstExpectedPsn
+        *self = Self { epsn: Psn::new(attr.rq_psn), ..Self::default() };
         self.replies.resize(attr.max_dest_rd_atomic);
     }
 
@@ -168,26 +166,21 @@ impl Responder {
     /// place takes an ACK of everything so far.
     #[inline]
     pub(crate) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
-        let ahead = if Bug::PsnSticks.is_planted() {
-            Psn::new(psn.value().saturating_add(packets).min(0x00ff_ffff))
-        } else {
-            psn.wrapping_add(packets)
-        };
+        let ahead = psn.wrapping_add(packets);
         let passed = (self.epsn.value() ^ ahead.value()) / replies::MEMORY;
         self.epsn = ahead;
         if passed != 0 {
             self.replies.forget_behind(ahead);
         }
-        if Rule::AcceptedEndsGap.applies() {
-            self.nak_sent = false;
-        }
-        if ends_message || !Rule::MsnCountsMessages.applies() {
+        // Rule: AcceptedEndsGap
+        self.nak_sent = false;
+        // Rule: MsnCountsMessages
+        if ends_message {
             self.msn = self.msn.wrapping_add(1);
         }
-        let asked = ack_req && Rule::AckReqAnswered.applies() || !Rule::AckOnlyOnRequest.applies();
-        if asked || self.nak_waits() {
-            let psn = if Bug::AckOffByOne.is_planted() { psn.wrapping_add(1) } else { psn };
-            let psn = if Rule::AckNamesLast.applies() { psn } else { psn.wrapping_sub(1) };
+        // Rule: AckOnlyOnRequest, AckReqAnswered
+        if ack_req || self.nak_waits() {
+            // Rule: AckNamesLast
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
         }
     }
@@ -202,17 +195,19 @@ impl Responder {
     /// what is owed already does so: an ACK that reaches further, a NAK, or a response.
     fn acknowledge_again(&mut self, psn: Psn) {
         let epsn = self.epsn;
+        // Rule: DuplicateAckStopsAtReads
         let acked = match self.replies.first_after(psn, epsn) {
-            Some(first) if Rule::DuplicateAckStopsAtReads.applies() => first,
-            _ if Rule::DuplicateAckPsn.applies() => epsn,
-            _ => psn,
+            Some(first) => first,
+            // Rule: DuplicateAckPsn
+            None => epsn,
         };
         let psn = acked.wrapping_sub(1);
         let reaches_further = |ack: Ack| ack.psn.steps_to(epsn) < psn.steps_to(epsn);
         let owed = self.nak_waits()
             || self.ack.is_some_and(reaches_further)
             || self.replies.will_acknowledge(psn, epsn);
-        if !owed || !Rule::DuplicateKeepsAck.applies() {
+        // Rule: DuplicateKeepsAck
+        if !owed {
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
         }
     }
@@ -222,7 +217,8 @@ impl Responder {
         let epsn = self.epsn;
         let is_before = |ack: Ack| ack.psn.steps_to(epsn) > psn.steps_to(epsn);
         let superseded = self.ack.is_some_and(is_before) && !self.nak_waits();
-        if superseded || !Rule::DuplicateKeepsAck.applies() {
+        // Rule: DuplicateKeepsAck
+        if superseded {
             self.ack = None;
         }
     }
@@ -236,11 +232,12 @@ impl Qp {
         packet: &Packet<'_>,
     ) -> Step {
         let ahead = packet.psn().distance_from(self.responder.epsn);
-        if ahead > 0 && Rule::GapDropped.applies() {
+        // Rule: GapDropped
+        if ahead > 0 {
             return self.handle_gap(ctx);
         }
-        let checks = Rule::DuplicateNotExecuted.applies() && !Bug::SkipDuplicateCheck.is_planted();
-        if ahead < 0 && checks {
+        // Rule: DuplicateNotExecuted
+        if ahead < 0 {
             return self.handle_duplicate(ctx, packet);
         }
         match self.execute_request(ctx, packet) {
@@ -271,8 +268,10 @@ impl Qp {
 
     /// COMM_EST: the first good packet while in RTR.
     pub(super) fn note_established<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let first = !self.responder.established || !Rule::CommEstOnce.applies();
-        if self.attr.state == QpState::Rtr && first && Rule::CommEst.applies() {
+        // Rule: CommEstOnce
+        let first = !self.responder.established;
+        // Rule: CommEst
+        if self.attr.state == QpState::Rtr && first {
             self.responder.established = true;
             ctx.qp_event(self, AsyncEventType::CommEst);
         }
@@ -285,10 +284,11 @@ impl Qp {
         if is_new || !ctx.shared.config.profile.counts_gaps() {
             ctx.shared.counters.out_of_sequence += 1;
         }
-        if is_new || !Rule::OneNakPerGap.applies() {
+        // Rule: OneNakPerGap
+        if is_new {
             self.responder.nak_sent = true;
-            let epsn = self.responder.epsn;
-            let psn = if Rule::GapNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
+            // Rule: GapNakPsn
+            let psn = self.responder.epsn;
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.responder.ack = Some(Ack { psn, syndrome });
             ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason: NakReason::Sequence });
@@ -317,8 +317,8 @@ impl Qp {
                 let Some(reth) = packet.datagram.reth() else { return Step::Done };
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
+                // Rule: DuplicateReadAnswered
                 if reth.dma_len > MAX_DMA_LEN
-                    || !Rule::DuplicateReadAnswered.applies()
                     || !self.responder.replies.push_duplicate_read(psn, request, packets, epsn)
                 {
                     return Step::Drop(DropReason::Duplicate);
@@ -327,7 +327,8 @@ impl Qp {
             }
             Operation::CmpSwap | Operation::FetchAdd => {
                 let saved = self.responder.replies.push_duplicate_atomic(psn, epsn);
-                if !saved || !Rule::DuplicateAtomicAnswered.applies() {
+                // Rule: DuplicateAtomicAnswered
+                if !saved {
                     return Step::Drop(DropReason::Duplicate);
                 }
                 self.responder.drop_ack_before(psn);
@@ -335,7 +336,8 @@ impl Qp {
             _ => return Step::Drop(DropReason::Duplicate),
         }
         // The peer went back below the gap: a new loss in its second try must be NAKed anew.
-        if Rule::DuplicateEndsGap.applies() && !self.responder.nak_waits() {
+        // Rule: DuplicateEndsGap
+        if !self.responder.nak_waits() {
             self.responder.nak_sent = false;
         }
         ctx.shared.counters.duplicate_request += 1;
@@ -352,11 +354,8 @@ impl Qp {
             (_, Message::None) => packet.info.position.is_start(),
             _ => false,
         };
-        if follows || !Rule::OpcodeSequence.applies() {
-            Ok(())
-        } else {
-            Err(Step::Refuse(NakReason::OpcodeSequence))
-        }
+        // Rule: OpcodeSequence
+        if follows { Ok(()) } else { Err(Step::Refuse(NakReason::OpcodeSequence)) }
     }
 
     /// The operation exists here and the QP's access flags allow it.
@@ -366,10 +365,11 @@ impl Qp {
             Operation::Write => AccessFlags::REMOTE_WRITE,
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
             Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,
-            _ if !Rule::OperationExists.applies() => return Ok(()),
+            // Rule: OperationExists
             _ => return Err(Step::Refuse(NakReason::NotAllowed)),
         };
-        if self.attr.access.contains(need) || !Rule::QpAccess.applies() {
+        // Rule: QpAccess
+        if self.attr.access.contains(need) {
             Ok(())
         } else {
             Err(Step::Refuse(NakReason::NotAllowed))
@@ -380,10 +380,11 @@ impl Qp {
     fn check_resources<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
         let position = packet.info.position;
         let needs_receive = match packet.info.operation {
-            Operation::Send => position.is_start() || !Rule::SendTakesReceiveFirst.applies(),
+            // Rule: SendTakesReceiveFirst
+            Operation::Send => position.is_start(),
             Operation::Write => {
-                let ends = packet.info.trailer() == Trailer::Imm && position.is_end();
-                ends && Rule::WriteImmTakesReceive.applies()
+                // Rule: WriteImmTakesReceive
+                packet.info.trailer() == Trailer::Imm && position.is_end()
             }
             _ if self.responder.replies.make_room() => false,
             _ => return Err(Step::Refuse(NakReason::Resources)),
@@ -400,16 +401,13 @@ impl Qp {
 
     /// No receive WQE: RNR NAK. The packet is not consumed; those behind it are dropped silently.
     fn refuse_for_now<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
-        let epsn = self.responder.epsn;
-        let psn = if Rule::RnrNakPsn.applies() { epsn } else { epsn.wrapping_sub(1) };
-        let timer = if Rule::RnrTimer.applies() { self.attr.min_rnr_timer } else { 0 };
+        // Rule: RnrNakPsn
+        let psn = self.responder.epsn;
+        // Rule: RnrTimer
+        let timer = self.attr.min_rnr_timer;
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::RnrNak { timer } });
-        if Bug::RefusedCountsAsReceived.is_planted() {
-            self.responder.epsn = epsn.wrapping_add(1);
-        }
-        if Rule::RnrSilencesGap.applies() {
-            self.responder.nak_sent = true;
-        }
+        // Rule: RnrSilencesGap
+        self.responder.nak_sent = true;
         ctx.event(|| Event::RnrNak { qpn: self.qpn, psn, timer });
         ctx.activate(self);
         Step::Done
@@ -420,11 +418,8 @@ impl Qp {
         let pad = packet.bth().pad;
         let allowed =
             packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
-        if allowed || !Rule::PayloadLength.applies() {
-            Ok(())
-        } else {
-            Err(Step::Refuse(NakReason::Length))
-        }
+        // Rule: PayloadLength
+        if allowed { Ok(()) } else { Err(Step::Refuse(NakReason::Length)) }
     }
 }
 

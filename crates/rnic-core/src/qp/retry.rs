@@ -4,7 +4,6 @@ use super::Qp;
 use super::completer::Answer;
 use super::requester::{Cursor, Loss};
 use crate::event::{Event, RewindCause, Tap};
-use crate::planted::{Bug, Rule};
 use crate::profile::Profile;
 use crate::shared::Ctx;
 use crate::time::Instant;
@@ -23,14 +22,13 @@ impl Qp {
     /// Nanoseconds until the local ACK timeout fires, which may be up to four times what the
     /// attribute says; `None` when it never does.
     fn ack_timeout(&self, profile: Profile) -> Option<u64> {
-        match self.attr.timeout {
-            0 if Rule::TimeoutZeroIsNever.applies() => None,
-            exponent => {
-                let timeout = profile.timeout(exponent);
-                let range = if Rule::TimeoutRange.applies() { timeout } else { timeout / 4 };
-                Some(profile.wait(range, self.requester.fired))
-            }
+        let exponent = self.attr.timeout;
+        // Rule: TimeoutZeroIsNever
+        if exponent == 0 {
+            return None;
         }
+        // Rule: TimeoutRange
+        Some(profile.wait(profile.timeout(exponent), self.requester.fired))
     }
 
     /// May it not go back once more?
@@ -48,15 +46,16 @@ impl Qp {
         if self.requester.in_rnr_wait {
             return;
         }
-        let counts = !self.requester.is_rewound() || Rule::TimerOutlastsStall.applies();
-        let runs = self.sends() && self.requester.is_waiting() && counts;
+        // Rule: TimerOutlastsStall
+        let runs = self.sends() && self.requester.is_waiting();
         match self.ack_timeout(ctx.shared.config.profile) {
-            Some(timeout) if runs && Rule::TimerArms.applies() => {
+            // Rule: TimerArms
+            Some(timeout) if runs => {
                 let deadline = ctx.now.after_nanos(timeout);
                 ctx.set_deadline(self, deadline);
             }
-            _ if Rule::TimerStops.applies() && !Bug::LateTimer.is_planted() => self.deadline = None,
-            _ => {}
+            // Rule: TimerStops
+            _ => self.deadline = None,
         }
     }
 
@@ -77,7 +76,8 @@ impl Qp {
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
             ctx.activate(self);
             self.restart_timer(ctx);
-        } else if self.requester.is_waiting() || !Rule::TimerStops.applies() {
+        // Rule: TimerStops
+        } else if self.requester.is_waiting() {
             self.handle_timeout(ctx);
         }
     }
@@ -87,7 +87,8 @@ impl Qp {
         // What waits for its turn is not unanswered: until it leaves, time counts only while the
         // wire takes nothing at all.
         let stalled = ctx.shared.departed(self.is_inside()).after_nanos(waited);
-        if self.requester.is_rewound() && stalled > ctx.now && Rule::TurnIsNoTimeout.applies() {
+        // Rule: TurnIsNoTimeout
+        if self.requester.is_rewound() && stalled > ctx.now {
             ctx.set_deadline(self, stalled);
             return;
         }
@@ -102,14 +103,16 @@ impl Qp {
 
     /// Goes back to the oldest unacknowledged packet, if the retries allow it.
     fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
-        let ends = Rule::RetriesEnd.applies() && !Bug::RetryNeverEnds.is_planted();
         let profile = ctx.shared.config.profile;
-        if ends && self.is_out_of_retries(profile, cause) {
+        // Rule: RetriesEnd
+        if self.is_out_of_retries(profile, cause) {
             ctx.shared.counters.req_retry_exceeded += 1;
             return Answer::Fail(WcStatus::RetryExcErr);
         }
         let by_time = cause == RewindCause::Timeout && profile.retries_by_time();
-        if !by_time && costs_retry(cause, self.attr.retry_cnt) {
+        // Timeouts, sequence NAKs and implied NAKs each cost a retry, and seven retries are seven.
+        // Rule: SevenRetriesAreSeven, ImpliedNakCostsRetry, SequenceNakCostsRetry
+        if !by_time {
             self.requester.retries = self.requester.retries.saturating_sub(1);
         }
         self.rewind(ctx, cause);
@@ -120,12 +123,9 @@ impl Qp {
     /// Sets the cursor back to `una`. READs in flight count as not sent.
     fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
         let requester = &mut self.requester;
-        if Rule::GoBackN.applies() {
-            requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
-        }
-        if !Bug::RewindKeepsReads.is_planted() {
-            requester.reads = 0;
-        }
+        // Rule: GoBackN
+        requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
+        requester.reads = 0;
         if cause != RewindCause::ImpliedNak {
             requester.stale = None;
         }
@@ -140,16 +140,15 @@ impl Qp {
         // Some peers send one behind an RNR NAK, for the packets that they dropped.
         let may_echo = std::mem::take(&mut self.requester.rnr_echo_due);
         let waits = self.requester.in_rnr_wait;
-        let is_known = if waits {
-            Rule::SequenceNakInRnrWait.applies()
-        } else {
-            // Nothing was sent since it went back: a second copy, or such an echo.
-            self.requester.is_rewound() && Rule::RepeatedNakIgnored.applies()
-        };
-        if is_known || !Rule::SequenceNakRewinds.applies() {
+        // Nothing was sent since it went back: a second copy, or such an echo.
+        // Rule: RepeatedNakIgnored
+        let is_copy = !waits && self.requester.is_rewound();
+        // Rule: SequenceNakInRnrWait, SequenceNakRewinds
+        if waits || is_copy {
             return Answer::Done;
         }
-        if may_echo && !waits && Rule::LateEchoIsFree.applies() {
+        // Rule: LateEchoIsFree
+        if may_echo && !waits {
             self.pause_for_echo(ctx);
             return Answer::Done;
         }
@@ -192,9 +191,7 @@ impl Qp {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.rnr_echo_due = true;
-        let wait = rnr_timer_ns(timer);
-        let wait = if Bug::RnrHalfTime.is_planted() { wait / 2 } else { wait };
-        let until = ctx.now.after_nanos(wait);
+        let until = ctx.now.after_nanos(rnr_timer_ns(timer));
         if self.requester.in_rnr_wait {
             // The wait may be the pause for an echo, and shorter than what this one demands.
             if self.deadline.is_some_and(|deadline| deadline < until) {
@@ -203,11 +200,13 @@ impl Qp {
             return Answer::Done;
         }
         let left = self.requester.rnr_retries;
-        if left == 0 && Rule::RnrRetriesEnd.applies() {
+        // Rule: RnrRetriesEnd
+        if left == 0 {
             ctx.shared.counters.rnr_nak_retry_err += 1;
             return Answer::Fail(WcStatus::RnrRetryExcErr);
         }
-        if left != RNR_FOR_EVER || !Rule::RnrSevenIsInfinite.applies() {
+        // Rule: RnrSevenIsInfinite
+        if left != RNR_FOR_EVER {
             self.requester.rnr_retries = left.saturating_sub(1);
         }
         self.wait_to_repeat(ctx, until);
@@ -216,10 +215,9 @@ impl Qp {
 
     /// Sends nothing until then, and afterwards everything from `una` on again.
     fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, until: Instant) {
-        if Rule::RnrResends.applies() {
-            self.requester.cursor =
-                Cursor { index: self.requester.acked_index, psn: self.requester.una };
-        }
+        // Rule: RnrResends
+        self.requester.cursor =
+            Cursor { index: self.requester.acked_index, psn: self.requester.una };
         self.requester.reads = 0;
         self.requester.stale = None;
         self.requester.in_rnr_wait = true;
@@ -232,18 +230,8 @@ impl Qp {
     pub(crate) fn sends(&self) -> bool {
         match self.attr.state {
             QpState::Rts | QpState::Sqd => true,
-            QpState::Rtr => !Rule::RtrSendsNothing.applies(),
+            // Rule: RtrSendsNothing
             _ => false,
         }
     }
-}
-
-/// Timeouts, sequence NAKs and implied NAKs each cost a retry, and seven retries are seven.
-fn costs_retry(cause: RewindCause, retry_cnt: u8) -> bool {
-    let counts = match cause {
-        RewindCause::SequenceNak => Rule::SequenceNakCostsRetry.applies(),
-        RewindCause::ImpliedNak => Rule::ImpliedNakCostsRetry.applies(),
-        RewindCause::Timeout | RewindCause::Rnr => true,
-    };
-    counts && (retry_cnt != 7 || Rule::SevenRetriesAreSeven.applies())
 }

@@ -2,7 +2,6 @@
 
 use crate::clients::Clients;
 use crate::command::EngineQueue;
-use crate::planted::Rule;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::words::LINE;
 use rnic_abi::work_queue::WorkConsumer;
@@ -64,9 +63,8 @@ impl RecvQueue {
     /// The QP is in ERR: what is posted from now on must be told, as it waits for no message. What
     /// is posted already is seen by the next [`look`](Self::look).
     pub(crate) fn mark_flushed(&mut self) {
-        if Rule::ErrFlushesLateReceives.applies() {
-            self.ring.mark_flushed();
-        }
+        // Rule: ErrFlushesLateReceives
+        self.ring.mark_flushed();
     }
 
     /// Reads the doorbell record.

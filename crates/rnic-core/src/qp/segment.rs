@@ -3,7 +3,6 @@
 //! Nothing is stored per packet: sending again means computing again.
 
 use super::sq::Wr;
-use crate::planted::Rule;
 use crate::ports::WireCaps;
 use rnic_abi::verbs::{SendFlags, WrOpcode};
 use roce_wire::datagram::{ICRC_LEN, pad_for};
@@ -100,8 +99,8 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
         return Segment { span, ..Segment::new(source, opcode, psn, 0) };
     }
     let ends = k + 1 == wr.packets;
-    let alone = Rule::Segmentation.applies();
-    let position = Position::new(k == 0, ends && (k > 0 || alone));
+    // Rule: Segmentation
+    let position = Position::new(k == 0, ends);
     let opcode = match wr.control.opcode {
         WrOpcode::Write => Opcode::rc_write(position, false),
         WrOpcode::WriteImm => Opcode::rc_write(position, true),
@@ -111,12 +110,12 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
     let len = (wr.length - offset).min(mtu);
     // Solicited: the end of a message that consumes a receive WQE.
     let consumes = wr.control.opcode != WrOpcode::Write;
-    let solicited = wr.control.flags.contains(SendFlags::SOLICITED)
-        && (ends && consumes || !Rule::SolicitedAtEnd.applies());
+    // Rule: SolicitedAtEnd
+    let solicited = wr.control.flags.contains(SendFlags::SOLICITED) && ends && consumes;
     // The last packet of each message asks for an ACK, long messages ask on the way.
     let on_the_way = psn.value() & (pace.ack_interval - 1) == 0;
-    let ack_req =
-        ends && Rule::AckReqAtEnd.applies() || on_the_way && Rule::AckReqOnTheWay.applies();
+    // Rule: AckReqOnTheWay, AckReqAtEnd
+    let ack_req = ends || on_the_way;
     Segment { ack_req, solicited, ..Segment::new(source, opcode, psn, len) }
 }
 

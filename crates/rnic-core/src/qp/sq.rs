@@ -9,7 +9,6 @@
 use crate::clients::Clients;
 use crate::command::EngineQueue;
 use crate::mr::MrTable;
-use crate::planted::Rule;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use rnic_abi::words::WORD;
@@ -213,12 +212,8 @@ impl SendQueue {
         match checked {
             Ok(length) => {
                 wr.length = length;
-                let packets = length.div_ceil(rules.mtu.max(1));
-                wr.packets = match wr.control.opcode {
-                    WrOpcode::Read if !Rule::ReadPsns.applies() => 1,
-                    _ if !Rule::EmptyMessagePsn.applies() => packets,
-                    _ => packets.max(1),
-                };
+                // Rule: ReadPsns, EmptyMessagePsn
+                wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
             }
             Err(status) => wr.fault = Some(status),
         }
@@ -234,32 +229,37 @@ impl SendQueue {
                 AccessFlags::empty()
             }
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
-                if (inline || control.carried) && Rule::InlineSendsOnly.applies() {
+                // Rule: InlineSendsOnly
+                if inline || control.carried {
                     return Err(WcStatus::LocQpOpErr);
                 }
-                let sink = Rule::SinkIsWritable.applies();
-                if sink { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() }
+                // Rule: SinkIsWritable
+                AccessFlags::LOCAL_WRITE
             }
-            _ if Rule::OpcodeExists.applies() => return Err(WcStatus::LocQpOpErr),
-            _ => AccessFlags::empty(),
+            // Rule: OpcodeExists
+            _ => return Err(WcStatus::LocQpOpErr),
         };
-        if u32::from(control.num_sge) > rules.max_sge && Rule::MaxSge.applies() {
+        // Rule: MaxSge
+        if u32::from(control.num_sge) > rules.max_sge {
             return Err(WcStatus::LocQpOpErr);
         }
         let sges = self.sges(index);
         let length: u64 = sges.map(|sge| u64::from(sge.length)).sum();
         let length = if inline { u64::from(control.data_len) } else { length };
-        if length > MAX_MESSAGE && Rule::MaxMessage.applies() {
+        // Rule: MaxMessage
+        if length > MAX_MESSAGE {
             return Err(WcStatus::LocLenErr);
         }
         if control.carried && length != u64::from(control.data_len) {
             return Err(WcStatus::LocQpOpErr);
         }
         let word = control.num_sge == 1 && length == 8;
-        if wr.is_atomic() && !word && Rule::AtomicSink.applies() {
+        // Rule: AtomicSink
+        if wr.is_atomic() && !word {
             return Err(WcStatus::LocLenErr);
         }
-        let means = |sge: &Sge| sge.length > 0 || !Rule::EmptySgeMeansNothing.applies();
+        // Rule: EmptySgeMeansNothing
+        let means = |sge: &Sge| sge.length > 0;
         for sge in self.sges(index).filter(means) {
             mrs.check(sge.lkey, rules.pd, sge.addr, u64::from(sge.length), need)
                 .map_err(|_| protection_error())?;
@@ -295,18 +295,20 @@ impl SendQueue {
 
 /// What a WQE fails with that cannot be understood.
 fn malformed() -> WcStatus {
-    if Rule::MalformedWqe.applies() { WcStatus::LocQpOpErr } else { WcStatus::LocProtErr }
+    // Rule: MalformedWqe
+    WcStatus::LocQpOpErr
 }
 
 /// What an SGE fails with that its key does not allow.
 fn protection_error() -> WcStatus {
-    if Rule::LocalKeyStatus.applies() { WcStatus::LocProtErr } else { WcStatus::LocQpOpErr }
+    // Rule: LocalKeyStatus
+    WcStatus::LocProtErr
 }
 
 /// The completion opcode of a work request opcode.
 pub(crate) fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
     match opcode {
-        _ if !Rule::CompletionOpcode.applies() => WcOpcode::Send,
+        // Rule: CompletionOpcode
         WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
         WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
         WrOpcode::Read => WcOpcode::Read,
