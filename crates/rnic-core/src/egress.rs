@@ -114,7 +114,7 @@ impl Egress {
             self.cut_short = None;
             match visit {
                 Visit::Done => {}
-                Visit::More => ctx.activate(qp),
+                Visit::More => qp.activate(ctx),
                 Visit::WireFull => {
                     let sent = ctx.shared.counters.tx_bytes - before;
                     self.keep_turn(ctx, qp, u32::try_from(sent).unwrap_or(u32::MAX));
@@ -138,7 +138,7 @@ impl Egress {
         if !ctx.shared.active.is_empty() {
             let left = self.allowed.saturating_sub(sent);
             if left == 0 {
-                ctx.activate(qp);
+                qp.activate(ctx);
                 return;
             }
             self.cut_short = Some((qp.slot, left));
@@ -403,7 +403,7 @@ impl Egress {
         match segment.source {
             Source::Request { index, .. } => {
                 qp.sq.wr_mut(index).fault = Some(WcStatus::LocProtErr);
-                ctx.settle_later(qp);
+                qp.settle_later(ctx);
             }
             Source::Reply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
             Source::Ack => {}

@@ -301,7 +301,7 @@ impl Engine {
                     qp.handle_timer(&mut ctx);
                 }
                 // It moved later meanwhile.
-                Some(deadline) => ctx.set_deadline(qp, deadline),
+                Some(deadline) => qp.set_deadline(&mut ctx, deadline),
                 None => {}
             }
         }

@@ -8,14 +8,14 @@ use crate::lending::{self, Payload};
 use crate::placement;
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
 use crate::qp::Qp;
-use crate::qp::completer::Answer;
-use crate::qp::responder::{AtomicRequest, Packet, Step};
+use crate::qp::responder::Packet;
+use crate::qp::verdict::{AtomicRequest, Deferred, Verdict};
 use crate::qpn::{QpnCodec, QpnParts};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::{QpType, WcStatus};
 use roce_wire::icrc::{self, IcrcCheck};
-use roce_wire::{Datagram, Ecn, Opcode, Qpn, Transport, datagram};
+use roce_wire::{Datagram, Ecn, Opcode, Psn, Qpn, Transport, datagram};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -201,72 +201,49 @@ impl<T: Tap> Target<'_, '_, T> {
         };
         let bytes = payload_of(arrival, datagram.payload(), range, dma)?;
         let packet = Packet { datagram, info, bytes };
-        if info.is_request {
-            let step = qp.handle_request(&mut self.ctx, &packet);
-            self.finish_request(slot, &packet, step, dma, arena)
+        let verdict = if info.is_request {
+            qp.handle_request(&mut self.ctx, &packet)
         } else {
-            let answer = qp.handle_response(&mut self.ctx, &packet);
-            self.finish_response(slot, answer, dma, arena)
+            qp.handle_response(&mut self.ctx, &packet)
+        };
+        match verdict {
+            Verdict::Done => Ok(()),
+            Verdict::Drop(reason) => Err(reason),
+            Verdict::AfterFlush(deferred) => {
+                // Rule: AtomicAfterWrites
+                self.flush(dma, arena);
+                self.finish(slot, packet.psn(), deferred, dma)
+            }
         }
     }
 
-    /// The part of a request that needs earlier data to be in place.
-    fn finish_request<D: Dma>(
+    /// The part of a packet that needs the payload of earlier ones in memory.
+    fn finish<D: Dma>(
         &mut self,
         slot: u32,
-        packet: &Packet<'_>,
-        step: Step,
+        psn: Psn,
+        deferred: Deferred,
         dma: &mut D,
-        arena: &[u8],
     ) -> Result<(), DropReason> {
-        match step {
-            Step::Done => return Ok(()),
-            Step::Drop(reason) => return Err(reason),
-            // Rule: AtomicAfterWrites
-            _ => self.flush(dma, arena),
-        }
         let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
+        // Memory that could not be written may have ended the connection.
         if !qp.receives() {
             return Err(DropReason::AfterFault);
         }
-        match step {
-            Step::Done | Step::Drop(_) => {}
-            Step::Refuse(reason) => qp.refuse(&mut self.ctx, reason),
-            Step::BrokenReceive { wr_id, index } => {
-                qp.refuse_receive(&mut self.ctx, wr_id, index);
-            }
-            Step::Atomic(request) => match execute(dma, &request) {
-                Some(old) => qp.finish_atomic(&mut self.ctx, packet.psn(), old),
-                None => qp.refuse(&mut self.ctx, NakReason::RemoteMemory),
+        let ctx = &mut self.ctx;
+        match deferred {
+            Deferred::Nak(reason) => qp.refuse(ctx, reason),
+            Deferred::BadReceive { wr_id, index } => qp.refuse_receive(ctx, wr_id, index),
+            Deferred::Atomic(request) => match execute(dma, &request) {
+                Some(old) => qp.finish_atomic(ctx, psn, old),
+                None => qp.refuse(ctx, NakReason::RemoteMemory),
             },
-        }
-        Ok(())
-    }
-
-    fn finish_response<D: Dma>(
-        &mut self,
-        slot: u32,
-        answer: Answer,
-        dma: &mut D,
-        arena: &[u8],
-    ) -> Result<(), DropReason> {
-        match answer {
-            Answer::Done => return Ok(()),
-            Answer::Drop(reason) => return Err(reason),
-            _ => self.flush(dma, arena),
-        }
-        let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
-        match answer {
-            Answer::Done | Answer::Drop(_) => {}
-            Answer::Fail(status) => qp.fail_request(&mut self.ctx, status),
-            Answer::StoreAtomic { space, addr, value } => {
-                if !qp.sends() {
-                    return Err(DropReason::AfterFault);
-                }
+            Deferred::FailRequest(status) => qp.fail_request(ctx, status),
+            Deferred::StoreAtomic { space, addr, value } => {
                 if store(dma, space, addr, value) {
-                    qp.finish_own_atomic(&mut self.ctx);
+                    qp.finish_own_atomic(ctx);
                 } else {
-                    qp.fail_request(&mut self.ctx, WcStatus::LocProtErr);
+                    qp.fail_request(ctx, WcStatus::LocProtErr);
                 }
             }
         }

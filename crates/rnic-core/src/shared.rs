@@ -1,4 +1,4 @@
-//! What the QPs of an engine share, and the handful of things a QP can do to it.
+//! What the QPs of an engine share.
 
 use crate::clients::Clients;
 use crate::command::ClientId;
@@ -8,7 +8,6 @@ use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
 use crate::placement::Batch;
-use crate::qp::Qp;
 use crate::slab::Slab;
 use crate::time::Instant;
 use crate::wheel::Wheel;
@@ -83,9 +82,6 @@ impl Shared {
     }
 }
 
-/// Nanoseconds that an entry of the wheel may lie ahead; a later deadline takes several.
-const LONGEST_ENTRY: u64 = 4_000_000_000;
-
 /// What every stage gets: the time, the shared state, the listener.
 pub(crate) struct Ctx<'a, T> {
     pub(crate) now: Instant,
@@ -97,39 +93,6 @@ impl<T: Tap> Ctx<'_, T> {
     #[inline(always)]
     pub(crate) fn event(&mut self, event: impl FnOnce() -> Event) {
         self.tap.on(self.now, event);
-    }
-
-    /// Puts the QP on the list of those that egress visits.
-    #[inline]
-    pub(crate) fn activate(&mut self, qp: &mut Qp) {
-        if !qp.is_active {
-            qp.is_active = true;
-            self.shared.active.push_back(qp.slot);
-        }
-    }
-
-    /// Remembers that the QP may have send completions to write.
-    #[inline]
-    pub(crate) fn settle_later(&mut self, qp: &mut Qp) {
-        if !qp.is_settling {
-            qp.is_settling = true;
-            self.shared.settling.push(qp.slot);
-        }
-    }
-
-    /// Moves the QP's one timer. Moving it later costs a store: the wheel entry stays where it is
-    /// and is scheduled again when it comes up.
-    #[inline]
-    pub(crate) fn set_deadline(&mut self, qp: &mut Qp, deadline: Instant) {
-        qp.deadline = Some(deadline);
-        // The longest timeout is hours; what a QP that is gone leaves in the wheel is not.
-        let at = deadline.min(self.now.after_nanos(LONGEST_ENTRY));
-        if qp.wheel_at.is_none_or(|earlier| at < earlier) {
-            // The overtaken entry (RNR waits are short) will serve again.
-            qp.wheel_later = qp.wheel_at;
-            qp.wheel_at = Some(at);
-            self.shared.wheel.schedule(at, qp.slot);
-        }
     }
 
     pub(crate) fn dropped(&mut self, reason: DropReason, packet: Option<PacketInfo>) {
@@ -177,12 +140,5 @@ impl<T: Tap> Ctx<'_, T> {
         self.shared.broken_cqs.push(handle);
         self.shared.counters.cq_overflows += 1;
         self.event(|| Event::CqOverflow { cq: handle });
-    }
-
-    /// Raises an async event about a QP.
-    pub(crate) fn qp_event(&mut self, qp: &mut Qp, event: AsyncEventType) {
-        qp.async_events += 1;
-        self.shared.counters.async_events += 1;
-        self.shared.async_events.push((qp.client_id, AsyncEvent { event, element: qp.handle }));
     }
 }

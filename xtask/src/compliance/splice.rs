@@ -11,7 +11,8 @@ pub(super) struct Edit<'a> {
     pub(super) number: usize,
     /// The function that holds it.
     pub(super) function: &'a str,
-    /// What stands there, once: an expression, or whole statements. White space does not count.
+    /// What stands there, once: an expression, or whole statements. White space and comments do
+    /// not count.
     pub(super) find: &'a str,
     /// Where it stands, for what stands in the function more often: a text around it.
     pub(super) within: &'a str,
@@ -93,14 +94,18 @@ fn locate(source: &str, edit: &Edit<'_>) -> Result<Range<usize>> {
     places.pop().context("nothing is to be replaced")
 }
 
-/// Where `text` stands in a part of `source`, whatever its white space.
+/// Where `text` stands in a part of `source`, whatever its white space and the comments between.
 fn occurrences(source: &str, part: Range<usize>, text: &str) -> Vec<Range<usize>> {
     let wanted: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    let solid: Vec<(usize, u8)> = part
-        .clone()
-        .zip(source[part].bytes())
-        .filter(|(_, byte)| !byte.is_ascii_whitespace())
-        .collect();
+    let mut solid: Vec<(usize, u8)> = Vec::new();
+    let mut at = part.start;
+    for line in source[part].split_inclusive('\n') {
+        let bytes = (at..).zip(line.bytes()).filter(|(_, byte)| !byte.is_ascii_whitespace());
+        if !line.trim_start().starts_with("//") {
+            solid.extend(bytes);
+        }
+        at += line.len();
+    }
     let windows = solid.windows(wanted.len().max(1));
     let found = windows.filter(|window| window.iter().map(|(_, byte)| byte).eq(&wanted));
     found.map(|window| window[0].0..window[window.len() - 1].0 + 1).collect()
@@ -139,7 +144,7 @@ pub(super) fn declared(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    const SOURCE: &str = "fn a() {\n    let x = one()\n        && two();\n    stop();\n}\n\
+    const SOURCE: &str = "fn a() {\n    let x = one()\n        // Why.\n        && two();\n    stop();\n}\n\
                           fn b() {\n    one();\n}\n";
 
     fn edit<'a>(number: usize, function: &'a str, find: &'a str, replace: &'a str) -> Edit<'a> {
@@ -157,7 +162,7 @@ mod tests {
     #[test]
     fn an_expression_keeps_its_place_whatever_its_line_breaks() {
         let text = splice(SOURCE, &[edit(7, "a", "one() && two()", "true")]).unwrap();
-        let wanted = "let x = (if crate::mutated(7) { true } else { one()\n        && two() });";
+        let wanted = "let x = (if crate::mutated(7) { true } else { one()\n        // Why.\n        && two() });";
         assert!(text.contains(wanted), "{text}");
     }
 
@@ -175,7 +180,7 @@ mod tests {
             edit(3, "a", "one() && two()", "false"),
         ];
         let text = splice(SOURCE, &edits).unwrap();
-        let right = "{ one()\n        && (if crate::mutated(1) { false } else { two() }) }";
+        let right = "{ one()\n        // Why.\n        && (if crate::mutated(1) { false } else { two() }) }";
         assert!(text.contains(right), "{text}");
         assert!(text.contains("if crate::mutated(2) { true } else if crate::mutated(3)"), "{text}");
     }

@@ -8,25 +8,13 @@ use super::requester::Requester;
 use super::responder::Packet;
 use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
+use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
-use crate::ports::{MemRange, SpaceId};
+use crate::ports::MemRange;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
 use roce_wire::{NakCode, Operation, Position, Psn, Syndrome};
-
-/// What ingress has to do after a response was looked at.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
-    /// Nothing.
-    Done,
-    /// Drop it.
-    Drop(DropReason),
-    /// Empty the batch, then [`Qp::fail_request`].
-    Fail(WcStatus),
-    /// Empty the batch, store the 8 bytes, then [`Qp::finish_own_atomic`].
-    StoreAtomic { space: SpaceId, addr: u64, value: u64 },
-}
 
 impl Qp {
     /// Looks at one response packet.
@@ -34,13 +22,13 @@ impl Qp {
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Answer {
+    ) -> Verdict {
         let psn = packet.psn();
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
-            return Answer::Drop(DropReason::QpState);
+            return Verdict::Drop(DropReason::QpState);
         }
         if !self.is_outstanding(psn) {
-            return Answer::Drop(DropReason::GhostResponse);
+            return Verdict::Drop(DropReason::GhostResponse);
         }
         let len = packet.datagram.payload_len();
         let allowed = packet.info.payload.allows(len, packet.bth().pad, self.mtu as usize);
@@ -55,11 +43,13 @@ impl Qp {
         }
     }
 
-    fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
+    fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         let psn = packet.psn();
-        let Some(aeth) = packet.datagram.aeth() else { return Answer::Drop(DropReason::Malformed) };
+        let Some(aeth) = packet.datagram.aeth() else {
+            return Verdict::Drop(DropReason::Malformed);
+        };
         let Some(target) = self.acknowledged_by(psn, aeth.syndrome) else {
-            return Answer::Drop(DropReason::ReservedSyndrome);
+            return Verdict::Drop(DropReason::ReservedSyndrome);
         };
         // Rule: AckInRnrWait
         if !self.acknowledge(ctx, target) {
@@ -71,19 +61,19 @@ impl Qp {
             Syndrome::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
                 ctx.shared.counters.req_remote_invalid_request += 1;
                 // Rule: InvalidRequestStatus
-                Answer::Fail(WcStatus::RemInvReqErr)
+                Verdict::fail(WcStatus::RemInvReqErr)
             }
             Syndrome::Nak(NakCode::RemoteAccess) => {
                 ctx.shared.counters.req_remote_access_errors += 1;
                 // Rule: AccessErrorStatus
-                Answer::Fail(WcStatus::RemAccessErr)
+                Verdict::fail(WcStatus::RemAccessErr)
             }
             Syndrome::Nak(NakCode::RemoteOperational) => {
                 ctx.shared.counters.req_remote_op_errors += 1;
                 // Rule: OperationalErrorStatus
-                Answer::Fail(WcStatus::RemOpErr)
+                Verdict::fail(WcStatus::RemOpErr)
             }
-            _ => Answer::Done,
+            _ => Verdict::Done,
         }
     }
 
@@ -151,15 +141,15 @@ impl Qp {
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
         // Rule: ProgressRestartsTimer
         self.restart_timer(ctx);
-        ctx.settle_later(self);
-        ctx.activate(self);
+        self.settle_later(ctx);
+        self.activate(ctx);
     }
 
     fn handle_read_response<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Answer {
+    ) -> Verdict {
         let psn = packet.psn();
         // It acknowledges every SEND and WRITE before it.
         // Rule: ReadAcknowledgesEarlier
@@ -170,7 +160,7 @@ impl Qp {
         let wr = *self.sq.wr(index);
         // Rule: ReadResponseForRead
         if wr.control.opcode != WrOpcode::Read {
-            return Answer::Fail(WcStatus::BadRespErr);
+            return Verdict::fail(WcStatus::BadRespErr);
         }
         let k = wr.packet_of(psn);
         let is_last = k + 1 == wr.packets;
@@ -179,16 +169,16 @@ impl Qp {
         let fits = fits_position(packet.info.position, k % piece, ends_piece);
         // Rule: ReadResponseSequence
         if !fits {
-            return Answer::Fail(WcStatus::BadRespErr);
+            return Verdict::fail(WcStatus::BadRespErr);
         }
         let offset = k * self.mtu;
         let expected = wr.length.saturating_sub(offset).min(self.mtu);
         // Rule: ReadResponseLength
         if packet.bytes.len() != expected {
-            return Answer::Fail(WcStatus::LocLenErr);
+            return Verdict::fail(WcStatus::LocLenErr);
         }
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
-            return Answer::Fail(status);
+            return Verdict::fail(status);
         }
         let begins_again = packet.info.position.is_start() && !k.is_multiple_of(piece);
         if begins_again {
@@ -205,7 +195,7 @@ impl Qp {
             }
         }
         self.progress(ctx);
-        Answer::Done
+        Verdict::Done
     }
 
     /// Queues the payload of a READ response for the WQE's SGEs.
@@ -255,7 +245,7 @@ impl Qp {
         Ok(())
     }
 
-    fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Answer {
+    fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         // Rule: AtomicAcknowledgesEarlier
         if !self.acknowledge(ctx, packet.psn()) {
             return self.implied_nak(ctx, packet.psn(), false);
@@ -263,17 +253,21 @@ impl Qp {
         let index = self.requester.acked_index;
         // Rule: AtomicResponseForAtomic
         if !self.sq.wr(index).is_atomic() {
-            return Answer::Fail(WcStatus::BadRespErr);
+            return Verdict::fail(WcStatus::BadRespErr);
         }
         let Some(value) = packet.datagram.atomic_ack().map(|ack| ack.original) else {
-            return Answer::Drop(DropReason::Malformed);
+            return Verdict::Drop(DropReason::Malformed);
         };
         let Some(sge) = self.sq.sges(index).next() else {
-            return Answer::Fail(WcStatus::LocQpOpErr);
+            return Verdict::fail(WcStatus::LocQpOpErr);
         };
         match ctx.shared.mrs.check(sge.lkey, self.pd, sge.addr, 8, AccessFlags::LOCAL_WRITE) {
-            Ok(target) => Answer::StoreAtomic { space: target.space, addr: target.addr, value },
-            Err(_) => Answer::Fail(WcStatus::LocProtErr),
+            Ok(target) => Verdict::AfterFlush(Deferred::StoreAtomic {
+                space: target.space,
+                addr: target.addr,
+                value,
+            }),
+            Err(_) => Verdict::fail(WcStatus::LocProtErr),
         }
     }
 
@@ -285,9 +279,9 @@ impl Qp {
     }
 
     /// A response of impossible length for its opcode.
-    fn wrong_length<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) -> Answer {
+    fn wrong_length<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) -> Verdict {
         if psn == self.requester.una || self.acknowledge(ctx, psn) {
-            return Answer::Fail(WcStatus::LocLenErr);
+            return Verdict::fail(WcStatus::LocLenErr);
         }
         self.implied_nak(ctx, psn, false)
     }
@@ -392,7 +386,7 @@ impl Qp {
         self.attr.sq_draining = false;
         // Rule: SqDrainedOnRequest
         if self.attr.en_sqd_async_notify {
-            ctx.qp_event(self, AsyncEventType::SqDrained);
+            self.raise(ctx, AsyncEventType::SqDrained);
         }
     }
 }

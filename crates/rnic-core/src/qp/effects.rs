@@ -2,7 +2,8 @@
 
 use super::Qp;
 use super::replies::ReplyKind;
-use super::responder::{AtomicRequest, Checked, MAX_DMA_LEN, Message, Packet, Step, packets_of};
+use super::responder::{Checked, MAX_DMA_LEN, Message, Packet, packets_of};
+use super::verdict::{AtomicRequest, Deferred, Verdict};
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::placement::{Piece, PieceKind};
@@ -18,11 +19,11 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Checked {
-        let Some(recv) = self.rq.current else { return Err(Step::Refuse(NakReason::Local)) };
+        let Some(recv) = self.rq.current else { return Err(Verdict::nak(NakReason::Local)) };
         let len = packet.datagram.payload_len() as u64;
         // Rule: SendFits
         if recv.filled + len > recv.room {
-            return Err(Step::Refuse(NakReason::ReceiveTooShort));
+            return Err(Verdict::nak(NakReason::ReceiveTooShort));
         }
         let ends = packet.info.position.is_end();
         let small = ctx.shared.config.carry_small_receives
@@ -64,7 +65,7 @@ impl Qp {
                 let Ok(target) = ctx.shared.mrs.check(sge.lkey, self.pd, va, len.into(), need)
                 else {
                     ctx.shared.batch.truncate(undo);
-                    return Err(Step::Refuse(NakReason::Local));
+                    return Err(Verdict::nak(NakReason::Local));
                 };
                 private &= target.private;
                 let piece = self.piece(packet, PieceKind::Receive, target.space);
@@ -141,7 +142,7 @@ impl Qp {
         // The payloads add up to the DMA length exactly.
         // Rule: WriteTotal
         if len > left || ends != (len == left) {
-            return Err(Step::Refuse(NakReason::Length));
+            return Err(Verdict::nak(NakReason::Length));
         }
         if len > 0 {
             let target = self.check_key(ctx, rkey, va, len, AccessFlags::REMOTE_WRITE)?;
@@ -188,7 +189,7 @@ impl Qp {
         match packet.datagram.reth() {
             // Rule: MaxDmaLength
             Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
-            _ => Err(Step::Refuse(NakReason::Length)),
+            _ => Err(Verdict::nak(NakReason::Length)),
         }
     }
 
@@ -205,7 +206,7 @@ impl Qp {
             .mrs
             // Rule: AtomicNeedsRight, ReadNeedsRight, WriteNeedsRight
             .check(rkey, self.pd, va, len.into(), need)
-            .map_err(|fault: KeyFault| Step::Refuse(NakReason::Key(fault)))
+            .map_err(|fault: KeyFault| Verdict::nak(NakReason::Key(fault)))
     }
 
     pub(super) fn execute_read<T: Tap>(
@@ -237,25 +238,30 @@ impl Qp {
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Checked<Step> {
+    ) -> Checked<Verdict> {
         let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.datagram.atomic() else {
-            return Err(Step::Refuse(NakReason::NotAllowed));
+            return Err(Verdict::nak(NakReason::NotAllowed));
         };
         // Rule: AtomicAlignment
         if !va.is_multiple_of(8) {
-            return Err(Step::Refuse(NakReason::Alignment));
+            return Err(Verdict::nak(NakReason::Alignment));
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
         let compare = (packet.opcode() == Opcode::RcCmpSwap).then_some(compare);
         let (space, addr) = (target.space, target.addr);
-        Ok(Step::Atomic(AtomicRequest { space, addr, compare, swap_or_add }))
+        Ok(Verdict::AfterFlush(Deferred::Atomic(AtomicRequest {
+            space,
+            addr,
+            compare,
+            swap_or_add,
+        })))
     }
 
     /// The atomic was executed and returned `value`.
     pub(crate) fn finish_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn, value: u64) {
         self.reply(psn, 1, ReplyKind::Atomic { value });
         self.note_established(ctx);
-        ctx.activate(self);
+        self.activate(ctx);
     }
 }
 

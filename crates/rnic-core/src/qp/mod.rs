@@ -15,8 +15,10 @@ pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod retry;
 pub(crate) mod rq;
+mod schedule;
 pub(crate) mod segment;
 pub(crate) mod sq;
+pub(crate) mod verdict;
 
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
@@ -225,8 +227,8 @@ impl Qp {
         if from != to {
             ctx.event(|| Event::State { qpn: self.qpn, from, to });
         }
-        ctx.activate(self);
-        ctx.settle_later(self);
+        self.activate(ctx);
+        self.settle_later(ctx);
     }
 
     /// Both queues become empty without completions.
@@ -263,7 +265,7 @@ impl Qp {
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
         // Rule: ErrFlushesCurrent
         self.fail_current_receive(ctx, WcStatus::WrFlushErr);
-        ctx.activate(self);
+        self.activate(ctx);
     }
 
     /// Completes the receive WQE that a message was using, if any.
@@ -334,7 +336,7 @@ impl Qp {
     pub(crate) fn fail_fatally<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if self.attr.state != QpState::Err {
             self.enter_error(ctx);
-            ctx.qp_event(self, AsyncEventType::QpFatal);
+            self.raise(ctx, AsyncEventType::QpFatal);
         }
     }
 

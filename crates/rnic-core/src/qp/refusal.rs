@@ -105,7 +105,7 @@ impl Qp {
         self.enter_error(ctx);
         // Rule: EventOnlyUnreported, QpReqErr, QpAccessErr
         if !reported {
-            ctx.qp_event(self, event);
+            self.raise(ctx, event);
         }
     }
 }

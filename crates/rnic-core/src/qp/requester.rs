@@ -225,7 +225,7 @@ impl Qp {
             let wr = self.sq.wr(cursor.index);
             if wr.fault.is_some() {
                 // It completes in error once everything before it is complete.
-                ctx.settle_later(self);
+                self.settle_later(ctx);
                 return false;
             }
             let ahead = u32::try_from(cursor.psn.distance_from(self.requester.una)).unwrap_or(0);
@@ -239,7 +239,7 @@ impl Qp {
                 Permit::Wait => return false,
                 Permit::Never => {
                     self.sq.wr_mut(cursor.index).fault = Some(WcStatus::LocQpOpErr);
-                    ctx.settle_later(self);
+                    self.settle_later(ctx);
                     return false;
                 }
             }

@@ -8,9 +8,9 @@
 use super::Qp;
 use super::replies::{self, Replies};
 use super::rq::NoRecv;
+use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::lending::Payload;
-use crate::ports::SpaceId;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use roce_wire::{
@@ -86,44 +86,7 @@ pub(crate) struct Responder {
     pub(super) has_last_words: bool,
 }
 
-/// An atomic to be executed once all earlier data is in place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AtomicRequest {
-    pub(crate) space: SpaceId,
-    pub(crate) addr: u64,
-    /// `None` for fetch-and-add.
-    pub(crate) compare: Option<u64>,
-    pub(crate) swap_or_add: u64,
-}
-
-impl AtomicRequest {
-    pub(crate) fn apply(&self, old: u64) -> u64 {
-        match self.compare {
-            // Rule: SwapOnlyWhenEqual
-            Some(compare) if compare == old => self.swap_or_add,
-            Some(_) => old,
-            // Rule: FetchAddWraps
-            None => old.wrapping_add(self.swap_or_add),
-        }
-    }
-}
-
-/// What ingress has to do after a request was looked at.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    /// Nothing.
-    Done,
-    /// Drop it.
-    Drop(DropReason),
-    /// Empty the batch, then refuse the request: [`Qp::refuse`].
-    Refuse(NakReason),
-    /// Empty the batch, then [`Qp::refuse`] for a receive WQE that makes no sense.
-    BrokenReceive { wr_id: u64, index: u32 },
-    /// Empty the batch, execute, then [`Qp::finish_atomic`].
-    Atomic(AtomicRequest),
-}
-
-pub(super) type Checked<T = ()> = Result<T, Step>;
+pub(super) type Checked<T = ()> = Result<T, Verdict>;
 
 /// Longest DMA length of a RETH.
 pub(super) const MAX_DMA_LEN: u32 = 1 << 31;
@@ -230,7 +193,7 @@ impl Qp {
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Step {
+    ) -> Verdict {
         let ahead = packet.psn().distance_from(self.responder.epsn);
         // Rule: GapDropped
         if ahead > 0 {
@@ -250,7 +213,7 @@ impl Qp {
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Checked<Step> {
+    ) -> Checked<Verdict> {
         self.check_opcode_sequence(packet)?;
         self.check_operation(packet)?;
         self.check_resources(ctx, packet)?;
@@ -262,8 +225,8 @@ impl Qp {
             _ => return self.prepare_atomic(ctx, packet),
         }
         self.note_established(ctx);
-        ctx.activate(self);
-        Ok(Step::Done)
+        self.activate(ctx);
+        Ok(Verdict::Done)
     }
 
     /// COMM_EST: the first good packet while in RTR.
@@ -273,12 +236,12 @@ impl Qp {
         // Rule: CommEst
         if self.attr.state == QpState::Rtr && first {
             self.responder.established = true;
-            ctx.qp_event(self, AsyncEventType::CommEst);
+            self.raise(ctx, AsyncEventType::CommEst);
         }
     }
 
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
-    fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
+    fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
         self.counters.out_of_sequence += 1;
         let is_new = !self.responder.nak_sent;
         if is_new || !ctx.shared.config.profile.counts_gaps() {
@@ -292,9 +255,9 @@ impl Qp {
             let syndrome = Syndrome::Nak(NakCode::PsnSequence);
             self.responder.ack = Some(Ack { psn, syndrome });
             ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason: NakReason::Sequence });
-            ctx.activate(self);
+            self.activate(ctx);
         }
-        Step::Drop(DropReason::OutOfSequence)
+        Verdict::Drop(DropReason::OutOfSequence)
     }
 
     /// The acknowledgement that was owed is on its way.
@@ -308,20 +271,20 @@ impl Qp {
 
     /// Duplicates are acknowledged or answered again, never executed again, never refused. What is
     /// owed already stays: the duplicate may be a late copy that nothing will follow.
-    fn handle_duplicate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Step {
+    fn handle_duplicate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         self.counters.duplicates += 1;
         let (psn, epsn) = (packet.psn(), self.responder.epsn);
         match packet.info.operation {
             Operation::Send | Operation::Write => self.responder.acknowledge_again(psn),
             Operation::ReadRequest => {
-                let Some(reth) = packet.datagram.reth() else { return Step::Done };
+                let Some(reth) = packet.datagram.reth() else { return Verdict::Done };
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
                 // Rule: DuplicateReadAnswered
                 if reth.dma_len > MAX_DMA_LEN
                     || !self.responder.replies.push_duplicate_read(psn, request, packets, epsn)
                 {
-                    return Step::Drop(DropReason::Duplicate);
+                    return Verdict::Drop(DropReason::Duplicate);
                 }
                 self.responder.drop_ack_before(psn);
             }
@@ -329,11 +292,11 @@ impl Qp {
                 let saved = self.responder.replies.push_duplicate_atomic(psn, epsn);
                 // Rule: DuplicateAtomicAnswered
                 if !saved {
-                    return Step::Drop(DropReason::Duplicate);
+                    return Verdict::Drop(DropReason::Duplicate);
                 }
                 self.responder.drop_ack_before(psn);
             }
-            _ => return Step::Drop(DropReason::Duplicate),
+            _ => return Verdict::Drop(DropReason::Duplicate),
         }
         // The peer went back below the gap: a new loss in its second try must be NAKed anew.
         // Rule: DuplicateEndsGap
@@ -341,8 +304,8 @@ impl Qp {
             self.responder.nak_sent = false;
         }
         ctx.shared.counters.duplicate_request += 1;
-        ctx.activate(self);
-        Step::Done
+        self.activate(ctx);
+        Verdict::Done
     }
 
     /// A message goes on with its own kind or ends; nothing interleaves.
@@ -355,7 +318,7 @@ impl Qp {
             _ => false,
         };
         // Rule: OpcodeSequence
-        if follows { Ok(()) } else { Err(Step::Refuse(NakReason::OpcodeSequence)) }
+        if follows { Ok(()) } else { Err(Verdict::nak(NakReason::OpcodeSequence)) }
     }
 
     /// The operation exists here and the QP's access flags allow it.
@@ -366,13 +329,13 @@ impl Qp {
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
             Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,
             // Rule: OperationExists
-            _ => return Err(Step::Refuse(NakReason::NotAllowed)),
+            _ => return Err(Verdict::nak(NakReason::NotAllowed)),
         };
         // Rule: QpAccess
         if self.attr.access.contains(need) {
             Ok(())
         } else {
-            Err(Step::Refuse(NakReason::NotAllowed))
+            Err(Verdict::nak(NakReason::NotAllowed))
         }
     }
 
@@ -387,7 +350,7 @@ impl Qp {
                 packet.info.trailer() == Trailer::Imm && position.is_end()
             }
             _ if self.responder.replies.make_room() => false,
-            _ => return Err(Step::Refuse(NakReason::Resources)),
+            _ => return Err(Verdict::nak(NakReason::Resources)),
         };
         if !needs_receive {
             return Ok(());
@@ -395,12 +358,14 @@ impl Qp {
         match self.rq.take(&ctx.shared.clients, self.client_slot) {
             Ok(()) => Ok(()),
             Err(NoRecv::Empty) => Err(self.refuse_for_now(ctx)),
-            Err(NoRecv::Broken { wr_id, index }) => Err(Step::BrokenReceive { wr_id, index }),
+            Err(NoRecv::Broken { wr_id, index }) => {
+                Err(Verdict::AfterFlush(Deferred::BadReceive { wr_id, index }))
+            }
         }
     }
 
     /// No receive WQE: RNR NAK. The packet is not consumed; those behind it are dropped silently.
-    fn refuse_for_now<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Step {
+    fn refuse_for_now<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
         // Rule: RnrNakPsn
         let psn = self.responder.epsn;
         // Rule: RnrTimer
@@ -409,8 +374,8 @@ impl Qp {
         // Rule: RnrSilencesGap
         self.responder.nak_sent = true;
         ctx.event(|| Event::RnrNak { qpn: self.qpn, psn, timer });
-        ctx.activate(self);
-        Step::Done
+        self.activate(ctx);
+        Verdict::Done
     }
 
     /// FIRST and MIDDLE are full, LAST is not empty, requests without data have none.
@@ -419,7 +384,7 @@ impl Qp {
         let allowed =
             packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
         // Rule: PayloadLength
-        if allowed { Ok(()) } else { Err(Step::Refuse(NakReason::Length)) }
+        if allowed { Ok(()) } else { Err(Verdict::nak(NakReason::Length)) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Going back: timeouts, NAKs, RNR waits, and when to give up.
 
 use super::Qp;
-use super::completer::Answer;
 use super::requester::{Cursor, Loss};
+use super::verdict::Verdict;
 use crate::event::{Event, RewindCause, Tap};
 use crate::profile::Profile;
 use crate::shared::Ctx;
@@ -52,7 +52,7 @@ impl Qp {
             // Rule: TimerArms
             Some(timeout) if runs => {
                 let deadline = ctx.now.after_nanos(timeout);
-                ctx.set_deadline(self, deadline);
+                self.set_deadline(ctx, deadline);
             }
             // Rule: TimerStops
             _ => self.deadline = None,
@@ -74,7 +74,7 @@ impl Qp {
             self.requester.in_rnr_wait = false;
             let (qpn, to) = (self.qpn, self.requester.una);
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
-            ctx.activate(self);
+            self.activate(ctx);
             self.restart_timer(ctx);
         // Rule: TimerStops
         } else if self.requester.is_waiting() {
@@ -89,25 +89,25 @@ impl Qp {
         let stalled = ctx.shared.departed(self.is_inside()).after_nanos(waited);
         // Rule: TurnIsNoTimeout
         if self.requester.is_rewound() && stalled > ctx.now {
-            ctx.set_deadline(self, stalled);
+            self.set_deadline(ctx, stalled);
             return;
         }
         self.counters.timeouts += 1;
         ctx.shared.counters.local_ack_timeout_err += 1;
         self.requester.waited = self.requester.waited.saturating_add(waited);
         self.requester.fired = self.requester.fired.saturating_add(1);
-        if let Answer::Fail(status) = self.retry(ctx, RewindCause::Timeout) {
+        if let Err(status) = self.retry(ctx, RewindCause::Timeout) {
             self.fail_request(ctx, status);
         }
     }
 
     /// Goes back to the oldest unacknowledged packet, if the retries allow it.
-    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Answer {
+    fn retry<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Result<(), WcStatus> {
         let profile = ctx.shared.config.profile;
         // Rule: RetriesEnd
         if self.is_out_of_retries(profile, cause) {
             ctx.shared.counters.req_retry_exceeded += 1;
-            return Answer::Fail(WcStatus::RetryExcErr);
+            return Err(WcStatus::RetryExcErr);
         }
         let by_time = cause == RewindCause::Timeout && profile.retries_by_time();
         // Timeouts, sequence NAKs and implied NAKs each cost a retry, and seven retries are seven.
@@ -117,7 +117,7 @@ impl Qp {
         }
         self.rewind(ctx, cause);
         self.restart_timer(ctx);
-        Answer::Done
+        Ok(())
     }
 
     /// Sets the cursor back to `una`. READs in flight count as not sent.
@@ -131,11 +131,11 @@ impl Qp {
         }
         let (qpn, to) = (self.qpn, requester.una);
         ctx.event(|| Event::Rewound { qpn, to, cause });
-        ctx.activate(self);
+        self.activate(ctx);
     }
 
     /// NAK: PSN sequence error. Everything before it is acknowledged already.
-    pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Answer {
+    pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
         ctx.shared.counters.packet_seq_err += 1;
         // Some peers send one behind an RNR NAK, for the packets that they dropped.
         let may_echo = std::mem::take(&mut self.requester.rnr_echo_due);
@@ -145,14 +145,14 @@ impl Qp {
         let is_copy = !waits && self.requester.is_rewound();
         // Rule: SequenceNakInRnrWait, SequenceNakRewinds
         if waits || is_copy {
-            return Answer::Done;
+            return Verdict::Done;
         }
         // Rule: LateEchoIsFree
         if may_echo && !waits {
             self.pause_for_echo(ctx);
-            return Answer::Done;
+            return Verdict::Done;
         }
-        self.retry(ctx, RewindCause::SequenceNak)
+        self.retry(ctx, RewindCause::SequenceNak).into()
     }
 
     /// An echo may arrive only when a short RNR wait is over, and the packets have left once more.
@@ -172,7 +172,7 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         psn: Psn,
         is_ack: bool,
-    ) -> Answer {
+    ) -> Verdict {
         let loss = self.requester.hear_of_loss(psn, is_ack);
         // A copy of what told of the loss looks like a second one, and a path that loses only long
         // packets tells of one with every round trip. Half of the retries are left to the timer,
@@ -180,14 +180,14 @@ impl Qp {
         let few_left = self.requester.retries <= self.attr.retry_cnt / 2;
         let may_wait = loss == Loss::Again && few_left && self.attr.timeout > 0;
         if loss == Loss::Known || may_wait {
-            return Answer::Done;
+            return Verdict::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
-        self.retry(ctx, RewindCause::ImpliedNak)
+        self.retry(ctx, RewindCause::ImpliedNak).into()
     }
 
     /// RNR NAK: nothing is sent until its time has passed.
-    pub(crate) fn handle_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, timer: u8) -> Answer {
+    pub(crate) fn handle_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, timer: u8) -> Verdict {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.rnr_echo_due = true;
@@ -195,22 +195,22 @@ impl Qp {
         if self.requester.in_rnr_wait {
             // The wait may be the pause for an echo, and shorter than what this one demands.
             if self.deadline.is_some_and(|deadline| deadline < until) {
-                ctx.set_deadline(self, until);
+                self.set_deadline(ctx, until);
             }
-            return Answer::Done;
+            return Verdict::Done;
         }
         let left = self.requester.rnr_retries;
         // Rule: RnrRetriesEnd
         if left == 0 {
             ctx.shared.counters.rnr_nak_retry_err += 1;
-            return Answer::Fail(WcStatus::RnrRetryExcErr);
+            return Verdict::fail(WcStatus::RnrRetryExcErr);
         }
         // Rule: RnrSevenIsInfinite
         if left != RNR_FOR_EVER {
             self.requester.rnr_retries = left.saturating_sub(1);
         }
         self.wait_to_repeat(ctx, until);
-        Answer::Done
+        Verdict::Done
     }
 
     /// Sends nothing until then, and afterwards everything from `una` on again.
@@ -223,7 +223,7 @@ impl Qp {
         self.requester.in_rnr_wait = true;
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
-        ctx.set_deadline(self, until);
+        self.set_deadline(ctx, until);
     }
 
     /// Does the QP still send requests?
