@@ -10,6 +10,7 @@ use crate::rng::Rng;
 use rnic_core::time::Instant;
 use roce_wire::headers::{Aeth, Bth};
 use roce_wire::{Ecn, HeaderRepr, IpIdHint, NakCode, Opcode, Syndrome, icrc};
+use std::collections::BTreeMap;
 
 /// Random faults of one direction; chances in parts per million.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +31,9 @@ pub struct Faults {
     pub reorder_by: u64,
     /// Chance that one bit is wrong.
     pub corrupt: u32,
+    /// The same packet is lost or corrupted at most so often by chance; 0 for no limit. Without one
+    /// the retries of some world in a million end as they must.
+    pub mercy: u8,
     /// Chance that a switch marks congestion.
     pub mark: u32,
     /// Nanoseconds that every packet takes.
@@ -54,6 +58,7 @@ impl Default for Faults {
             reorder: 0,
             reorder_by: 20_000,
             corrupt: 0,
+            mercy: 0,
             mark: 0,
             delay: 2_000,
             jitter: 0,
@@ -204,6 +209,8 @@ pub struct Link {
     pub faults: Faults,
     strikes: Vec<Strike>,
     gaps: Gaps,
+    /// How often that happened to a packet: its queue pair, its PSN, and whether it is a request.
+    harmed: BTreeMap<(u32, u32, bool), u8>,
     /// What happened.
     pub counts: FaultCounts,
     rng: Rng,
@@ -218,6 +225,7 @@ impl Link {
             faults,
             strikes: Vec::new(),
             gaps: Gaps::default(),
+            harmed: BTreeMap::new(),
             counts: FaultCounts::default(),
             rng,
             free_at: Instant::ZERO,
@@ -256,7 +264,7 @@ impl Link {
         let Self { rng, gaps, faults, .. } = self;
         let wanted = || rng.chance(faults.shown_loss);
         let shown = faults.shown_loss > 0 && gaps.loses(&packet, followers, wanted);
-        if shown || self.rng.chance(self.faults.loss) {
+        if shown || self.rng.chance(self.faults.loss) && !self.spares(&packet) {
             self.counts.lost += 1;
             return Vec::new();
         }
@@ -277,7 +285,8 @@ impl Link {
             arrivals
                 .push((arrival.after_nanos(self.rng.below(self.faults.late_by)), packet.clone()));
         }
-        if blow == Some(Blow::Corrupt) || self.rng.chance(self.faults.corrupt) {
+        let corrupts = self.rng.chance(self.faults.corrupt) && !self.spares(&packet);
+        if blow == Some(Blow::Corrupt) || corrupts {
             self.counts.corrupted += 1;
             flip_a_bit(&mut packet, &mut self.rng);
         }
@@ -292,6 +301,16 @@ impl Link {
         arrivals.insert(0, (arrival.after_nanos(late), packet));
         self.counts.delivered += arrivals.len() as u64;
         arrivals
+    }
+
+    /// Chance would harm the packet, and did so often enough.
+    fn spares(&mut self, packet: &Packet) -> bool {
+        let Some(datagram) = packet.parse().filter(|_| self.faults.mercy > 0) else { return false };
+        let (bth, info) = (datagram.bth(), datagram.opcode().info());
+        let name = (bth.dest_qp.value(), bth.psn.value(), info.is_request);
+        let times = self.harmed.entry(name).or_default();
+        *times = times.saturating_add(1);
+        *times > self.faults.mercy
     }
 
     /// When a packet sent now arrives: after those before it.

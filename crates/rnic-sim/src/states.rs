@@ -28,6 +28,9 @@ impl Host {
         if mask.contains(AttrMask::STATE) {
             self.entered(qp, attr.state);
         }
+        if mask.contains(AttrMask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic == 0 {
+            self.trace.witness.lost_depth(self.qps[qp.0].qpn);
+        }
         Ok(())
     }
 

@@ -113,6 +113,13 @@ impl Witness {
         }
     }
 
+    /// The application took away the depth of READs and atomics.
+    pub(crate) fn lost_depth(&mut self, qpn: u32) {
+        if let Some(bench) = self.connections.get_mut(&qpn) {
+            bench.record.lost_depth();
+        }
+    }
+
     /// What was said that must not be.
     pub fn verdicts(&self) -> &[String] {
         &self.verdicts

@@ -23,6 +23,8 @@ pub(super) struct Record {
     /// An RNR NAK is being waited for.
     in_rnr_wait: bool,
     state: Option<QpState>,
+    /// A READ or an atomic fails instead of leaving.
+    has_no_depth: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,13 +51,14 @@ impl Record {
             fetched: 0,
             in_rnr_wait: false,
             state: None,
+            has_no_depth: false,
         }
     }
 
     /// The same queue pair, with PSNs that have nothing to do with those before.
     pub(super) fn leapt(&self) -> Self {
-        let Self { posted, heard, fetched, state, .. } = *self;
-        Self { posted, heard, fetched, state, ..Self::new(self.terms) }
+        let Self { posted, heard, fetched, state, has_no_depth, .. } = *self;
+        Self { posted, heard, fetched, state, has_no_depth, ..Self::new(self.terms) }
     }
 
     /// The application posted up to this index.
@@ -68,11 +71,16 @@ impl Record {
         self.state = Some(state);
     }
 
+    /// No READ or atomic may be outstanding any more.
+    pub(super) fn lost_depth(&mut self) {
+        self.has_no_depth = true;
+    }
+
     /// A request waits that the engine knows of, and nothing holds it back.
     pub(super) fn may_send(&self) -> bool {
         let waits = self.heard.wrapping_sub(self.fetched).cast_signed() > 0;
         let in_rts = self.state.is_none_or(|state| state == QpState::Rts);
-        waits && in_rts && !self.in_rnr_wait && !self.is_waiting()
+        waits && in_rts && !self.in_rnr_wait && !self.is_waiting() && !self.has_no_depth
     }
 
     /// Something was sent and is not acknowledged.

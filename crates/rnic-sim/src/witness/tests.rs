@@ -39,9 +39,16 @@ fn an_msn_counts_what_ended_and_not_what_was_never_sent() {
 
 #[test]
 fn an_rnr_wait_is_as_long_as_it_must_be() {
-    for (nanos, fine) in [(639_999, false), (640_000, true)] {
+    // A late copy of one that was waited for says nothing.
+    for (psn, nanos, fine) in [(11, 639_999, false), (11, 640_000, true), (9, 639_999, true)] {
         let mut witness = witness();
-        let packet = packet(Opcode::RcAck, 11, Some((0x20 | 12, 0)));
+        let psns = (Psn::new(10), Psn::new(12));
+        let fetched = Event::WqeFetched { qpn: QPN, index: 0, psns, length: 3 };
+        witness.saw(Instant::ZERO, &fetched);
+        let sent = packet(Opcode::RcSendMiddle, 11, None);
+        let sent = Event::Sent { qpn: QPN, packet: sent, retransmit: true };
+        witness.saw(Instant::ZERO, &sent);
+        let packet = packet(Opcode::RcAck, psn, Some((0x20 | 12, 0)));
         witness.saw(Instant::ZERO, &Event::Received { qpn: QPN, packet });
         let rewound = Event::Rewound { qpn: QPN, to: Psn::new(11), cause: RewindCause::Rnr };
         witness.saw(Instant::ZERO.after_nanos(nanos), &rewound);

@@ -22,9 +22,11 @@ impl Waits {
         self.waiting = if is_last { None } else { Some(now) };
     }
 
-    fn received(&mut self, now: Instant, packet: &PacketInfo) {
+    fn received(&mut self, now: Instant, packet: &PacketInfo, record: &Record) {
         let Some((syndrome, _)) = packet.aeth else { return };
-        if let Syndrome::RnrNak { timer } = Syndrome::from_u8(syndrome) {
+        if let Syndrome::RnrNak { timer } = Syndrome::from_u8(syndrome)
+            && record.is_outstanding(packet.psn)
+        {
             self.refused.get_or_insert((now, rnr_timer_ns(timer)));
         }
     }
@@ -60,7 +62,7 @@ impl Judge for Waits {
                 self.waiting.get_or_insert(now);
             }
             Event::Acked { psn, .. } => self.acked(now, *psn, record),
-            Event::Received { packet, .. } => self.received(now, packet),
+            Event::Received { packet, .. } => self.received(now, packet, record),
             Event::Rewound { cause: RewindCause::Timeout, .. } => {
                 return self.timed_out(now, record);
             }

@@ -52,6 +52,9 @@ impl Traffic {
         if self.rng.chance(self.plan.pauses) {
             let flow = self.any(self.flows.len());
             let depth = self.new_depth(flow);
+            if !self.flows[flow].may_toggle_pause() {
+                return;
+            }
             self.disturbances.pauses += 1;
             self.disturbances.depths += u64::from(depth.is_some());
             self.flows[flow].toggle_pause(&mut self.world, depth);

@@ -1,5 +1,6 @@
 //! What a world is made of, drawn from its seed.
 
+use crate::ONE_READS;
 use crate::message::Taste;
 use rnic_abi::verbs::WcStatus;
 use rnic_core::config::EngineConfig;
@@ -160,6 +161,10 @@ const FAST: u64 = 800;
 /// Packets of a burst, and nanoseconds of a turn in which they pile up.
 const MANY: u32 = 256;
 const LONG_TURN: u64 = 30_000;
+/// Packets that a port receives in a turn, so that a thousand of them wait less than a timeout.
+const PROMPT: u32 = 64;
+/// So often a request may be lost, and its answer, and then there is a retry left.
+const MERCY: u8 = 3;
 /// Messages of one world, all flows together.
 const MESSAGES: u64 = 240;
 
@@ -170,7 +175,7 @@ impl Plan {
         Self {
             seed,
             salt,
-            faults: Faults { delay: 500 + rng.below(20_000), ..Faults::default() },
+            faults: Faults { delay: 500 + rng.below(20_000), mercy: MERCY, ..Faults::default() },
             receive_delay: 0,
             ending: Ending::Clean,
             timer: true,
@@ -204,10 +209,13 @@ impl Plan {
             profiles: self.profiles.to_vec(),
             ..WorldConfig::random_pair(rng.word())
         };
-        if !self.bursts {
-            return any;
-        }
         let ports = any.ports.iter();
+        if !self.bursts {
+            // Where no retry is allowed, all answers to one end arrive within a timeout.
+            let few = if self.is_calm() && self.tastes == ONE_READS { PROMPT } else { 0 };
+            let ports = ports.map(|port| PortConfig { rx_burst: port.rx_burst.max(few), ..*port });
+            return WorldConfig { ports: ports.collect(), ..any };
+        }
         let ports = ports.map(|port| PortConfig { tx_burst: MANY, rx_burst: MANY, ..*port });
         let engine = EngineConfig::new([0; 2]);
         WorldConfig { ports: ports.collect(), turn_time: LONG_TURN, engine, ..any }

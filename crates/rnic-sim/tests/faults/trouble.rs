@@ -68,6 +68,13 @@ impl Trouble {
 }
 
 impl Flow {
+    /// On a dead wire no pause begins: what was not started when a queue is drained is not waited
+    /// for, so that the retries would never end.
+    pub(crate) fn may_toggle_pause(&self) -> bool {
+        let dies = matches!(self.trouble.ending, Some((Ending::WireDies, _)));
+        self.trouble.is_paused || !dies
+    }
+
     /// RTS to SQD, or back. A queue pair that failed stays where it is.
     pub(crate) fn toggle_pause(&mut self, world: &mut World, depth: Option<u8>) {
         let pauses = !self.trouble.is_paused;
