@@ -169,8 +169,10 @@ impl Replies {
 
     /// Queues the answer to a duplicate where its PSNs belong. What is owed for the same PSNs
     /// begins anew with it; what is owed beyond it stays, as the duplicate may be a late copy of
-    /// something that the requester never missed. False when the queue is full: only a peer that
-    /// asks for pieces, and for more of them than it may have requests outstanding, comes to that.
+    /// something that the requester never missed. Where that does not all fit, what duplicates cut
+    /// short goes: who asks from there on has it. False when the queue is full all the same: only
+    /// a peer that asks for pieces, and for more of them than it may have requests outstanding,
+    /// comes to that.
     fn restart(&mut self, reply: Reply, epsn: Psn) -> bool {
         let behind = |psn: Psn| psn.steps_to(epsn);
         let (first, end) = (behind(reply.first), behind(reply.end()));
@@ -183,6 +185,10 @@ impl Replies {
             }
         }
         self.queue.retain(|owed| owed.sent < owed.limit);
+        // Rule: CutAnswersMakeRoom
+        if self.queue.len() >= self.depth {
+            self.queue.retain(|owed| owed.limit == owed.packets);
+        }
         let has_room = self.queue.len() < self.depth;
         if has_room {
             let after = |owed: &Reply| behind(owed.next_psn()) <= first;
@@ -292,8 +298,9 @@ mod tests {
             let piece = (u64::from(k) * 256, KEY, 256);
             replies.push_duplicate_read(first.wrapping_add(k), piece, 1, first.wrapping_add(100))
         };
-        let accepted = (0..100).filter(|k| ask(*k)).count();
+        let accepted = (0..99).filter(|k| ask(*k)).count();
         assert_eq!(accepted, 3, "beside the whole, which is owed");
+        assert!(ask(99), "in the place of the whole: the requester has the rest of it");
         assert_eq!(replies.len(), 4);
     }
 

@@ -64,6 +64,25 @@ fn a_late_copy_of_an_answered_request_takes_nothing_from_later_ones() {
     }
 }
 
+/// Both arrive together, the copy first, and only one answer fits beside those of other requests.
+#[test]
+fn a_late_copy_leaves_room_for_the_answer_to_a_repetition() {
+    for depth in [1, 2] {
+        let connection = Connection { max_dest_rd_atomic: depth, ..small_mtu() };
+        let mut d = Dialogue::new(connection);
+        let ten = read_request(&d, 0, 0, 2560);
+        d.say(&ten);
+        assert_eq!(d.hear_burst().len(), 10);
+        let mut together = vec![ten, read_request(&d, 7, 1792, 768)];
+        if depth == 2 {
+            together.push(read_request(&d, 10, 0, 16));
+        }
+        d.say_all(&together);
+        let heard = psns(&mut d);
+        assert!(heard.ends_with(&[7, 8, 9]) || heard.ends_with(&[7, 8, 9, 10]), "{heard:?}");
+    }
+}
+
 #[test]
 fn a_late_copy_of_an_answered_request_takes_no_ack() {
     let mut d = dialogue();
