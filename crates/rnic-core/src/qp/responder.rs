@@ -274,12 +274,14 @@ impl Qp {
     fn handle_duplicate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         self.counters.duplicates += 1;
         let (psn, epsn) = (packet.psn(), self.responder.epsn);
+        let mut end = psn.wrapping_add(1);
         match packet.info.operation {
             Operation::Send | Operation::Write => self.responder.acknowledge_again(psn),
             Operation::ReadRequest => {
                 let Some(reth) = packet.datagram.reth() else { return Verdict::Done };
                 let request = (reth.va, reth.rkey.0, reth.dma_len);
                 let packets = packets_of(reth.dma_len, self.mtu);
+                end = psn.wrapping_add(packets);
                 // Rule: DuplicateReadAnswered
                 if reth.dma_len > MAX_DMA_LEN
                     || !self.responder.replies.push_duplicate_read(psn, request, packets, epsn)
@@ -298,9 +300,12 @@ impl Qp {
             }
             _ => return Verdict::Drop(DropReason::Duplicate),
         }
-        // The peer went back below the gap: a new loss in its second try must be NAKed anew.
+        // The peer went back below the gap: a new loss in its second try must be NAKed anew. Its
+        // tries reach the gap. Late copies hardly do, and if each of them brought another NAK for
+        // what is on its way, all retries could be spent where nothing is lost.
         // Rule: DuplicateEndsGap
-        if !self.responder.nak_waits() {
+        // Rule: RepetitionReachesGap
+        if end == epsn && !self.responder.nak_waits() {
             self.responder.nak_sent = false;
         }
         ctx.shared.counters.duplicate_request += 1;

@@ -139,9 +139,9 @@ fn a_duplicate_takes_no_nak() {
         d.say_all(&[write_only(&d, 3, 0, &[1; 8]), copy, write_only(&d, 4, 0, &[1; 8])]);
         let last = d.hear_burst().pop().unwrap();
         assert_eq!((last.psn(), last.aeth()), (d.peer_psn(2), (SEQUENCE, 2)));
-        // It is sent: a loss behind the next duplicate is refused anew.
-        d.say(&write_only(&d, 0, 0, &[1; 8]));
-        d.expect_aeth(d.peer_psn(0), ACK, 2);
+        // It is sent: a loss behind the next repetition is refused anew.
+        d.say_all(&[write_only(&d, 0, 0, &[1; 8]), read_request(&d, 1, 0, 16)]);
+        assert_eq!(psns(&mut d), [1]);
     }
     assert_eq!(d.world.hosts()[0].engine.counters().sent_seq_err, 2);
 }
@@ -158,6 +158,29 @@ fn a_loss_behind_a_duplicate_is_refused_anew() {
     d.expect_aeth(d.peer_psn(0), ACK, 1);
     d.say(&write_only(&d, 2, 16, &[3; 8]));
     d.expect_aeth(d.peer_psn(1), SEQUENCE, 1);
+}
+
+/// What was sent behind the gap is on its way, and the copy says nothing about it.
+#[test]
+fn a_late_copy_ends_no_gap() {
+    let mut d = dialogue();
+    let writes: Vec<_> = (0..12).map(|psn| write_only(&d, psn, 0, &[1; 8])).collect();
+    d.say_all(&[writes[0].clone(), writes[1].clone(), read_request(&d, 2, 0, 600)]);
+    d.hear_burst();
+    d.say(&writes[6]);
+    d.expect_aeth(d.peer_psn(5), SEQUENCE, 3);
+    for late in [writes[0].clone(), writes[1].clone(), read_request(&d, 3, 256, 8)] {
+        d.say_all(&[late, writes[7].clone()]);
+        let heard = d.hear_burst();
+        let mut acks = heard.iter().filter(|heard| heard.opcode() == Opcode::RcAck);
+        assert!(acks.all(|ack| ack.aeth() == (ACK, 3)), "nothing is refused again");
+    }
+    // The requester went back, and the same packet was lost again.
+    for repetition in [read_request(&d, 2, 0, 600), read_request(&d, 4, 512, 88)] {
+        d.say_all(&[repetition, writes[6].clone()]);
+        let last = d.hear_burst().pop().unwrap();
+        assert_eq!((last.psn(), last.aeth()), (d.peer_psn(5), (SEQUENCE, 3)));
+    }
 }
 
 #[test]
