@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use system_tests::checker;
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::inspect::Census;
@@ -14,6 +15,8 @@ use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Cmd, Running, User, wait_until};
+use system_tests::programs::Dialogue;
+use system_tests::rounds::share_left;
 
 /// An ordinary user who is not the attacker.
 const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
@@ -45,7 +48,15 @@ impl Stage {
 
     /// A daemon of root's that is started through something that limits it.
     fn daemon(&self, through: &[String]) -> Result<Node> {
-        let spec = Spec { through: through.to_vec(), ..Spec::new(Io::Loopback) };
+        self.configured(through, "")
+    }
+
+    /// One with a configuration file.
+    fn configured(&self, through: &[String], config: &str) -> Result<Node> {
+        let file = self.scratch.join("rnicd.toml");
+        fs::write(&file, config)?;
+        let mut spec = Spec { through: through.to_vec(), ..Spec::new(Io::Loopback) };
+        spec.extra = vec!["--config".into(), file.display().to_string()];
         let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &self.lab.tools);
         Ok(Node::new(Daemon::start(self.dist, &spec)?, host, self.dist))
     }
@@ -176,6 +187,28 @@ fn queues_do_not_use_up_the_address_space() -> Result<()> {
     outlives("queues_in_an_address_space", "rings", &words("prlimit --as=805306368"), 768 / 8 / 2)
 }
 
+/// Whose administrator lets users have more than there is: nobody is promised to be served while
+/// one has it all, but everybody is when that one has gone.
+#[test]
+fn a_daemon_that_promises_too_much_lives_on() -> Result<()> {
+    const PROMISE: &str = "[quota]\nring-bytes = 1099511627776\nsessions = 4096\n\
+                           [total]\nring-bytes = 1099511627776\nsessions = 8192\n";
+    let Some(stage) = Stage::open("a_daemon_that_promises_too_much")? else { return Ok(()) };
+    let node = stage.configured(&words("prlimit --as=536870912"), PROMISE)?;
+    let early = serves(&node, Some(SOMEBODY))?;
+    let crowd = stage.attack(&node, "crowd", 2.0)?;
+    let (rings, got) = stage.hoarder(&node, "rings")?;
+    let (more, _) = stage.hoarder(&node, "channels")?;
+    eprintln!("the attacker got {got} queues");
+    drop(crowd.wait()?);
+    drop((rings, more, early));
+    drop(settled(&node)?);
+    drop((serves(&node, Some(SOMEBODY))?, serves(&node, Some(User::NOBODY))?));
+    let log = node.stop()?;
+    ensure!(log.lines().count() < LINES, "a long log:\n{log}");
+    Ok(())
+}
+
 #[test]
 fn channels_do_not_use_up_the_descriptors() -> Result<()> {
     outlives("channels", "channels", &words("prlimit --nofile=1024:1024"), 1024 / 2)
@@ -203,6 +236,38 @@ fn a_crowd_at_the_door_keeps_nobody_out() -> Result<()> {
         let log = node.stop()?;
         ensure!(log.lines().count() < LINES, "a long log:\n{log}");
     }
+    Ok(())
+}
+
+/// Beside those who ask for long lists without pause, another user keeps half of the rate that it
+/// has beside as many programs that compute.
+#[test]
+fn long_lists_do_not_keep_engines() -> Result<()> {
+    let Some(mut stage) = Stage::open("long_lists")? else { return Ok(()) };
+    stage.lab.tools = stage.lab.tools.clone().with_built(checker::build()?);
+    let node = stage.daemon(&[])?;
+    // The attacker's engine is the one that all packets pass.
+    let first = serves(&node, Some(User::NOBODY))?;
+    let rate = |seconds: f64| -> Result<f64> {
+        let dialogue = Dialogue::new(&format!("checker -t {seconds}"));
+        let said = dialogue.limit(Duration::from_secs(60)).run(&node, &node)?;
+        checker::megabytes_per_second(&said.client.stdout)
+    };
+    let calm = || {
+        let spinners = (0..3).map(|_| stage.attack(&node, "spin", ATTACK));
+        let _spinners = spinners.collect::<Result<Vec<_>>>()?;
+        rate(2.0)
+    };
+    let disturbed = |seconds| {
+        let attacker = stage.hoarder(&node, "lists")?;
+        let rate = rate(seconds)?;
+        drop(attacker);
+        Ok(rate)
+    };
+    let share = share_left(9.0, 3.0, calm, disturbed).with_context(|| node.daemon.log())?;
+    ensure!(share > 0.5, "only {:.0}% of the rate was left", 100.0 * share);
+    drop(first);
+    node.stop()?;
     Ok(())
 }
 

@@ -97,3 +97,44 @@ pub(crate) fn has_room(len: usize) -> bool {
     // SAFETY: a mapping of our own that nobody has a pointer into.
     map(len).is_some_and(|room| unsafe { rustix::mm::munmap(room.as_ptr().cast(), len) }.is_ok())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::process::Command;
+
+    /// Tells the test that it is the process whose address space is small.
+    const CHILD: &str = "RNICD_TEST_OF_LITTLE_MEMORY";
+
+    #[test]
+    fn a_failed_allocation_takes_the_reserve_and_not_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            return in_little_memory();
+        }
+        let name = "memory::tests::a_failed_allocation_takes_the_reserve_and_not_the_process";
+        let this = std::env::current_exe().unwrap();
+        let child = Command::new(this).args(["--exact", name]).env(CHILD, "1").output().unwrap();
+        assert!(child.status.success(), "{child:?}");
+    }
+
+    fn in_little_memory() {
+        const BLOCK: usize = 4 << 20;
+        keep_reserve(4 * BLOCK);
+        assert!(!is_short());
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let taken = pages * rustix::param::page_size() as u64;
+        let maximum = getrlimit(Resource::As).maximum;
+        let current = Some(taken + 8 * BLOCK as u64);
+        setrlimit(Resource::As, Rlimit { current, maximum }).unwrap();
+        let mut blocks: Vec<Vec<u8>> = Vec::with_capacity(100);
+        while !is_short() {
+            assert!(blocks.len() < 50, "no limit is kept");
+            blocks.push(Vec::with_capacity(BLOCK));
+        }
+        assert!(blocks.len() > 4 && !has_room(4 * BLOCK), "{}", blocks.len());
+        drop(blocks);
+        assert!(!is_short() && has_room(BLOCK));
+    }
+}
