@@ -22,6 +22,8 @@
 //! | [`ssh`] | a host that is reached with `ssh` |
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
+//! | [`commons`] | the same for tests of several users: programs where each of them finds them |
+//! | [`rounds`] | what part of a rate is left while somebody disturbs |
 //!
 //! Everything that changes the machine is a value whose `Drop` changes it back, also when a test
 //! panics. Interrupts are polled ([`interrupt`]), so that Ctrl-C unwinds through the same drops.
@@ -29,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checker;
+pub mod commons;
 pub mod daemon;
 pub mod dist;
 pub mod emulator;

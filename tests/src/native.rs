@@ -59,6 +59,14 @@ pub fn promise() -> Result<PathBuf> {
     build(PROMISE, &["common", "promise"])
 }
 
+/// Compiles [`WATCH`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn watch() -> Result<PathBuf> {
+    build(WATCH, &["watch"])
+}
+
 /// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.
 ///
 /// # Errors

@@ -7,19 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use system_tests::checker;
-use system_tests::daemon::{Daemon, Io, Spec};
-use system_tests::dist::Dist;
+use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::Census;
-use system_tests::lab::{Lab, Need};
 use system_tests::native::{self, HOSTILE, VICTIM};
-use system_tests::paths::Scratch;
-use system_tests::place::{Host, Node, Place};
+use system_tests::place::{Node, Place};
 use system_tests::process::{Cmd, Running, User, wait_until};
 use system_tests::programs::Dialogue;
 use system_tests::rounds::share_left;
 
-/// An ordinary user who is not the attacker.
-const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
 /// How long an attack lasts unless it is ended before.
 const ATTACK: f64 = 60.0;
 /// How long the attacker may take until it has all that it gets, and a newcomer until it works.
@@ -27,23 +23,16 @@ const SOON: Duration = Duration::from_secs(30);
 /// Lines that the log of a daemon may have in a test: what it says of itself, and of the attack.
 const LINES: usize = 100;
 
-struct Stage {
-    lab: Lab,
-    dist: &'static Dist,
-    scratch: Scratch,
-}
+struct Stage(Commons);
 
 impl Stage {
     fn open(test: &str) -> Result<Option<Self>> {
-        let Some(mut lab) = Lab::open(test, Need::Root, &["prlimit"])? else { return Ok(None) };
-        let scratch = Scratch::new("hoard")?;
-        // The checkout may be closed to other users.
-        for (folder, program) in [(native::victim()?, VICTIM), (native::hostile()?, HOSTILE)] {
-            fs::copy(folder.join(program), scratch.join(program))?;
-        }
-        lab.tools = lab.tools.clone().with_built(scratch.path().to_owned());
-        let dist = Box::leak(Box::new(Dist::get()?.copy_to(&scratch.join("dist"))?));
-        Ok(Some(Self { lab, dist, scratch }))
+        let helpers: [Helper; 3] = [
+            (VICTIM, native::victim),
+            (HOSTILE, native::hostile),
+            (checker::PROGRAM, checker::build),
+        ];
+        Ok(Commons::open(test, &["prlimit"], &helpers)?.map(Self))
     }
 
     /// A daemon of root's that is started through something that limits it.
@@ -53,19 +42,17 @@ impl Stage {
 
     /// One with a configuration file.
     fn configured(&self, through: &[String], config: &str) -> Result<Node> {
-        let file = self.scratch.join("rnicd.toml");
+        let file = self.0.scratch.join("rnicd.toml");
         fs::write(&file, config)?;
-        let mut spec = Spec { through: through.to_vec(), ..Spec::new(Io::Loopback) };
-        spec.extra = vec!["--config".into(), file.display().to_string()];
-        let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &self.lab.tools);
-        Ok(Node::new(Daemon::start(self.dist, &spec)?, host, self.dist))
+        let extra = vec!["--config".into(), file.display().to_string()];
+        self.0.node(&Spec { through: through.to_vec(), extra, ..Spec::new(Io::Loopback) })
     }
 
     fn attack(&self, node: &Node, kind: &str, seconds: f64) -> Result<Running> {
-        Cmd::new(self.scratch.join(HOSTILE))
+        Cmd::new(self.0.scratch.join(HOSTILE))
             .args([kind, "--seconds", &seconds.to_string()])
             .env("RNIC_SOCKET", node.daemon.socket())
-            .env("TMPDIR", self.scratch.path())
+            .env("TMPDIR", self.0.scratch.path())
             // It needs as many descriptors as it makes the daemon have.
             .through(&words("prlimit --nofile=8192:8192"))
             .as_user(Some(User::NOBODY))
@@ -108,12 +95,13 @@ fn serves(node: &Node, user: Option<User>) -> Result<Running> {
 
 /// What a daemon has that nobody uses but who asks.
 fn settled(node: &Node) -> Result<Census> {
-    let mut census = Census::of(node)?;
+    let mut census = None;
     wait_until("end of all sessions", SOON, || {
-        census = Census::of(node)?;
-        Ok(census.objects.get("sessions") == Some(&1))
-    })?;
-    Ok(census)
+        let now = census.insert(Census::of(node)?);
+        Ok(now.objects.get("sessions") == Some(&1))
+    })
+    .with_context(|| node.daemon.log())?;
+    census.context("no census")
 }
 
 /// A control group of the machine's that is removed on drop, when such a thing can be made.
@@ -243,8 +231,7 @@ fn a_crowd_at_the_door_keeps_nobody_out() -> Result<()> {
 /// has beside as many programs that compute.
 #[test]
 fn long_lists_do_not_keep_engines() -> Result<()> {
-    let Some(mut stage) = Stage::open("long_lists")? else { return Ok(()) };
-    stage.lab.tools = stage.lab.tools.clone().with_built(checker::build()?);
+    let Some(stage) = Stage::open("long_lists")? else { return Ok(()) };
     let node = stage.daemon(&[])?;
     // The attacker's engine is the one that all packets pass.
     let first = serves(&node, Some(User::NOBODY))?;

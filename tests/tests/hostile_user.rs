@@ -6,56 +6,33 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use system_tests::daemon::{Daemon, Io, Spec};
-use system_tests::dist::Dist;
+use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::ask;
-use system_tests::lab::{Lab, Need};
 use system_tests::native::{self, VICTIM, WATCH};
-use system_tests::paths::Scratch;
-use system_tests::place::{Host, Node, Place};
+use system_tests::place::{Node, Place};
 use system_tests::process::{Cmd, Output, User, wait_until};
-
-/// An ordinary user who is not the attacker.
-const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
 
 /// How long anything may take that a stalled engine must not hinder.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Programs and libraries where every user finds them.
-struct Stage {
-    lab: Lab,
-    dist: &'static Dist,
-    scratch: Scratch,
-}
+struct Stage(Commons);
 
 impl Stage {
     fn open(test: &str) -> Result<Option<Self>> {
-        let Some(mut lab) = Lab::open(test, Need::Root, &["ibv_devices"])? else { return Ok(None) };
-        let scratch = Scratch::new("users")?;
-        for folder in [native::victim()?, native::build(WATCH, &["watch"])?] {
-            for program in [VICTIM, WATCH] {
-                if folder.join(program).is_file() {
-                    fs::copy(folder.join(program), scratch.join(program))?;
-                }
-            }
-        }
-        lab.tools = lab.tools.clone().with_built(scratch.path().to_owned());
-        // One copy for the test's whole life; nodes refer to it.
-        let dist = Box::leak(Box::new(Dist::get()?.copy_to(&scratch.join("dist"))?));
-        Ok(Some(Self { lab, dist, scratch }))
+        let helpers: [Helper; 2] = [(VICTIM, native::victim), (WATCH, native::watch)];
+        Ok(Commons::open(test, &["ibv_devices"], &helpers)?.map(Self))
     }
 
     fn daemon(&self, user: Option<User>, extra: &[&str]) -> Result<Node> {
-        let mut spec = Spec { user, ..Spec::new(Io::Loopback) };
-        spec.extra = extra.iter().map(|arg| (*arg).to_owned()).collect();
-        let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &self.lab.tools);
-        Ok(Node::new(Daemon::start(self.dist, &spec)?, host, self.dist))
+        let extra = extra.iter().map(|arg| (*arg).to_owned()).collect();
+        self.0.node(&Spec { user, extra, ..Spec::new(Io::Loopback) })
     }
 
     /// A copy of [`WATCH`] that runs as root whoever starts it.
     fn program_of_roots(&self) -> Result<PathBuf> {
-        let path = self.scratch.join("watch-as-root");
-        fs::copy(self.scratch.join(WATCH), &path)?;
+        let path = self.0.scratch.join("watch-as-root");
+        fs::copy(self.0.scratch.join(WATCH), &path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))?;
         Ok(path)
     }
@@ -109,7 +86,7 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
             seen.as_array().is_some_and(|list| !list.is_empty()),
             "root sees no {what}: {seen}"
         );
-        let cmd = Cmd::new(stage.dist.bin("rnic")).args([what, "--json"]);
+        let cmd = Cmd::new(stage.0.dist.bin("rnic")).args([what, "--json"]);
         let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket());
         let text = cmd.as_user(Some(User::NOBODY)).check()?;
         // Keys, QP numbers and PSNs are all that it takes to write into somebody's memory.
@@ -124,7 +101,7 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
 fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
     let Some(stage) = Stage::open("only_the_owner_captures")? else { return Ok(()) };
     let node = stage.daemon(None, &[])?;
-    let capture = stage.scratch.join("stolen.pcapng");
+    let capture = stage.0.scratch.join("stolen.pcapng");
     let capture = capture.to_str().expect("a name of ours");
     let commands = [
         &["fault", "add", "drop=1"][..],
@@ -133,7 +110,7 @@ fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
         &["capture", "-w", capture],
     ];
     for args in commands {
-        let cmd = Cmd::new(stage.dist.bin("rnic")).args(args);
+        let cmd = Cmd::new(stage.0.dist.bin("rnic")).args(args);
         let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket()).as_user(Some(User::NOBODY));
         let output = cmd.limit(Duration::from_secs(5)).run()?;
         ensure!(!output.success() && output.stderr.contains("only root"), "{output}");
