@@ -12,6 +12,7 @@
 //! | `pcapng` | capture files |
 //! | `log` | lines on standard error, not too many |
 //! | `memory` | a reserve for the moment when there is none |
+//! | `thread` | threads that clients cause to exist |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
@@ -28,6 +29,7 @@ mod refusal;
 mod server;
 mod shard;
 mod system;
+mod thread;
 mod wire;
 
 /// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.

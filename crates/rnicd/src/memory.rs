@@ -99,42 +99,77 @@ pub(crate) fn has_room(len: usize) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use std::process::Command;
 
-    /// Tells the test that it is the process whose address space is small.
+    /// Tells a test that it is the process whose address space is small.
     const CHILD: &str = "RNICD_TEST_OF_LITTLE_MEMORY";
+    const BLOCK: usize = 1 << 20;
 
-    #[test]
-    fn a_failed_allocation_takes_the_reserve_and_not_the_process() {
-        if std::env::var_os(CHILD).is_some() {
-            return in_little_memory();
+    /// Runs `work` of the test with this name in a process that gets 32 MiB more than it has.
+    pub(crate) fn in_little_memory(test: &str, work: fn()) {
+        if std::env::var_os(CHILD).is_none() {
+            let this = std::env::current_exe().unwrap();
+            // One arena is what the daemon has where its address space is limited; a backtrace
+            // takes more memory than there is.
+            let envs = [(CHILD, "1"), ("MALLOC_ARENA_MAX", "1"), ("RUST_BACKTRACE", "0")];
+            let child = Command::new(this).args(["--exact", test]).envs(envs).output().unwrap();
+            let ran = String::from_utf8_lossy(&child.stdout).contains("1 passed");
+            assert!(child.status.success() && ran, "{child:?}");
+            return;
         }
-        let name = "memory::tests::a_failed_allocation_takes_the_reserve_and_not_the_process";
-        let this = std::env::current_exe().unwrap();
-        let child = Command::new(this).args(["--exact", name]).env(CHILD, "1").output().unwrap();
-        assert!(child.status.success(), "{child:?}");
-    }
-
-    fn in_little_memory() {
-        const BLOCK: usize = 4 << 20;
-        keep_reserve(4 * BLOCK);
-        assert!(!is_short());
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
         let taken = pages * rustix::param::page_size() as u64;
         let maximum = getrlimit(Resource::As).maximum;
-        let current = Some(taken + 8 * BLOCK as u64);
+        let current = Some(taken + 32 * BLOCK as u64);
         setrlimit(Resource::As, Rlimit { current, maximum }).unwrap();
-        let mut blocks: Vec<Vec<u8>> = Vec::with_capacity(100);
-        while !is_short() {
-            assert!(blocks.len() < 50, "no limit is kept");
-            blocks.push(Vec::with_capacity(BLOCK));
+        work();
+    }
+
+    /// A mapping that is taken back on drop.
+    pub(crate) struct Taken(NonNull<u8>, usize);
+
+    impl Drop for Taken {
+        fn drop(&mut self) {
+            // SAFETY: a mapping of our own that nobody has a pointer into.
+            unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.1) }.unwrap();
         }
-        assert!(blocks.len() > 4 && !has_room(4 * BLOCK), "{}", blocks.len());
-        drop(blocks);
-        assert!(!is_short() && has_room(BLOCK));
+    }
+
+    /// Maps everything there is but `len` bytes, and what small allocations need.
+    pub(crate) fn take_all_but(len: usize) -> Vec<Taken> {
+        // The allocator keeps it.
+        drop(Vec::<u8>::with_capacity(64 * 1024));
+        let left = map(len).expect("so much there is");
+        let mut all = Vec::with_capacity(100);
+        let mut size = 32 * BLOCK;
+        while size >= rustix::param::page_size() {
+            match map(size) {
+                Some(start) => all.push(Taken(start, size)),
+                None => size /= 2,
+            }
+        }
+        drop(Taken(left, len));
+        all
+    }
+
+    #[test]
+    fn a_failed_allocation_takes_the_reserve_and_not_the_process() {
+        let name = "memory::tests::a_failed_allocation_takes_the_reserve_and_not_the_process";
+        in_little_memory(name, || {
+            keep_reserve(16 * BLOCK);
+            assert!(!is_short());
+            let mut blocks: Vec<Vec<u8>> = Vec::with_capacity(100);
+            while !is_short() {
+                assert!(blocks.len() < 50, "no limit is kept");
+                blocks.push(Vec::with_capacity(BLOCK));
+            }
+            assert!(blocks.len() > 8 && !has_room(16 * BLOCK), "{}", blocks.len());
+            drop(blocks);
+            assert!(!is_short() && has_room(BLOCK));
+        });
     }
 }

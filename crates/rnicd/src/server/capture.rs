@@ -5,6 +5,7 @@ use super::registry::Service;
 use crate::pcapng;
 use crate::refusal::{Refused, refused_by_kernel};
 use crate::shard::Message;
+use crate::thread::{self, STACK};
 use crate::wire::{self, CaptureFeed};
 use crossbeam_channel::RecvTimeoutError;
 use std::fs::File;
@@ -27,14 +28,12 @@ impl Capture {
         let stop = Arc::new(AtomicBool::new(false));
         let (name, ended) = (service.device.name.clone(), Arc::clone(&stop));
         // The thread inherits the rights of its client.
-        std::thread::Builder::new()
-            .name("rnic-capture".into())
-            .spawn(move || {
-                if let Err(error) = write(&feed, &ended, File::from(fd), &name) {
-                    tracing::debug!("a capture ends: {error}");
-                }
-            })
-            .map_err(refused_by_kernel("no thread for a capture"))?;
+        thread::spawn("rnic-capture", STACK, move || {
+            if let Err(error) = write(&feed, &ended, File::from(fd), &name) {
+                tracing::debug!("a capture ends: {error}");
+            }
+        })
+        .map_err(refused_by_kernel("no thread for a capture"))?;
         service.crew.first().tell(Message::Capture(tap));
         Ok(Self { stop })
     }

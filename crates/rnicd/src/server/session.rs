@@ -10,6 +10,7 @@ use crate::memory;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
 use crate::system;
+use crate::thread;
 use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
@@ -54,13 +55,12 @@ pub(super) fn serve(
 
 /// Starts the thread of a session, which begins once it is given the connection.
 fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<Sender<Connection>> {
-    // A thread that finds no memory for its beginnings ends the process.
+    // What is left is for those who are served already.
     if memory::is_short() || !memory::has_room(ROOM) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let (sender, receiver) = bounded(1);
-    let thread = std::thread::Builder::new().name("rnic-session".into()).stack_size(STACK);
-    thread.spawn(move || {
+    thread::spawn("rnic-session", STACK, move || {
         let Ok(connection) = receiver.recv() else { return };
         let owner = rustix::process::geteuid().as_raw();
         let account = service.accounts.of(peer.uid);

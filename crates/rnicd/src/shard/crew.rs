@@ -16,16 +16,17 @@ use crate::inspect::{self, Found, Kind, Numbers, Object, Question};
 use crate::net::Change;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::system::{self, User};
+use crate::thread::{self, STACK};
 use crate::wire::{DeviceWire, Junction};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rnic_abi::os::Credentials;
 use rnic_core::qpn::MAX_SHARDS;
 use rnic_core::slab::SLOT_BITS;
 use rnic_core::{EngineConfig, Secret};
+use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 /// See the [module](self).
 pub(crate) struct Crew {
@@ -142,7 +143,7 @@ impl Crew {
         let make = Maker { config, past: Arc::clone(&past), running };
         let first = make.start(EngineConfig { shard: 0, ..engine }, port, None, || ())?;
         // Sessions have their clients' rights and priority, which their engines must not inherit.
-        thread::Builder::new().name("rnic-starter".into()).spawn(move || {
+        thread::spawn("rnic-starter", STACK, move || {
             for Start { engine, port, user, at_end, answer } in starts {
                 let _ = answer.send(make.start(engine, port, Some(user), at_end));
             }
@@ -369,7 +370,7 @@ impl Maker {
         let (past, running) = (Arc::clone(&self.past), self.running.clone());
         let (report, ready) = bounded(1);
         let name = format!("rnic-engine-{}", engine.shard);
-        thread::Builder::new().name(name).spawn(move || {
+        thread::spawn(&name, STACK, move || {
             let identity = user.map_or(Ok(()), system::become_user);
             match identity.and_then(|()| Shard::new(engine, port, inbox, &config)) {
                 Ok(shard) => {
