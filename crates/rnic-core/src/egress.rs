@@ -14,7 +14,7 @@ use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireC
 use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::requester::Budget;
-use crate::qp::segment::{Segment, Source, train_from};
+use crate::qp::requester::segment::{Segment, Source, train_from};
 use crate::qpn::QpnCodec;
 use crate::shared::Ctx;
 use crate::slab::Slab;
@@ -403,7 +403,7 @@ impl Egress {
         match segment.source {
             Source::Request { index, .. } => {
                 qp.sq.wr_mut(index).fault = Some(WcStatus::LocProtErr);
-                qp.settle_later(ctx);
+                qp.retire_later(ctx);
             }
             Source::Reply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
             Source::Ack => {}

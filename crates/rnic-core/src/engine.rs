@@ -175,7 +175,7 @@ impl Engine {
         self.shared.placed = false;
         let (received, more) = self.receive(now, ports, tap);
         self.behind = if more { self.behind.saturating_add(1) } else { 0 };
-        self.settle(now, tap);
+        self.retire(now, tap);
         self.fail_broken_cqs(now, tap);
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
@@ -197,7 +197,7 @@ impl Engine {
         // Rule: ArrivalsBeforeTimers
         let expired = !patient && self.timers(now, tap);
         let sent = self.transmit(now, ports, tap);
-        self.settle(now, tap);
+        self.retire(now, tap);
         self.fail_broken_cqs(now, tap);
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
@@ -252,17 +252,17 @@ impl Engine {
     }
 
     /// Send completions that acknowledgements have made due.
-    fn settle<T: Tap>(&mut self, now: Instant, tap: &mut T) {
-        let mut settling = std::mem::take(&mut self.shared.settling);
+    fn retire<T: Tap>(&mut self, now: Instant, tap: &mut T) {
+        let mut retiring = std::mem::take(&mut self.shared.retiring);
         let mut ctx = Ctx { now, shared: &mut self.shared, tap };
-        for slot in settling.drain(..) {
+        for slot in retiring.drain(..) {
             if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
-                qp.is_settling = false;
-                qp.settle(&mut ctx);
+                qp.is_retiring = false;
+                qp.retire(&mut ctx);
             }
         }
         // Settling a QP never asks for another one, so nothing was added meanwhile.
-        self.shared.settling = settling;
+        self.shared.retiring = retiring;
     }
 
     /// QPs whose doorbell rang become active.
@@ -442,7 +442,7 @@ fn view(qp: &Qp) -> QpView {
         attr: qp.attr,
         caps: qp.caps,
         outstanding: qp.sq.fetched().wrapping_sub(qp.sq.retired),
-        in_flight: (qp.requester.una.value(), qp.requester.cursor.psn.value()),
+        in_flight: (qp.requester.una().value(), qp.requester.cursor().psn.value()),
         expected_psn: qp.responder.epsn.value(),
         replies: qp.responder.replies.len(),
         counters: qp.counters,

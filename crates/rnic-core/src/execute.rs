@@ -185,7 +185,7 @@ impl Engine {
         // Room for every QP once, so that the data path never grows these lists.
         let qps = self.qps.len();
         self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);
-        self.shared.settling.reserve(qps.saturating_sub(self.shared.settling.len()) + 1);
+        self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);
         for record in records {
             self.shared.clients.bind(client_slot, record, Some(slot));
         }
@@ -265,7 +265,7 @@ fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> 
 fn state_of(qp: &mut Qp) -> Outcome {
     let mut attr = qp.attr;
     // Rule: QueryTellsPsns
-    attr.sq_psn = qp.requester.cursor.psn.value();
+    attr.sq_psn = qp.requester.cursor().psn.value();
     attr.rq_psn = qp.responder.epsn.value();
     Outcome::QpState { attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
 }

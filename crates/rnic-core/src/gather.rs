@@ -6,7 +6,7 @@ use crate::lending::{self, LEND_FROM};
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::replies::ReplyKind;
-use crate::qp::segment::{Segment, Source};
+use crate::qp::requester::segment::{Segment, Source};
 use crate::shared::Ctx;
 use rnic_abi::verbs::AccessFlags;
 use roce_wire::datagram::{ICRC_LEN, pad_for};

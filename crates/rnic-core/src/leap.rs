@@ -18,7 +18,7 @@ impl Engine {
             qp.attr.state == QpState::Rts
                 && qp.sq.fetched() == posted
                 && qp.sq.retired == posted
-                && !qp.requester.in_rnr_wait
+                && !qp.requester.in_rnr_wait()
                 && qp.responder.is_at_rest()
         })
     }
@@ -34,11 +34,7 @@ impl Engine {
 
 impl Qp {
     fn leap(&mut self, sent: u32, received: u32) {
-        let requester = &mut self.requester;
-        let psn = requester.next_psn.wrapping_add(sent);
-        (requester.next_psn, requester.una, requester.max_psn) = (psn, psn, psn);
-        requester.cursor.psn = psn;
-        requester.reload(&self.attr);
+        self.requester.leap(sent, &self.attr);
         let mut left = received;
         while left > 0 {
             let step = left.min(STEP);

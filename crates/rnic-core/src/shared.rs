@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     /// Slots of QPs that have something to send or to flush.
     pub(crate) active: VecDeque<u32>,
     /// Slots of QPs whose send queue may have completions to write.
-    pub(crate) settling: Vec<u32>,
+    pub(crate) retiring: Vec<u32>,
     /// Accepted data on its way to application memory.
     pub(crate) batch: Batch,
     /// Data was placed, or a message came that its completion carries, in this turn.
@@ -59,7 +59,7 @@ impl Shared {
             cqs: Slab::new(config.limits.max_cq as usize),
             wheel: Wheel::new(now),
             active: VecDeque::new(),
-            settling: Vec::new(),
+            retiring: Vec::new(),
             batch: Batch::new(),
             placed: false,
             dirty_cqs: Vec::new(),

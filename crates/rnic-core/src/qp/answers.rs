@@ -3,7 +3,7 @@
 use super::Qp;
 use super::replies::ReplyKind;
 use super::requester::Budget;
-use super::segment::{Segment, Source};
+use super::requester::segment::{Segment, Source};
 use crate::event::{NakReason, Tap};
 use crate::shared::Ctx;
 use roce_wire::Opcode;

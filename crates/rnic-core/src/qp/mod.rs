@@ -7,17 +7,13 @@
 //! * this file: the object itself and its way through RESET ... ERR.
 
 mod answers;
-pub(crate) mod completer;
 mod effects;
 mod refusal;
 pub(crate) mod replies;
 pub(crate) mod requester;
 pub(crate) mod responder;
-pub(crate) mod retry;
 pub(crate) mod rq;
 mod schedule;
-pub(crate) mod segment;
-pub(crate) mod sq;
 pub(crate) mod verdict;
 
 use crate::command::{ClientId, NewQp, Path};
@@ -26,13 +22,13 @@ use crate::profile::Profile;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
 use requester::Requester;
+use requester::sq::SendQueue;
 use responder::Responder;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
-use roce_wire::{Flow, PKey, Psn, Qpn};
+use roce_wire::{Flow, PKey, Qpn};
 use rq::RecvQueue;
-use sq::SendQueue;
 
 /// Counters of one QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -73,7 +69,7 @@ pub(crate) struct Qp {
     pub(crate) recv_cq: u32,
     pub(crate) sq_sig_all: bool,
     pub(crate) is_active: bool,
-    pub(crate) is_settling: bool,
+    pub(crate) is_retiring: bool,
     /// The last visit that sent anything sent no requests: they come before replies next time.
     pub(crate) requests_due: bool,
     pub(crate) caps: QpCaps,
@@ -127,7 +123,7 @@ impl Qp {
             recv_cq: new.recv_cq,
             sq_sig_all: new.sq_sig_all,
             is_active: false,
-            is_settling: false,
+            is_retiring: false,
             requests_due: false,
             caps: new.caps,
             attr: QpAttr::default(),
@@ -228,7 +224,7 @@ impl Qp {
             ctx.event(|| Event::State { qpn: self.qpn, from, to });
         }
         self.activate(ctx);
-        self.settle_later(ctx);
+        self.retire_later(ctx);
     }
 
     /// Both queues become empty without completions.
@@ -338,14 +334,5 @@ impl Qp {
             self.enter_error(ctx);
             self.raise(ctx, AsyncEventType::QpFatal);
         }
-    }
-
-    /// Is `psn` in the window of requests that were sent and not yet acknowledged?
-    #[inline]
-    pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
-        let ahead = psn.distance_from(self.requester.una);
-        let sent = self.requester.max_psn.distance_from(self.requester.una);
-        // Rule: ResponseBehind, ResponseAhead
-        ahead >= 0 && ahead < sent
     }
 }

@@ -23,7 +23,7 @@ impl Qp {
             NakReason::Local => WcStatus::LocProtErr,
             _ => WcStatus::RemInvReqErr,
         };
-        self.settle(ctx);
+        self.retire(ctx);
         // Rule: RefusedReceiveFails
         let reported = self.fail_current_receive(ctx, status);
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
@@ -34,7 +34,7 @@ impl Qp {
         if !self.receives() {
             return;
         }
-        self.settle(ctx);
+        self.retire(ctx);
         let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::LocQpOpErr);
         self.rq.release(index);
         ctx.complete(self.recv_cq, &cqe);

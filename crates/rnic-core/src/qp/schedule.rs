@@ -22,10 +22,10 @@ impl Qp {
 
     /// Remembers that the QP may have send completions to write.
     #[inline]
-    pub(crate) fn settle_later<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if !self.is_settling {
-            self.is_settling = true;
-            ctx.shared.settling.push(self.slot);
+    pub(crate) fn retire_later<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        if !self.is_retiring {
+            self.is_retiring = true;
+            ctx.shared.retiring.push(self.slot);
         }
     }
 

@@ -1,14 +1,13 @@
 //! The completer: what responses mean for the requester, and the completions that follow.
 //!
-//! Responses only move `una`. Completions are written by [`Qp::settle`], after the data of the
+//! Responses only move `una`. Completions are written by [`Qp::retire`], after the data of the
 //! burst is in place.
 
-use super::Qp;
-use super::requester::Requester;
-use super::responder::Packet;
+use super::super::Qp;
+use super::super::responder::Packet;
+use super::super::verdict::{Deferred, Verdict};
 use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
-use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, Tap};
 use crate::placement::{Piece, PieceKind};
 use crate::ports::MemRange;
@@ -27,7 +26,7 @@ impl Qp {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
             return Verdict::Drop(DropReason::QpState);
         }
-        if !self.is_outstanding(psn) {
+        if !self.requester.is_outstanding(psn) {
             return Verdict::Drop(DropReason::GhostResponse);
         }
         let len = packet.datagram.payload_len();
@@ -93,55 +92,36 @@ impl Qp {
     /// Takes `una` up to `target`. SENDs and WRITEs on the way are acknowledged by that; a READ or
     /// atomic without its response is not: then `una` stops there and false is returned.
     fn acknowledge<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, target: Psn) -> bool {
-        let before = self.requester.una;
+        let before = self.requester.una();
         let mut complete = true;
-        while self.requester.una.distance_from(target) < 0 {
-            let wr = self.sq.wr(self.requester.acked_index);
+        while self.requester.una().distance_from(target) < 0 {
+            let wr = self.sq.wr(self.requester.oldest());
             // Rule: ImpliedNak
-            if wr.wants_data() {
+            if wr.is_read_or_atomic() {
                 complete = false;
                 break;
             }
             // Rule: AckInsideMessage, AckCoalesces
             if wr.packet_of(target) < wr.packets {
-                self.requester.una = target;
+                self.requester.ack_inside(target);
             } else {
-                self.finish_wr(wr.end());
+                self.requester.ack_oldest(wr.end(), wr.is_read_or_atomic());
             }
         }
-        if self.requester.una != before {
+        if self.requester.una() != before {
             self.progress(ctx);
         }
         complete
     }
 
-    /// The WQE that owns `una` is complete.
-    fn finish_wr(&mut self, end: Psn) {
-        let requester = &mut self.requester;
-        let index = requester.acked_index;
-        let was_sent = requester.cursor.index.wrapping_sub(index).cast_signed() > 0;
-        if self.sq.wr(index).wants_data() && was_sent {
-            requester.reads = requester.reads.saturating_sub(1);
-        }
-        requester.una = end;
-        requester.acked_index = index.wrapping_add(1);
-    }
-
     /// `una` moved: retries are available again, the timer starts over, completions may be due.
     fn progress<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let requester = &mut self.requester;
-        if requester.cursor.psn.distance_from(requester.una) < 0 {
-            // Acknowledged by an answer to an earlier transmission: no need to send it again.
-            requester.cursor.index = requester.acked_index;
-            requester.cursor.psn = requester.una;
-            requester.reads = 0;
-        }
-        requester.reload(&self.attr);
-        let psn = requester.una.wrapping_sub(1);
+        self.requester.progress(&self.attr);
+        let psn = self.requester.una().wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
         // Rule: ProgressRestartsTimer
         self.restart_timer(ctx);
-        self.settle_later(ctx);
+        self.retire_later(ctx);
         self.activate(ctx);
     }
 
@@ -156,7 +136,7 @@ impl Qp {
         if !self.acknowledge(ctx, psn) {
             return self.implied_nak(ctx, psn, false);
         }
-        let index = self.requester.acked_index;
+        let index = self.requester.oldest();
         let wr = *self.sq.wr(index);
         // Rule: ReadResponseForRead
         if wr.control.opcode != WrOpcode::Read {
@@ -183,16 +163,12 @@ impl Qp {
         let begins_again = packet.info.position.is_start() && !k.is_multiple_of(piece);
         if begins_again {
             // This answers the repetition: nothing of the transmission before will follow.
-            self.requester.stale = None;
+            self.requester.forget_loss();
         }
         if is_last {
-            self.finish_wr(wr.end());
+            self.requester.ack_oldest(wr.end(), true);
         } else {
-            self.requester.una = psn.wrapping_add(1);
-            let was_sent = self.requester.cursor.psn.distance_from(self.requester.una) >= 0;
-            if ends_piece && was_sent {
-                self.requester.reads = self.requester.reads.saturating_sub(1);
-            }
+            self.requester.ack_response(psn, ends_piece);
         }
         self.progress(ctx);
         Verdict::Done
@@ -250,7 +226,7 @@ impl Qp {
         if !self.acknowledge(ctx, packet.psn()) {
             return self.implied_nak(ctx, packet.psn(), false);
         }
-        let index = self.requester.acked_index;
+        let index = self.requester.oldest();
         // Rule: AtomicResponseForAtomic
         if !self.sq.wr(index).is_atomic() {
             return Verdict::fail(WcStatus::BadRespErr);
@@ -273,14 +249,14 @@ impl Qp {
 
     /// The result of the oldest outstanding atomic is in memory.
     pub(crate) fn finish_own_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let end = self.sq.wr(self.requester.acked_index).end();
-        self.finish_wr(end);
+        let end = self.sq.wr(self.requester.oldest()).end();
+        self.requester.ack_oldest(end, true);
         self.progress(ctx);
     }
 
     /// A response of impossible length for its opcode.
     fn wrong_length<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) -> Verdict {
-        if psn == self.requester.una || self.acknowledge(ctx, psn) {
+        if psn == self.requester.una() || self.acknowledge(ctx, psn) {
             return Verdict::fail(WcStatus::LocLenErr);
         }
         self.implied_nak(ctx, psn, false)
@@ -288,11 +264,11 @@ impl Qp {
 
     /// The request that owns `una` fails; everything before it is complete.
     pub(crate) fn fail_request<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, status: WcStatus) {
-        if self.attr.state == QpState::Err || self.requester.acked_index == self.sq.fetched() {
+        if self.attr.state == QpState::Err || self.requester.oldest() == self.sq.fetched() {
             return;
         }
-        self.sq.wr_mut(self.requester.acked_index).fault = Some(status);
-        self.settle(ctx);
+        self.sq.wr_mut(self.requester.oldest()).fault = Some(status);
+        self.retire(ctx);
     }
 
     /// Response data with this PSN could not be stored: the READ that owns it is the oldest request
@@ -301,18 +277,18 @@ impl Qp {
         if self.attr.state == QpState::Err {
             return;
         }
-        let mut index = self.requester.acked_index;
+        let mut index = self.requester.oldest();
         while index != self.sq.retired
             && (index == self.sq.fetched() || self.sq.wr(index).first.distance_from(psn) > 0)
         {
             index = index.wrapping_sub(1);
         }
-        self.requester.acked_index = index;
+        self.requester.set_oldest(index);
     }
 
     /// Writes the completions of what is acknowledged, in order. The data of READs must be in place.
     pub(crate) fn complete_acknowledged<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        while self.sq.retired != self.requester.acked_index {
+        while self.sq.retired != self.requester.oldest() {
             let index = self.sq.retired;
             let wr = *self.sq.wr(index);
             self.sq.retired = index.wrapping_add(1);
@@ -326,7 +302,7 @@ impl Qp {
     }
 
     /// Writes the completions that are due, in order.
-    pub(crate) fn settle<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+    pub(crate) fn retire<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if self.attr.state == QpState::Err {
             return;
         }
@@ -340,7 +316,7 @@ impl Qp {
         if let Some((wr, status)) = failed {
             let index = self.sq.retired;
             self.sq.retired = index.wrapping_add(1);
-            self.requester.acked_index = self.sq.retired;
+            self.requester.set_oldest(self.sq.retired);
             self.sq.release();
             // Rule: ErrorsAlwaysTold
             self.complete_send(ctx, &wr, index, status);
@@ -372,13 +348,13 @@ impl Qp {
         if self.attr.state != QpState::Sqd || !self.attr.sq_draining {
             return;
         }
-        let Requester { una, max_psn, acked_index, .. } = self.requester;
         // Rule: SqdDrains
-        if una != max_psn {
+        if self.requester.has_unacknowledged() {
             return;
         }
         // All that was sent of a message may be acknowledged before all of it was sent.
-        let is_inside = acked_index != self.sq.fetched() && self.sq.wr(acked_index).first != una;
+        let (oldest, una) = (self.requester.oldest(), self.requester.una());
+        let is_inside = oldest != self.sq.fetched() && self.sq.wr(oldest).first != una;
         // Rule: SqdFinishesMessage
         if is_inside {
             return;

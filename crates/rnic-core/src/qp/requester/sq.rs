@@ -59,7 +59,7 @@ impl Wr {
 
     /// Completes by a response that carries data, not by an acknowledgement.
     #[inline]
-    pub(crate) fn wants_data(&self) -> bool {
+    pub(crate) fn is_read_or_atomic(&self) -> bool {
         matches!(self.control.opcode, WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd)
     }
 

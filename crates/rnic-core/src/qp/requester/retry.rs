@@ -1,8 +1,8 @@
 //! Going back: timeouts, NAKs, RNR waits, and when to give up.
 
-use super::Qp;
-use super::requester::{Cursor, Loss};
-use super::verdict::Verdict;
+use super::super::Qp;
+use super::super::verdict::Verdict;
+use super::state::Loss;
 use crate::event::{Event, RewindCause, Tap};
 use crate::profile::Profile;
 use crate::shared::Ctx;
@@ -10,13 +10,6 @@ use crate::time::Instant;
 use rnic_abi::verbs::{QpState, WcStatus};
 use roce_wire::Psn;
 use roce_wire::headers::rnr_timer_ns;
-
-/// RNR retry count that means "for ever".
-const RNR_FOR_EVER: u8 = 7;
-/// Nanoseconds of the first pause behind a late echo. Each further one takes twice as long, until
-/// it is longer than the round trip; ten times is long enough for every network.
-const ECHO_PAUSE_NS: u64 = 10_000;
-const MAX_ECHO_DOUBLINGS: u8 = 10;
 
 impl Qp {
     /// Nanoseconds until the local ACK timeout fires, which may be up to four times what the
@@ -28,22 +21,22 @@ impl Qp {
             return None;
         }
         // Rule: TimeoutRange
-        Some(profile.wait(profile.timeout(exponent), self.requester.fired))
+        Some(profile.wait(profile.timeout(exponent), self.requester.timeouts()))
     }
 
     /// May it not go back once more?
     fn is_out_of_retries(&self, profile: Profile, cause: RewindCause) -> bool {
         if cause == RewindCause::Timeout && profile.retries_by_time() {
             let patience = profile.timeout(self.attr.timeout) * u64::from(self.attr.retry_cnt);
-            return self.requester.waited >= patience;
+            return self.requester.waited() >= patience;
         }
-        self.requester.retries == 0
+        self.requester.retries() == 0
     }
 
     /// Starts the ACK timer over while something is outstanding or waits for the wire, stops it
     /// otherwise. During an RNR wait it stands still: the QP has one deadline.
     pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.requester.in_rnr_wait {
+        if self.requester.in_rnr_wait() {
             return;
         }
         // Rule: TimerOutlastsStall
@@ -61,7 +54,7 @@ impl Qp {
 
     /// Requests that may leave found room on the wire, or none.
     pub(crate) fn note_refused<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, is_refused: bool) {
-        self.requester.is_refused = is_refused;
+        self.requester.refused(is_refused);
         if is_refused && self.deadline.is_none() {
             self.restart_timer(ctx);
         }
@@ -70,9 +63,9 @@ impl Qp {
     /// The QP's deadline has passed.
     pub(crate) fn handle_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         self.deadline = None;
-        if self.requester.in_rnr_wait {
-            self.requester.in_rnr_wait = false;
-            let (qpn, to) = (self.qpn, self.requester.una);
+        if self.requester.in_rnr_wait() {
+            self.requester.end_rnr_wait();
+            let (qpn, to) = (self.qpn, self.requester.una());
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
             self.activate(ctx);
             self.restart_timer(ctx);
@@ -94,8 +87,7 @@ impl Qp {
         }
         self.counters.timeouts += 1;
         ctx.shared.counters.local_ack_timeout_err += 1;
-        self.requester.waited = self.requester.waited.saturating_add(waited);
-        self.requester.fired = self.requester.fired.saturating_add(1);
+        self.requester.count_timeout(waited);
         if let Err(status) = self.retry(ctx, RewindCause::Timeout) {
             self.fail_request(ctx, status);
         }
@@ -113,23 +105,20 @@ impl Qp {
         // Timeouts, sequence NAKs and implied NAKs each cost a retry, and seven retries are seven.
         // Rule: SevenRetriesAreSeven, ImpliedNakCostsRetry, SequenceNakCostsRetry
         if !by_time {
-            self.requester.retries = self.requester.retries.saturating_sub(1);
+            self.requester.take_retry();
         }
         self.rewind(ctx, cause);
         self.restart_timer(ctx);
         Ok(())
     }
 
-    /// Sets the cursor back to `una`. READs in flight count as not sent.
+    /// Back to the oldest packet that is not acknowledged.
     fn rewind<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) {
-        let requester = &mut self.requester;
-        // Rule: GoBackN
-        requester.cursor = Cursor { index: requester.acked_index, psn: requester.una };
-        requester.reads = 0;
+        self.requester.rewind();
         if cause != RewindCause::ImpliedNak {
-            requester.stale = None;
+            self.requester.forget_loss();
         }
-        let (qpn, to) = (self.qpn, requester.una);
+        let (qpn, to) = (self.qpn, self.requester.una());
         ctx.event(|| Event::Rewound { qpn, to, cause });
         self.activate(ctx);
     }
@@ -138,8 +127,8 @@ impl Qp {
     pub(crate) fn handle_sequence_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
         ctx.shared.counters.packet_seq_err += 1;
         // Some peers send one behind an RNR NAK, for the packets that they dropped.
-        let may_echo = std::mem::take(&mut self.requester.rnr_echo_due);
-        let waits = self.requester.in_rnr_wait;
+        let may_echo = self.requester.take_echo();
+        let waits = self.requester.in_rnr_wait();
         // Nothing was sent since it went back: a second copy, or such an echo.
         // Rule: RepeatedNakIgnored
         let is_copy = !waits && self.requester.is_rewound();
@@ -160,9 +149,8 @@ impl Qp {
     /// if it was an echo, each transmission would be answered with two reasons to repeat it, and
     /// their number would double with every round trip. What arrives within the pause adds none.
     fn pause_for_echo<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let doublings = self.requester.late_echoes;
-        self.requester.late_echoes = (doublings + 1).min(MAX_ECHO_DOUBLINGS);
-        self.wait_to_repeat(ctx, ctx.now.after_nanos(ECHO_PAUSE_NS << doublings));
+        let until = ctx.now.after_nanos(self.requester.pause_for_echo());
+        self.wait_to_repeat(ctx, until);
     }
 
     /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
@@ -177,7 +165,7 @@ impl Qp {
         // A copy of what told of the loss looks like a second one, and a path that loses only long
         // packets tells of one with every round trip. Half of the retries are left to the timer,
         // where there is one: the path may recover within its time.
-        let few_left = self.requester.retries <= self.attr.retry_cnt / 2;
+        let few_left = self.requester.retries() <= self.attr.retry_cnt / 2;
         let may_wait = loss == Loss::Again && few_left && self.attr.timeout > 0;
         if loss == Loss::Known || may_wait {
             return Verdict::Done;
@@ -190,24 +178,18 @@ impl Qp {
     pub(crate) fn handle_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, timer: u8) -> Verdict {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
-        self.requester.rnr_echo_due = true;
+        self.requester.expect_echo();
         let until = ctx.now.after_nanos(rnr_timer_ns(timer));
-        if self.requester.in_rnr_wait {
+        if self.requester.in_rnr_wait() {
             // The wait may be the pause for an echo, and shorter than what this one demands.
             if self.deadline.is_some_and(|deadline| deadline < until) {
                 self.set_deadline(ctx, until);
             }
             return Verdict::Done;
         }
-        let left = self.requester.rnr_retries;
-        // Rule: RnrRetriesEnd
-        if left == 0 {
+        if !self.requester.take_rnr_retry() {
             ctx.shared.counters.rnr_nak_retry_err += 1;
             return Verdict::fail(WcStatus::RnrRetryExcErr);
-        }
-        // Rule: RnrSevenIsInfinite
-        if left != RNR_FOR_EVER {
-            self.requester.rnr_retries = left.saturating_sub(1);
         }
         self.wait_to_repeat(ctx, until);
         Verdict::Done
@@ -215,12 +197,7 @@ impl Qp {
 
     /// Sends nothing until then, and afterwards everything from `una` on again.
     fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, until: Instant) {
-        // Rule: RnrResends
-        self.requester.cursor =
-            Cursor { index: self.requester.acked_index, psn: self.requester.una };
-        self.requester.reads = 0;
-        self.requester.stale = None;
-        self.requester.in_rnr_wait = true;
+        self.requester.begin_rnr_wait();
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
         self.set_deadline(ctx, until);

@@ -88,7 +88,7 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
     let k = wr.packet_of(psn);
     let offset = k * mtu;
     let source = Source::Request { index, offset };
-    if wr.wants_data() {
+    if wr.is_read_or_atomic() {
         let opcode = match wr.control.opcode {
             WrOpcode::CmpSwap => Opcode::RcCmpSwap,
             WrOpcode::FetchAdd => Opcode::RcFetchAdd,

@@ -1,0 +1,202 @@
+//! The requester half: which requests may leave next.
+//!
+//! * `state`: where it is among its PSNs; only its own methods change that.
+//! * `sq`: what the application posted, copied once and validated.
+//! * `segment`: the packets of a WQE.
+//! * `completer`: what the responses mean, and the completions.
+//! * `retry`: going back, and giving up.
+
+mod completer;
+mod retry;
+pub(crate) mod segment;
+pub(crate) mod sq;
+mod state;
+
+pub(crate) use state::{Cursor, Requester};
+
+use super::Qp;
+use crate::config::EngineConfig;
+use crate::event::{Event, Tap};
+use crate::shared::Ctx;
+use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
+use roce_wire::Psn;
+use segment::{Pace, Segment, Source, segment};
+use sq::{FetchRules, Wr};
+
+impl Cursor {
+    /// At `psn`, behind packets of `wr`, where the cursor is: perhaps at the next WQE.
+    #[inline]
+    fn moved(self, wr: &Wr, psn: Psn) -> Self {
+        let index = if psn == wr.end() { self.index.wrapping_add(1) } else { self.index };
+        Self { index, psn }
+    }
+}
+
+/// What a WQE may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Permit {
+    Go,
+    Wait,
+    /// There is nothing that it could wait for.
+    Never,
+}
+
+/// Far below the half of all PSNs that may be in flight at most.
+const MAX_WINDOW: u32 = 1 << 20;
+
+/// Most bytes and packets of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) bytes: u32,
+    pub(crate) segments: usize,
+}
+
+impl Budget {
+    /// Takes one packet out of the budget; false when it is used up.
+    #[inline]
+    pub(crate) fn take(&mut self, segment: &Segment) -> bool {
+        if self.bytes == 0 || self.segments == 0 {
+            return false;
+        }
+        self.bytes = self.bytes.saturating_sub(segment.datagram_len);
+        self.segments -= 1;
+        true
+    }
+}
+
+impl Qp {
+    /// Packets that may be unacknowledged: a power of two.
+    #[inline]
+    pub(crate) fn window(&self, config: &EngineConfig) -> u32 {
+        let packets = (config.window_bytes / self.mtu.max(1)).clamp(2, MAX_WINDOW);
+        1 << packets.ilog2()
+    }
+
+    /// Appends the requests that may leave now. Returns true when the budget ended it.
+    pub(crate) fn plan_requests<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        budget: &mut Budget,
+        plan: &mut Vec<Segment>,
+    ) -> bool {
+        // Rule: RnrWait
+        if !self.sends() || self.requester.in_rnr_wait() {
+            return false;
+        }
+        let window = self.window(&ctx.shared.config);
+        let pace = Pace { window, ack_interval: ctx.shared.config.profile.ack_interval(window) };
+        self.requester.refused(false);
+        let mut cursor = self.requester.cursor();
+        let mut reads = self.requester.reads();
+        self.sq.look(&ctx.shared.clients, self.client_slot);
+        if self.sq.is_overrun() {
+            // The application published an index that cannot be: its queue is beyond repair. The
+            // replies that are planned already are not owed any more, so they must not leave.
+            self.fail_fatally(ctx);
+            plan.clear();
+            return false;
+        }
+        loop {
+            if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
+                return false;
+            }
+            let wr = self.sq.wr(cursor.index);
+            if wr.fault.is_some() {
+                // It completes in error once everything before it is complete.
+                self.retire_later(ctx);
+                return false;
+            }
+            // Rule: Window
+            let room = window.saturating_sub(self.requester.ahead(cursor.psn));
+            if room == 0 {
+                return false;
+            }
+            match self.permit(wr, cursor, reads) {
+                Permit::Go => {}
+                Permit::Wait => return false,
+                Permit::Never => {
+                    self.sq.wr_mut(cursor.index).fault = Some(WcStatus::LocQpOpErr);
+                    self.retire_later(ctx);
+                    return false;
+                }
+            }
+            // What follows in the same message may go as well. READs and atomics are single packets.
+            let run =
+                if wr.is_read_or_atomic() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
+            let mut psn = cursor.psn;
+            for _ in 0..run.min(room) {
+                let next = segment(wr, cursor.index, psn, self.mtu, pace);
+                if !budget.take(&next) {
+                    return true;
+                }
+                psn = psn.wrapping_add(next.span);
+                plan.push(next);
+            }
+            cursor = cursor.moved(wr, psn);
+            reads += u32::from(wr.is_read_or_atomic());
+        }
+    }
+
+    /// Copies the next WQE out of the ring, if one is posted and may be started.
+    fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
+        // Rule: SqdHoldsNew, RtrSendsNothing
+        if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {
+            return false;
+        }
+        let rules = FetchRules { pd: self.pd, max_sge: self.caps.max_send_sge, mtu: self.mtu };
+        let index = self.sq.fetched();
+        let first = self.requester.next_psn();
+        let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);
+        let (end, length) = (wr.end(), wr.length);
+        self.requester.fetched(end);
+        ctx.shared.counters.send_wqes += 1;
+        let (qpn, psns) = (self.qpn, (first, end.wrapping_sub(1)));
+        ctx.event(|| Event::WqeFetched { qpn, index, psns, length });
+        true
+    }
+
+    /// Rules that hold a WQE back although the window is open.
+    fn permit(&self, wr: &Wr, cursor: Cursor, reads: u32) -> Permit {
+        // Going back does not undo that it was started.
+        let is_started = || self.requester.was_sent(wr.first);
+        // Rule: SqdHoldsNew
+        if self.attr.state == QpState::Sqd && !is_started() {
+            return Permit::Wait;
+        }
+        let depth = u32::from(self.attr.max_rd_atomic);
+        // Rule: ReadDepth
+        if wr.is_read_or_atomic() && reads >= depth {
+            return match (depth, is_started()) {
+                // The depth was taken away while the queue was drained.
+                // Rule: NoDepthNoReads
+                (0, false) => Permit::Never,
+                (0, true) if reads == 0 => Permit::Go,
+                _ => Permit::Wait,
+            };
+        }
+        if cursor.psn != wr.first {
+            return Permit::Go;
+        }
+        // FENCE: all earlier READs and atomics are complete.
+        // Rule: Fence
+        if wr.control.flags.contains(SendFlags::FENCE) && reads > 0 {
+            return Permit::Wait;
+        }
+        Permit::Go
+    }
+
+    /// A planned packet is a request that was sent before.
+    #[inline]
+    pub(crate) fn was_sent(&self, planned: &Segment) -> bool {
+        let is_request = matches!(planned.source, Source::Request { .. });
+        is_request && self.requester.was_sent(planned.psn)
+    }
+
+    /// A planned request is on its way.
+    pub(crate) fn commit_request(&mut self, sent: &Segment) {
+        let cursor = self.requester.cursor();
+        let wr = self.sq.wr(cursor.index);
+        let next = cursor.moved(wr, sent.psn.wrapping_add(sent.span));
+        self.requester.sent(next, wr.is_read_or_atomic());
+    }
+}

@@ -1,0 +1,357 @@
+//! Where the requester is among its PSNs, and what it has left to try.
+//!
+//! Only the methods here change it. `una` is the oldest unacknowledged PSN, the cursor the next to
+//! be transmitted, `max_psn` one past the highest ever transmitted. PSNs are given when a WQE is
+//! fetched. Going back sets the cursor to `una`; nothing else is needed.
+
+use rnic_abi::verbs::QpAttr;
+use roce_wire::Psn;
+
+/// The next packet to be transmitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Cursor {
+    /// WQE that owns `psn`.
+    pub(crate) index: u32,
+    pub(crate) psn: Psn,
+}
+
+/// State of the requester half.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Requester {
+    /// First PSN of the next WQE to be fetched.
+    next_psn: Psn,
+    una: Psn,
+    /// WQE that owns `una`.
+    oldest: u32,
+    cursor: Cursor,
+    max_psn: Psn,
+    /// READ and atomic requests before the cursor that are not fully answered.
+    reads: u32,
+    /// Retries left until progress.
+    retries: u8,
+    rnr_retries: u8,
+    /// Timeouts since progress, and the nanoseconds they took.
+    timeouts: u8,
+    waited: u64,
+    in_rnr_wait: bool,
+    /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
+    rnr_echo_due: bool,
+    /// Sequence NAKs since progress that may be such echoes and came after the wait.
+    late_echoes: u8,
+    /// Responses that came too early and are no news.
+    stale: Option<Stale>,
+    /// Requests that may leave found no room on the wire.
+    is_refused: bool,
+}
+
+/// What may still come of a transmission that an implied NAK made us repeat. Packets overtake each
+/// other, so the order of PSNs proves nothing; but each transmission is answered once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stale {
+    /// The answer that told of the loss, or the latest ACK since then: seen again, it answers the
+    /// repetition.
+    mark: Psn,
+    /// One past the highest PSN sent until then.
+    end: Psn,
+}
+
+/// What a response says that came before one that must come first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Loss {
+    /// Nothing new: what was lost is about to be sent again, or was, and this is older.
+    Known,
+    First,
+    /// The answer to the repetition was lost too, as it seems.
+    Again,
+}
+
+/// RNR retry count that means "for ever".
+const RNR_FOR_EVER: u8 = 7;
+/// Nanoseconds of the first pause behind a late echo. Each further one takes twice as long, until
+/// it is longer than the round trip; ten times is long enough for every network.
+const ECHO_PAUSE_NS: u64 = 10_000;
+const MAX_ECHO_DOUBLINGS: u8 = 10;
+
+/// Where it is.
+impl Requester {
+    #[inline]
+    pub(crate) fn una(&self) -> Psn {
+        self.una
+    }
+
+    /// WQE that owns `una`.
+    #[inline]
+    pub(super) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    #[inline]
+    pub(crate) fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    #[inline]
+    pub(super) fn next_psn(&self) -> Psn {
+        self.next_psn
+    }
+
+    /// READ and atomic requests before the cursor that are not fully answered.
+    #[inline]
+    pub(super) fn reads(&self) -> u32 {
+        self.reads
+    }
+
+    /// Waiting out an RNR NAK: nothing is sent.
+    #[inline]
+    pub(crate) fn in_rnr_wait(&self) -> bool {
+        self.in_rnr_wait
+    }
+
+    /// Something is not acknowledged that was sent, or that the wire does not take.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.has_unacknowledged() || self.is_refused
+    }
+
+    /// Something was sent and is not acknowledged.
+    #[inline]
+    pub(super) fn has_unacknowledged(&self) -> bool {
+        self.una != self.max_psn
+    }
+
+    /// Nothing is on its way: what is not acknowledged will be sent again.
+    #[inline]
+    pub(crate) fn is_rewound(&self) -> bool {
+        self.cursor.psn == self.una
+    }
+
+    /// A request with this PSN was sent at some time.
+    #[inline]
+    pub(super) fn was_sent(&self, psn: Psn) -> bool {
+        psn.distance_from(self.max_psn) < 0
+    }
+
+    /// Is `psn` in the window of requests that were sent and not yet acknowledged?
+    #[inline]
+    pub(super) fn is_outstanding(&self, psn: Psn) -> bool {
+        let ahead = psn.distance_from(self.una);
+        let sent = self.max_psn.distance_from(self.una);
+        // Rule: ResponseBehind, ResponseAhead
+        ahead >= 0 && ahead < sent
+    }
+
+    /// PSNs from `una` to `psn`.
+    #[inline]
+    pub(super) fn ahead(&self, psn: Psn) -> u32 {
+        u32::try_from(psn.distance_from(self.una)).unwrap_or(0)
+    }
+}
+
+/// Going on.
+impl Requester {
+    /// RTR -> RTS.
+    pub(crate) fn start(&mut self, attr: &QpAttr) {
+        // Rule: FirstPsn
+        let psn = Psn::new(attr.sq_psn);
+        let index = self.oldest;
+        *self = Self {
+            next_psn: psn,
+            una: psn,
+            oldest: index,
+            cursor: Cursor { index, psn },
+            max_psn: psn,
+            retries: attr.retry_cnt,
+            rnr_retries: attr.rnr_retry,
+            ..Self::default()
+        };
+    }
+
+    /// The QP goes to ERR.
+    pub(crate) fn stop(&mut self) {
+        self.in_rnr_wait = false;
+        self.is_refused = false;
+        self.max_psn = self.una;
+    }
+
+    /// A WQE was fetched: the next one has the PSN behind it.
+    pub(super) fn fetched(&mut self, end: Psn) {
+        self.next_psn = end;
+    }
+
+    /// A request is on its way, and this is the next packet.
+    #[inline]
+    pub(super) fn sent(&mut self, next: Cursor, is_read_or_atomic: bool) {
+        self.cursor = next;
+        self.reads += u32::from(is_read_or_atomic);
+        if next.psn.distance_from(self.max_psn) > 0 {
+            self.max_psn = next.psn;
+        }
+    }
+
+    /// Requests that may leave found room on the wire, or none.
+    #[inline]
+    pub(super) fn refused(&mut self, is_refused: bool) {
+        self.is_refused = is_refused;
+    }
+
+    /// All before `psn` is acknowledged, in the middle of the oldest message.
+    #[inline]
+    pub(super) fn ack_inside(&mut self, psn: Psn) {
+        self.una = psn;
+    }
+
+    /// The response with this PSN came, in the middle of the oldest READ. Where it ends a piece, the
+    /// request that asked for it is answered.
+    #[inline]
+    pub(super) fn ack_response(&mut self, psn: Psn, ends_piece: bool) {
+        self.una = psn.wrapping_add(1);
+        let was_sent = self.cursor.psn.distance_from(self.una) >= 0;
+        if ends_piece && was_sent {
+            self.reads = self.reads.saturating_sub(1);
+        }
+    }
+
+    /// The oldest WQE, which ends before `end`, is acknowledged or answered.
+    #[inline]
+    pub(super) fn ack_oldest(&mut self, end: Psn, is_read_or_atomic: bool) {
+        let was_sent = self.cursor.index.wrapping_sub(self.oldest).cast_signed() > 0;
+        if is_read_or_atomic && was_sent {
+            self.reads = self.reads.saturating_sub(1);
+        }
+        self.una = end;
+        self.oldest = self.oldest.wrapping_add(1);
+    }
+
+    /// `una` moved: all retries are available again.
+    #[inline]
+    pub(super) fn progress(&mut self, attr: &QpAttr) {
+        if self.cursor.psn.distance_from(self.una) < 0 {
+            // Acknowledged by an answer to an earlier transmission: no need to send it again.
+            self.cursor = Cursor { index: self.oldest, psn: self.una };
+            self.reads = 0;
+        }
+        // Rule: ProgressReloadsRetries
+        self.retries = attr.retry_cnt;
+        // Rule: ProgressReloadsRnrRetries
+        self.rnr_retries = attr.rnr_retry;
+        (self.timeouts, self.waited) = (0, 0);
+        (self.rnr_echo_due, self.late_echoes) = (false, 0);
+        if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
+            self.stale = None;
+        }
+    }
+
+    /// This WQE is the oldest that is not complete: one before it failed, or its data was lost.
+    pub(super) fn set_oldest(&mut self, index: u32) {
+        self.oldest = index;
+    }
+
+    /// As if it had sent so many packets that were acknowledged.
+    #[cfg(feature = "leap")]
+    pub(crate) fn leap(&mut self, packets: u32, attr: &QpAttr) {
+        let psn = self.next_psn.wrapping_add(packets);
+        (self.next_psn, self.una, self.max_psn) = (psn, psn, psn);
+        self.cursor.psn = psn;
+        self.progress(attr);
+    }
+}
+
+/// Going back.
+impl Requester {
+    /// Back to `una`. READs in flight count as not sent.
+    pub(super) fn rewind(&mut self) {
+        // Rule: GoBackN
+        self.cursor = Cursor { index: self.oldest, psn: self.una };
+        self.reads = 0;
+    }
+
+    /// Answers to all that was sent are news again.
+    pub(super) fn forget_loss(&mut self) {
+        self.stale = None;
+    }
+
+    /// A response with this PSN came although `una` has none, which must come first.
+    pub(super) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> Loss {
+        let fresh = Stale { mark: psn, end: self.max_psn };
+        let Some(stale) = &mut self.stale else {
+            self.stale = Some(fresh);
+            return if self.is_rewound() { Loss::Known } else { Loss::First };
+        };
+        let answers_anew = psn == stale.mark || psn.distance_from(stale.end) >= 0;
+        if is_ack && psn.distance_from(stale.mark) > 0 {
+            stale.mark = psn;
+        }
+        // Rule: ImpliedNakOnce, ImpliedNakAgain
+        if self.is_rewound() || !answers_anew {
+            return Loss::Known;
+        }
+        self.stale = Some(fresh);
+        Loss::Again
+    }
+
+    pub(super) fn retries(&self) -> u8 {
+        self.retries
+    }
+
+    pub(super) fn take_retry(&mut self) {
+        self.retries = self.retries.saturating_sub(1);
+    }
+
+    /// Timeouts since progress.
+    pub(super) fn timeouts(&self) -> u8 {
+        self.timeouts
+    }
+
+    /// Nanoseconds of these timeouts.
+    pub(super) fn waited(&self) -> u64 {
+        self.waited
+    }
+
+    pub(super) fn count_timeout(&mut self, nanos: u64) {
+        self.waited = self.waited.saturating_add(nanos);
+        self.timeouts = self.timeouts.saturating_add(1);
+    }
+
+    /// Takes one of the RNR retries; false when none is left.
+    pub(super) fn take_rnr_retry(&mut self) -> bool {
+        let left = self.rnr_retries;
+        // Rule: RnrRetriesEnd
+        if left == 0 {
+            return false;
+        }
+        // Rule: RnrSevenIsInfinite
+        if left != RNR_FOR_EVER {
+            self.rnr_retries = left.saturating_sub(1);
+        }
+        true
+    }
+
+    /// Nothing is sent until the wait ends, and everything from `una` on afterwards.
+    pub(super) fn begin_rnr_wait(&mut self) {
+        // Rule: RnrResends
+        self.rewind();
+        self.stale = None;
+        self.in_rnr_wait = true;
+    }
+
+    pub(super) fn end_rnr_wait(&mut self) {
+        self.in_rnr_wait = false;
+    }
+
+    /// An RNR NAK came: a sequence NAK may follow as its echo.
+    pub(super) fn expect_echo(&mut self) {
+        self.rnr_echo_due = true;
+    }
+
+    /// A sequence NAK came: it may be the echo of an RNR NAK.
+    pub(super) fn take_echo(&mut self) -> bool {
+        std::mem::take(&mut self.rnr_echo_due)
+    }
+
+    /// Nanoseconds to pause for an echo that came late.
+    pub(super) fn pause_for_echo(&mut self) -> u64 {
+        let doublings = self.late_echoes;
+        self.late_echoes = (doublings + 1).min(MAX_ECHO_DOUBLINGS);
+        ECHO_PAUSE_NS << doublings
+    }
+}
