@@ -140,6 +140,16 @@ impl Pair {
 impl End {
     /// A QP with memory of its own, and with a PD and CQs of its own unless `setup` names others.
     pub fn new(world: &mut World, host: HostId, setup: impl Fn(&mut QpSetup)) -> Self {
+        Self::with_memory(world, host, MEMORY, setup)
+    }
+
+    /// The same with so many bytes of memory instead of [`MEMORY`].
+    pub fn with_memory(
+        world: &mut World,
+        host: HostId,
+        len: u64,
+        setup: impl Fn(&mut QpSetup),
+    ) -> Self {
         let id = host;
         let host = world.host(id);
         let own_pd = host.alloc_pd();
@@ -148,7 +158,7 @@ impl End {
         setup(&mut wanted);
         let qp = host.create_qp(wanted);
         let QpSetup { pd, send_cq, recv_cq, .. } = wanted;
-        let mr = host.new_mr(pd, MEMORY, full_access());
+        let mr = host.new_mr(pd, len, full_access());
         Self { host: id, pd, send_cq, recv_cq, qp, mr }
     }
 }

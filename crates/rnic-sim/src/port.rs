@@ -1,8 +1,8 @@
 //! A host's port: the [`Wire`] that its engine sees.
 //!
 //! What leaves is checked: trains within the limits that [`Wire::caps`] promises, every datagram
-//! parses, its pad bytes are zero and its ICRC is good. Arenas are poisoned before they are handed
-//! out and after they are given back.
+//! parses, its pad bytes are zero and its ICRC is good. What is handed out is poisoned, and what was
+//! given back is gone.
 
 use crate::rng::Rng;
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
@@ -314,10 +314,7 @@ impl Wire for Port {
     }
 
     fn release(&mut self) {
-        for arena in &mut self.rx {
-            arena.fill(POISON);
-            arena.clear();
-        }
+        self.rx.iter_mut().for_each(Vec::clear);
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {

@@ -56,8 +56,12 @@ impl Rng {
 
     /// Fills with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.word().to_le_bytes()[..chunk.len()]);
+        let (words, rest) = bytes.as_chunks_mut();
+        for word in words {
+            *word = self.word().to_le_bytes();
+        }
+        if !rest.is_empty() {
+            rest.copy_from_slice(&self.word().to_le_bytes()[..rest.len()]);
         }
     }
 }

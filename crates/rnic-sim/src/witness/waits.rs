@@ -12,8 +12,8 @@ use roce_wire::{Psn, Syndrome};
 pub(super) struct Waits {
     /// The timer runs since then, unless the engine went back meanwhile.
     waiting: Option<Instant>,
-    /// When the first RNR NAK since the last wait came, and its timer in nanoseconds.
-    refused: Option<(Instant, u64)>,
+    /// When the first RNR NAK since the last wait came, its PSN, and its timer in nanoseconds.
+    refused: Option<(Instant, Psn, u64)>,
 }
 
 impl Waits {
@@ -27,7 +27,7 @@ impl Waits {
         if let Syndrome::RnrNak { timer } = Syndrome::from_u8(syndrome)
             && record.is_outstanding(packet.psn)
         {
-            self.refused.get_or_insert((now, rnr_timer_ns(timer)));
+            self.refused.get_or_insert((now, packet.psn, rnr_timer_ns(timer)));
         }
     }
 
@@ -45,9 +45,11 @@ impl Waits {
         }
     }
 
-    fn waited(&mut self, now: Instant) -> Result<(), String> {
-        let Some((since, nanos)) = self.refused.take() else { return Ok(()) };
-        if now >= since.after_nanos(nanos) {
+    /// A wait ends, and it goes back to `to`: to what was refused, unless something before it was
+    /// lost as well.
+    fn waited(&mut self, now: Instant, to: Psn) -> Result<(), String> {
+        let Some((since, psn, nanos)) = self.refused.take() else { return Ok(()) };
+        if now >= since.after_nanos(nanos) || to != psn {
             return Ok(());
         }
         let waited = now.since(since).as_nanos();
@@ -66,9 +68,9 @@ impl Judge for Waits {
             Event::Rewound { cause: RewindCause::Timeout, .. } => {
                 return self.timed_out(now, record);
             }
-            Event::Rewound { cause: RewindCause::Rnr, .. } => {
+            Event::Rewound { cause: RewindCause::Rnr, to, .. } => {
                 self.waiting = None;
-                return self.waited(now);
+                return self.waited(now, *to);
             }
             Event::Rewound { .. } => self.waiting = None,
             _ => {}

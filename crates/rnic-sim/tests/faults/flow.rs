@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 
 /// Most messages in flight.
 pub(crate) const DEPTH: usize = 16;
+/// Bytes of the longest message.
+pub(crate) const MAX_LEN: u64 = 16_000;
 
 /// The word of a host that every flow to it adds to.
 #[derive(Debug)]
@@ -79,7 +81,7 @@ impl Flow {
         amount: Amount,
     ) -> Self {
         let mtu = u64::from(mtu);
-        let max_len = (mtu * 12).min(16_000);
+        let max_len = (mtu * 12).min(MAX_LEN);
         let local = AccessFlags::LOCAL_WRITE;
         let remote_write = local | AccessFlags::REMOTE_WRITE;
         let slots = (DEPTH, max_len);

@@ -2,7 +2,7 @@
 
 use crate::area::Area;
 use crate::disturb::Disturbances;
-use crate::flow::{Amount, DEPTH, Flow, SharedWord};
+use crate::flow::{Amount, DEPTH, Flow, MAX_LEN, SharedWord};
 use crate::message::INLINE;
 use crate::plan::{Ending, Plan};
 use rnic_abi::verbs::{AccessFlags, AsyncEventType};
@@ -65,7 +65,7 @@ fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
     let mut first: Option<[End; 2]> = None;
     let mut both_ends = || {
         let both = [0, 1].map(|host| {
-            End::new(world, host, |setup: &mut QpSetup| {
+            End::with_memory(world, host, MAX_LEN, |setup: &mut QpSetup| {
                 setup.caps.max_inline_data = u32::try_from(INLINE).unwrap();
                 let Some(first) = first else {
                     setup.recv_cq = few.filter(|_| host == 1).unwrap_or(setup.recv_cq);
