@@ -26,6 +26,7 @@ impl Traffic {
         for (at, flow) in self.flows[..hit].iter_mut().enumerate() {
             let side = if at == 0 { Side::Mine } else { Side::Others };
             flow.trouble.ending = Some((ending, side));
+            flow.trouble.nak_arrives = self.plan.is_calm();
             // Nobody can post to a queue pair that is gone.
             flow.trouble.posts_on = at != 1 || !ending.is_gone();
         }

@@ -92,8 +92,9 @@ impl Ending {
         matches!(self, Self::OneSideResets | Self::Destroyed)
     }
 
-    /// What the first request of the first flow that fails may complete with.
-    pub(crate) fn allows_send(self, status: WcStatus) -> bool {
+    /// What the first request of the first flow that fails may complete with, where a NAK arrives
+    /// for sure or may be lost.
+    pub(crate) fn allows_send(self, status: WcStatus, nak_arrives: bool) -> bool {
         use WcStatus::{LocProtErr, LocQpOpErr, RemAccessErr, RemOpErr, RetryExcErr, WrFlushErr};
         let expected = match self {
             Self::KeyVanishes(part) | Self::PageVanishes(part)
@@ -108,8 +109,8 @@ impl Ending {
             Self::WireDies => RetryExcErr,
             _ => WrFlushErr,
         };
-        // The NAK may have been lost.
-        [expected, RetryExcErr].contains(&status) || self.is_sudden()
+        let unheard = status == RetryExcErr && !nak_arrives;
+        status == expected || unheard || self.is_sudden()
     }
 
     /// What a receive of the first flow that fails may complete with.

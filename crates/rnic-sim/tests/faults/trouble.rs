@@ -15,6 +15,8 @@ use rnic_sim::world::World;
 pub(crate) struct Trouble {
     /// It is to fail, and from which of the ends it comes.
     pub(crate) ending: Option<(Ending, Side)>,
+    /// Nothing is lost on the way of what tells of it.
+    pub(crate) nak_arrives: bool,
     pub(crate) has_failed: bool,
     send_failed: bool,
     /// The application moved both of its ends to ERR.
@@ -60,7 +62,7 @@ impl Trouble {
             Some(_) if later => status == WrFlushErr,
             Some(_) if self.is_flushed && status == WrFlushErr => true,
             Some((ending, Side::Mine)) if is_receive => ending.allows_receive(status),
-            Some((ending, Side::Mine)) => ending.allows_send(status),
+            Some((ending, Side::Mine)) => ending.allows_send(status, self.nak_arrives),
             // The other end of the connection stopped, or this one did.
             Some((_, Side::Others)) => [RetryExcErr, WrFlushErr].contains(&status),
         }
