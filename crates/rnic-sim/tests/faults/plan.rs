@@ -212,8 +212,8 @@ impl Plan {
         };
         let ports = any.ports.iter();
         if !self.bursts {
-            // Where no retry is allowed, all answers to one end arrive within a timeout.
-            let few = if self.is_calm() && self.tastes == ONE_READS { PROMPT } else { 0 };
+            // All answers to the end that reads arrive within a timeout.
+            let few = if self.tastes == ONE_READS { PROMPT } else { 0 };
             let ports = ports.map(|port| PortConfig { rx_burst: port.rx_burst.max(few), ..*port });
             return WorldConfig { ports: ports.collect(), ..any };
         }
