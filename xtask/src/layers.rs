@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use system_tests::dist::cargo;
+use system_tests::paths;
 
 /// Each crate of the workspace and the crates of ours that it may depend on.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -24,6 +25,23 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("system-tests", &[]),
     ("xtask", &["system-tests"]),
 ];
+
+/// The modules of the engine, from the bottom to the top: each may use those of earlier rows only,
+/// so that it can be read without those above it.
+const ENGINE_ROWS: &[&[&str]] = &[
+    &["ids", "profile", "secret", "slab", "time"],
+    &["command", "ports", "qpn", "wheel"],
+    &["attr", "clients", "cq", "lending", "mr"],
+    &["batch", "config", "event"],
+    &["counters"],
+    &["shared"],
+    &["qp"],
+    &["delivery", "headers", "gather"],
+    &["egress", "ingress"],
+    &["engine"],
+    &["execute", "leap"],
+];
+const ENGINE: &str = "crates/rnic-core/src";
 
 /// Crates that must work without an operating system, with their default features.
 const SANS_IO: [&str; 3] = ["roce-wire", "rnic-abi", "rnic-core"];
@@ -47,10 +65,51 @@ pub(crate) fn check() -> Result<()> {
             faults.push(format!("{name} must forbid unsafe code in its lib.rs"));
         }
     }
+    faults.extend(module_faults()?);
     if !faults.is_empty() {
         bail!("the layering is broken:\n  {}", faults.join("\n  "));
     }
     Ok(())
+}
+
+/// Modules of the engine that use one that is not below them.
+fn module_faults() -> Result<Vec<String>> {
+    let root = paths::repository().join(ENGINE);
+    let mut faults = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            let name = path.strip_prefix(&root)?.display().to_string();
+            if path.is_dir() {
+                folders.push(path);
+            } else if name != "lib.rs" {
+                faults.extend(upward(&name, &fs::read_to_string(&path)?));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// What a file of the engine uses that is not below it.
+fn upward(file: &str, text: &str) -> Vec<String> {
+    let row = |module: &str| ENGINE_ROWS.iter().position(|row| row.contains(&module));
+    let module = file.split(['/', '.']).next().unwrap_or_default();
+    let Some(own) = row(module) else {
+        return vec![format!("{file} has no place in xtask/src/layers.rs")];
+    };
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let uses = lines.flat_map(|line| line.split("crate::").skip(1));
+    let names = uses.map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+    let mut faults: Vec<String> = names
+        .flatten()
+        .filter(|name| *name != module && row(name).is_some_and(|other| other >= own))
+        .map(|name| format!("{file} must not use {name}"))
+        .collect();
+    faults.sort();
+    faults.dedup();
+    faults
 }
 
 /// Where a crate of ours lies.
@@ -105,6 +164,14 @@ fn system_faults(name: &str) -> Result<Vec<String>> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_module_that_uses_one_above_it_is_a_fault() {
+        let text = "use crate::shared::Ctx;\nuse crate::slab::Slab;\n// crate::engine is above\n";
+        assert_eq!(upward("cq.rs", text), ["cq.rs must not use shared"]);
+        assert_eq!(upward("qp/mod.rs", text), [""; 0]);
+        assert_eq!(upward("new.rs", text).len(), 1);
+    }
 
     fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Value {
         let dependencies: Vec<_> =

@@ -3,20 +3,13 @@
 //! Every object belongs to the client (device context) that made it; handles are checked for
 //! ownership on every use. Errors carry the errno that the verb returns.
 
-use crate::ports::{HopId, SpaceId};
+pub use crate::ids::{ChannelId, ClientId};
+use crate::ids::{HopId, SpaceId};
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::{Doorbells, RecordIndex};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
 use rnic_abi::work_queue::WorkConsumer;
 use roce_wire::Flow;
-
-/// A device context: one session of the daemon.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
-pub struct ClientId(pub u32);
-
-/// A completion channel of a client.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ChannelId(pub u32);
 
 /// Work queue handed to the engine: ring and doorbell record.
 #[derive(Debug)]
@@ -215,6 +208,11 @@ pub struct CommandError {
     pub errno: Errno,
     /// Why, for people.
     pub reason: &'static str,
+}
+
+/// A handle names nothing that the client has.
+pub(crate) const fn no_such(reason: &'static str) -> CommandError {
+    CommandError { errno: Errno::NoEntry, reason }
 }
 
 /// The errnos that verbs return, without an operating system.

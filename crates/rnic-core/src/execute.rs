@@ -2,7 +2,7 @@
 
 use crate::attr::{self, AttrLimits};
 use crate::command::{
-    ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState,
+    ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState, no_such,
 };
 use crate::cq::Cq;
 use crate::engine::Engine;
@@ -32,11 +32,6 @@ const NO_CLIENT: CommandError =
 const NO_PD: CommandError = no_such("no such protection domain");
 const NO_CQ: CommandError = no_such("no such completion queue");
 const NO_QP: CommandError = no_such("no such queue pair");
-
-/// A handle names nothing that the client has.
-pub(crate) const fn no_such(reason: &'static str) -> CommandError {
-    CommandError { errno: Errno::NoEntry, reason }
-}
 
 impl Engine {
     /// Executes a command. Handles are checked for ownership.

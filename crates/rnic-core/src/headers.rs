@@ -3,9 +3,9 @@
 use crate::event::PacketInfo;
 use crate::profile::Profile;
 use crate::qp::Qp;
-use crate::qp::replies::ReplyKind;
-use crate::qp::requester::segment::{Segment, Source};
+use crate::qp::plan::{Segment, Source};
 use crate::qp::responder::Ack;
+use crate::qp::responder::replies::ReplyKind;
 use rnic_abi::verbs::WrOpcode;
 use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;

@@ -3,12 +3,12 @@
 //! Per datagram: parse, ICRC, QP, state, P_Key, peer address; then the responder half takes
 //! requests and the completer responses. Neither sends anything.
 
+use crate::delivery;
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
 use crate::lending::{self, Payload};
-use crate::placement;
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
 use crate::qp::Qp;
-use crate::qp::responder::Packet;
+use crate::qp::packet::Packet;
 use crate::qp::verdict::{AtomicRequest, Deferred, Verdict};
 use crate::qpn::{QpnCodec, QpnParts};
 use crate::shared::Ctx;
@@ -169,7 +169,7 @@ impl Ingress {
 impl<T: Tap> Target<'_, '_, T> {
     /// Places what was accepted.
     fn flush<D: Dma>(&mut self, dma: &mut D, arena: &[u8]) {
-        placement::flush(&mut self.ctx, self.qps, dma, arena);
+        delivery::flush(&mut self.ctx, self.qps, dma, arena);
     }
 
     /// Checks what needs the QP and gives the packet to the half it is for.

@@ -6,34 +6,36 @@
 //! # Reading order
 //!
 //! 1. [`ports`] (what the engine needs), [`command`] (what it can be told), [`engine`] (the loop).
-//! 2. One message, down: `clients` (doorbells), `qp/sq` (the WQE is copied and checked),
-//!    `qp/requester` (may it go?), `qp/segment` (which packet?), `egress` (the packet leaves).
-//! 3. Up at the peer: `ingress` (whose is it?), `qp/responder` (checks and effect), `placement`
+//! 2. One message, down: `clients` (doorbells), `qp/requester/sq` (the WQE is copied and checked),
+//!    `qp/requester` (may it go?), `segment` (which packet?), `egress` (the packet leaves).
+//! 3. Up at the peer: `ingress` (whose is it?), `qp/responder` (checks and effect), `delivery`
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
-//! 4. Home again: `ingress`, `qp/completer` (what it means), `cq` (the completion).
-//! 5. When things go wrong: `qp/retry`, `qp/replies` (duplicates), [`wheel`] (timers).
+//! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
+//! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`] (timers).
 //! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; whose habits to follow:
 //!    [`profile`]; and who watches: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
 pub mod attr;
+mod batch;
 mod clients;
 pub mod command;
 pub mod config;
 pub mod counters;
 mod cq;
+mod delivery;
 mod egress;
 pub mod engine;
 pub mod event;
 mod execute;
 mod gather;
 mod headers;
+mod ids;
 mod ingress;
 #[cfg(feature = "leap")]
 mod leap;
 mod lending;
 pub mod mr;
-mod placement;
 pub mod ports;
 pub mod profile;
 mod qp;

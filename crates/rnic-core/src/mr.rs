@@ -5,8 +5,7 @@
 //! compares the whole key. The low byte belongs to the consumer of type 2 windows
 //! (`ibv_inc_rkey`); for regions it is random too. lkey and rkey of a region are the same.
 
-use crate::command::{ClientId, CommandError, Errno};
-use crate::execute::no_such;
+use crate::command::{ClientId, CommandError, Errno, no_such};
 use crate::ports::SpaceId;
 use crate::secret::{Purpose, Secret, low32};
 use crate::slab::Slab;

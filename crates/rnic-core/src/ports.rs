@@ -10,7 +10,8 @@
 //! which may be shorter: what UDP GSO/GRO moves as one unit. A lone datagram is a train of one.
 //! A **datagram** is the UDP payload, BTH to ICRC; L2 to L4 headers are the wire's own business.
 
-use crate::command::{ChannelId, ClientId};
+use crate::ids::{ChannelId, ClientId};
+pub use crate::ids::{HopId, SpaceId};
 use rnic_abi::control::AsyncEvent;
 use roce_wire::{Flow, IpIdHint};
 
@@ -101,12 +102,6 @@ pub struct RxTrain {
     pub inside: bool,
 }
 
-/// How to reach a peer: the wire's own handle for next hop MAC, VLAN and local interface.
-#[derive(
-    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
-)]
-pub struct HopId(pub u32);
-
 /// A train to be transmitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxTrain {
@@ -170,12 +165,6 @@ pub trait Wire {
     /// goes first next time; `reserve` then says `None`.
     fn submit(&mut self);
 }
-
-/// An address space that memory regions live in: one per client process, and one for each region
-/// that is shared memory. No other space ever has the same number: a lent payload names its space
-/// by it, and may arrive when the space is gone.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SpaceId(pub u64);
 
 /// A run of bytes in an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,5 +1,6 @@
 //! What the QPs of an engine share.
 
+use crate::batch::Batch;
 use crate::clients::Clients;
 use crate::command::ClientId;
 use crate::config::EngineConfig;
@@ -7,7 +8,6 @@ use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
-use crate::placement::Batch;
 use crate::slab::Slab;
 use crate::time::Instant;
 use crate::wheel::Wheel;

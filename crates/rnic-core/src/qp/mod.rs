@@ -1,18 +1,16 @@
 //! A queue pair: send queue, receive queue, and the two halves of its transport.
 //!
-//! * `sq`, `rq`: what the application posted, copied once and validated.
-//! * `requester` (what to send next), `completer` (what the answers mean), `retry` (going back).
-//! * `responder` (incoming requests: checks), `effects` (what they do), `refusal` (the end of the
-//!   connection), `replies` (what is owed to the peer), `answers` (its packets).
+//! * `requester`: what may leave, what the responses mean, going back.
+//! * `responder`: the checks of requests, what they do, and what is owed for them.
+//! * `packet`, `verdict`: a received packet, and what is left to do about it.
+//! * `plan`: the packets that a visit of egress sends.
+//! * `schedule`: what a queue pair asks of its engine.
 //! * this file: the object itself and its way through RESET ... ERR.
 
-mod answers;
-mod effects;
-mod refusal;
-pub(crate) mod replies;
+pub(crate) mod packet;
+pub(crate) mod plan;
 pub(crate) mod requester;
 pub(crate) mod responder;
-pub(crate) mod rq;
 mod schedule;
 pub(crate) mod verdict;
 
@@ -24,11 +22,11 @@ use crate::time::Instant;
 use requester::Requester;
 use requester::sq::SendQueue;
 use responder::Responder;
+use responder::rq::RecvQueue;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
 use roce_wire::{Flow, PKey, Qpn};
-use rq::RecvQueue;
 
 /// Counters of one QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]

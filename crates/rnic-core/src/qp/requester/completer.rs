@@ -4,12 +4,12 @@
 //! burst is in place.
 
 use super::super::Qp;
-use super::super::responder::Packet;
+use super::super::packet::Packet;
 use super::super::verdict::{Deferred, Verdict};
 use super::segment::read_piece;
 use super::sq::{Wr, wc_opcode};
+use crate::batch::{Piece, PieceKind};
 use crate::event::{DropReason, Event, Tap};
-use crate::placement::{Piece, PieceKind};
 use crate::ports::MemRange;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};

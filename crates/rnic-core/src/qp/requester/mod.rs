@@ -8,19 +8,20 @@
 
 mod completer;
 mod retry;
-pub(crate) mod segment;
+mod segment;
 pub(crate) mod sq;
 mod state;
 
 pub(crate) use state::{Cursor, Requester};
 
 use super::Qp;
+use super::plan::{Budget, Segment, Source};
 use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
-use segment::{Pace, Segment, Source, segment};
+use segment::{Pace, segment};
 use sq::{FetchRules, Wr};
 
 impl Cursor {
@@ -43,26 +44,6 @@ enum Permit {
 
 /// Far below the half of all PSNs that may be in flight at most.
 const MAX_WINDOW: u32 = 1 << 20;
-
-/// Most bytes and packets of a plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    pub(crate) bytes: u32,
-    pub(crate) segments: usize,
-}
-
-impl Budget {
-    /// Takes one packet out of the budget; false when it is used up.
-    #[inline]
-    pub(crate) fn take(&mut self, segment: &Segment) -> bool {
-        if self.bytes == 0 || self.segments == 0 {
-            return false;
-        }
-        self.bytes = self.bytes.saturating_sub(segment.datagram_len);
-        self.segments -= 1;
-        true
-    }
-}
 
 impl Qp {
     /// Packets that may be unacknowledged: a power of two.

@@ -1,54 +1,34 @@
 //! The responder half: what incoming requests do.
 //!
+//! * this file: the checks of a request, duplicates and gaps.
+//! * `rq`: what the application posted to receive.
+//! * `execute`: what a good request does. `nak`: what a bad one does.
+//! * `replies`: responses of READs and atomics. `answers`: the packets that are owed.
+//!
 //! Requests run through named checks in the order of IBTA 9.7.4 (PSN, opcode sequence, operation,
 //! resources, length, key), and only then change anything. Memory is not touched here: data goes to
-//! the [placement](crate::placement) batch, atomics are handed to ingress, which empties the batch
+//! the [batch](crate::batch), atomics are handed to ingress, which empties the batch
 //! first. Nothing is sent here: what is owed stays in `ack` and `replies` until egress comes by.
 
+mod answers;
+mod execute;
+mod nak;
+pub(crate) mod replies;
+pub(crate) mod rq;
+
 use super::Qp;
-use super::replies::{self, Replies};
-use super::rq::NoRecv;
+use super::packet::Packet;
 use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
-use crate::lending::Payload;
 use crate::shared::Ctx;
+use replies::Replies;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
-use roce_wire::{
-    Bth, Datagram, Msn, NakCode, Opcode, OpcodeInfo, Operation, Psn, Syndrome, Trailer,
-};
-
-/// A received packet that found its QP.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet<'a> {
-    pub(crate) datagram: &'a Datagram<'a>,
-    pub(crate) info: &'static OpcodeInfo,
-    /// Where the payload is. In an inside train the datagram may have no more than a note of that.
-    pub(crate) bytes: Payload,
-}
-
-impl Packet<'_> {
-    #[inline]
-    pub(super) fn bth(&self) -> &Bth {
-        self.datagram.bth()
-    }
-
-    #[inline]
-    pub(crate) fn psn(&self) -> Psn {
-        self.bth().psn
-    }
-
-    pub(super) fn opcode(&self) -> Opcode {
-        self.bth().opcode
-    }
-
-    pub(super) fn imm_or_key(&self) -> u32 {
-        self.datagram.imm().map_or(0, |imm| u32::from_ne_bytes(imm.0))
-    }
-}
+use roce_wire::{Msn, NakCode, Operation, Psn, Syndrome, Trailer};
+use rq::NoRecv;
 
 /// The multi-packet message in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Message {
+pub(in crate::qp) enum Message {
     #[default]
     None,
     Send,
@@ -73,9 +53,9 @@ pub(crate) struct Responder {
     /// Expected PSN.
     pub(crate) epsn: Psn,
     pub(crate) msn: Msn,
-    pub(super) message: Message,
+    pub(in crate::qp) message: Message,
     /// Bytes of the current WRITE message so far.
-    pub(super) written: u64,
+    pub(in crate::qp) written: u64,
     /// COMM_EST was raised.
     established: bool,
     /// A NAK for the current gap (sequence or RNR) is out: further packets ahead are dropped.
@@ -83,13 +63,13 @@ pub(crate) struct Responder {
     pub(crate) ack: Option<Ack>,
     pub(crate) replies: Replies,
     /// The NAK that ends the connection, and what precedes it, may still be sent in ERR.
-    pub(super) has_last_words: bool,
+    pub(in crate::qp) has_last_words: bool,
 }
 
-pub(super) type Checked<T = ()> = Result<T, Verdict>;
+pub(in crate::qp) type Checked<T = ()> = Result<T, Verdict>;
 
 /// Longest DMA length of a RETH.
-pub(super) const MAX_DMA_LEN: u32 = 1 << 31;
+pub(in crate::qp) const MAX_DMA_LEN: u32 = 1 << 31;
 
 impl Responder {
     /// INIT -> RTR.
@@ -230,7 +210,7 @@ impl Qp {
     }
 
     /// COMM_EST: the first good packet while in RTR.
-    pub(super) fn note_established<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+    pub(in crate::qp) fn note_established<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         // Rule: CommEstOnce
         let first = !self.responder.established;
         // Rule: CommEst

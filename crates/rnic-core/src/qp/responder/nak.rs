@@ -1,9 +1,9 @@
 //! The end of a connection by the responder: NAK, error completion or async event, ERR.
 
-use super::Qp;
-use super::responder::Ack;
+use super::super::Qp;
+use super::Ack;
+use crate::batch::{Delivery, Piece, PieceKind};
 use crate::event::{Event, NakReason, Tap};
-use crate::placement::{Delivery, Piece, PieceKind};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
 use roce_wire::{Msn, NakCode, Psn, Syndrome};

@@ -1,9 +1,8 @@
 //! Answers: what the responder half has to send.
 
-use super::Qp;
+use super::super::Qp;
+use super::super::plan::{Budget, Segment, Source};
 use super::replies::ReplyKind;
-use super::requester::Budget;
-use super::requester::segment::{Segment, Source};
 use crate::event::{NakReason, Tap};
 use crate::shared::Ctx;
 use roce_wire::Opcode;

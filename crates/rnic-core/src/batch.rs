@@ -1,20 +1,12 @@
-//! Placement: accepted payload on its way from the receive arena to application memory.
+//! Accepted payload on its way from the receive arena to application memory.
 //!
 //! Accepting a packet queues *pieces* (arena range to memory range) and, at the end of a message,
-//! a *delivery* (its completion). [`flush`] writes all pieces with as few [`Dma::write`] calls as
-//! possible, and only then makes the deliveries visible, in order.
-//!
-//! When memory faults, everything before the faulting piece stands, later pieces of that QP are
-//! forgotten, and the QP fails at that packet; other QPs notice nothing.
+//! a *delivery* (its completion). All pieces are written with as few [`Dma::write`] calls as
+//! possible; see [`delivery`](crate::delivery) for what follows.
 
-use crate::event::{Event, Tap};
 use crate::lending::Payload;
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
-use crate::qp::Qp;
-use crate::shared::Ctx;
-use crate::slab::Slab;
 use rnic_abi::cqe::Cqe;
-use rnic_abi::verbs::WcStatus;
 use roce_wire::{Msn, Psn, Qpn};
 
 /// What a piece is part of; decides how a fault is answered.
@@ -55,23 +47,23 @@ pub(crate) struct Delivery {
     /// MSN before the packet.
     pub(crate) msn: Msn,
     /// Pieces queued before it.
-    after: usize,
-    cqe: Cqe,
+    pub(crate) after: usize,
+    pub(crate) cqe: Cqe,
 }
 
 /// Memory that could not be accessed while placing.
 #[derive(Clone, Copy, Debug)]
-struct Fault {
-    at: usize,
-    piece: Piece,
+pub(crate) struct Fault {
+    pub(crate) at: usize,
+    pub(crate) piece: Piece,
 }
 
 /// Pieces and deliveries of a burst.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pieces: Vec<Piece>,
-    deliveries: Vec<Delivery>,
-    faults: Vec<Fault>,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) deliveries: Vec<Delivery>,
+    pub(crate) faults: Vec<Fault>,
     from: Vec<Range>,
     lent: Vec<MemRange>,
     to: Vec<MemRange>,
@@ -106,6 +98,19 @@ impl Batch {
             lent: Vec::with_capacity(MAX_DMA_RANGES),
             to: Vec::with_capacity(MAX_DMA_RANGES),
             tails: Vec::with_capacity(MAX_DMA_RANGES),
+        }
+    }
+
+    /// Stands in while a batch is being flushed; never used.
+    pub(crate) fn detached() -> Self {
+        Self {
+            pieces: Vec::new(),
+            deliveries: Vec::new(),
+            faults: Vec::new(),
+            from: Vec::new(),
+            lent: Vec::new(),
+            to: Vec::new(),
+            tails: Vec::new(),
         }
     }
 
@@ -150,6 +155,13 @@ impl Batch {
         self.pieces.truncate(len);
     }
 
+    /// Everything was delivered.
+    pub(crate) fn clear(&mut self) {
+        self.pieces.clear();
+        self.deliveries.clear();
+        self.faults.clear();
+    }
+
     fn is_faulted(&self, slot: u32) -> bool {
         !self.faults.is_empty() && self.faults.iter().any(|fault| fault.piece.slot == slot)
     }
@@ -192,7 +204,7 @@ impl Batch {
         end
     }
 
-    fn write_all<D: Dma>(&mut self, dma: &mut D, arena: &[u8]) {
+    pub(crate) fn write_all<D: Dma>(&mut self, dma: &mut D, arena: &[u8]) {
         let mut start = 0;
         while let Some(first) = self.pieces.get(start).copied() {
             if self.is_faulted(first.slot) {
@@ -249,116 +261,4 @@ fn push_mem_range(ranges: &mut Vec<MemRange>, range: MemRange) {
         return;
     }
     ranges.push(range);
-}
-
-/// Writes everything queued, makes the completions visible, and fails QPs whose memory faulted.
-pub(crate) fn flush<D: Dma, T: Tap>(
-    ctx: &mut Ctx<'_, T>,
-    qps: &mut Slab<Qp>,
-    dma: &mut D,
-    arena: &[u8],
-) {
-    if ctx.shared.batch.is_empty() {
-        return;
-    }
-    let mut batch = std::mem::replace(&mut ctx.shared.batch, Batch::detached());
-    ctx.shared.placed = true;
-    // Rule: DataBeforeCompletion
-    batch.write_all(dma, arena);
-    for piece in &batch.pieces {
-        ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
-    }
-    for fault in &batch.faults {
-        take_back(qps, &batch, fault);
-    }
-    for delivery in &batch.deliveries {
-        let fault = batch.faults.iter().find(|fault| fault.piece.slot == delivery.slot);
-        if fault.is_none_or(|fault| delivery.after <= fault.at) {
-            deliver(ctx, qps, delivery, delivery.cqe.status);
-        }
-    }
-    for fault in &batch.faults {
-        fail(ctx, qps, &batch, fault);
-    }
-    batch.pieces.clear();
-    batch.deliveries.clear();
-    batch.faults.clear();
-    ctx.shared.batch = batch;
-}
-
-impl Batch {
-    /// Stands in while a batch is being flushed; never used.
-    fn detached() -> Self {
-        Self {
-            pieces: Vec::new(),
-            deliveries: Vec::new(),
-            faults: Vec::new(),
-            from: Vec::new(),
-            lent: Vec::new(),
-            to: Vec::new(),
-            tails: Vec::new(),
-        }
-    }
-}
-
-#[inline]
-fn deliver<T: Tap>(
-    ctx: &mut Ctx<'_, T>,
-    qps: &mut Slab<Qp>,
-    delivery: &Delivery,
-    status: WcStatus,
-) {
-    let Some(qp) = qps.by_slot_mut(delivery.slot as usize) else { return };
-    let mut cqe = delivery.cqe;
-    cqe.status = status;
-    // The slot is free before the completion is visible: who polls it may post at once.
-    qp.rq.release(cqe.wqe_index);
-    ctx.shared.clients.received(qp.client_slot, ctx.now);
-    let fits = ctx.complete(qp.recv_cq, &cqe);
-    if !fits && status == WcStatus::Success {
-        qp.completion_lost(ctx, delivery);
-    }
-}
-
-/// What answers a READ of the QP at the fault or behind it is not in its memory, although later
-/// packets of the burst may have acknowledged it.
-fn take_back(qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
-    let slot = fault.piece.slot;
-    let lost = batch.pieces.get(fault.at..).unwrap_or(&[]).iter();
-    let answer = lost.filter(|p| p.slot == slot).find(|p| p.kind == PieceKind::ReadResponse);
-    if let Some(answer) = answer
-        && let Some(qp) = qps.by_slot_mut(slot as usize)
-    {
-        qp.step_back(answer.psn);
-    }
-}
-
-/// The QP fails at the packet of the fault: completions behind it become flushes, in order.
-fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: &Fault) {
-    let piece = &fault.piece;
-    let Some(qp) = qps.by_slot_mut(piece.slot as usize) else { return };
-    let qpn = qp.qpn;
-    ctx.event(|| Event::DmaFault { qpn, psn: piece.psn });
-    // The receive WQE being filled is the first one behind the fault.
-    let mut status = match piece.kind {
-        PieceKind::Receive => WcStatus::LocProtErr,
-        _ => WcStatus::WrFlushErr,
-    };
-    let mut told = piece.kind == PieceKind::Receive;
-    // Rule: FaultFlushesBurst
-    let is_behind = |d: &&Delivery| d.slot == piece.slot && d.after > fault.at;
-    for delivery in batch.deliveries.iter().filter(is_behind) {
-        // The packet that failed took this one, for its immediate data.
-        let took = piece.kind == PieceKind::Write && delivery.psn == piece.psn;
-        deliver(ctx, qps, delivery, if took { WcStatus::LocAccessErr } else { status });
-        told |= took;
-        status = WcStatus::WrFlushErr;
-    }
-    let Some(qp) = qps.by_slot_mut(piece.slot as usize) else { return };
-    if piece.kind == PieceKind::ReadResponse {
-        qp.fail_request(ctx, WcStatus::LocProtErr);
-        return;
-    }
-    told |= qp.receives() && qp.fail_current_receive(ctx, status);
-    qp.memory_failed(ctx, piece, told);
 }

@@ -1,12 +1,13 @@
 //! What an accepted request does: data to the placement batch, completions behind it, replies.
 
-use super::Qp;
+use super::super::Qp;
+use super::super::packet::Packet;
+use super::super::verdict::{AtomicRequest, Deferred, Verdict};
 use super::replies::ReplyKind;
-use super::responder::{Checked, MAX_DMA_LEN, Message, Packet, packets_of};
-use super::verdict::{AtomicRequest, Deferred, Verdict};
+use super::{Checked, MAX_DMA_LEN, Message, packets_of};
+use crate::batch::{Piece, PieceKind};
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
-use crate::placement::{Piece, PieceKind};
 use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
@@ -14,7 +15,7 @@ use rnic_abi::verbs::{AccessFlags, WcOpcode, WcStatus};
 use roce_wire::{AtomicEth, Opcode, Psn, Reth, Trailer};
 
 impl Qp {
-    pub(super) fn execute_send<T: Tap>(
+    pub(in crate::qp) fn execute_send<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
@@ -131,7 +132,7 @@ impl Qp {
         ctx.shared.batch.deliver(self.slot, (packet.psn(), self.responder.msn), cqe);
     }
 
-    pub(super) fn execute_write<T: Tap>(
+    pub(in crate::qp) fn execute_write<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
@@ -209,7 +210,7 @@ impl Qp {
             .map_err(|fault: KeyFault| Verdict::nak(NakReason::Key(fault)))
     }
 
-    pub(super) fn execute_read<T: Tap>(
+    pub(in crate::qp) fn execute_read<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
@@ -234,7 +235,7 @@ impl Qp {
         self.responder.replies.push_new(kind, psn, packets);
     }
 
-    pub(super) fn prepare_atomic<T: Tap>(
+    pub(in crate::qp) fn prepare_atomic<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,

@@ -70,7 +70,7 @@ struct Remembered {
 
 /// PSNs behind the expected one after which a request may be forgotten. Far more than requesters
 /// have outstanding, and a quarter of all PSNs.
-pub(super) const MEMORY: u32 = 1 << 22;
+pub(in crate::qp) const MEMORY: u32 = 1 << 22;
 
 /// Queue and memory.
 #[derive(Debug, Default)]

@@ -1,0 +1,21 @@
+//! Names that the engine and those around it use for the same things.
+
+/// A device context: one session of the daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+pub struct ClientId(pub u32);
+
+/// A completion channel of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ChannelId(pub u32);
+
+/// How to reach a peer: the wire's own handle for next hop MAC, VLAN and local interface.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
+)]
+pub struct HopId(pub u32);
+
+/// An address space that memory regions live in: one per client process, and one for each region
+/// that is shared memory. No other space ever has the same number: a lent payload names its space
+/// by it, and may arrive when the space is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SpaceId(pub u64);

@@ -1,0 +1,33 @@
+//! A received packet on its way through its queue pair.
+
+use crate::lending::Payload;
+use roce_wire::{Bth, Datagram, Opcode, OpcodeInfo, Psn};
+
+/// A received packet that found its QP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet<'a> {
+    pub(crate) datagram: &'a Datagram<'a>,
+    pub(crate) info: &'static OpcodeInfo,
+    /// Where the payload is. In an inside train the datagram may have no more than a note of that.
+    pub(crate) bytes: Payload,
+}
+
+impl Packet<'_> {
+    #[inline]
+    pub(in crate::qp) fn bth(&self) -> &Bth {
+        self.datagram.bth()
+    }
+
+    #[inline]
+    pub(crate) fn psn(&self) -> Psn {
+        self.bth().psn
+    }
+
+    pub(in crate::qp) fn opcode(&self) -> Opcode {
+        self.bth().opcode
+    }
+
+    pub(in crate::qp) fn imm_or_key(&self) -> u32 {
+        self.datagram.imm().map_or(0, |imm| u32::from_ne_bytes(imm.0))
+    }
+}
