@@ -30,7 +30,7 @@ struct options {
 	int mtu;
 	uint64_t seed;
 	uint64_t messages;
-	double seconds;
+	double seconds, interval;
 	unsigned depth;
 	unsigned max_sge;
 	unsigned rd_atomic;

@@ -12,6 +12,7 @@ static const char usage[] =
 	"  -p, --port N         TCP port (18600)\n"
 	"  -n, --messages N     messages each side sends (2000)\n"
 	"  -t, --seconds S      send for S seconds in place of a count\n"
+	"  -i, --interval S     say every S seconds how much was moved; SIGTERM ends the sending\n"
 	"  -s, --sizes LIST     message sizes, e.g. 0,1,4096 (a range around the path MTU)\n"
 	"  -o, --ops LIST       of send,send_imm,write,write_imm,read,cas,fadd (all)\n"
 	"      --first OP       of the first message, whatever the list\n"
@@ -71,7 +72,7 @@ static void parse(struct options *opt, int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "device", 1, 0, 'd' }, { "gid", 1, 0, 'g' }, { "mtu", 1, 0, 'm' }, { "port", 1, 0, 'p' },
-		{ "messages", 1, 0, 'n' }, { "seconds", 1, 0, 't' }, { "sizes", 1, 0, 's' }, { "ops", 1, 0, 'o' },
+		{ "messages", 1, 0, 'n' }, { "seconds", 1, 0, 't' }, { "interval", 1, 0, 'i' }, { "sizes", 1, 0, 's' }, { "ops", 1, 0, 'o' },
 		{ "depth", 1, 0, 'q' }, { "sge", 1, 0, 'S' }, { "rd-atomic", 1, 0, 'R' }, { "timeout", 1, 0, 'T' },
 		{ "retry", 1, 0, 'r' }, { "seed", 1, 0, 'x' }, { "events", 0, 0, 'e' }, { "quiet", 0, 0, 'Q' },
 		{ "no-fence", 0, 0, 'F' }, { "first", 1, 0, '1' },
@@ -79,7 +80,7 @@ static void parse(struct options *opt, int argc, char **argv)
 	long mtu = 1024;
 	int c;
 
-	while ((c = getopt_long(argc, argv, "d:g:m:p:n:t:s:o:q:S:R:T:r:x:eh", options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "d:g:m:p:n:t:i:s:o:q:S:R:T:r:x:eh", options, NULL)) != -1) {
 		switch (c) {
 		case 'd': opt->device = optarg; break;
 		case 'g': opt->gid_index = atoi(optarg); break;
@@ -87,6 +88,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		case 'p': opt->port = atoi(optarg); break;
 		case 'n': opt->messages = strtoull(optarg, NULL, 0); break;
 		case 't': opt->seconds = atof(optarg); break;
+		case 'i': opt->interval = atof(optarg); break;
 		case 's': parse_sizes(opt, optarg); break;
 		case 'o': parse_ops(opt, optarg); break;
 		case 'q': opt->depth = (unsigned)atoi(optarg); break;

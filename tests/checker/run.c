@@ -2,7 +2,16 @@
 #include "checker.h"
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <time.h>
+
+static volatile sig_atomic_t told_to_end;
+
+static void end(int number)
+{
+	(void)number;
+	told_to_end = 1;
+}
 
 struct final_count {
 	uint64_t messages, active;
@@ -76,6 +85,8 @@ static void agree_on_end(struct side *s, double started)
 	const struct options *opt = s->opt;
 	struct final_count count;
 
+	if (told_to_end)
+		s->stop = true;
 	if (!s->stop && (opt->seconds > 0 ? now() - started >= opt->seconds : s->posted >= opt->messages))
 		s->stop = true;
 	if (s->stop && !s->told_final) {
@@ -135,14 +146,21 @@ static void stalled(const struct side *s)
 	    s->final_known ? "" : " (peer still sending)");
 }
 
+static void report(const struct side *s, double elapsed)
+{
+	printf("checker: after %.3f s %.3f MB\n", elapsed, (double)(s->bytes_out + s->bytes_in) / 1e6);
+}
+
 void run(struct side *s)
 {
-	double started, progress, elapsed;
+	double started, progress, elapsed, reported = 0;
 	unsigned turns = 0;
 	char ready = 'r';
 
 	prepare(s);
 	oob_exchange(s->oob, &ready, &ready, 1);
+	if (s->opt->interval > 0)
+		signal(SIGTERM, end);
 	started = progress = now();
 	while (!finished(s)) {
 		if (step(s))
@@ -151,6 +169,11 @@ void run(struct side *s)
 			wait_for_event(s);
 		if (++turns % 64 == 0 || s->stop) {
 			agree_on_end(s, started);
+			elapsed = now() - started;
+			if (s->opt->interval > 0 && elapsed >= reported + s->opt->interval) {
+				report(s, elapsed);
+				reported = elapsed;
+			}
 			if (now() - progress > 60)
 				stalled(s);
 		}

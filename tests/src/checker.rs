@@ -4,10 +4,13 @@
 //! so that a [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::native;
+use crate::place::{Node, Place};
+use crate::process::{Running, wait_until};
 
 /// The program's name.
 pub const PROGRAM: &str = "checker";
@@ -20,25 +23,111 @@ pub fn build() -> Result<PathBuf> {
     native::build(PROGRAM, &["checker"])
 }
 
-/// The rate in MB/s, both directions together, that one end of a checker printed at its end.
-///
-/// # Errors
-/// When it printed none.
-pub fn megabytes_per_second(printed: &str) -> Result<f64> {
-    let line = printed.lines().find(|line| line.starts_with("checker: ok"));
-    let rate = line.and_then(|line| line.strip_suffix(" MB/s")?.rsplit(' ').next()?.parse().ok());
-    rate.with_context(|| format!("no rate in what the checker printed:\n{printed}"))
+/// A checker at work between two nodes for as long as a test needs its rate: what a start costs is
+/// in no measurement.
+pub struct Stream {
+    server: Running,
+    client: Running,
 }
+
+impl Stream {
+    /// Starts both ends; what they check is `args`.
+    ///
+    /// # Errors
+    /// When either end fails.
+    pub fn start(server: &Node, client: &Node, args: &[&str]) -> Result<Self> {
+        let end = |node: &Node| -> Result<_> {
+            let gid = node.gid_index().to_string();
+            let place =
+                ["-d", node.device(), "-g", &gid, "-p", PORT, "-t", "1000000", "-i", "0.05"];
+            Ok(node.cmd(PROGRAM)?.args(place).args(args).limit(Duration::from_secs(3600)))
+        };
+        let serving = end(server)?.start()?;
+        let port = PORT.parse()?;
+        wait_until("a checker that listens", Duration::from_secs(10), || server.listens(port))
+            .with_context(|| serving.stderr())?;
+        let calling = end(client)?.arg(server.address().to_string()).start()?;
+        let stream = Self { server: serving, client: calling };
+        wait_until("a checker at work", Duration::from_secs(20), || Ok(stream.moved()?.is_some()))
+            .with_context(|| stream.said())?;
+        Ok(stream)
+    }
+
+    fn said(&self) -> String {
+        format!("server: {}\nclient: {}", self.server.stderr(), self.client.stderr())
+    }
+
+    /// Seconds since the start and megabytes moved until then.
+    fn moved(&self) -> Result<Option<(f64, f64)>> {
+        let printed = self.client.stdout();
+        let last = printed.rsplit_once('\n').and_then(|(lines, _)| lines.lines().last());
+        last.map(progress).transpose()
+    }
+
+    /// Lets it work for so many seconds.
+    ///
+    /// # Errors
+    /// When an end failed.
+    pub fn work(&mut self, seconds: f64) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs_f64(seconds);
+        while Instant::now() < until {
+            for end in [&mut self.server, &mut self.client] {
+                ensure!(end.try_status()?.is_none(), "a checker failed: {}", end.stderr());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The rate in MB/s, both directions together, of the `seconds` that begin now.
+    ///
+    /// # Errors
+    /// When an end failed.
+    pub fn rate(&mut self, seconds: f64) -> Result<f64> {
+        let began = self.moved()?.context("no progress yet")?;
+        self.work(seconds)?;
+        let ended = self.moved()?.context("no progress any more")?;
+        // One that does not even say how far it is moves nothing.
+        Ok((ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0))
+    }
+
+    /// Lets both ends finish and compare what they have.
+    ///
+    /// # Errors
+    /// When either found a mistake.
+    pub fn end(self) -> Result<()> {
+        for end in [&self.server, &self.client] {
+            end.signal(rustix::process::Signal::TERM)?;
+        }
+        for end in [self.client, self.server] {
+            let output = end.terminate(Duration::from_secs(30))?;
+            ensure!(output.success() && output.stdout.contains("checker: ok"), "{output}");
+        }
+        Ok(())
+    }
+}
+
+/// `checker: after 1.500 s 20.000 MB`.
+fn progress(line: &str) -> Result<(f64, f64)> {
+    let words: Vec<&str> = line.split(' ').collect();
+    match words[..] {
+        ["checker:", "after", seconds, "s", megabytes, "MB"] => {
+            Ok((seconds.parse()?, megabytes.parse()?))
+        }
+        _ => anyhow::bail!("not what a checker at work prints: {line:?}"),
+    }
+}
+
+/// Tests run one at a time.
+const PORT: &str = "18599";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_the_last_number_of_the_line() {
-        let line =
-            "checker: ok, 9 messages out, 7 noticed in, 1.5 MB out, 1.5 MB in, 0.500 s, 6.0 MB/s\n";
-        assert_eq!(megabytes_per_second(line).unwrap(), 6.0);
-        assert!(megabytes_per_second("checker: no progress").is_err());
+    fn a_line_of_progress_has_time_and_amount() {
+        assert_eq!(progress("checker: after 1.500 s 20.250 MB").unwrap(), (1.5, 20.25));
+        assert!(progress("checker: no progress").is_err());
     }
 }

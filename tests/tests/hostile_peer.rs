@@ -5,13 +5,14 @@
 //! knows: RoCEv2 has no cryptography. What is shown here is that nothing less is enough: not a
 //! wrong ICRC, not another source, not a PSN outside the window, not an old packet.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
-use system_tests::checker;
+use system_tests::checker::{self, Stream};
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, EmulatedPair, Faults};
@@ -22,20 +23,20 @@ use system_tests::netns::End;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
 use system_tests::programs::Dialogue;
-use system_tests::rounds::share_left;
+use system_tests::rounds::{rounds_in, share_left};
 
 /// Packets that somebody on the path remembers.
 const MEMORY: usize = 4096;
 /// Packets sent in one go, before the next look at the wire, which takes a millisecond: what is
 /// tried here is bad packets, not too many of them.
 const BURST: usize = 4;
-/// Seconds of a calm measurement.
-const BASELINE: f64 = 2.0;
-/// Seconds of an attack between two of them, at most. The speed of a shared machine changes from
-/// second to second: many short rounds say more than few long ones.
-const ROUND: f64 = 3.0;
-/// Seconds of attack over each kind of packet I/O, in the normal form.
-const ATTACK: f64 = 15.0;
+/// Seconds of a measurement. The speed of a shared machine changes from second to second: many
+/// short rounds say more than few long ones.
+const WINDOW: f64 = 2.0;
+/// Seconds between two of them.
+const SETTLED: f64 = 0.5;
+/// Seconds of rounds over each kind of packet I/O, in the normal form.
+const ATTACK: f64 = 30.0;
 /// What part of the rate must be left.
 const SHARE: f64 = 0.8;
 
@@ -230,13 +231,17 @@ struct Talk {
 }
 
 impl Talk {
-    /// The checker's rate in MB/s over so many seconds.
-    fn rate(&self, seconds: f64, disturbed: bool) -> Result<f64> {
-        let line = format!("checker -m 1024 -T 16 -t {seconds} -s 0,1,64,1024,5000,65536");
-        let dialogue = Dialogue::new(&line).limit(Duration::from_secs_f64(seconds + 60.0));
+    fn start(&self) -> Result<Stream> {
+        let args = ["-m", "1024", "-T", "16", "-s", "0,1,64,1024,5000,65536"];
+        Stream::start(&self.left, &self.right, &args)
+    }
+
+    /// The rate in MB/s.
+    fn rate(&self, stream: &RefCell<Stream>, disturbed: bool) -> Result<f64> {
         self.orders.speak.store(disturbed, Ordering::Relaxed);
-        let said = dialogue.run(&self.left, &self.right)?;
-        checker::megabytes_per_second(&said.client.stdout)
+        let mut stream = stream.borrow_mut();
+        stream.work(SETTLED)?;
+        stream.rate(WINDOW)
     }
 }
 
@@ -259,8 +264,15 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     let (share, sent) = std::thread::scope(|scope| -> Result<_> {
         let to_left = scope.spawn(|| intrude(&link, "left", &link.left, 3, orders));
         let to_right = scope.spawn(|| intrude(&link, "right", &link.right, 4, orders));
-        let calm = || talk.rate(BASELINE, false);
-        let share = share_left(seconds, ROUND, calm, |seconds| talk.rate(seconds, true));
+        let measure = || {
+            let stream = RefCell::new(talk.start()?);
+            let rounds = rounds_in(seconds, SETTLED + WINDOW);
+            let (calm, disturbed) = (|| talk.rate(&stream, false), || talk.rate(&stream, true));
+            let share = share_left(rounds, calm, disturbed)?;
+            stream.into_inner().end()?;
+            Ok(share)
+        };
+        let share: Result<f64> = measure();
         orders.leave.store(true, Ordering::Relaxed);
         let [to_left, to_right] =
             [to_left, to_right].map(|thread| thread.join().expect("no panic"));
