@@ -27,7 +27,7 @@ use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Cmd, Output, Running, User, wait_until};
-use system_tests::rounds::{rounds_in, share_left};
+use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
 
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
@@ -141,9 +141,9 @@ impl Stage {
         Ok(outputs)
     }
 
-    /// Attacks in rounds for so many seconds. Returns what part of its rate the tenant kept, in the
-    /// median round, and what the attackers said.
-    fn rounds(&self, kind: &str, seconds: f64) -> Result<(f64, Vec<Output>)> {
+    /// Attacks in rounds for so many seconds. Returns what part of its rate the tenant kept, and
+    /// what the attackers said.
+    fn rounds(&self, kind: &str, seconds: f64) -> Result<(Share, Vec<Output>)> {
         let _filler = self.filler()?;
         let tenant = RefCell::new(Stream::start(&self.tenant, &self.tenant, &[])?);
         let mut outputs = Vec::new();
@@ -154,10 +154,10 @@ impl Stage {
             outputs.extend(said);
             Ok(rate)
         };
-        let median = share_left(rounds_in(seconds, SETTLED + WINDOW), calm, disturbed)?;
+        let share = share_left(rounds_in(seconds, SETTLED + WINDOW), MOST_LEFT, calm, disturbed)?;
         tenant.into_inner().end()?;
-        eprintln!("{kind}: {} attackers; the tenant kept {:.0}%", outputs.len(), 100.0 * median);
-        Ok((median, outputs))
+        eprintln!("{kind}: {} attackers; of its rate the tenant kept {share:.2?}", outputs.len());
+        Ok((share, outputs))
     }
 }
 
@@ -191,7 +191,7 @@ fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     drop(guard);
     let after = before.returns(&stage.tenant, Duration::from_secs(10))?;
     eprintln!("{kind}: before {before:?}\n{kind}: after  {after:?}");
-    ensure!(share >= SHARE, "{kind}: only {:.0}% of the tenant's rate was left", 100.0 * share);
+    share.is_at_least(SHARE, kind)?;
     stage.tenant.stop()?;
     Ok(Some(outputs))
 }

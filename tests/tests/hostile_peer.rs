@@ -23,7 +23,7 @@ use system_tests::netns::End;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
 use system_tests::programs::Dialogue;
-use system_tests::rounds::{rounds_in, share_left};
+use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
 
 /// Packets that somebody on the path remembers.
 const MEMORY: usize = 4096;
@@ -268,11 +268,11 @@ fn withstands(test: &str, io: Io) -> Result<()> {
             let stream = RefCell::new(talk.start()?);
             let rounds = rounds_in(seconds, SETTLED + WINDOW);
             let (calm, disturbed) = (|| talk.rate(&stream, false), || talk.rate(&stream, true));
-            let share = share_left(rounds, calm, disturbed)?;
+            let share = share_left(rounds, MOST_LEFT, calm, disturbed)?;
             stream.into_inner().end()?;
             Ok(share)
         };
-        let share: Result<f64> = measure();
+        let share: Result<Share> = measure();
         orders.leave.store(true, Ordering::Relaxed);
         let [to_left, to_right] =
             [to_left, to_right].map(|thread| thread.join().expect("no panic"));
@@ -280,12 +280,12 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     })
     .with_context(|| format!("{}\n{}", left.daemon.log(), right.daemon.log()))?;
 
-    eprintln!("{sent} bad packets in {seconds} s; {:.0}% of the rate was left", 100.0 * share);
+    eprintln!("{sent} bad packets in {seconds} s; of the rate was left {share:.2?}");
     ensure!(sent > 1000, "only {sent} bad packets were sent");
     noticed(left, right)?;
     before[0].returns(left, Duration::from_secs(5))?;
     before[1].returns(right, Duration::from_secs(5))?;
-    ensure!(share >= SHARE, "only {:.0}% of the rate was left", 100.0 * share);
+    share.is_at_least(SHARE, test)?;
     talk.left.stop()?;
     talk.right.stop()?;
     Ok(())
