@@ -7,6 +7,7 @@
 //! * [`waits`]: a timeout fires not before its time, and an RNR NAK is waited for.
 //! * [`ack_requests`]: the end of every SEND and WRITE asks for an ACK.
 //! * [`going_back`]: one loss costs one retry, and a NAK that says so is heeded.
+//! * [`gap_naks`]: one NAK tells of a gap.
 //! * [`refusals`]: an RNR NAK that was decided on leaves.
 //! * [`share`]: answers to the peer's READs do not keep a request waiting for ever.
 //!
@@ -14,6 +15,7 @@
 //! [`Witness::is_acknowledged`] and the [`tally`] of what the counters must say.
 
 mod ack_requests;
+mod gap_naks;
 mod going_back;
 mod messages;
 mod record;
@@ -23,6 +25,7 @@ mod tally;
 mod waits;
 
 use ack_requests::AckRequests;
+use gap_naks::GapNaks;
 use going_back::GoingBack;
 use messages::Messages;
 use record::Record;
@@ -64,6 +67,7 @@ struct Bench {
     waits: Waits,
     ack_requests: AckRequests,
     going_back: GoingBack,
+    gap_naks: GapNaks,
     refusals: Refusals,
     share: Share,
 }
@@ -85,6 +89,7 @@ impl Witness {
             waits: Waits::default(),
             ack_requests: AckRequests,
             going_back: GoingBack::default(),
+            gap_naks: GapNaks::default(),
             refusals: Refusals::default(),
             share: Share::default(),
         };
@@ -96,6 +101,7 @@ impl Witness {
         if let Some(bench) = self.connections.get_mut(&qpn) {
             bench.record = bench.record.leapt();
             bench.messages.leapt();
+            bench.gap_naks = GapNaks::default();
         }
     }
 
@@ -145,9 +151,10 @@ impl Witness {
         self.tally.saw(event);
         let Some(qpn) = subject(event) else { return };
         let Some(bench) = self.connections.get_mut(&qpn.value()) else { return };
-        let Bench { record, messages, waits, ack_requests, going_back, refusals, share } = bench;
-        let judges: [&mut dyn Judge; 6] =
-            [messages, waits, ack_requests, going_back, refusals, share];
+        let Bench { record, messages, waits, ack_requests, going_back, gap_naks, .. } = bench;
+        let Bench { refusals, share, .. } = bench;
+        let judges: [&mut dyn Judge; 7] =
+            [messages, waits, ack_requests, going_back, gap_naks, refusals, share];
         for judge in judges {
             if let Err(why) = judge.saw(now, event, record) {
                 self.verdicts.push(format!("QP {:#x}: {why}", qpn.value()));
@@ -166,6 +173,7 @@ fn subject(event: &Event) -> Option<Qpn> {
         | Event::Acked { qpn, .. }
         | Event::WqeFetched { qpn, .. }
         | Event::Doorbell { qpn, .. }
+        | Event::Nak { qpn, .. }
         | Event::RnrNak { qpn, .. }
         | Event::Completed { qpn, .. }
         | Event::State { qpn, .. } => Some(*qpn),

@@ -1,5 +1,5 @@
 use super::{Terms, Witness};
-use rnic_core::event::{Event, PacketInfo, RewindCause};
+use rnic_core::event::{Event, NakReason, PacketInfo, RewindCause};
 use rnic_core::time::Instant;
 use roce_wire::{Opcode, Psn, Qpn};
 
@@ -73,6 +73,22 @@ fn the_end_of_a_message_asks_for_an_ack() {
     let packet = packet(Opcode::RcSendOnly, 20, None);
     witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, retransmit: true });
     assert!(!witness.verdicts().is_empty());
+}
+
+#[test]
+fn a_gap_is_told_of_once_unless_something_reaches_it_again() {
+    let nak = || {
+        let reason = NakReason::Sequence;
+        Event::Nak { qpn: QPN, psn: Psn::new(50), reason }
+    };
+    for (psn, fine) in [(48, false), (49, true), (50, true), (51, false)] {
+        let mut witness = witness();
+        let packet = packet(Opcode::RcWriteOnly, psn, None);
+        for event in [nak(), Event::Received { qpn: QPN, packet }, nak()] {
+            witness.saw(Instant::ZERO, &event);
+        }
+        assert_eq!(witness.verdicts().is_empty(), fine, "{psn}");
+    }
 }
 
 const SEQUENCE_NAK: u8 = 0x60;
