@@ -60,7 +60,7 @@ unsafe impl<T> Send for Shared<T> {}
 impl<T: Element> Shared<T> {
     fn map(
         fd: BorrowedFd<'_>,
-        page_offset: i64,
+        page_offset: u64,
         offsets: &libc::xdp_ring_offset,
         size: u32,
     ) -> io::Result<Self> {
@@ -73,7 +73,8 @@ impl<T: Element> Shared<T> {
                 return Err(io::Error::from(io::ErrorKind::InvalidData));
             }
             // SAFETY: checked to lie inside the mapping.
-            Ok(unsafe { mapping.start().add(offset) })
+            let at = unsafe { mapping.start().add(offset) };
+            NonNull::new(at).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
         };
         let word = |offset| at(offset, 4, 4).map(NonNull::cast::<AtomicU32>);
         Ok(Shared {
@@ -122,7 +123,7 @@ impl<T: Element> Producer<T> {
     /// Maps the ring at `page_offset` of the socket.
     pub(crate) fn map(
         fd: BorrowedFd<'_>,
-        page_offset: i64,
+        page_offset: u64,
         offsets: &libc::xdp_ring_offset,
         size: u32,
     ) -> io::Result<Self> {
@@ -204,7 +205,7 @@ impl<T: Element> Consumer<T> {
     /// Maps the ring at `page_offset` of the socket.
     pub(crate) fn map(
         fd: BorrowedFd<'_>,
-        page_offset: i64,
+        page_offset: u64,
         offsets: &libc::xdp_ring_offset,
         size: u32,
     ) -> io::Result<Self> {

@@ -1,62 +1,42 @@
 //! Packet memory: page-aligned mappings, and the layout of an AF_XDP port's frames in one of them.
 
+use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 /// A readable and writable mapping, unmapped on drop.
 pub(crate) struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
+    map: MmapRaw,
 }
-
-// SAFETY: the mapping belongs to this value alone and is no thread's own; `&Mapping` offers only
-// reads of bytes that its users do not write at the same time.
-unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of zeroed private memory, populated, on huge pages where possible, and not
     /// inherited by child processes (a fork must not copy pages the kernel writes packets into).
     pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let mapping = unsafe { Mapping::map(len, flags, -1, 0)? };
-        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_POPULATE_WRITE] {
-            // SAFETY: the range is exactly our own mapping. The advice is optional: a kernel that
-            // does not know it returns an error and the memory is populated by use.
-            unsafe { libc::madvise(mapping.start.as_ptr().cast(), len, advice) };
+        let map = MmapRaw::from(MmapMut::map_anon(len)?);
+        for advice in [Advice::HugePage, Advice::DontFork, Advice::PopulateWrite] {
+            // The advice is optional: a kernel that does not know it returns an error and the
+            // memory is populated by use.
+            let _ = map.advise(advice);
         }
-        Ok(mapping)
+        Ok(Mapping { map })
     }
 
     /// Maps `len` bytes of `fd` from `offset`, shared with the kernel.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, offset: i64) -> io::Result<Mapping> {
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        unsafe { Mapping::map(len, flags, fd.as_raw_fd(), offset) }
-    }
-
-    /// # Safety
-    /// `flags` must not replace an existing mapping (no MAP_FIXED).
-    unsafe fn map(len: usize, flags: i32, fd: i32, offset: i64) -> io::Result<Mapping> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: by contract a new mapping; nothing else refers to its address range.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { start, len })
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Mapping> {
+        let map = MmapOptions::new().len(len).offset(offset).populate().map_raw(fd.as_raw_fd())?;
+        Ok(Mapping { map })
     }
 
     /// The first byte.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
     }
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.map.len()
     }
 
     /// The bytes of `range`.
@@ -64,46 +44,33 @@ impl Mapping {
     /// The kernel may write to parts of the memory at any time. The ports hand out only ranges
     /// whose ownership the kernel has given up, and nobody reads outside those.
     pub(crate) fn bytes(&self, range: std::ops::Range<usize>) -> &[u8] {
-        assert!(range.start <= range.end && range.end <= self.len);
+        assert!(range.start <= range.end && range.end <= self.len());
         // SAFETY: the range lies inside the mapping, which lives as long as `self`, and every byte
         // of it is initialised (zeroed by the kernel).
         unsafe {
-            std::slice::from_raw_parts(
-                self.start.as_ptr().add(range.start),
-                range.end - range.start,
-            )
+            std::slice::from_raw_parts(self.start().add(range.start), range.end - range.start)
         }
     }
 
     /// The bytes of `range`, writable.
     pub(crate) fn bytes_mut(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
-        assert!(range.start <= range.end && range.end <= self.len);
+        assert!(range.start <= range.end && range.end <= self.len());
         // SAFETY: as in `bytes`; `&mut self` excludes every other slice of this process. The
         // kernel only reads transmit ranges, and the ports lend receive ranges writable only
         // while the kernel does not own them.
         unsafe {
-            std::slice::from_raw_parts_mut(
-                self.start.as_ptr().add(range.start),
-                range.end - range.start,
-            )
+            std::slice::from_raw_parts_mut(self.start().add(range.start), range.end - range.start)
         }
     }
 
     /// Copies `len` bytes from `from` to `to`; the ranges must not overlap.
     fn copy(&mut self, from: usize, to: usize, len: usize) {
-        assert!(from.abs_diff(to) >= len && from.max(to) + len <= self.len);
+        assert!(from.abs_diff(to) >= len && from.max(to) + len <= self.len());
         // SAFETY: both ranges lie inside the mapping and do not overlap.
         unsafe {
-            let start = self.start.as_ptr();
+            let start = self.start();
             ptr::copy_nonoverlapping(start.add(from), start.add(to), len);
         }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
@@ -133,7 +100,7 @@ impl Umem {
 
     /// The start address of the part registered with the kernel.
     pub(crate) fn registered_start(&self) -> u64 {
-        self.memory.start().as_ptr() as u64 + self.bounce as u64
+        self.memory.start() as u64 + self.bounce as u64
     }
 
     /// The length of the part registered with the kernel.

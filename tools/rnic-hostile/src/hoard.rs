@@ -3,12 +3,12 @@
 
 use crate::Attack;
 use crate::client::{Client, greet};
+use memmap2::MmapOptions;
 use rnic_abi::control::{Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths};
 use rnic_abi::verbs::AccessFlags;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::thread::scope;
 use std::time::{Duration, Instant};
@@ -109,15 +109,12 @@ pub(crate) fn maps(attack: &mut Attack) -> io::Result<()> {
     let folder = Deep::make()?;
     let file = File::options().read(true).write(true).create(true).truncate(true).open("f")?;
     file.set_len(1 << 20)?;
+    let (mut page, mut pages) = (MmapOptions::new(), Vec::new());
+    page.len(4096);
     for at in 0..4000 {
-        let rights = if at % 2 == 0 { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody looks at.
-        let mapped = unsafe {
-            libc::mmap(std::ptr::null_mut(), 4096, rights, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if mapped == libc::MAP_FAILED {
-            break;
-        }
+        let map = if at % 2 == 0 { page.map_raw_read_only(&file) } else { page.map_raw(&file) };
+        let Ok(map) = map else { break };
+        pages.push(map);
     }
     let until = attack.until;
     scope(|threads| {

@@ -9,8 +9,10 @@
 
 use super::{check, invalid, retry};
 use crate::words::{WORD, Words};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::ffi::CString;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -28,7 +30,7 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 /// kernel says.
 pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
     let fd = reserve(name, bytes(words)?.unsigned_abs())?;
-    let words = Mapping::new(fd.as_fd(), words)?.into_words();
+    let words = Mapping::new(fd.as_fd(), words)?.into_words()?;
     Ok((fd, words))
 }
 
@@ -81,7 +83,7 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
     check_sealed(fd, bytes(words)?.unsigned_abs())?;
     let mut mapping = Mapping::new(fd, words)?;
     mapping.exclude_from_fork()?;
-    Ok(mapping.into_words())
+    mapping.into_words()
 }
 
 /// Checks that a file holds at least `len` bytes and can never hold fewer: only then may memory
@@ -143,51 +145,31 @@ fn impossible_size() -> io::Error {
 
 #[derive(Debug)]
 struct Mapping {
-    base: NonNull<libc::c_void>,
-    len: usize,
+    map: ManuallyDrop<MmapRaw>,
     words: usize,
     /// The process that has the mapping, when a forked child does not.
     only_in: Option<u32>,
 }
 
-// SAFETY: an address range that is only ever given back to the kernel.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; no method reads or writes the memory.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
     fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
-        let len = words * WORD;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nobody's memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base).ok_or_else(|| invalid("memory mapped at address 0"))?;
-        Ok(Self { base, len, words, only_in: None })
+        let map = MmapOptions::new().len(words * WORD).map_raw(fd.as_raw_fd())?;
+        Ok(Self { map: ManuallyDrop::new(map), words, only_in: None })
     }
 
     fn exclude_from_fork(&mut self) -> io::Result<()> {
-        // SAFETY: the range is our own mapping, and the advice changes nothing in this process.
-        check(unsafe { libc::madvise(self.base.as_ptr(), self.len, libc::MADV_DONTFORK) })?;
+        self.map.advise(Advice::DontFork)?;
         self.only_in = Some(std::process::id());
         Ok(())
     }
 
-    fn into_words(self) -> Words {
-        let (base, words) = (self.base.cast(), self.words);
+    fn into_words(self) -> io::Result<Words> {
+        let base = NonNull::new(self.map.as_mut_ptr().cast());
+        let base = base.ok_or_else(|| invalid("memory mapped at address 0"))?;
+        let words = self.words;
         // SAFETY: the mapping is page-aligned, holds `words` words of a file that cannot shrink,
         // and lives as long as its owner, which is handed over here. Nothing else has its address.
-        unsafe { Words::from_raw(base, words, Arc::new(self)) }
+        Ok(unsafe { Words::from_raw(base, words, Arc::new(self)) })
     }
 }
 
@@ -197,7 +179,8 @@ impl Drop for Mapping {
         if self.only_in.is_some_and(|pid| pid != std::process::id()) {
             return;
         }
-        // SAFETY: this process has the mapping, and the last user of it is gone.
-        unsafe { libc::munmap(self.base.as_ptr(), self.len) };
+        // SAFETY: this process has the mapping, the last user of it is gone, and it is dropped here
+        // only.
+        unsafe { ManuallyDrop::drop(&mut self.map) };
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use memmap2::MmapMut;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -288,7 +289,6 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
 
 /// The longest that another thread of the process waited for the lock of the address space, as one
 /// does that allocates, while `act` ran; and how long that took.
-#[allow(unsafe_code)]
 fn longest_wait(act: impl FnOnce()) -> (Duration, Duration) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -296,14 +296,7 @@ fn longest_wait(act: impl FnOnce()) -> (Duration, Duration) {
             let mut longest = Duration::ZERO;
             while !stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                // SAFETY: a page at an address of the kernel's choice, and its end.
-                unsafe {
-                    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-                    let page =
-                        libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
-                    assert_ne!(page, libc::MAP_FAILED);
-                    libc::munmap(page, PAGE);
-                }
+                drop(MmapMut::map_anon(PAGE).unwrap());
                 longest = longest.max(began.elapsed());
                 std::thread::sleep(Duration::from_micros(100));
             }

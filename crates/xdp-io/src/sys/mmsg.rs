@@ -109,8 +109,7 @@ impl RxBatch {
         let mut vectors = Vectors::new(slots);
         for (index, iovec) in vectors.iovecs.iter_mut().enumerate() {
             // SAFETY: inside the arena, which has `slots * slot_bytes` bytes.
-            iovec.iov_base =
-                unsafe { arena.start().add(index * slot_bytes + skip) }.as_ptr().cast();
+            iovec.iov_base = unsafe { arena.start().add(index * slot_bytes + skip) }.cast();
             iovec.iov_len = slot_bytes - skip;
         }
         let mut batch = RxBatch { vectors, arena, slot_bytes, used: slots };
@@ -242,7 +241,7 @@ impl TxBatch {
         // SAFETY: `offset - prefix` is inside the arena because `end` is.
         let base = unsafe { self.arena.start().add(offset - self.prefix) };
         self.vectors.iovecs[index] =
-            libc::iovec { iov_base: base.as_ptr().cast(), iov_len: self.prefix + len };
+            libc::iovec { iov_base: base.cast(), iov_len: self.prefix + len };
         self.vectors.headers[index].msg_hdr.msg_namelen = 0;
         self.vectors.headers[index].msg_hdr.msg_controllen = 0;
         self.sockets[index] = socket;
@@ -306,7 +305,7 @@ impl TxBatch {
     /// The bytes of an entry, prefix included; empty for a cancelled one.
     pub(crate) fn entry_mut(&mut self, index: usize) -> &mut [u8] {
         let iovec = self.vectors.iovecs[index];
-        let start = iovec.iov_base as usize - self.arena.start().as_ptr() as usize;
+        let start = iovec.iov_base as usize - self.arena.start() as usize;
         self.arena.bytes_mut(start..start + iovec.iov_len)
     }
 

@@ -206,14 +206,13 @@ fn map_rings(socket: OwnedFd, config: &XskConfig, umem: &Umem) -> Result<Rings> 
     let none = libc::xdp_mmap_offsets { rx: none, tx: none, fr: none, cr: none };
     let offsets = sys::option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, none)
         .map_err(Error::os("XDP_MMAP_OFFSETS"))?;
-    let mut fill = Producer::map(fd, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &offsets.fr, rx_size)
+    let mut fill = Producer::map(fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, rx_size)
         .map_err(Error::os("mapping the fill ring"))?;
-    let completion =
-        Consumer::map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &offsets.cr, tx_size)
-            .map_err(Error::os("mapping the completion ring"))?;
-    let rx = Consumer::<Descriptor>::map(fd, libc::XDP_PGOFF_RX_RING, &offsets.rx, rx_size)
+    let completion = Consumer::map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_size)
+        .map_err(Error::os("mapping the completion ring"))?;
+    let rx = Consumer::<Descriptor>::map(fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, rx_size)
         .map_err(Error::os("mapping the RX ring"))?;
-    let tx = Producer::<Descriptor>::map(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, tx_size)
+    let tx = Producer::<Descriptor>::map(fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_size)
         .map_err(Error::os("mapping the TX ring"))?;
     for chunk in umem.rx_chunk_addresses() {
         let pushed = fill.push(chunk);
