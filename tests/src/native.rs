@@ -24,6 +24,8 @@ pub const REFUSALS: &str = "refusals";
 pub const WATCH: &str = "watch";
 /// A program that takes a device at its word: `tests/promise`.
 pub const PROMISE: &str = "promise";
+/// Threads that spin: `tests/spinners`.
+pub const SPINNERS: &str = "spinners";
 /// A client that attacks the daemon: the crate of this name, in Rust.
 pub const HOSTILE: &str = "rnic-hostile";
 
@@ -65,6 +67,14 @@ pub fn promise() -> Result<PathBuf> {
 /// As [`build`].
 pub fn watch() -> Result<PathBuf> {
     build(WATCH, &["watch"])
+}
+
+/// Compiles [`SPINNERS`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn spinners() -> Result<PathBuf> {
+    build(SPINNERS, &["common", "spinners"])
 }
 
 /// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.

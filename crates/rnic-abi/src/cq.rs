@@ -14,15 +14,27 @@
 //! The engine swaps and never retries, so that an application which rewrites the word all the
 //! time cannot hold it up. Between its load and its swap an honest application can only have
 //! turned an arming for solicited completions into one for any, which is due as well.
+//!
+//! # Why no sleeper is missed
+//!
+//! The same argument with another word. A thread that polls in vain on a crowded machine: (S1)
+//! stores 1 in the sleeper word, (S2) SeqCst fence, (S3) looks once more and, where there is still
+//! nothing, sleeps on the word as long as it is 1 (futex). The engine: after (E2), (E4) reads the
+//! word and, when it is not 0, swaps it for 0 and wakes. If E2 comes first, S3 sees the CQE; if S2
+//! comes first, E4 sees the sleeper, and the kernel compares the word before it lets a thread
+//! sleep. The sleep has an end by itself, so that a library that is wrong about all this is late.
 
 use crate::cqe::{CQE_WORDS, Cqe};
 use crate::mutant::Mutant;
-use crate::words::{LINE, Ordering, Words, fence};
+use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
 
 /// Application to engine: completions polled.
 const AT_CONSUMER: usize = 0;
 /// Both: what the application waits for.
 const AT_ARM: usize = LINE;
+/// Both: threads sleep until there is a completion. Beside the arm word, so that the engine looks
+/// at one line.
+const AT_SLEEPER: usize = AT_ARM + 1;
 const HEADER_WORDS: usize = 4 * LINE;
 const AT_SEQUENCE: usize = 7;
 
@@ -43,6 +55,10 @@ pub enum ArmKind {
     /// The next completion that is solicited or in error.
     Solicited,
 }
+
+const AWAKE: u64 = 0;
+/// What a sleeping thread leaves in the sleeper word: the value that its sleep depends on.
+pub const ASLEEP: u32 = 1;
 
 const NOT_ARMED: u64 = 0;
 const KIND_ANY: u64 = 1;
@@ -74,6 +90,7 @@ impl CqProducer {
         }
         words.set(AT_CONSUMER, 0);
         words.set(AT_ARM, NOT_ARMED);
+        words.set(AT_SLEEPER, AWAKE);
         for slot in 0..capacity as usize {
             words.set(HEADER_WORDS + slot * CQE_WORDS + AT_SEQUENCE, 0);
         }
@@ -152,6 +169,15 @@ impl CqProducer {
         let due = |kind| kind == KIND_ANY || (kind == KIND_SOLICITED && solicited);
         due(arm.load(Ordering::Relaxed)) && due(arm.swap(NOT_ARMED, Ordering::AcqRel))
     }
+
+    /// (E4): the word by which threads that sleep must be woken, when there are any.
+    #[inline]
+    #[must_use = "the application sleeps"]
+    pub fn take_sleepers(&self) -> Option<&AtomicU64> {
+        let word = self.words.at(AT_SLEEPER);
+        let asleep = word.load(Ordering::Relaxed) != AWAKE;
+        (asleep && word.swap(AWAKE, Ordering::AcqRel) != AWAKE).then_some(word)
+    }
 }
 
 /// The application's side. One consumer at a time: the library holds the CQ's lock.
@@ -191,6 +217,19 @@ impl CqConsumer {
         Some(Cqe::decode(&encoded))
     }
 
+    /// (S1) to (S3): says that this thread is going to sleep on the returned word, as long as that
+    /// is [`ASLEEP`]. `None` when there is a completion: the thread must then not sleep.
+    #[must_use = "the engine is going to wake somebody"]
+    pub fn prepare_sleep(&self) -> Option<CqSleep> {
+        self.words.at(AT_SLEEPER).store(ASLEEP.into(), Ordering::Relaxed);
+        if !Mutant::NoFencePrepare.is_on() {
+            fence(Ordering::SeqCst);
+        }
+        let sequence = self.words.at(slot(self.polled, self.mask) + AT_SEQUENCE);
+        let is_empty = sequence.load(Ordering::Relaxed) != self.polled.wrapping_add(1);
+        is_empty.then(|| CqSleep(self.words.clone()))
+    }
+
     /// What asks for events, which needs no lock.
     pub fn arm(&self) -> CqArm {
         CqArm(self.words.clone())
@@ -227,6 +266,22 @@ impl CqArm {
     /// something.
     pub fn take(&self) -> bool {
         self.0.at(AT_ARM).swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
+    }
+}
+
+/// A thread that is going to sleep. It keeps the memory mapped, and holds no lock.
+#[derive(Debug)]
+pub struct CqSleep(Words);
+
+impl CqSleep {
+    /// Where it sleeps.
+    pub fn word(&self) -> &AtomicU64 {
+        self.0.at(AT_SLEEPER)
+    }
+
+    /// One thread woke up and others did not: the next completion wakes another one.
+    pub fn remains(&self) {
+        self.word().store(ASLEEP.into(), Ordering::Relaxed);
     }
 }
 

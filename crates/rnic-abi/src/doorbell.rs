@@ -48,9 +48,15 @@ const AT_MAGIC: usize = 0;
 const AT_NEED_WAKEUP: usize = LINE;
 /// Application to engine: CPU (plus one) of the last thread that posted or polled; 0 unknown.
 const AT_CPU: usize = 2 * LINE;
-/// Engine to application: CPU (plus one) on which the engine wants to be run by a program that
-/// gives way after posting; 0 when nobody needs to give way.
-const AT_ENGINE_CPU: usize = 3 * LINE;
+/// Engine to application: what it asks of programs, a [`Courtesy`]; 0 for nothing.
+const AT_COURTESY: usize = 3 * LINE;
+/// In that word: [`Courtesy::sleep`]. The half below is [`GiveWay`]: nothing, a CPU plus one, or
+/// everywhere.
+const SLEEP_BIT: u64 = 1 << 32;
+const GIVE_WAY: u64 = SLEEP_BIT - 1;
+const EVERYWHERE: u64 = GIVE_WAY;
+/// Application to engine: one bit for each thread that polled for nothing, see [`Poller`].
+const AT_POLLERS: usize = 4 * LINE;
 const AT_LEVEL0: usize = 8 * LINE;
 const AT_LEVEL1: usize = 16 * LINE;
 const LEVEL1_WORDS: usize = LEVEL2_WORDS.div_ceil(64);
@@ -94,6 +100,50 @@ impl RecordIndex {
 
     fn word(self) -> usize {
         AT_RECORDS + self.0 as usize
+    }
+}
+
+/// A thread that polls, of a process. The sixty-fifth has the number of the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Poller(u32);
+
+impl Poller {
+    /// The thread's number; those of a process should differ.
+    pub fn new(number: u32) -> Self {
+        Self(number % u64::BITS)
+    }
+}
+
+/// What the engine asks of programs that have nothing else to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Courtesy {
+    /// Where to give way.
+    pub give_way: GiveWay,
+    /// Rather to sleep until there is a completion: giving way does not reach everybody who needs
+    /// the CPU, or does not get it back in time.
+    pub sleep: bool,
+}
+
+/// Where programs give their CPU to the next thread that wants it (`sched_yield`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GiveWay {
+    /// Nowhere.
+    #[default]
+    Nowhere,
+    /// On this CPU, where the engine is.
+    On(u32),
+    /// Wherever they are: they would keep each other from running.
+    Everywhere,
+}
+
+impl Courtesy {
+    fn encode(self) -> u64 {
+        let give_way = match self.give_way {
+            GiveWay::Nowhere => 0,
+            GiveWay::On(cpu) => u64::from(cpu) + 1,
+            GiveWay::Everywhere => EVERYWHERE,
+        };
+        (give_way & GIVE_WAY) | if self.sleep { SLEEP_BIT } else { 0 }
     }
 }
 
@@ -170,11 +220,28 @@ impl Bell {
         }
     }
 
-    /// True when the engine waits for this CPU: a program that has nothing else to do should
-    /// give way to it (`sched_yield`).
+    /// Tells the engine that this thread polls and finds nothing.
     #[inline]
-    pub fn engine_waits_for(&self, cpu: u32) -> bool {
-        self.area.get(AT_ENGINE_CPU) == u64::from(cpu) + 1
+    pub fn publish_poller(&self, poller: Poller) {
+        let bit = 1 << poller.0;
+        if self.area.get(AT_POLLERS) & bit == 0 {
+            self.area.at(AT_POLLERS).fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// True when a program that runs on this CPU and has nothing else to do should give way
+    /// (`sched_yield`).
+    #[inline]
+    pub fn asks_to_give_way(&self, cpu: u32) -> bool {
+        let give_way = self.area.get(AT_COURTESY) & GIVE_WAY;
+        give_way == u64::from(cpu) + 1 || give_way == EVERYWHERE
+    }
+
+    /// True when a program that polls again and again for nothing should sleep in between
+    /// ([`CqConsumer::prepare_sleep`](crate::cq::CqConsumer::prepare_sleep)).
+    #[inline]
+    pub fn asks_to_sleep(&self) -> bool {
+        self.area.get(AT_COURTESY) & SLEEP_BIT != 0
     }
 }
 
@@ -282,9 +349,18 @@ impl Doorbells {
         self.area.at(AT_NEED_WAKEUP).store(0, Ordering::Relaxed);
     }
 
-    /// Says on which CPU programs should give way to the engine; `None` when on none.
-    pub fn publish_engine_cpu(&self, cpu: Option<u32>) {
-        self.area.set(AT_ENGINE_CPU, cpu.map_or(0, |cpu| u64::from(cpu) + 1));
+    /// Says what programs should do for the engine.
+    pub fn ask(&self, courtesy: Courtesy) {
+        self.area.set(AT_COURTESY, courtesy.encode());
+    }
+
+    /// How many threads polled for nothing since the last call, as far as the application tells: at
+    /// most 64.
+    pub fn take_pollers(&self) -> u32 {
+        match self.area.get(AT_POLLERS) {
+            0 => 0,
+            _ => self.area.at(AT_POLLERS).swap(0, Ordering::Relaxed).count_ones(),
+        }
     }
 
     /// CPU of the application's last thread to post or poll, when it told. Any number: whoever

@@ -26,7 +26,9 @@ pub enum Mutant {
     CqNeverFull,
     /// Arming without a fence.
     NoFenceArm,
-    /// The engine looks at the arming without a fence.
+    /// A thread looks for completions before it sleeps without a fence.
+    NoFencePrepare,
+    /// The engine looks at arming and sleepers without a fence.
     NoFenceArmCheck,
     /// The engine marks a queue as flushed without a fence.
     NoFenceMark,

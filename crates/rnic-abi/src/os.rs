@@ -1,6 +1,8 @@
 //! System calls: memory files, address spaces, descriptor passing, wake-ups, and where the control socket is.
 
 pub mod event_fd;
+#[cfg(not(loom))]
+pub mod futex;
 pub mod maps;
 pub mod memory;
 pub mod paths;

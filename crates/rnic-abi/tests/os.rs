@@ -2,14 +2,16 @@
 #![cfg(all(feature = "os", not(loom)))]
 
 use rnic_abi::control::{MAX_DESCRIPTORS, Refusal, Reply, Request};
-use rnic_abi::os::{Connection, EventFd, Listener, memory};
+use rnic_abi::os::{Connection, EventFd, Listener, futex, memory};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, pipe};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 fn errno(result: libc::c_int) -> Option<i32> {
     (result == -1).then(|| std::io::Error::last_os_error().raw_os_error()).flatten()
@@ -163,6 +165,29 @@ fn a_message_that_is_too_long_is_refused_and_its_descriptors_closed() {
     drop(writer);
     assert_eq!(right.recv(&mut [0; 16]).unwrap_err().kind(), ErrorKind::InvalidData);
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_thread_sleeps_on_shared_memory_until_it_is_woken() {
+    let (file, sleeping) = memory::create("futex", 1).unwrap();
+    let waking = memory::map(&file, 1).unwrap();
+    let (word, woken) = (sleeping.at(0), AtomicBool::new(false));
+    let brief = Duration::from_millis(1);
+    word.store(7, Ordering::Relaxed);
+    assert_eq!(futex::sleep(word, 6, brief).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+    assert_eq!(futex::sleep(word, 7, brief).unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Another signal may end a sleep, but nothing else.
+            while futex::sleep(word, 7, Duration::from_secs(60)).is_err() {}
+            woken.store(true, Ordering::Release);
+        });
+        while !woken.load(Ordering::Acquire) {
+            // It may not sleep yet.
+            futex::wake(waking.at(0), 1).unwrap();
+            thread::yield_now();
+        }
+    });
 }
 
 #[test]

@@ -4,7 +4,9 @@
 use proptest::prelude::*;
 use rnic_abi::cq::{ArmKind, CqConsumer, CqOverflow, CqProducer, cq_words};
 use rnic_abi::cqe::Cqe;
-use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, MAX_RECORDS, RecordIndex, SUMMARY};
+use rnic_abi::doorbell::{
+    AREA_WORDS, Bell, Courtesy, Doorbells, GiveWay, MAX_RECORDS, Poller, RecordIndex, SUMMARY,
+};
 use rnic_abi::verbs::WcOpcode;
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{ProducerOverrun, QueueShape, WorkConsumer, WorkProducer};
@@ -282,6 +284,56 @@ fn an_arming_fires_once_and_for_its_kind() {
     consumer.arm().set(ArmKind::Any);
     consumer.arm().set(ArmKind::Solicited);
     assert!(producer.take_arm(false), "an arming for any completion is not weakened");
+}
+
+#[test]
+fn sleepers_are_told_once_and_sleep_beside_no_completion() {
+    let words = Words::heap(cq_words(4).unwrap());
+    let mut producer = CqProducer::new(words.clone(), 4).unwrap();
+    let mut consumer = CqConsumer::new(words, 4).unwrap();
+    assert!(producer.take_sleepers().is_none());
+    let sleep = consumer.prepare_sleep().unwrap();
+    let word = producer.take_sleepers().unwrap();
+    assert!(std::ptr::eq(word, sleep.word()));
+    assert!(producer.take_sleepers().is_none());
+    sleep.remains();
+    assert!(producer.take_sleepers().is_some());
+    producer.push(&completion(1)).unwrap();
+    assert!(consumer.prepare_sleep().is_none());
+    consumer.poll().unwrap();
+    assert!(consumer.prepare_sleep().is_some());
+}
+
+#[test]
+fn programs_learn_where_to_give_way_and_when_to_sleep() {
+    let area = Words::heap(AREA_WORDS);
+    let doorbells = Doorbells::new(area.clone()).unwrap();
+    let bell = Bell::new(area).unwrap();
+    let asks = || ([0, 1, 2].map(|cpu| bell.asks_to_give_way(cpu)), bell.asks_to_sleep());
+    assert_eq!(asks(), ([false; 3], false));
+    for sleep in [false, true] {
+        let ask = |give_way| doorbells.ask(Courtesy { give_way, sleep });
+        ask(GiveWay::On(1));
+        assert_eq!(asks(), ([false, true, false], sleep));
+        ask(GiveWay::Everywhere);
+        assert_eq!(asks(), ([true; 3], sleep));
+        ask(GiveWay::Nowhere);
+        assert_eq!(asks(), ([false; 3], sleep));
+    }
+}
+
+#[test]
+fn threads_that_poll_are_counted_once() {
+    let area = Words::heap(AREA_WORDS);
+    let doorbells = Doorbells::new(area.clone()).unwrap();
+    let bell = Bell::new(area).unwrap();
+    assert_eq!(doorbells.take_pollers(), 0);
+    for thread in (0..10).chain(0..10).chain(64..70) {
+        bell.publish_poller(Poller::new(thread));
+    }
+    assert_eq!([doorbells.take_pollers(), doorbells.take_pollers()], [10, 0]);
+    (0..1000).for_each(|thread| bell.publish_poller(Poller::new(thread)));
+    assert_eq!(doorbells.take_pollers(), 64);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use crate::command::{ClientId, CommandError, Errno};
 use crate::time::Instant;
-use rnic_abi::doorbell::{Doorbells, RecordIndex};
+use rnic_abi::doorbell::{Courtesy, Doorbells, RecordIndex};
 
 /// One device context.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub(crate) struct Clients {
     /// How many are parked.
     parked: usize,
     asleep: bool,
-    /// Where programs should give way to the engine.
-    engine_cpu: Option<u32>,
+    /// What programs should do for the engine.
+    courtesy: Courtesy,
     /// Who received something last, and when: it may be waiting for more without ever ringing.
     receiver: Option<(u32, Instant)>,
 }
@@ -51,7 +51,7 @@ impl Clients {
                 reason: "the client exists already",
             });
         }
-        doorbells.publish_engine_cpu(self.engine_cpu);
+        doorbells.ask(self.courtesy);
         let client = Client { id, doorbells, records: Vec::new(), last_rung: now, parked: false };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -203,22 +203,31 @@ impl Clients {
         self.receiver = Some((slot, now));
     }
 
+    /// The polled contexts and the one that received last, if that was not earlier than `since`.
+    fn active(&self, since: Instant) -> impl Iterator<Item = &Client> {
+        let receiver = self.receiver.filter(|(_, when)| *when >= since).map(|(slot, _)| slot);
+        let slots = self.live.iter().copied().chain(receiver);
+        slots.filter_map(|slot| self.slots.get(slot as usize)?.as_ref())
+    }
+
+    /// How many threads of active contexts polled for nothing since the last call.
+    pub(crate) fn take_pollers(&self, since: Instant) -> u32 {
+        self.active(since).map(|client| client.doorbells.take_pollers()).sum()
+    }
+
     /// A CPU that programs of polled contexts run on, or the one that received last, if that was
     /// not earlier than `since`: `stay` when that is one of them.
     pub(crate) fn program_cpu(&self, stay: Option<u32>, since: Instant) -> Option<u32> {
-        let receiver = self.receiver.filter(|(_, when)| *when >= since).map(|(slot, _)| slot);
-        let slots = self.live.iter().copied().chain(receiver);
-        let clients = slots.filter_map(|slot| self.slots.get(slot as usize)?.as_ref());
-        let mut cpus = clients.filter_map(|client| client.doorbells.client_cpu());
+        let mut cpus = self.active(since).filter_map(|client| client.doorbells.client_cpu());
         let first = cpus.next()?;
         if Some(first) == stay || cpus.any(|cpu| Some(cpu) == stay) { stay } else { Some(first) }
     }
 
-    /// Tells every context on which CPU programs should give way to the engine.
-    pub(crate) fn publish_engine_cpu(&mut self, cpu: Option<u32>) {
-        self.engine_cpu = cpu;
+    /// Tells every context what programs should do for the engine.
+    pub(crate) fn ask(&mut self, courtesy: Courtesy) {
+        self.courtesy = courtesy;
         for client in self.iter() {
-            client.doorbells.publish_engine_cpu(cpu);
+            client.doorbells.ask(courtesy);
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::command::{ChannelId, ClientId};
 use rnic_abi::cq::{CqOverflow, CqProducer};
 use rnic_abi::cqe::Cqe;
+use rnic_abi::words::AtomicU64;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -19,9 +20,14 @@ pub(crate) struct Cq {
     solicited: bool,
     /// It overflowed: nothing is written any more.
     pub(crate) broken: bool,
+    /// Completions written when threads were woken last.
+    woken_at: u64,
     pub(crate) completion_events: u64,
     pub(crate) async_events: u64,
 }
+
+/// Threads woken in one visit of a CQ.
+const MOST_WOKEN: u32 = 16;
 
 impl Cq {
     pub(crate) fn new(
@@ -39,6 +45,7 @@ impl Cq {
             is_dirty: false,
             solicited: false,
             broken: false,
+            woken_at: 0,
             completion_events: 0,
             async_events: 0,
         }
@@ -65,6 +72,17 @@ impl Cq {
         }
         self.completion_events += 1;
         Some(channel)
+    }
+
+    /// After the fence: the word on which threads sleep until there is a completion, if any do, and
+    /// how many of them there is a completion for.
+    #[inline]
+    pub(crate) fn wake(&mut self) -> Option<(&AtomicU64, u32)> {
+        let word = self.ring.take_sleepers()?;
+        let written = self.ring.written();
+        let fresh = written.wrapping_sub(std::mem::replace(&mut self.woken_at, written));
+        // The program says who sleeps, and more than it has are no more work for the engine.
+        Some((word, u32::try_from(fresh).unwrap_or(MOST_WOKEN).min(MOST_WOKEN)))
     }
 
     pub(crate) fn written(&self) -> u64 {

@@ -27,6 +27,7 @@ use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;
 use crate::time::Instant;
 use rnic_abi::cq::CqProducer;
+use rnic_abi::doorbell::Courtesy;
 use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
 use roce_wire::Qpn;
 use std::ops::Range;
@@ -338,13 +339,16 @@ impl Engine {
         }
     }
 
-    /// Completion events for armed CQs, then async events.
+    /// Threads that sleep and completion events for armed CQs, then async events.
     fn notify<H: Host>(&mut self, host: &mut H) -> bool {
         let worked = !self.shared.dirty_cqs.is_empty() || !self.shared.async_events.is_empty();
         if !self.shared.dirty_cqs.is_empty() {
             CqProducer::fence_before_arm_check();
             while let Some(handle) = self.shared.dirty_cqs.pop() {
                 let Some(cq) = self.shared.cqs.get_mut(handle) else { continue };
+                if let Some((word, at_most)) = cq.wake() {
+                    host.wake(word, at_most);
+                }
                 if let Some(channel) = cq.fire() {
                     self.shared.counters.completion_events += 1;
                     host.completion_event(cq.client, channel, handle);
@@ -420,14 +424,25 @@ impl Engine {
 
     /// A CPU on which programs of active contexts post and poll: `stay` when it is one of them.
     pub fn program_cpu(&self, stay: Option<u32>, now: Instant) -> Option<u32> {
-        let nanos = now.as_nanos().saturating_sub(self.shared.config.park_after_nanos);
-        self.shared.clients.program_cpu(stay, Instant::from_nanos(nanos))
+        self.shared.clients.program_cpu(stay, self.active_since(now))
     }
 
-    /// Tells programs on which CPU they should give way to the engine after posting and when they
-    /// find nothing; `None`: nowhere.
-    pub fn publish_engine_cpu(&mut self, cpu: Option<u32>) {
-        self.shared.clients.publish_engine_cpu(cpu);
+    /// What was active before is no longer.
+    fn active_since(&self, now: Instant) -> Instant {
+        let nanos = now.as_nanos().saturating_sub(self.shared.config.park_after_nanos);
+        Instant::from_nanos(nanos)
+    }
+
+    /// How many threads of active contexts polled for nothing since the last call, as their programs
+    /// tell.
+    pub fn take_pollers(&self, now: Instant) -> u32 {
+        self.shared.clients.take_pollers(self.active_since(now))
+    }
+
+    /// Asks all programs, those of later contexts too, to do something for the engine after posting
+    /// and when they find nothing.
+    pub fn ask_programs(&mut self, courtesy: Courtesy) {
+        self.shared.clients.ask(courtesy);
     }
 }
 

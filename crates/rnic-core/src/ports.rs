@@ -13,6 +13,7 @@
 use crate::ids::{ChannelId, ClientId};
 pub use crate::ids::{HopId, SpaceId};
 use rnic_abi::control::AsyncEvent;
+use rnic_abi::words::AtomicU64;
 use roce_wire::{Flow, IpIdHint};
 
 /// One of the wire's arenas (a composite wire has several).
@@ -262,6 +263,12 @@ pub const MAX_DMA_RANGES: usize = 128;
 pub trait Host {
     /// An armed CQ fired: one completion event on its channel.
     fn completion_event(&mut self, client: ClientId, channel: ChannelId, cq: u32);
+
+    /// Threads of a program sleep on this word of the program's shared memory: at most so many of
+    /// them must be woken. A host whose programs never sleep has nothing to do.
+    fn wake(&mut self, word: &AtomicU64, at_most: u32) {
+        let _ = (word, at_most);
+    }
 
     /// An async event for the context.
     fn async_event(&mut self, client: ClientId, event: AsyncEvent);

@@ -41,6 +41,8 @@ pub(crate) struct Cq {
     arm: SpinLock<CqArm>,
     /// Asked for an event and has not read one since.
     waits: AtomicBool,
+    /// Threads that sleep until there is a completion, see [`crate::wait`].
+    pub(crate) sleepers: AtomicU32,
 }
 
 /// What polling changes.
@@ -108,6 +110,7 @@ impl Cq {
             async_events_given: AtomicU32::new(0),
             arm,
             waits: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
         }));
         objects.cqs.insert(handle, cq);
         if let Some(channel) = channel {

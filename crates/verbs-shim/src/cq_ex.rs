@@ -110,7 +110,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     };
     let Some(cqe) = cqe else {
         drop(state);
-        wait::after_empty_poll(cq.context());
+        wait::after_empty_poll(cq);
         return libc::ENOENT;
     };
     set_current(cq, &mut state, &cqe);

@@ -90,7 +90,7 @@ impl Cq {
         }
         drop(state);
         if count == 0 {
-            wait::after_empty_poll(self.context());
+            wait::after_empty_poll(self);
         }
         count
     }

@@ -10,10 +10,21 @@
 //! stream would wait for each of its requests to be sent alone. Whoever was kept from its CPU
 //! behind a post looks like the former; so that it does not stay that way, the habit of one that
 //! posts again and again without a poll in between is forgotten now and then.
+//!
+//! Giving way does not help where the engine cannot be reached by it or a third thread computes: the
+//! engine then asks for sleep. Who only polls one queue, again and again and for nothing, sleeps
+//! until the engine writes a completion there: a thread that wakes gets its CPU from one that
+//! spins, which one that gave way does not.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
 
-use crate::context::Context;
+use rnic_abi::{cq::ASLEEP, doorbell::Poller, os::futex};
+
+use crate::{context::Context, cq::Cq};
 
 /// How a program behaved behind its posts so far. Threads that share a device blur it, and lose
 /// nothing but time.
@@ -124,7 +135,7 @@ impl Habit {
 /// After work was made visible and, if it sleeps, the engine was woken.
 #[inline]
 pub(crate) fn after_post(context: &Context) {
-    if shares_cpu(context) && context.habit.posts(ticks()) {
+    if should_give_way(context) && context.habit.posts(ticks()) {
         give_way();
     }
 }
@@ -133,27 +144,119 @@ pub(crate) fn after_post(context: &Context) {
 #[inline]
 pub(crate) fn after_full_poll(context: &Context) {
     context.habit.finds();
+    if STREAKS.load(Ordering::Relaxed) {
+        Streak::end();
+    }
 }
 
 /// After a poll that found nothing.
 #[inline]
-pub(crate) fn after_empty_poll(context: &Context) {
-    if shares_cpu(context) {
+pub(crate) fn after_empty_poll(cq: &Cq) {
+    let context = cq.context();
+    context.bell.publish_poller(this_thread());
+    let gives_way = should_give_way(context);
+    if gives_way {
         context.habit.polls();
+    }
+    let may_sleep = context.bell.asks_to_sleep();
+    if (may_sleep || STREAKS.load(Ordering::Relaxed)) && sleeps(cq, may_sleep) {
+        return;
+    }
+    if gives_way {
         give_way();
     }
+}
+
+/// What a thread polls for nothing again and again: one CQ, nothing else and without a completion
+/// in between. Only then does it sleep: it may have better things to do.
+#[derive(Clone, Copy)]
+struct Streak {
+    /// The CQ's address; 0 while there is none.
+    cq: usize,
+    /// How long to sleep the next time.
+    sleep: Duration,
+}
+
+const NO_STREAK: Streak = Streak { cq: 0, sleep: SLEEP.0 };
+
+/// Least and most that a thread sleeps, who may wait for other things too. Every sleep in vain
+/// doubles it.
+const SLEEP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+
+thread_local! {
+    static STREAK: Cell<Streak> = const { Cell::new(NO_STREAK) };
+}
+
+/// The number of the calling thread in this process.
+#[inline]
+fn this_thread() -> Poller {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    thread_local! {
+        static THIS: Cell<Option<Poller>> = const { Cell::new(None) };
+    }
+    THIS.get().unwrap_or_else(|| {
+        let new = Poller::new(NEXT.fetch_add(1, Ordering::Relaxed));
+        THIS.set(Some(new));
+        new
+    })
+}
+
+/// Some thread was asked to sleep once. Until then nobody pays for streaks.
+static STREAKS: AtomicBool = AtomicBool::new(false);
+
+impl Streak {
+    #[cold]
+    fn end() {
+        STREAK.set(NO_STREAK);
+    }
+
+    /// One more poll for nothing, of this CQ. For how long to sleep now.
+    fn poll(&mut self, cq: usize, may_sleep: bool) -> Option<Duration> {
+        if self.cq != cq || !may_sleep {
+            *self = Self { cq, ..NO_STREAK };
+            return None;
+        }
+        let sleep = self.sleep;
+        self.sleep = (sleep * 2).min(SLEEP.1);
+        Some(sleep)
+    }
+}
+
+/// One more poll for nothing. True when the thread slept, or there is a completion now.
+#[cold]
+fn sleeps(cq: &Cq, may_sleep: bool) -> bool {
+    STREAKS.store(true, Ordering::Relaxed);
+    let mut streak = STREAK.get();
+    let sleep = streak.poll(std::ptr::from_ref(cq).addr(), may_sleep);
+    STREAK.set(streak);
+    let Some(sleep) = sleep else { return false };
+    let state = cq.state.lock();
+    let Some(place) = state.ring.prepare_sleep().filter(|_| state.stash.is_empty()) else {
+        return true;
+    };
+    drop(state);
+    cq.sleepers.fetch_add(1, Ordering::Relaxed);
+    let woken = futex::sleep(place.word(), ASLEEP, sleep).is_ok();
+    if cq.sleepers.fetch_sub(1, Ordering::Relaxed) > 1 {
+        place.remains();
+    }
+    // As seldom as LIVENESS_POLLS would be far too seldom now.
+    if !woken && sleep == SLEEP.1 {
+        cq.context().look_at_daemon();
+    }
+    true
 }
 
 /// Empty polls between two looks at whether the daemon still lives.
 pub(crate) const LIVENESS_POLLS: u32 = 1024;
 
-/// Tells the engine where the thread runs. True when the engine is there too.
+/// Tells the engine where the thread runs. True when somebody else waits for that CPU.
 #[inline]
-fn shares_cpu(context: &Context) -> bool {
+fn should_give_way(context: &Context) -> bool {
     // SAFETY: no arguments, no effects; glibc reads it from the thread's rseq area.
     let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else { return false };
     context.bell.publish_cpu(cpu);
-    context.bell.engine_waits_for(cpu)
+    context.bell.asks_to_give_way(cpu)
 }
 
 #[inline]
@@ -167,6 +270,22 @@ mod tests {
     use super::*;
 
     const MICROSECOND: u64 = 1000;
+
+    #[test]
+    fn a_thread_that_polls_one_queue_for_nothing_sleeps_ever_longer() {
+        let mut streak = NO_STREAK;
+        let slept: Vec<_> = (0..8).map(|_| streak.poll(1, true)).collect();
+        let micros = [50, 100, 200, 400, 800, 1600, 2000].map(|us| Some(Duration::from_micros(us)));
+        assert_eq!((slept[0], &slept[1..]), (None, &micros[..]));
+        assert_eq!(streak.poll(1, false), None);
+        assert_eq!(streak.poll(1, true), Some(SLEEP.0));
+    }
+
+    #[test]
+    fn a_thread_that_polls_two_queues_never_sleeps() {
+        let mut streak = NO_STREAK;
+        assert!((0..100).all(|k| streak.poll(1 + k % 2, true).is_none()));
+    }
 
     #[test]
     fn a_program_that_looks_at_memory_gives_way_behind_each_post() {

@@ -97,6 +97,29 @@ pub(crate) fn no_event_is_missed_when_armed_for_solicited() {
     no_event_is_missed(ArmKind::Solicited, true);
 }
 
+/// Neither may the thread sleep beside a completion, nor the engine keep a sleeper's completion to
+/// itself. That the word changed before the kernel looks at it is a wake-up too.
+#[test]
+pub(crate) fn a_poller_that_sleeps_is_woken() {
+    loom::model(|| {
+        let (mut producer, mut consumer) = ring(2);
+        let woken = Arc::new(AtomicBool::new(false));
+        let wake = Arc::clone(&woken);
+        let completing = thread::spawn(move || {
+            producer.push(&completion(1)).unwrap();
+            CqProducer::fence_before_arm_check();
+            if producer.take_sleepers().is_some() {
+                wake.store(true, Ordering::Relaxed);
+            }
+        });
+        let polled = consumer.poll().is_some();
+        let sleeps = !polled && consumer.prepare_sleep().is_some();
+        completing.join().unwrap();
+        let told = woken.load(Ordering::Relaxed);
+        assert!(!sleeps || told, "a thread sleeps beside its completion");
+    });
+}
+
 /// One arming is one event, whatever is completed after it.
 #[test]
 pub(crate) fn one_arming_is_at_most_one_event() {

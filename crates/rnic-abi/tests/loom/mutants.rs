@@ -68,6 +68,16 @@ fn an_arm_check_without_fence() {
 }
 
 #[test]
+fn a_poller_that_looks_without_fence() {
+    must_be_caught(Mutant::NoFencePrepare, cq::a_poller_that_sleeps_is_woken);
+}
+
+#[test]
+fn a_look_for_sleepers_without_fence() {
+    must_be_caught(Mutant::NoFenceArmCheck, cq::a_poller_that_sleeps_is_woken);
+}
+
+#[test]
 fn a_flush_mark_without_fence() {
     must_be_caught(Mutant::NoFenceMark, work_queue::a_receive_posted_while_the_queue_fails_is_seen);
 }

@@ -6,7 +6,9 @@
 use super::tokens::Token;
 use crate::wire::Inlet;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
+use rnic_abi::os::futex;
 use rnic_abi::verbs::AsyncEventType;
+use rnic_abi::words::AtomicU64;
 use rnic_core::command::{ChannelId, ClientId};
 use rnic_core::ports::{Host, RxTrain};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -208,6 +210,11 @@ impl Host for ClientEvents {
         if socket.send(CompletionEvent { cq }.encode()) {
             watch(&mut self.full, &self.epoll, socket, Token::Channel(client, channel));
         }
+    }
+
+    fn wake(&mut self, word: &AtomicU64, at_most: u32) {
+        // A sleep that is not ended ends by itself.
+        let _ = futex::wake(word, at_most);
     }
 
     fn async_event(&mut self, client: ClientId, event: AsyncEvent) {

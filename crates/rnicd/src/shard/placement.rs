@@ -9,9 +9,15 @@
 //! Giving way only reaches threads of the same scheduling group, and a daemon that a service
 //! manager started is not in that of its programs. And it hands the CPU to whoever else wants it:
 //! beside a third thread that computes, every time costs a slice. In both cases the engine sleeps
-//! instead as soon as it has nothing to do: waking up is what takes a CPU from others.
+//! instead as soon as it has nothing to do: waking up is what takes a CPU from others. Programs that
+//! poll again and again for nothing are asked to sleep too, until the engine wakes them.
+//!
+//! Where more threads poll than there are CPUs, those beside the engine would give way and all
+//! others would spin, each to the end of its slice. Then they give way wherever they are. That is
+//! better than if they slept: each gets its turn for the price of a switch.
 
 use crate::config::Placement as Policy;
+use rnic_abi::doorbell::{Courtesy, GiveWay};
 use rnic_core::Engine;
 use rnic_core::time::Instant;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -20,16 +26,22 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 #[derive(Debug)]
 pub(crate) struct Placement {
     follows: bool,
+    cpus: u32,
     allowed: Option<CpuSet>,
     /// The CPU shared with a program.
     cpu: Option<u32>,
     looked: Instant,
+    /// When threads that poll were counted last.
+    counted: Instant,
     /// Some programs are in another scheduling group.
     strangers: bool,
     /// Others compute on the shared CPU: until then the engine sleeps in place of giving way, and
-    /// only programs give way.
+    /// programs that poll again and again for nothing do so too.
     crowded: Option<Instant>,
-    /// When that ended last, and how long it was.
+    /// More threads poll than there are CPUs: until then all of them give way wherever they are, and
+    /// the engine sleeps in place of giving way.
+    many: Option<Instant>,
+    /// When the crowd ended last, and how long it was.
     last_crowd: (Instant, u64),
     away: Away,
 }
@@ -58,6 +70,10 @@ impl Away {
 
 /// How often to look where programs are, nanoseconds.
 const LOOK_EVERY: u64 = 500_000;
+/// How often to count the threads that poll, nanoseconds: several slices.
+const COUNT_EVERY: u64 = 10_000_000;
+/// How long many threads that poll stay many, nanoseconds: not each gets a CPU between two counts.
+const MANY_FOR: u64 = 100_000_000;
 /// With this many CPUs, engine and program each get one of their own.
 const ENOUGH_CPUS: u32 = 4;
 /// A program that answers, or that has more to post, is done sooner, nanoseconds.
@@ -87,11 +103,14 @@ impl Placement {
         request_slice(SHORT_SLICE);
         Self {
             follows,
+            cpus,
             allowed,
             cpu: None,
             looked: Instant::ZERO,
+            counted: Instant::ZERO,
             strangers: false,
             crowded: None,
+            many: None,
             last_crowd: (Instant::ZERO, 0),
             away: Away::default(),
         }
@@ -99,23 +118,31 @@ impl Placement {
 
     /// Whether some programs are in another scheduling group.
     pub(crate) fn set_strangers(&mut self, strangers: bool, engine: &mut Engine) {
-        self.strangers = strangers;
+        if std::mem::replace(&mut self.strangers, strangers) == strangers {
+            return;
+        }
         if strangers && self.cpu.is_some() {
             self.cpu = self.move_to(None);
-            self.agree(engine);
         }
+        self.agree(engine);
     }
 
     /// True when spinning keeps nobody from running.
     #[inline]
     pub(crate) fn may_spin(&self) -> bool {
-        !(self.follows && self.strangers) && self.crowded.is_none()
+        !self.needs_sleep() && self.many.is_none()
     }
 
     /// True when engine and program give way to each other.
     #[inline]
     pub(crate) fn hands_over(&self) -> bool {
-        self.cpu.is_some() && self.crowded.is_none()
+        self.cpu.is_some() && self.crowded.is_none() && self.many.is_none()
+    }
+
+    /// True when giving way is of no use, or costs too much.
+    #[inline]
+    fn needs_sleep(&self) -> bool {
+        (self.follows && self.strangers) || self.crowded.is_some()
     }
 
     /// Moves to the CPU of a program, when there is one to follow.
@@ -126,6 +153,10 @@ impl Placement {
             self.away = Away::default();
             self.agree(engine);
         }
+        if now.as_nanos().saturating_sub(self.counted.as_nanos()) >= COUNT_EVERY {
+            self.counted = now;
+            self.count(now, engine);
+        }
         let follows = self.follows && !self.strangers;
         if follows && now.as_nanos().saturating_sub(self.looked.as_nanos()) >= LOOK_EVERY {
             self.looked = now;
@@ -133,11 +164,30 @@ impl Placement {
         }
     }
 
-    /// Engine and programs learn who gives way to whom.
+    /// Engine and programs learn who gives way to whom, and whether to spin or to sleep.
     fn agree(&self, engine: &mut Engine) {
         let hands_over = self.hands_over();
         request_slice(if hands_over { USUAL_SLICE } else { SHORT_SLICE });
-        engine.publish_engine_cpu(self.cpu);
+        let many = self.many.is_some();
+        let give_way = match self.cpu {
+            _ if many => GiveWay::Everywhere,
+            Some(cpu) => GiveWay::On(cpu),
+            None => GiveWay::Nowhere,
+        };
+        engine.ask_programs(Courtesy { give_way, sleep: self.needs_sleep() && !many });
+    }
+
+    /// Looks whether there are more threads that poll than CPUs.
+    fn count(&mut self, now: Instant, engine: &mut Engine) {
+        let before = self.many;
+        if engine.take_pollers(now) > self.cpus {
+            self.many = Some(now.after_nanos(MANY_FOR));
+        } else if before.is_some_and(|until| now >= until) {
+            self.many = None;
+        }
+        if before.is_some() != self.many.is_some() {
+            self.agree(engine);
+        }
     }
 
     fn look(&mut self, now: Instant, engine: &mut Engine) {
