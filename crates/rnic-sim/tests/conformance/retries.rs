@@ -193,6 +193,19 @@ fn an_ack_during_an_rnr_wait_is_processed() {
     d.expect_silence_for(10_000_000_000);
 }
 
+/// An answer to another transmission says that the peer has a receive by now.
+#[test]
+fn a_wait_ends_when_what_was_waited_for_is_received() {
+    let mut d = dialogue();
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    // 655.36 ms.
+    d.say_all(&[Say::rnr_nak(0, d.our_psn(0), 0), Say::ack(d.our_psn(0), 1)]);
+    assert_eq!(psns(&mut d), [1]);
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
 #[test]
 fn rnr_retries_are_exactly_as_many_as_allowed() {
     for rnr_retry in [0, 1, 6] {

@@ -222,7 +222,7 @@ impl Requester {
         self.oldest = self.oldest.wrapping_add(1);
     }
 
-    /// `una` moved: all retries are available again.
+    /// `una` moved: all retries are available again, and nothing is left to wait for.
     #[inline]
     pub(super) fn progress(&mut self, attr: &QpAttr) {
         if self.cursor.psn.distance_from(self.una) < 0 {
@@ -235,6 +235,9 @@ impl Requester {
         // Rule: ProgressReloadsRnrRetries
         self.rnr_retries = attr.rnr_retry;
         (self.timeouts, self.waited) = (0, 0);
+        // What was waited for is received: an answer to another transmission says so.
+        // Rule: ProgressEndsRnrWait
+        self.in_rnr_wait = false;
         (self.rnr_echo_due, self.late_echoes) = (false, 0);
         if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
             self.stale = None;
