@@ -219,7 +219,7 @@ impl CqConsumer {
 
     /// (S1) to (S3): says that this thread is going to sleep on the returned word, as long as that
     /// is [`ASLEEP`]. `None` when there is a completion: the thread must then not sleep.
-    #[must_use = "the engine is going to wake somebody"]
+    #[must_use = "the engine is going to wake a thread"]
     pub fn prepare_sleep(&self) -> Option<CqSleep> {
         self.words.at(AT_SLEEPER).store(ASLEEP.into(), Ordering::Relaxed);
         if !Mutant::NoFencePrepare.is_on() {

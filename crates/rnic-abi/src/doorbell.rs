@@ -119,7 +119,7 @@ impl Poller {
 pub struct Courtesy {
     /// Where to give way.
     pub give_way: GiveWay,
-    /// Rather to sleep until there is a completion: giving way does not reach everybody who needs
+    /// Rather to sleep until there is a completion: yielding does not reach every thread that needs
     /// the CPU, or does not get it back in time.
     pub sleep: bool,
 }
@@ -397,7 +397,7 @@ fn record_store() -> Ordering {
     if Mutant::RelaxedRecord.is_on() { Ordering::Relaxed } else { Ordering::Release }
 }
 
-/// A bit releases what was written below it, and whoever takes it acquires that.
+/// A bit releases what was written below it, and taking it acquires that.
 #[inline]
 fn bit_ordering() -> Ordering {
     if Mutant::RelaxedBits.is_on() { Ordering::Relaxed } else { Ordering::AcqRel }

@@ -41,7 +41,7 @@ impl Words {
     ///
     /// # Safety
     /// `base` must be 8-byte aligned and valid for reads and writes of `len` words for as long
-    /// as `owner` lives, and nobody in this process may access them other than atomically.
+    /// as `owner` lives, and this process may access them only atomically.
     #[cfg(not(loom))]
     pub unsafe fn from_raw(
         base: NonNull<u64>,

@@ -8,9 +8,9 @@
 //! # Why no receive stays unflushed
 //!
 //! Receives are published without a ring: the engine looks at the index when a message needs one.
-//! A QP in ERR gets no messages, so whoever posts to it must ring. The application: (A1) publishes
-//! the index, (A2) SeqCst fence, (A3) reads the mark and rings when it is set. The engine, when the
-//! QP enters ERR: (E1) sets the mark, (E2) SeqCst fence, (E3) reads the index and flushes up to it.
+//! A QP in ERR gets no messages, so a post must ring. The application: (A1) publishes the index,
+//! (A2) SeqCst fence, (A3) reads the mark and rings when it is set. The engine, when the QP enters
+//! ERR: (E1) sets the mark, (E2) SeqCst fence, (E3) reads the index and flushes up to it.
 //! The two fences are totally ordered. If E2 comes first, A3 sees the mark and rings; if A2 comes
 //! first, E3 sees the index.
 
@@ -237,7 +237,7 @@ impl WorkConsumer {
         self.slots.words.at(AT_CONSUMER).store(u64::from(index), Ordering::Release);
     }
 
-    /// From now on whoever posts rings: (E1) and (E2) in the module's argument. What was published
+    /// From now on every post rings: (E1) and (E2) in the module's argument. What was published
     /// without a ring is in the producer index that is read after this.
     pub fn mark_flushed(&mut self) {
         self.slots.words.set(AT_FLUSH_MARK, 1);

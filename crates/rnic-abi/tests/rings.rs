@@ -376,6 +376,6 @@ fn impossible_shapes_are_refused() {
     assert!([0, 3, 1 << 23].into_iter().all(|capacity| cq_words(capacity).is_none()));
     assert!(CqProducer::new(Words::heap(95), 4).is_none());
     assert!(Doorbells::new(Words::heap(AREA_WORDS - 1)).is_none());
-    assert!(Bell::new(Words::heap(AREA_WORDS)).is_none(), "nobody initialised it");
+    assert!(Bell::new(Words::heap(AREA_WORDS)).is_none(), "it is not initialised");
     assert!(Words::heap(8).slice(usize::MAX, 2).is_none());
 }

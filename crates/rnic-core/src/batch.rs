@@ -70,7 +70,7 @@ pub(crate) struct Batch {
     tails: Vec<u64>,
 }
 
-/// Who a call copies from and to.
+/// The memories that a call copies from and to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ends {
     /// The sender's memory; none: the receive arena.

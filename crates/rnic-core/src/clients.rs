@@ -30,7 +30,7 @@ pub(crate) struct Clients {
     asleep: bool,
     /// What programs should do for the engine.
     courtesy: Courtesy,
-    /// Who received something last, and when: it may be waiting for more without ever ringing.
+    /// The context that received last, and when: it may wait for more without ever ringing.
     receiver: Option<(u32, Instant)>,
 }
 

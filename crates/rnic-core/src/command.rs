@@ -45,7 +45,7 @@ pub enum Command {
     },
     /// Removes a context and everything it made: keys first, then QPs, then the rest.
     RemoveClient {
-        /// Who.
+        /// The client's number.
         client: ClientId,
     },
     /// Something on behalf of a client.

@@ -31,8 +31,8 @@ pub struct EngineConfig {
     pub carry_small_receives: bool,
     /// Most request bytes of one QP that may be unacknowledged, at least two packets.
     pub window_bytes: u32,
-    /// Bytes one QP may send before the next QP has its turn. One that is connected to the address
-    /// it has itself may send all of a turn while at most one other QP waits.
+    /// Bytes one QP may send before the next QP has its turn. A loopback QP may use the whole
+    /// turn while at most one other QP is active.
     pub visit_bytes: u32,
     /// Bytes sent in one turn.
     pub turn_bytes: u32,

@@ -65,7 +65,7 @@ counters! {
     rx_icrc_encapsulated,
     /// Datagrams whose headers do not add up.
     rx_malformed,
-    /// Datagrams for a QP number nobody has.
+    /// Datagrams for a QP number that does not exist.
     rx_no_qp,
     /// Datagrams with the wrong transport for their QP.
     rx_bad_transport,

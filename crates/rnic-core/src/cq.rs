@@ -81,7 +81,7 @@ impl Cq {
         let word = self.ring.take_sleepers()?;
         let written = self.ring.written();
         let fresh = written.wrapping_sub(std::mem::replace(&mut self.woken_at, written));
-        // The program says who sleeps, and more than it has are no more work for the engine.
+        // The program says how many threads sleep; a wrong number costs the engine nothing.
         Some((word, u32::try_from(fresh).unwrap_or(MOST_WOKEN).min(MOST_WOKEN)))
     }
 

@@ -54,7 +54,7 @@ fn deliver<T: Tap>(
     let Some(qp) = qps.by_slot_mut(delivery.slot as usize) else { return };
     let mut cqe = delivery.cqe;
     cqe.status = status;
-    // The slot is free before the completion is visible: who polls it may post at once.
+    // The slot is free before the completion is visible: a program that polls it may post at once.
     qp.rq.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
     let fits = ctx.complete(qp.recv_cq, &cqe);

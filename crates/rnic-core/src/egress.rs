@@ -147,8 +147,8 @@ impl Egress {
     }
 
     /// The wire took nothing of the QP whose turn it is: some of those behind it are looked at all
-    /// the same. What goes another way may leave, and who waits for the same one must know that it
-    /// waits: a wire may stay like that for ever.
+    /// the same. What takes another way may leave, and a QP that waits for the same one must know
+    /// that it waits: a wire may stay like that for ever.
     fn pass_by<W: Wire, D: Dma, H: Host, T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -218,9 +218,9 @@ impl Egress {
         }
     }
 
-    /// What one visit may send. What stays inside need not set out early, and behind two queue
-    /// pairs that talk to each other nobody waits: there the copies of a turn are cheapest in one
-    /// call.
+    /// What one visit may send. Loopback traffic gains nothing from leaving early: where only this
+    /// QP and its peer on this device are active, it is the budget of the whole turn, so that all
+    /// copies are made in one call.
     fn budget<T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp) -> Budget {
         let config = &ctx.shared.config;
         let bytes = if let Some((_, left)) = self.cut_short.filter(|(slot, _)| *slot == qp.slot) {
@@ -256,8 +256,9 @@ impl Egress {
         if qp.plan_replies(&mut budget, &mut self.plan) {
             return true;
         }
-        // Behind requests, the last, shorter datagram of a train costs next to nothing. By itself
-        // it leaves first: a program expects to hear of its message before it gets the answer.
+        // Where trains are possible, an ACK behind the requests costs next to nothing: it is the
+        // last, shorter datagram of a train. Without trains it leaves first, so that the peer has
+        // the completion of its message before the reply to it.
         let joins = caps.max_segments > 1;
         if !joins {
             qp.plan_ack(&mut self.plan);

@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// The first half of a turn: what came from the wire changes state, and applications are told.
-    /// Nothing is sent. Whoever shares a CPU with the applications lets them run between the
+    /// Nothing is sent. A host that shares a CPU with the applications lets them run between the
     /// halves when something was [delivered](Turn::delivered): what they answer with then leaves
     /// together with the acknowledgement.
     pub fn arrivals<W: Wire, D: Dma, H: Host, T: Tap>(
@@ -207,7 +207,7 @@ impl Engine {
         Turn { worked, completed, placed: false, rang, more }
     }
 
-    /// When [`turn`](Self::turn) must be called even if nothing arrives and nobody rings.
+    /// When [`turn`](Self::turn) must be called even if nothing arrives and no doorbell rings.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.shared.wheel.next_deadline()
     }
@@ -292,7 +292,7 @@ impl Engine {
         for slot in due.drain(..) {
             let Some(qp) = self.qps.by_slot_mut(slot as usize) else { continue };
             if qp.wheel_at.is_some_and(|at| at > now) {
-                // An entry that nobody remembers: scheduling it again would keep it for ever.
+                // Left by a QP that is gone: scheduling it again would keep it for ever.
                 continue;
             }
             qp.wheel_at = qp.wheel_later.take().filter(|later| *later > now);

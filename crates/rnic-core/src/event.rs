@@ -1,6 +1,6 @@
 //! What happens in the engine, defined once.
 //!
-//! An [`Event`] is built only when somebody listens: [`Tap::on`] takes a closure, and the unit
+//! An [`Event`] is built only when a tap listens: [`Tap::on`] takes a closure, and the unit
 //! type's implementation ignores it, so a turn without a listener compiles to the same code as one
 //! without events.
 
@@ -16,7 +16,7 @@ pub trait Tap {
     fn on(&mut self, now: Instant, event: impl FnOnce() -> Event);
 }
 
-/// Nobody listens.
+/// A tap that hears nothing.
 impl Tap for () {
     #[inline(always)]
     fn on(&mut self, _now: Instant, _event: impl FnOnce() -> Event) {}

@@ -251,8 +251,8 @@ impl<T: Tap> Target<'_, '_, T> {
     }
 }
 
-/// Where the payload is. What the sender lent may be gone: then the packet is lost, and so much is
-/// found when it is sent again.
+/// Where the payload is. A payload that is passed by reference may have been deregistered since:
+/// then the packet is dropped, and its retransmission finds the key invalid.
 fn payload_of<D: Dma>(
     arrival: &Arrival<'_>,
     payload: &[u8],

@@ -24,7 +24,7 @@ impl Engine {
     }
 
     /// As if the queue pair, which must be [at rest](Self::is_at_rest), had sent and received so
-    /// many packets of WRITEs that nobody asked for.
+    /// many packets of WRITEs that were never posted.
     pub fn leap(&mut self, qp: u32, sent: u32, received: u32) {
         if let Some(qp) = self.qps.get_mut(qp) {
             qp.leap(sent, received);

@@ -12,8 +12,8 @@
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
 //! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
 //! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`] (timers).
-//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; whose habits to follow:
-//!    [`profile`]; and who watches: [`event`], [`counters`].
+//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; vendor behaviour:
+//!    [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
 pub mod attr;

@@ -1,4 +1,4 @@
-//! Memory regions: key -> who, where, what is allowed.
+//! Memory regions: from a key to its client, its memory and what is allowed.
 //!
 //! A key is `index << 8 | tag`. The upper 24 bits are what a stranger must guess: the slot goes
 //! through a keyed permutation together with a per-registration generation, and every check

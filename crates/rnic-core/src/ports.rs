@@ -38,7 +38,7 @@ pub struct WireCaps {
     pub max_segments: u32,
     /// Most bytes of one train.
     pub max_train: u32,
-    /// Who decides the IPv4 identification, which the ICRC covers.
+    /// What decides the IPv4 identification, which the ICRC covers.
     pub tx_ip_id: TxIpId,
 }
 
@@ -132,7 +132,7 @@ pub struct TxSlot {
     /// Distance between datagrams, bytes.
     pub stride: u32,
     /// The train ([`TxTrain::to_self`]) never leaves the memory of this engine, which receives it
-    /// as it filled it, and nobody else sees it: it needs no ICRC, and its payload may stay where
+    /// as it filled it, and nothing else sees it: it needs no ICRC, and its payload may stay where
     /// it is ([`Dma::copies_from`]).
     pub inside: bool,
 }

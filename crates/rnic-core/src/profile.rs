@@ -7,7 +7,7 @@
 
 use roce_wire::net::Ecn;
 
-/// Whose habits to follow.
+/// Vendor behaviour where implementations differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Profile {
     /// As the InfiniBand architecture says.

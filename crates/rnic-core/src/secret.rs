@@ -1,10 +1,10 @@
-//! Numbers that nobody can predict, from few random ones.
+//! Numbers that cannot be predicted, from few random ones.
 
 use siphasher::sip::SipHasher24;
 use std::fmt;
 use std::hash::Hasher;
 
-/// 128 random bits. Who knows any number of what is drawn from them knows nothing of the rest:
+/// 128 random bits. Any number of what is drawn from them tells nothing of the rest:
 /// SipHash is a pseudorandom function.
 #[derive(Clone, Copy)]
 pub struct Secret([u64; 2]);

@@ -1,9 +1,9 @@
 //! Timers: a hierarchical wheel of QP slots.
 //!
-//! The wheel is lazy. A QP keeps its real deadline; the wheel only promises to mention a slot no
-//! later than [`TICK`] nanoseconds after what was scheduled. When a QP's deadline has moved later meanwhile
-//! (every ACK moves it), the engine schedules it again on expiry, so restarting a timer on the
-//! data path costs one store. A slot may be mentioned more often than wanted, never less.
+//! The wheel is lazy. A QP keeps its real deadline; the wheel reports its slot at most [`TICK`]
+//! nanoseconds after what was scheduled. When the deadline has moved later since (every ACK moves
+//! it), the engine schedules the slot again on expiry, so restarting a timer on the data path costs
+//! one store. Spurious reports are allowed, missed ones are not.
 
 use crate::time::Instant;
 
@@ -17,7 +17,7 @@ const LEVEL_BITS: u32 = 6;
 /// A wheel of timers.
 #[derive(Debug)]
 pub struct Wheel {
-    /// Current tick: everything scheduled at or before it has been mentioned.
+    /// Current tick: everything scheduled at or before it has been reported.
     now: u64,
     levels: [Level; LEVELS],
     /// Entries taken out of a bucket while it is being emptied; kept to reuse its memory.
@@ -49,7 +49,7 @@ impl Wheel {
         }
     }
 
-    /// Asks for `slot` to be mentioned once at `deadline`, rounded up to the tick.
+    /// Asks for `slot` to be reported once at `deadline`, rounded up to the tick.
     pub fn schedule(&mut self, deadline: Instant, slot: u32) {
         let tick = deadline.as_nanos().div_ceil(TICK).max(self.now + 1);
         self.place(Entry { tick, slot });
@@ -149,7 +149,7 @@ impl Wheel {
         self.scratch = entries;
     }
 
-    /// Entries not mentioned yet.
+    /// Entries not reported yet.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -248,7 +248,7 @@ impl Dialogue {
 
     fn listen(&mut self) {
         for (at, packet) in self.world.take_strays() {
-            assert_eq!(packet.flow.dst, PEER, "a packet to somebody else");
+            assert_eq!(packet.flow.dst, PEER, "a packet to another address");
             let Some(datagram) = packet.parse() else { panic!("not a datagram: {packet:?}") };
             let headers = datagram.headers();
             assert_eq!(headers.bth.dest_qp.value(), PEER_QPN, "a packet to another QP");

@@ -55,7 +55,7 @@ struct Space {
     mappings: BTreeMap<u64, Mapping>,
     next: u64,
     regions: Vec<Region>,
-    /// One past the last byte of messages that somebody polls the last byte of.
+    /// One past the last byte of messages of which a program polls the last byte.
     polled_ends: Vec<u64>,
 }
 

@@ -41,7 +41,7 @@ pub struct PortConfig {
     pub max_datagram: u32,
     /// Most datagrams of a train, in both directions; 1 for a wire without trains.
     pub max_segments: u32,
-    /// Who decides the IPv4 identification.
+    /// What decides the IPv4 identification.
     pub tx_ip_id: TxIpId,
     /// A UDP socket: received headers are not seen.
     pub hide_rx_ip_id: bool,

@@ -45,7 +45,7 @@ pub struct WorldConfig {
     pub busy_poll: bool,
     /// What engines are made with; each gets a secret of its own.
     pub engine: EngineConfig,
-    /// Whose habits each host has; the last goes for all further ones.
+    /// Vendor behaviour of each host; the last goes for all further ones.
     pub profiles: Vec<Profile>,
 }
 
@@ -316,7 +316,7 @@ impl World {
         (0..self.hosts.len()).filter_map(|id| self.next_turn(id)).min()
     }
 
-    /// Runs the next turn of one engine, whoever's it is. False when nothing will ever happen.
+    /// Runs the next turn of any engine. False when nothing will ever happen.
     pub fn step(&mut self) -> bool {
         let next = (0..self.hosts.len()).filter_map(|id| Some((self.next_turn(id)?, id))).min();
         let Some((at, id)) = next else { return false };

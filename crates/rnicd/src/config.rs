@@ -66,13 +66,13 @@ pub enum Idle {
 pub enum Placement {
     /// Beside the program on machines with fewer than four CPUs, else free
     Auto,
-    /// On the CPU of the program it serves; each gives way to the other when it has nothing to do
+    /// On the CPU of the program it serves; each yields to the other when it has nothing to do
     Program,
-    /// Wherever the scheduler puts it; nobody gives way
+    /// Wherever the scheduler puts it; neither engine nor programs yield the CPU
     Free,
 }
 
-/// Whose habits the device has, where devices differ.
+/// Vendor behaviour where implementations differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
@@ -137,7 +137,7 @@ pub struct Args {
     /// Where the engine's thread runs [default: auto]
     #[arg(long, value_enum)]
     pub placement: Option<Placement>,
-    /// Whose habits the device has, where devices differ [default: spec]
+    /// Vendor behaviour where implementations differ [default: spec]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
     /// End when the last client has gone (and there was one)
@@ -194,7 +194,7 @@ pub struct Config {
     pub spin: Duration,
     /// Where the engine's thread runs.
     pub placement: Placement,
-    /// Whose habits the device has.
+    /// Vendor behaviour where implementations differ.
     pub profile: Profile,
     /// End with the last client.
     pub exit_with_last_client: bool,

@@ -1,4 +1,4 @@
-//! The log, and how much of it anybody can fill.
+//! The log, and how much of it a client can fill.
 //!
 //! Some lines are written whenever a client does something. However fast it does so, each place of
 //! the program writes a few lines in ten seconds; what it keeps back is counted, and told.
@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// Starts to log to standard error what passes `filter`.
 ///
 /// # Errors
-/// When the filter makes no sense.
+/// When the filter cannot be parsed.
 pub(crate) fn start(filter: &str) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnicd=debug`"))?;
@@ -125,7 +125,7 @@ mod tests {
         fn set_interest(&self, _: tracing::subscriber::Interest) {}
 
         fn metadata(&self) -> &tracing::Metadata<'_> {
-            unreachable!("nobody asks")
+            unreachable!("not called")
         }
     }
 

@@ -56,7 +56,7 @@ fn again_if_null(allocate: impl Fn() -> *mut u8) -> *mut u8 {
 fn spend() -> bool {
     let reserve = RESERVE.swap(null_mut(), Ordering::AcqRel);
     let Some(reserve) = NonNull::new(reserve) else { return false };
-    // SAFETY: a mapping of this size, which nobody else can have taken.
+    // SAFETY: a mapping of this size, at an address that the kernel chose.
     unsafe { rustix::mm::munmap(reserve.as_ptr().cast(), WHOLE.load(Ordering::Relaxed)) }.is_ok()
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn is_short() -> bool {
     let (null, order) = (null_mut(), Ordering::AcqRel);
     if RESERVE.compare_exchange(null, fresh.as_ptr(), order, Ordering::Relaxed).is_err() {
         // Another thread was faster.
-        // SAFETY: our own mapping, which nobody else knows.
+        // SAFETY: our own mapping, to which no other pointer exists.
         let _ = unsafe { rustix::mm::munmap(fresh.as_ptr().cast(), len) };
     }
     false
@@ -94,7 +94,7 @@ pub(crate) fn is_short() -> bool {
 
 /// Whether the kernel would give `len` more bytes of memory now.
 pub(crate) fn has_room(len: usize) -> bool {
-    // SAFETY: a mapping of our own that nobody has a pointer into.
+    // SAFETY: a mapping of our own without a pointer into it.
     map(len).is_some_and(|room| unsafe { rustix::mm::munmap(room.as_ptr().cast(), len) }.is_ok())
 }
 
@@ -134,7 +134,7 @@ pub(crate) mod tests {
 
     impl Drop for Taken {
         fn drop(&mut self) {
-            // SAFETY: a mapping of our own that nobody has a pointer into.
+            // SAFETY: a mapping of our own without a pointer into it.
             unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.1) }.unwrap();
         }
     }

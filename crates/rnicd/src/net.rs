@@ -286,7 +286,7 @@ impl State {
     }
 }
 
-/// 127.0.0.1 or ::1, and not other addresses that somebody put on `lo`.
+/// 127.0.0.1 or ::1, and not other addresses that were added to `lo`.
 fn is_usual_loopback(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => v4 == std::net::Ipv4Addr::LOCALHOST,

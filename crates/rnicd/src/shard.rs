@@ -1,6 +1,6 @@
 //! One engine and the thread that turns it.
 //!
-//! The thread owns engine, wire and DMA; everybody else sends it [`Message`]s. It spins while
+//! The thread owns engine, wire and DMA; other threads send it [`Message`]s. It spins while
 //! there is work and sleeps in epoll when there is none (see [`idle`]).
 
 mod crew;

@@ -17,7 +17,7 @@ pub(crate) const STACK: usize = 2 << 20;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Starts a thread, with rights and priority of the calling one, that nobody waits for.
+/// Starts a thread, with rights and priority of the calling one. It is detached.
 ///
 /// # Errors
 /// When there is no memory for its stack, or no thread left.
@@ -28,7 +28,7 @@ pub(crate) fn spawn(
 ) -> io::Result<()> {
     let name = CString::new(name)?;
     let work: Work = Box::new(move || {
-        // For those who look at it; it works without.
+        // For `ps` and debuggers only: a failure changes nothing else.
         let _ = rustix::thread::set_name(&name);
         work();
     });

@@ -52,7 +52,7 @@ pub fn peek(bytes: &[u8]) -> Option<(u8, Qpn, Psn)> {
 /// All headers of a datagram.
 ///
 /// Which of the optional headers are `Some` is fixed by the opcode; [`Datagram::parse`] guarantees
-/// it, and who builds one for sending must obey it, as [`HeaderRepr::is_consistent`] checks.
+/// it, and code that builds one for sending must obey it, as [`HeaderRepr::is_consistent`] checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeaderRepr {
     pub bth: Bth,

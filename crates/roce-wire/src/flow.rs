@@ -1,4 +1,4 @@
-//! Who talks to whom, and the IP fields around a datagram.
+//! The addresses of both ends, and the IP fields around a datagram.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,9 +1,9 @@
 //! RoCEv2 bytes and what they mean.
 //!
 //! A packet is seen at two levels. A [`Datagram`] is the UDP payload, base transport header to
-//! ICRC; together with a [`Flow`] (who talks to whom, and the few IP fields that matter) it is all
-//! a transport engine needs. A [`Frame`] is the same thing with its Ethernet, IP and UDP headers
-//! around it, which packet I/O adds ([`FrameHeader`]) and strips.
+//! ICRC; together with a [`Flow`] (the addresses of both ends, and the few IP fields that matter)
+//! it is all a transport engine needs. A [`Frame`] is the same thing with its Ethernet, IP and UDP
+//! headers around it, which packet I/O adds ([`FrameHeader`]) and strips.
 //!
 //! # Contract
 //!

@@ -1,20 +1,19 @@
-//! What a thread does for the engine's sake around its posts and polls.
+//! Yielding to the engine around posts and polls.
 //!
-//! The engine places itself by the CPU that programs run on. Where there are fewer CPUs than
-//! spinning threads it shares one with its program and says so in the doorbell area; the program
-//! then gives way when a poll finds nothing, the engine when it has delivered something.
+//! With fewer CPUs than spinning threads the engine shares a CPU with its program and says so in
+//! the doorbell area. The program then yields (`sched_yield`) after an empty poll, the engine after
+//! it delivered something.
 //!
-//! A program that never polls but looks at its memory until the answer is there would keep the
-//! engine from sending what it asks for until the end of its time slice. Such programs are known
-//! by how long they stay away behind a post, and give way there. Others do not: one that posts a
-//! stream would wait for each of its requests to be sent alone. Whoever was kept from its CPU
-//! behind a post looks like the former; so that it does not stay that way, the habit of one that
-//! posts again and again without a poll in between is forgotten now and then.
+//! A program that spins on its receive buffer and never polls would hold the CPU to the end of its
+//! slice, and the engine could not send what it posted. Such a program yields after a post. Others
+//! must not: a program that posts a stream would wait until each request is sent alone. [`Habit`]
+//! predicts which it is from the time between posts. Preemption after a post looks like spinning on
+//! memory, so the prediction is dropped after some posts without a poll.
 //!
-//! Giving way does not help where the engine cannot be reached by it or a third thread computes: the
-//! engine then asks for sleep. Who only polls one queue, again and again and for nothing, sleeps
-//! until the engine writes a completion there: a thread that wakes gets its CPU from one that
-//! spins, which one that gave way does not.
+//! Yielding does not reach an engine in another scheduling group, and beside a thread that computes
+//! each yield costs a slice. There the engine asks for sleep: a thread that polls one CQ again and
+//! again for nothing sleeps until the engine writes a completion there. A thread that wakes
+//! preempts one that spins; a thread that yielded does not.
 
 use std::{
     cell::Cell,
@@ -26,28 +25,28 @@ use rnic_abi::{cq::ASLEEP, doorbell::Poller, os::futex};
 
 use crate::{context::Context, cq::Cq};
 
-/// How a program behaved behind its posts so far. Threads that share a device blur it, and lose
-/// nothing but time.
+/// Predicts whether the program yields after a post. Threads that share a device make it less
+/// exact, which costs time and nothing else.
 #[derive(Debug)]
 pub(crate) struct Habit {
-    /// When it posted last, in [`ticks`]; 0 when it came by since.
+    /// When it posted last, in [`ticks`]; 0 when it polled since.
     posted: AtomicU64,
-    /// How often it posted since it was away.
+    /// Posts since the last long pause.
     posts: AtomicU32,
-    /// How often it posted the last time before it stayed away; 0 while it polls.
+    /// Posts before the last long pause; 0 while it polls.
     usual: AtomicU32,
-    /// How often it gave way behind a post since it polled.
+    /// Yields after a post since it polled.
     gave_way: AtomicU32,
-    /// After how many of those its habit is forgotten.
+    /// The number of those after which the prediction is dropped.
     trust: AtomicU32,
 }
 
-/// Least and most of [`Habit::trust`]. Each time that the habit is forgotten doubles it: one that
-/// really looks at memory, and never polls, then loses a time slice.
+/// Least and most of [`Habit::trust`]. It doubles each time that the prediction is dropped, because
+/// a program that really spins on memory loses a time slice then.
 const TRUST: (u32, u32) = (128, 4096);
 
-/// Nobody stays away for so many ticks who is not looking at memory or computing: at 2.5 GHz, half
-/// a millisecond.
+/// A pause of so many ticks after a post means that the program spins on memory or computes: half
+/// a millisecond at 2.5 GHz.
 const ABSENCE: u64 = if cfg!(target_arch = "x86_64") { 1_250_000 } else { 500_000 };
 
 /// A time stamp that costs a post next to nothing: cycles of the processor.
@@ -80,12 +79,12 @@ impl Habit {
         }
     }
 
-    /// Something was posted. True when the program is likely to stay away now.
+    /// Something was posted. True when a long pause is likely now.
     #[inline]
     fn posts(&self, now: u64) -> bool {
         let before = self.posted.swap(now, Ordering::Relaxed);
         let mut posts = self.posts.load(Ordering::Relaxed);
-        // Behind a post where it gave way it may stay away for long.
+        // A yield after a post may take long and is no pause of the program.
         if posts != 0 && before != 0 && now.saturating_sub(before) > ABSENCE {
             self.usual.store(posts, Ordering::Relaxed);
             posts = 0;
@@ -96,8 +95,8 @@ impl Habit {
         stays_away
     }
 
-    /// It is about to give way behind a post. False when it did so too often without a poll in
-    /// between to tell whether it would stay away.
+    /// It is about to yield after a post. False when it did so too often without a poll that could
+    /// confirm the prediction.
     fn spend_trust(&self) -> bool {
         let gave_way = self.gave_way.load(Ordering::Relaxed);
         let trust = self.trust.load(Ordering::Relaxed);
@@ -119,7 +118,7 @@ impl Habit {
         }
     }
 
-    /// A poll found nothing: the program comes by of its own accord.
+    /// A poll found nothing: the program does not spin on memory.
     #[inline]
     fn polls(&self) {
         if self.posted.load(Ordering::Relaxed) != 0 {
@@ -179,7 +178,7 @@ struct Streak {
 
 const NO_STREAK: Streak = Streak { cq: 0, sleep: SLEEP.0 };
 
-/// Least and most that a thread sleeps, who may wait for other things too. Every sleep in vain
+/// Least and most that a thread sleeps: it may wait for other things too. Every sleep in vain
 /// doubles it.
 const SLEEP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
@@ -201,7 +200,7 @@ fn this_thread() -> Poller {
     })
 }
 
-/// Some thread was asked to sleep once. Until then nobody pays for streaks.
+/// Some thread was asked to sleep once. Until then streaks cost nothing.
 static STREAKS: AtomicBool = AtomicBool::new(false);
 
 impl Streak {
@@ -250,7 +249,7 @@ fn sleeps(cq: &Cq, may_sleep: bool) -> bool {
 /// Empty polls between two looks at whether the daemon still lives.
 pub(crate) const LIVENESS_POLLS: u32 = 1024;
 
-/// Tells the engine where the thread runs. True when somebody else waits for that CPU.
+/// Tells the engine where the thread runs. True when another thread waits for that CPU.
 #[inline]
 fn should_give_way(context: &Context) -> bool {
     // SAFETY: no arguments, no effects; glibc reads it from the thread's rseq area.

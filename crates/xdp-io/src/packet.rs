@@ -214,7 +214,7 @@ impl PacketPort {
 
     /// Receives up to `out.len()` frames or trains without waiting. The ranges stay valid until
     /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received. Where
-    /// they came one by one lately, a call takes one.
+    /// the last receives brought one each, a call asks for one: that is the cheaper path.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let slots = match self.rx.receive(self.socket.as_fd(), out.len(), &mut self.appetite) {
             Ok(slots) => slots,

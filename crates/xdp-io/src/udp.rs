@@ -250,11 +250,11 @@ impl UdpPort {
 
     /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
     /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received. Where
-    /// they came one by one lately, a call takes one.
+    /// the last receives brought one each, a call asks for one: that is the cheaper path.
     ///
     /// A call asks the socket that had something last, and now and then one of the others: each
     /// has its turn within `4 * addresses` calls. To ask them all would take a system call each, and
-    /// behind an epoll instance the kernel would look for somebody to wake with every datagram.
+    /// behind an epoll instance every datagram makes the kernel walk the wait queue.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let filled = self.receive_from(self.busy, out);
         self.calls = self.calls.wrapping_add(1);

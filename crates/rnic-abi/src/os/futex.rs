@@ -11,7 +11,7 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
     word.as_ptr().cast::<u32>().wrapping_add(LOW_HALF)
 }
 
-/// Sleeps while the word's low half is `value`, until somebody wakes it or for so long.
+/// Sleeps while the word's low half is `value`, until it is woken or for so long.
 ///
 /// # Errors
 /// When that was over before it was woken: the time, a signal, another value. To the caller it

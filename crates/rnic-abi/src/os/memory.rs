@@ -1,7 +1,7 @@
 //! Memory files shared by daemon and application.
 //!
 //! The daemon [`create`]s and [`populate`]s; the application [`map`]s what it was sent. The file
-//! is sealed: nobody can shrink it, so that touching a mapped page never raises SIGBUS, and nobody
+//! is sealed: it cannot shrink, so that touching a mapped page never raises SIGBUS, and no process
 //! can add a seal that takes the right to write away.
 //!
 //! What a seal cannot prevent is an application that punches holes into the file. The daemon then
@@ -175,7 +175,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a forked child the range may by now be somebody else's.
+        // In a forked child the range may by now belong to another mapping.
         if self.only_in.is_some_and(|pid| pid != std::process::id()) {
             return;
         }

@@ -272,7 +272,7 @@ mod tests {
         let chosen = user.directory().unwrap();
         assert_eq!(chosen, place.0.join(format!("rnicd-{}", home.uid())));
         assert_eq!(fs::metadata(&chosen).unwrap().permissions().mode() & 0o777, 0o700);
-        // Whoever looks finds it.
+        // It is in place before it can be found.
         assert_eq!(user.directories(), [chosen]);
         home.set_mode(0o700);
         assert_eq!(user.directory().unwrap(), home.0);

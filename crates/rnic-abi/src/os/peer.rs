@@ -1,4 +1,4 @@
-//! Who is at the other end of a control connection.
+//! The process at the other end of a control connection.
 
 use super::{check, retry};
 use std::io;
@@ -50,9 +50,10 @@ pub(super) fn pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Before Linux 6.5 only the number of the process is known, and the process may be gone and its
-/// number reused. The pidfd pins whoever has the number now; it is accepted when that process runs
-/// as the user who connected. The kernel checks the rights of every access to its memory against
-/// that same user, so a process that slips through is one the client could have named anyway.
+/// number reused. The pidfd pins the process that has the number now; it is accepted when that
+/// process runs as the user who connected. The kernel checks the rights of every access to its
+/// memory against that same user, so a process that slips through is one the client could have
+/// named anyway.
 fn open_by_pid(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let peer = credentials(socket)?;
     // SAFETY: a plain system call; a descriptor that the kernel returns is ours alone.

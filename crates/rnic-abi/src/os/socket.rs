@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 
 /// The descriptors that came with a message, in the order in which they were sent. Those that
-/// nobody takes are closed.
+/// the caller does not take are closed.
 #[derive(Debug, Default)]
 pub struct Descriptors(std::vec::IntoIter<OwnedFd>);
 
@@ -129,9 +129,7 @@ impl Connection {
             return Ok(None);
         }
         let message = control::decode(&buffer[..len]).map_err(|_| {
-            invalid(
-                "the control message makes no sense: library and daemon are of different versions",
-            )
+            invalid("malformed control message: library and daemon are of different versions")
         })?;
         Ok(Some((message, fds)))
     }
@@ -222,7 +220,7 @@ impl Listener {
         check(unsafe { libc::bind(fd, (&raw const address).cast(), len) })?;
         // From here on a failure must take the path away again.
         let listener = Self { socket, path: path.to_path_buf(), _lock: lock };
-        // Before listening: until then nobody can connect, whatever the mode.
+        // Before listening: until then no process can connect, whatever the mode.
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         // SAFETY: a plain system call on our own descriptor.
         check(unsafe { libc::listen(fd, BACKLOG) })?;
@@ -232,7 +230,7 @@ impl Listener {
     /// Waits for a client; never waits after [`set_nonblocking`](Self::set_nonblocking).
     ///
     /// # Errors
-    /// `WouldBlock` when nobody waits; else what the kernel says.
+    /// `WouldBlock` when no connection waits; else what the kernel says.
     pub fn accept(&self) -> io::Result<Connection> {
         let fd = self.socket.as_raw_fd();
         let none = std::ptr::null_mut();
@@ -311,8 +309,8 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Removed while locked; whoever opened it meanwhile sees that it has gone. Closing the
-        // file unlocks it.
+        // Removed while locked; a process that opened it meanwhile sees that it has gone. Closing
+        // the file unlocks it.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -330,7 +328,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match connect(path, libc::SOCK_NONBLOCK) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Somebody listens, with room in its queue or without, or with another type of socket.
+        // A process listens, with room in its queue or without, or with another type of socket.
         _ => Err(in_use(path)),
     }
 }

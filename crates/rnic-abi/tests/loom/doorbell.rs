@@ -59,7 +59,7 @@ pub(crate) fn a_queue_rung_again_is_seen_again() {
     });
 }
 
-/// A thread that stops in the middle of its ring holds up nobody else's doorbell.
+/// A thread that stops in the middle of its ring holds up no other doorbell.
 #[test]
 pub(crate) fn a_complete_ring_is_seen_at_once() {
     loom::model(|| {

@@ -90,7 +90,7 @@ pub(crate) struct Qp {
     pub(crate) async_events: u64,
 }
 
-/// Who and where a new QP is.
+/// The names of a new QP, and its client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpIdentity {
     pub(crate) handle: u32,

@@ -19,7 +19,7 @@ pub(crate) enum Verdict {
 pub(crate) enum Deferred {
     /// A request cannot be executed: it is refused, and the connection ends.
     Nak(NakReason),
-    /// A request takes a receive WQE that makes no sense.
+    /// A request takes a receive WQE that is invalid.
     BadReceive { wr_id: u64, index: u32 },
     /// A request is an atomic: it is executed and answered.
     Atomic(AtomicRequest),

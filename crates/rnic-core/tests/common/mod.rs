@@ -30,7 +30,7 @@ pub const BASE: u64 = 0x7000_0000;
 pub const MEMORY: usize = 8 << 20;
 pub const START: Instant = Instant::from_nanos(1_000_000_000);
 
-/// Nobody waits for events.
+/// A host without programs that wait for events.
 pub struct NoHost;
 
 impl Host for NoHost {

@@ -128,7 +128,7 @@ fn malformed_packets() {
     };
     // Transport header version 1.
     malformed(|bytes| bytes[1] |= 1);
-    // An opcode nobody knows.
+    // An opcode that does not exist.
     malformed(|bytes| bytes[0] = 0x1f);
     // Cut in the middle, even down to nothing.
     malformed(|bytes| bytes.truncate(15));

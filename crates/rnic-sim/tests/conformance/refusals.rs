@@ -261,7 +261,7 @@ fn keys_are_good_only_in_their_pd_and_for_their_range() {
     });
 }
 
-/// Who looks for the cause of a refusal finds it in the events.
+/// The cause of a refusal is found in the events.
 #[test]
 fn every_refusal_tells_its_reason() {
     type Put = fn(&mut Dialogue);

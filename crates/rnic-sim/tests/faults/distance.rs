@@ -17,8 +17,8 @@ fn writes() -> u64 {
     if std::env::var_os("RNIC_LONG").is_some_and(|value| value == "1") { LONG } else { SHORT }
 }
 
-/// What the responder remembers of the only atomic is in nobody's way, however far behind it is,
-/// and what it forgot is not executed again.
+/// What the responder remembers of the only atomic hides nothing that follows, however far behind
+/// it is, and what it forgot is not executed again.
 #[test]
 fn losses_long_after_an_atomic_cost_retries_and_nothing_else() {
     let faults = Faults { loss: 30, ..Faults::default() };

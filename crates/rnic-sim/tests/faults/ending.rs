@@ -27,7 +27,7 @@ impl Traffic {
             let side = if at == 0 { Side::Mine } else { Side::Others };
             flow.trouble.ending = Some((ending, side));
             flow.trouble.nak_arrives = self.plan.is_calm();
-            // Nobody can post to a queue pair that is gone.
+            // A program cannot post to a queue pair that is gone.
             flow.trouble.posts_on = at != 1 || !ending.is_gone();
         }
         let End { host, qp, .. } = self.flows[0].from;

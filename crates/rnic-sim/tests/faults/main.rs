@@ -125,7 +125,7 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
     if rng.chance(300_000) {
         plan.ending = Ending::bad(rng);
     }
-    // Who stops at once posts no receives any more: with few, the peer would ask for ever.
+    // A side that stops at once posts no receives any more: with few, the peer would ask for ever.
     if !plan.ending.is_sudden() {
         plan.receive_delay = rng.pick(&[0, 0, 300_000, 2_000_000]);
     }

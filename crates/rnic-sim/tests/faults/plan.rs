@@ -148,7 +148,7 @@ pub(crate) struct Plan {
     pub(crate) bursts: bool,
     /// What the two directions of each connection send.
     pub(crate) tastes: [Taste; 2],
-    /// Whose habits the two hosts have.
+    /// Vendor behaviour of the two hosts.
     pub(crate) profiles: [Profile; 2],
     pub(crate) connections: usize,
     path_mtu: u8,

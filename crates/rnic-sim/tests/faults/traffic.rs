@@ -25,7 +25,7 @@ pub(crate) struct Traffic {
     pub(crate) flows: Vec<Flow>,
     shared: [SharedWord; 2],
     pub(crate) has_disrupted: bool,
-    /// Nobody polls this CQ of a host.
+    /// The CQ of a host that is not polled.
     pub(crate) unpolled: Option<(HostId, CqId)>,
     /// READs and atomics that may be outstanding, by connection.
     pub(crate) depths: Vec<u8>,

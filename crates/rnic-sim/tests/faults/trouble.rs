@@ -128,7 +128,7 @@ impl Flow {
         world.host(area.host()).memory.protect(SPACE, mr.addr, mr.len, PageAccess::Hole);
     }
 
-    /// More receives than the CQ has room for, which nobody polls any more.
+    /// More receives than the CQ has room for, which is not polled any more.
     pub(crate) fn flood_receives(&mut self, world: &mut World, count: u64) {
         for number in 0..count {
             self.post_unexpected(world, number);

@@ -48,7 +48,7 @@ pub(super) fn capture(options: &Options) -> Result<()> {
         let captured = pcapng::frame_in(&block);
         frames += u64::from(captured.is_some());
         let written = match (&mut file, captured) {
-            // At once: somebody may be watching.
+            // At once: a reader may follow the file.
             (Some(file), _) => file.write_all(&block).and_then(|()| file.flush()),
             (None, Some(captured)) => writeln!(io::stdout(), "{}", line(&captured)),
             (None, None) => Ok(()),

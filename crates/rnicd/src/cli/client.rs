@@ -158,7 +158,7 @@ impl Client {
     pub(super) fn devices(&self) -> Result<Vec<DeviceInfo>> {
         match self.call(&Request::ListDevices)? {
             Reply::Devices(devices) => Ok(devices),
-            _ => bail!("the daemon gave an answer to another question"),
+            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
         }
     }
 
@@ -168,7 +168,7 @@ impl Client {
         loop {
             let Reply::Inspected { json, next } = self.call(&Request::Inspect { what, from })?
             else {
-                bail!("the daemon gave an answer to another question");
+                bail!("protocol error: unexpected reply from rnicd (are both of one version?)");
             };
             match serde_json::from_str(&json)? {
                 Value::Array(page) => all.extend(page),
@@ -192,7 +192,7 @@ impl Client {
     pub(super) fn faults(&self, change: FaultChange) -> Result<Vec<Value>> {
         match self.call(&Request::Faults(change))? {
             Reply::Inspected { json, .. } => Ok(serde_json::from_str(&json)?),
-            _ => bail!("the daemon gave an answer to another question"),
+            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
         }
     }
 }

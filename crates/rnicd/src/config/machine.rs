@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// See the [module](self). What nobody limits is what the machine has, or very large.
+/// See the [module](self). Without a limit it is what the machine has, or very large.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// Bytes of memory.

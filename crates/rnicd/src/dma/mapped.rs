@@ -80,7 +80,7 @@ impl Mapping {
             if unsafe { libc::madvise(start, len, advice) } != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // Those who wait for the lock get it.
+            // Threads that wait for the lock get it.
             std::thread::yield_now();
         }
         Ok(())

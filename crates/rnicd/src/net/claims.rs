@@ -28,10 +28,10 @@ pub(crate) struct Claims {
     epoll: OwnedFd,
 }
 
-/// Somebody else's claim.
+/// The claim of another daemon.
 #[derive(Debug)]
 struct Other {
-    /// `None` when its holder lets nobody ask.
+    /// `None` when its holder cannot be asked.
     uid: Option<u32>,
     /// `None` also for a process of another pid namespace.
     pid: Option<u32>,
@@ -135,7 +135,7 @@ impl Claims {
     }
 }
 
-/// Readable when there is somebody to be [turned away](Claims::turn_away).
+/// Readable when another daemon is to be [turned away](Claims::turn_away).
 impl AsFd for Claims {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()

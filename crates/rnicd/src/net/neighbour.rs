@@ -1,4 +1,4 @@
-//! The kernel's neighbour table: reading it, and having it find somebody.
+//! The kernel's neighbour table: reading it, and having it resolve an address.
 
 use super::netlink::{
     self, Message, NLM_F_CREATE, Netlink, RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH, Request,
@@ -17,7 +17,7 @@ const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_FAILED: u16 = 0x20;
 /// REACHABLE, STALE, DELAY, PROBE, NOARP, PERMANENT.
 const NUD_VALID: u16 = 0xde;
-/// The "discard" service: nobody answers, but the datagram needs the neighbour's address.
+/// The "discard" service: no reply comes, but the datagram needs the neighbour's address.
 const DISCARD_PORT: u16 = 9;
 
 /// What the kernel knows.
@@ -31,7 +31,7 @@ pub(super) enum Known {
     Failed,
 }
 
-/// A notification or table entry: who, on which interface, and what is known.
+/// A notification or table entry: the address, the interface, and what is known.
 pub(super) fn parse(message: &Message<'_>) -> Option<(IpAddr, u32, Known)> {
     let header = message.header::<NDMSG>()?;
     let (mut ip, mut mac) = (None, None);

@@ -44,7 +44,7 @@ impl Network {
     /// neighbour's answer.
     ///
     /// # Errors
-    /// EINVAL for an address handle that makes no sense, ENETUNREACH without a route,
+    /// EINVAL for an address handle that is invalid, ENETUNREACH without a route,
     /// EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not either,
     /// ENOMEM when there are too many neighbours.
     pub(crate) fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {

@@ -227,7 +227,7 @@ pub(super) fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Refused> {
 
 /// The engine answered another question.
 pub(super) fn surprised() -> Refused {
-    refuse(libc::EIO, "the engine gave an answer to another question")
+    refuse(libc::EIO, "unexpected reply from the engine")
 }
 
 pub(super) fn engine_gone<T>(_: T) -> Refused {

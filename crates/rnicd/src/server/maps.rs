@@ -6,7 +6,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 
 /// The first address from `first` to `last` that has no memory with the rights asked for; `None`
-/// when all have, or nobody can tell.
+/// when all have, or their state is unknown.
 pub(super) fn hole(pid: u32, first: u64, last: u64, writable: bool) -> Option<u64> {
     hole_in(File::open(format!("/proc/{pid}/maps")).ok()?, first, last, writable)
 }

@@ -27,9 +27,9 @@ pub(crate) struct Service {
     pub(crate) accounts: Arc<Accounts>,
     /// Packet I/O in words.
     pub(crate) io: String,
-    /// Whose habits the device has.
+    /// Vendor whose behaviour the device follows where implementations differ.
     pub(crate) profile: Profile,
-    /// Who is here.
+    /// The clients that are connected.
     pub(crate) registry: Registry,
     /// When the daemon started.
     pub(crate) started: Instant,

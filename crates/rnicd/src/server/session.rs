@@ -104,10 +104,10 @@ impl Session<'_> {
             let request: Request = match decode(&buffer[..len]) {
                 Ok(request) => request,
                 Err(_) => {
-                    let text = "the request makes no sense: library and daemon are of different \
+                    let text = "malformed request: library and daemon are of different \
                                 versions";
                     self.reply(&Err(refuse(libc::EPROTO, text)), &[])?;
-                    anyhow::bail!("a request that makes no sense");
+                    anyhow::bail!("a malformed request");
                 }
             };
             let answer = match request {

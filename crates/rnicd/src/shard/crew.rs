@@ -226,11 +226,11 @@ impl Crew {
             at_end: Box::new(move || first.tell(Message::EndShard(serial))),
             answer,
         };
-        // At the daemon's end nobody takes it, and there is no answer.
+        // At the daemon's end the message is not taken, and no answer comes.
         if let Some(starter) = &shards.starter {
             let _ = starter.send(start);
         }
-        // Not from an engine, but from a thread that becomes one and waits for nobody.
+        // Not from an engine, but from a thread that becomes one and waits for no answer.
         let ends = io::Error::from(io::ErrorKind::BrokenPipe);
         let shard = started.recv().unwrap_or(Err(ends)).map_err(&failed)?;
         tracing::info!("engine {number} serves user {}", user.0);
@@ -391,7 +391,7 @@ impl Maker {
     }
 }
 
-/// How long engines have for an answer that is shown to somebody.
+/// How long engines have for an answer that is only displayed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 /// How long engines have for their end.
 const STOP_PATIENCE: Duration = Duration::from_millis(500);

@@ -60,7 +60,7 @@ impl EventSocket {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(&self.socket, event, flags) {
             Err(Errno::AGAIN | Errno::NOBUFS) => false,
-            // Also when the other end is closed: nobody waits for it then.
+            // Also when the other end is closed: no thread waits for it then.
             _ => true,
         }
     }
@@ -235,7 +235,7 @@ impl Host for ClientEvents {
     }
 
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
-        // A QPN names a shard that does not exist only when somebody made it up.
+        // A QPN names a shard that does not exist only when it was never given out.
         if let Some(Some(inlet)) = self.inlets.get(usize::from(shard)) {
             inlet.hand_over(train, datagram);
         }

@@ -63,7 +63,7 @@ pub(crate) enum Message {
     EndShard(u64),
     /// For display. Answered within a turn, which has time for one of these.
     Inspect(Question, Sender<Found>),
-    /// Somebody watches what is sent and received.
+    /// A capture wants what is sent and received.
     Capture(CaptureTap),
     /// Faults for what arrives. Answered with those in force, as
     /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).

@@ -1,20 +1,19 @@
-//! Where the engine's thread runs, and who gives way to whom.
+//! Where the engine's thread runs, and when engine and programs yield the CPU to each other.
 //!
-//! With fewer CPUs than spinning threads, engine and program sit on one CPU and hand it over: the
-//! engine gives way only after it delivered something, the program after posting and when a poll
-//! finds nothing. Then each runs exactly when it has something to do. Giving way at every turn
-//! that found nothing, or never, costs milliseconds instead: threads of equal weight change places
-//! only at the end of their slices.
+//! With fewer CPUs than spinning threads, engine and program share one CPU: the engine yields
+//! (`sched_yield`) only after it delivered something, the program after a post and after an empty
+//! poll. Then each runs exactly when it has something to do. Yielding after every idle turn, or
+//! never, costs milliseconds instead: threads of equal weight switch only at the end of a slice.
 //!
-//! Giving way only reaches threads of the same scheduling group, and a daemon that a service
-//! manager started is not in that of its programs. And it hands the CPU to whoever else wants it:
-//! beside a third thread that computes, every time costs a slice. In both cases the engine sleeps
-//! instead as soon as it has nothing to do: waking up is what takes a CPU from others. Programs that
-//! poll again and again for nothing are asked to sleep too, until the engine wakes them.
+//! A yield reaches only threads of the same scheduling group, and a daemon that a service manager
+//! started is in another group than its programs. And a yield may hand the CPU to any thread:
+//! beside a third one that computes, each costs a slice. In both cases the engine sleeps as soon as
+//! it has nothing to do, because a thread that wakes preempts others. Programs that poll again and
+//! again for nothing are asked to sleep too, until the engine wakes them.
 //!
-//! Where more threads poll than there are CPUs, those beside the engine would give way and all
-//! others would spin, each to the end of its slice. Then they give way wherever they are. That is
-//! better than if they slept: each gets its turn for the price of a switch.
+//! With more polling threads than CPUs, those on the engine's CPU would yield and all others would
+//! spin, each to the end of its slice. Then all yield, on every CPU. That is better than sleep:
+//! each thread gets its turn for the price of a switch.
 
 use crate::config::Placement as Policy;
 use rnic_abi::doorbell::{Courtesy, GiveWay};
@@ -35,18 +34,18 @@ pub(crate) struct Placement {
     counted: Instant,
     /// Some programs are in another scheduling group.
     strangers: bool,
-    /// Others compute on the shared CPU: until then the engine sleeps in place of giving way, and
-    /// programs that poll again and again for nothing do so too.
+    /// Set while a third thread competes for the shared CPU: until then the engine sleeps instead
+    /// of yielding, and programs that poll again and again for nothing do too.
     crowded: Option<Instant>,
-    /// More threads poll than there are CPUs: until then all of them give way wherever they are, and
-    /// the engine sleeps in place of giving way.
+    /// Set while more threads poll than there are CPUs: until then all of them yield on every CPU,
+    /// and the engine sleeps instead of yielding.
     many: Option<Instant>,
     /// When the crowd ended last, and how long it was.
     last_crowd: (Instant, u64),
     away: Away,
 }
 
-/// How long the engine was away lately when it gave way.
+/// How long recent yields of the engine took.
 #[derive(Clone, Copy, Debug, Default)]
 struct Away {
     since: Instant,
@@ -54,7 +53,7 @@ struct Away {
 }
 
 impl Away {
-    /// Adds an absence. True when too much of the time was lost that way.
+    /// Adds a yield. True when too much of the time was lost that way.
     fn add(&mut self, from: Instant, to: Instant) -> bool {
         let nanos = to.as_nanos().saturating_sub(from.as_nanos());
         if nanos < LONG_ABSENCE {
@@ -72,22 +71,24 @@ impl Away {
 const LOOK_EVERY: u64 = 500_000;
 /// How often to count the threads that poll, nanoseconds: several slices.
 const COUNT_EVERY: u64 = 10_000_000;
-/// How long many threads that poll stay many, nanoseconds: not each gets a CPU between two counts.
+/// How long a count above the number of CPUs holds, nanoseconds: not every polling thread gets a
+/// CPU between two counts.
 const MANY_FOR: u64 = 100_000_000;
 /// With this many CPUs, engine and program each get one of their own.
 const ENOUGH_CPUS: u32 = 4;
-/// A program that answers, or that has more to post, is done sooner, nanoseconds.
+/// A yield that takes longer was not to a program that answers or has more to post, nanoseconds.
 const LONG_ABSENCE: u64 = 30_000;
-/// When absences take half of so many nanoseconds, the CPU is crowded. Longer than two threads that
-/// begin to share a CPU take until the scheduler has them even: some slices each.
+/// The CPU is contended when long yields take half of so many nanoseconds. That is longer than the
+/// scheduler takes to balance two threads that begin to share a CPU: some slices each.
 const WINDOW: u64 = 50_000_000;
-/// After so many nanoseconds it may no longer be; each time that it still is doubles that.
+/// Least and most nanoseconds until it is tried again whether the CPU is still contended; doubled
+/// each time that it is.
 const CROWDED_FOR: (u64, u64) = (100_000_000, 3_200_000_000);
-/// The slice of an engine that shares its CPU with nobody it could give way to, nanoseconds: the
-/// shorter the slice, the sooner a waking thread gets the CPU from one that spins.
+/// The slice of an engine that does not yield, nanoseconds: the shorter the slice, the sooner a
+/// waking thread preempts one that spins.
 const SHORT_SLICE: u64 = 100_000;
-/// The slice that everybody has. Giving way costs a thread the time of its slice; when two threads
-/// give way to each other, the one with the longer slice soon owes so much that it must wait.
+/// The kernel's default slice. EEVDF charges a thread that yields the rest of its slice: of two
+/// threads that yield to each other, the one with the longer slice gathers lag and is delayed.
 const USUAL_SLICE: u64 = 0;
 
 impl Placement {
@@ -127,19 +128,19 @@ impl Placement {
         self.agree(engine);
     }
 
-    /// True when spinning keeps nobody from running.
+    /// True when spinning keeps no other thread from running.
     #[inline]
     pub(crate) fn may_spin(&self) -> bool {
         !self.needs_sleep() && self.many.is_none()
     }
 
-    /// True when engine and program give way to each other.
+    /// True when engine and program yield to each other.
     #[inline]
     pub(crate) fn hands_over(&self) -> bool {
         self.cpu.is_some() && self.crowded.is_none() && self.many.is_none()
     }
 
-    /// True when giving way is of no use, or costs too much.
+    /// True when yielding is of no use, or costs too much.
     #[inline]
     fn needs_sleep(&self) -> bool {
         (self.follows && self.strangers) || self.crowded.is_some()
@@ -164,7 +165,7 @@ impl Placement {
         }
     }
 
-    /// Engine and programs learn who gives way to whom, and whether to spin or to sleep.
+    /// Tells engine and programs where to yield, and whether to spin or to sleep.
     fn agree(&self, engine: &mut Engine) {
         let hands_over = self.hands_over();
         request_slice(if hands_over { USUAL_SLICE } else { SHORT_SLICE });
@@ -217,7 +218,7 @@ impl Placement {
         }
     }
 
-    /// The engine gave way from one time to the other.
+    /// The engine yielded from one time to the other.
     #[inline]
     pub(crate) fn was_away(&mut self, from: Instant, to: Instant, engine: &mut Engine) {
         if self.away.add(from, to) {

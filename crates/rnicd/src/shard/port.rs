@@ -30,7 +30,7 @@ impl Port {
         }
     }
 
-    /// More may follow at once what arrived last: somebody outside sent it.
+    /// More may follow at once what arrived last: it came from another host.
     pub(super) fn expects_more(&self) -> bool {
         match self {
             Self::Device(wire) => wire.heard_outside(),

@@ -152,7 +152,7 @@ impl Shard {
     }
 
     /// A completion came without data. When an answer follows it on the wire, the program must see
-    /// both at once: one that looks at its memory for the answer gives way to nobody.
+    /// both at once: a client that spins on its receive buffer never yields.
     fn look_for_data(&mut self, mut now: Instant, turn: &mut Turn) {
         let patience = now.after(LINGER);
         while turn.completed && !turn.placed && self.wire.expects_more() && now < patience {
@@ -178,7 +178,7 @@ impl Shard {
 
     /// Data came without the completion that a program which answers it may be waiting for. An ACK
     /// that left now would reach the peer before that answer and find its program looking at
-    /// memory, where it gives way to nobody. Returns the time.
+    /// memory, where it never yields. Returns the time.
     fn linger(&mut self, mut now: Instant, turn: &mut Turn) -> Instant {
         let patience = now.after(LINGER);
         while turn.placed && !turn.completed && self.wire.expects_more() && now < patience {
@@ -266,7 +266,7 @@ impl Shard {
     }
 
     /// Waits for the wire or for an event, which is then in `ready`. The wire's descriptors are in
-    /// no epoll set: there, the kernel would look for somebody to wake with every single packet,
+    /// no epoll set: there, every packet would make the kernel walk the wait queue,
     /// and over a virtual link the sender would pay for that.
     fn wait(&mut self, timeout: Option<&Timespec>) -> rustix::io::Result<()> {
         self.ready.clear();
@@ -428,7 +428,7 @@ impl Shard {
         if let (Some((client, cq)), Outcome::CqGone { completion_events, .. }) =
             (destroyed_cq, &mut outcome)
         {
-            // Those never arrive, so nobody can acknowledge them.
+            // Those never arrive, so they cannot be acknowledged.
             *completion_events -= self.events.forget_cq(client, cq).min(*completion_events);
         }
         Ok(outcome)
@@ -470,7 +470,7 @@ const LOOK_AT_WORK: Duration = Duration::from_micros(50);
 /// And one that has nothing to do and does not sleep.
 const LOOK_IDLE: Duration = Duration::from_micros(5);
 const MAX_YIELDS: u32 = 3;
-/// Nobody else ran while a yield took less.
+/// No other thread ran while a yield took less.
 const AWAY: Duration = Duration::from_nanos(900);
 /// How long an engine that has something to send keeps what it delivered to itself.
 const STREAM: Duration = Duration::from_micros(100);

@@ -5,7 +5,7 @@ use rnic_core::command::{ChannelId, ClientId};
 /// A source of events.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Token {
-    /// Somebody sent a message.
+    /// A message was sent.
     Messages,
     /// A client rang while the engine slept.
     Client(ClientId),

@@ -1,4 +1,4 @@
-//! Opens the way outside, and chooses it for `--io auto`.
+//! Opens the device's packet I/O, and chooses it for `--io auto`.
 //!
 //! | the device sits on | packet I/O | why (measured: 4 KiB packets, veth, two cores) |
 //! |---|---|---|
@@ -112,7 +112,8 @@ impl Ground<'_> {
 
     fn refuse_loopback(&self, what: &str) -> Result<(), String> {
         if self.interface.loopback {
-            return Err(format!("{what} on lo reaches nobody; use --io udp, or name --netdev"));
+            let advice = "use --io udp, or name --netdev";
+            return Err(format!("{what} on lo reaches no other host; {advice}"));
         }
         Ok(())
     }

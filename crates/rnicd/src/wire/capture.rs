@@ -1,4 +1,4 @@
-//! Copies of what is sent and received, as Ethernet frames, for whoever watches.
+//! Copies of what is sent and received, as Ethernet frames, for captures.
 //!
 //! A wire around the links, inside of injected faults: it shows what was on the wire. Where a link
 //! has no Ethernet header, or does not show it, one is made up. What the device sends to itself
@@ -57,7 +57,7 @@ pub(super) struct CaptureWire<W> {
     inner: W,
     hops: HopTable,
     taps: Vec<CaptureTap>,
-    /// Reserved since the last submit, while somebody watches.
+    /// Reserved since the last submit, while a capture runs.
     reserved: Vec<(TxTrain, TxSlot)>,
 }
 
@@ -74,7 +74,7 @@ impl<W: Wire> CaptureWire<W> {
         &mut self.inner
     }
 
-    /// Somebody watches.
+    /// A capture runs.
     pub(super) fn is_watched(&self) -> bool {
         !self.taps.is_empty()
     }

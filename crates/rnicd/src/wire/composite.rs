@@ -1,4 +1,4 @@
-//! Loopback and the way outside as one wire.
+//! Loopback and the device's packet I/O as one wire.
 
 use super::loopback::Loopback;
 use super::{LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, SINK, train_len};
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
 
-/// Loopback and the way outside.
+/// Loopback and the device's packet I/O.
 pub(super) struct Composite {
     loopback: Loopback,
     outside: Option<Box<dyn Link>>,
@@ -17,7 +17,7 @@ pub(super) struct Composite {
     sunk: u64,
     /// Reservations since the last submit, in order.
     reserved: Vec<TxSlot>,
-    /// Loopback had something when the way outside was not asked.
+    /// Loopback had packets, and the device was not polled.
     outside_waits: bool,
     /// What was received last came from outside.
     heard_outside: bool,
@@ -72,7 +72,7 @@ impl Composite {
         counters
     }
 
-    /// Whether anybody but the engine sees from now on what is looped back.
+    /// Whether captures or faults see from now on what is looped back.
     pub(super) fn set_open(&mut self, open: bool) {
         self.loopback.set_open(open);
     }

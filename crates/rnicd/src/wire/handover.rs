@@ -56,7 +56,7 @@ fn wake(eventfd: &OwnedFd) {
 }
 
 impl<T> Outbox<T> {
-    /// False when the queue is full, or nobody takes parcels any more.
+    /// False when the queue is full, or the engine that takes them is gone.
     fn send(&self, train: T, bytes: &[u8]) -> bool {
         if self.parcels.is_full() {
             return false;
@@ -123,7 +123,7 @@ impl SharedCaps {
     }
 }
 
-/// Makes wires for further shards, without the wire's owner, who may be busy.
+/// Makes wires for further shards, without the thread that owns the wire, which may be busy.
 #[derive(Clone)]
 pub(crate) struct Junction {
     caps: Arc<SharedCaps>,
@@ -167,7 +167,7 @@ impl Junction {
 pub(super) struct Shards {
     caps: Arc<SharedCaps>,
     branches: Vec<Branch>,
-    /// Who is served first.
+    /// The shard that is served first.
     turn: usize,
     /// Trains taken over, and those for which the wire had no room after all.
     sent: u64,

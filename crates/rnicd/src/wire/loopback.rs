@@ -22,7 +22,7 @@ pub(crate) struct Loopback {
     /// How many of `arrived` were handed out.
     delivered: usize,
     trains: u64,
-    /// Somebody looks at trains or disturbs them: they are made as for a wire outside.
+    /// A capture or a fault sees the trains: they are made as for another host.
     open: bool,
 }
 
@@ -44,7 +44,7 @@ impl Loopback {
         }
     }
 
-    /// Whether anybody but the engine sees the trains from now on.
+    /// Whether captures or faults see the trains from now on.
     pub(crate) fn set_open(&mut self, open: bool) {
         self.open = open;
     }

@@ -261,7 +261,7 @@ fn auto_chooses_by_interface() {
     let pair = Pair::new(4200);
     let (_network, wire) = start(&pair.a, AUTO);
     assert_eq!(wire.mode(), "udp", "a virtual link");
-    // Somebody else has the port: trains need not go without.
+    // Another socket has the port: trains are possible all the same.
     let (_second_network, second) = start(&pair.a, AUTO);
     assert_eq!(second.mode(), "af-packet");
     let (_third_network, third) = start(&pair.a, WireConfig { trains: false, ..AUTO });

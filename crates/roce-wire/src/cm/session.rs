@@ -95,7 +95,7 @@ impl RejectReason {
     pub const UNSUPPORTED_REQUEST: RejectReason = RejectReason(5);
     pub const INVALID_COMM_ID: RejectReason = RejectReason(6);
     pub const INVALID_COMM_INSTANCE: RejectReason = RejectReason(7);
-    /// Nobody listens.
+    /// No program listens.
     pub const INVALID_SERVICE_ID: RejectReason = RejectReason(8);
     pub const INVALID_TRANSPORT: RejectReason = RejectReason(9);
     pub const STALE_CONNECTION: RejectReason = RejectReason(10);
@@ -178,7 +178,7 @@ impl Dreq {
     }
 }
 
-/// Answer to a [`Dreq`], given even for connections nobody knows.
+/// Answer to a [`Dreq`], given even for connections that do not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drep {
     pub local_comm_id: u32,

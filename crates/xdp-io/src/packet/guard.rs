@@ -40,7 +40,7 @@ impl PortGuard {
         Ok(guard)
     }
 
-    /// Holds the port on one more address. If somebody else holds it the kernel sends no ICMP
+    /// Holds the port on one more address. If another socket holds it the kernel sends no ICMP
     /// either; the address is then listed by [`PortGuard::taken`].
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl PortGuard {
         self.taken.retain(|taken| *taken != address);
     }
 
-    /// Addresses on which somebody else (a kernel rxe device, another daemon) has the port, and so
+    /// Addresses on which another socket (a kernel rxe device, another daemon) has the port, and so
     /// sees and perhaps answers the same frames.
     #[must_use]
     pub fn taken(&self) -> &[IpAddr] {

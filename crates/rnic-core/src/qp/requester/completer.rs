@@ -292,7 +292,7 @@ impl Qp {
             let index = self.sq.retired;
             let wr = *self.sq.wr(index);
             self.sq.retired = index.wrapping_add(1);
-            // Whoever sees the completion may post into the slot at once.
+            // The slot is free before the completion is visible: the program may post at once.
             self.sq.release();
             // Rule: SignalAll, UnsignaledSilent
             if self.sq_sig_all || wr.control.flags.contains(SendFlags::SIGNALED) {

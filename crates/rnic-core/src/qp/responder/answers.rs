@@ -39,8 +39,8 @@ impl Qp {
         }
     }
 
-    /// Memory of a reply could not be read: a NAK ends the connection there. Who asks again for
-    /// something that is gone gets no answer.
+    /// Memory of a reply could not be read: a NAK ends the connection there. A duplicate
+    /// READ whose memory is gone is not answered.
     pub(crate) fn reply_failed<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,

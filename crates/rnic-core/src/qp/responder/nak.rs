@@ -29,7 +29,7 @@ impl Qp {
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
     }
 
-    /// Refuses the request at the expected PSN because the receive WQE makes no sense.
+    /// Refuses the request at the expected PSN because the receive WQE is invalid.
     pub(crate) fn refuse_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wr_id: u64, index: u32) {
         if !self.receives() {
             return;

@@ -170,9 +170,8 @@ impl Replies {
     /// Queues the answer to a duplicate where its PSNs belong. What is owed for the same PSNs
     /// begins anew with it; what is owed beyond it stays, as the duplicate may be a late copy of
     /// something that the requester never missed. Where that does not all fit, what duplicates cut
-    /// short goes: who asks from there on has it. False when the queue is full all the same: only
-    /// a peer that asks for pieces, and for more of them than it may have requests outstanding,
-    /// comes to that.
+    /// short goes: a requester that asks from there on has it. Returns false when the queue is
+    /// still full, which only a peer that exceeds its max_rd_atomic can cause.
     fn restart(&mut self, reply: Reply, epsn: Psn) -> bool {
         let behind = |psn: Psn| psn.steps_to(epsn);
         let (first, end) = (behind(reply.first), behind(reply.end()));

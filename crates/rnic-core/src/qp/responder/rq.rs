@@ -27,7 +27,7 @@ pub(crate) struct Recv {
 pub(crate) enum NoRecv {
     /// None is posted.
     Empty,
-    /// The one that is posted makes no sense.
+    /// The one that is posted is invalid.
     Broken { wr_id: u64, index: u32 },
 }
 

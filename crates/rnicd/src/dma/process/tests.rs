@@ -15,7 +15,7 @@ extern "C" fn end_thread(_signal: libc::c_int) {
 }
 
 /// Run by the next test in a process of its own: tells two of its threads and a byte, and when it
-/// is told to, or nobody listens any more, all its threads end.
+/// is told to, or the other end of its pipe is closed, all its threads end.
 #[test]
 #[ignore = "helper of a_client_without_a_living_thread_is_a_fault"]
 fn end_all_threads() {
