@@ -11,7 +11,7 @@
 //! Every byte and completion of the tenant is checked all the time, and so is memory that nobody
 //! has a key for; afterwards the daemon has nothing left of the attacker.
 //!
-//! The rounds of an attack take one minute, 10 minutes with `RNIC_LONG=1`, or `RNIC_ATTACK_SECONDS`,
+//! The rounds of an attack take 40 seconds, 10 minutes with `RNIC_LONG=1`, or `RNIC_ATTACK_SECONDS`,
 //! and longer where some have to be repeated.
 
 use std::cell::RefCell;
@@ -170,7 +170,7 @@ fn things_done(output: &Output) -> u64 {
 
 fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     let Some(stage) = stage(kind)? else { return Ok(None) };
-    let seconds = attack_seconds(60.0)?;
+    let seconds = attack_seconds(40.0)?;
     // Both users have been there at once before anything is counted: the daemon keeps the engine
     // that it starts for a second user.
     std::thread::scope(|scope| -> Result<_> {
