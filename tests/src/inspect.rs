@@ -52,6 +52,21 @@ impl Census {
         })
     }
 
+    /// Counts what a daemon has that nothing uses but the question: a program's session ends some
+    /// time after the program, and must not be counted as what was there before a test.
+    ///
+    /// # Errors
+    /// When it is still in use after `limit`.
+    pub fn at_rest(node: &Node, limit: Duration) -> Result<Self> {
+        let mut now = Self::of(node)?;
+        let rest = wait_until("end of all sessions", limit, || {
+            now = Self::of(node)?;
+            Ok(now.objects.get("sessions") == Some(&1))
+        });
+        rest.with_context(|| format!("{now:?}\n{}", node.daemon.log()))?;
+        Ok(now)
+    }
+
     /// Waits until the daemon has nothing left that it had not at `self`: no object, descriptor
     /// or thread more, and memory within what an allocator keeps.
     ///

@@ -180,7 +180,7 @@ fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
         tenant.end()?;
         attacking.join().expect("no panic")
     })?;
-    let before = Census::of(&stage.tenant)?;
+    let before = Census::at_rest(&stage.tenant, Duration::from_secs(10))?;
     let mut guard = stage.guard()?;
     let (share, outputs) = stage
         .rounds(kind, seconds)

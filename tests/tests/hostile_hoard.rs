@@ -93,17 +93,6 @@ fn serves(node: &Node, user: Option<User>) -> Result<Running> {
     Ok(holder)
 }
 
-/// What a daemon has that nobody uses but who asks.
-fn settled(node: &Node) -> Result<Census> {
-    let mut census = None;
-    wait_until("end of all sessions", SOON, || {
-        let now = census.insert(Census::of(node)?);
-        Ok(now.objects.get("sessions") == Some(&1))
-    })
-    .with_context(|| node.daemon.log())?;
-    census.context("no census")
-}
-
 /// A control group of the machine's that is removed on drop, when such a thing can be made.
 struct ControlGroup(PathBuf);
 
@@ -146,7 +135,7 @@ fn outlives(test: &str, kind: &str, through: &[String], most: u64) -> Result<()>
     let node = stage.daemon(through)?;
     // The engine that a second user gets is there before anything is counted.
     drop((serves(&node, Some(User::NOBODY))?, serves(&node, Some(SOMEBODY))?));
-    let before = settled(&node)?;
+    let before = Census::at_rest(&node, SOON)?;
     let early = serves(&node, Some(SOMEBODY))?;
     let (attacker, got) = stage.hoarder(&node, kind)?;
     eprintln!("{test}: the attacker got {got}");
@@ -190,7 +179,7 @@ fn a_daemon_that_promises_too_much_lives_on() -> Result<()> {
     eprintln!("the attacker got {got} queues");
     drop(crowd.wait()?);
     drop((rings, more, early));
-    drop(settled(&node)?);
+    drop(Census::at_rest(&node, SOON)?);
     drop((serves(&node, Some(SOMEBODY))?, serves(&node, Some(User::NOBODY))?));
     let log = node.stop()?;
     ensure!(log.lines().count() < LINES, "a long log:\n{log}");
@@ -265,7 +254,7 @@ fn the_map_of_a_client_takes_no_memory_of_the_daemon() -> Result<()> {
     let Some(stage) = Stage::open("the_map_of_a_client")? else { return Ok(()) };
     let node = stage.daemon(&[])?;
     drop((serves(&node, Some(User::NOBODY))?, serves(&node, Some(SOMEBODY))?));
-    let before = settled(&node)?.resident_kib;
+    let before = Census::at_rest(&node, SOON)?.resident_kib;
     let mut attacker = stage.attack(&node, "maps", 4.0)?;
     let mut most = before;
     while attacker.try_status()?.is_none() {

@@ -37,6 +37,8 @@ const WINDOW: f64 = 2.0;
 const SETTLED: f64 = 0.5;
 /// Seconds of rounds over each kind of packet I/O, in the normal form.
 const ATTACK: f64 = 30.0;
+/// For the daemons to let go of everything.
+const CLEANUP: Duration = Duration::from_secs(5);
 /// What part of the rate must be left.
 const SHARE: f64 = 0.8;
 
@@ -258,7 +260,7 @@ fn withstands(test: &str, io: Io) -> Result<()> {
         Talk { left: node(&link.left)?, right: node(&link.right)?, orders: Orders::default() };
     let Talk { left, right, orders } = &talk;
     Dialogue::new("checker -n 200 -m 1024").run(left, right)?;
-    let before = [Census::of(left)?, Census::of(right)?];
+    let before = [Census::at_rest(left, CLEANUP)?, Census::at_rest(right, CLEANUP)?];
 
     let seconds = attack_seconds(ATTACK)?;
     let (share, sent) = std::thread::scope(|scope| -> Result<_> {
@@ -283,8 +285,8 @@ fn withstands(test: &str, io: Io) -> Result<()> {
     eprintln!("{sent} bad packets in {seconds} s; of the rate was left {share:.2?}");
     ensure!(sent > 1000, "only {sent} bad packets were sent");
     noticed(left, right)?;
-    before[0].returns(left, Duration::from_secs(5))?;
-    before[1].returns(right, Duration::from_secs(5))?;
+    before[0].returns(left, CLEANUP)?;
+    before[1].returns(right, CLEANUP)?;
     share.is_at_least(SHARE, test)?;
     talk.left.stop()?;
     talk.right.stop()?;
