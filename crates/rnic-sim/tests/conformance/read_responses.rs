@@ -184,6 +184,24 @@ fn an_answer_lost_twice_is_asked_for_twice_without_any_timer() {
     assert_eq!(statuses(&d.sent()), expected);
 }
 
+/// A peer that acknowledges each duplicate answers one repetition with many ACKs.
+#[test]
+fn many_answers_to_one_transmission_leave_retries_without_any_timer() {
+    let mut d = Dialogue::new(Connection { timeout: 0, retry_cnt: 3, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 1000, 16), send(&d, 2, 10)]);
+    d.hear_burst();
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(d.hear_burst().len(), 2);
+    for _ in 0..10 {
+        d.say(&Say::ack(d.our_psn(1), 2));
+    }
+    d.expect_silence_for(9_000);
+    assert_eq!(d.hear_burst().len(), 2);
+    d.say_all(&responses(d.our_psn(0), &[3; 16], 1));
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
 #[test]
 fn a_new_request_answered_before_a_repeated_one_tells_of_another_loss() {
     let mut d = Dialogue::new(Connection { timeout: 0, ..small_mtu() });

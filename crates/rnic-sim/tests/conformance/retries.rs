@@ -353,6 +353,22 @@ fn echoes_of_rnr_naks_that_come_late_neither_multiply_packets_nor_cost_retries()
 }
 
 #[test]
+fn each_of_several_rnr_naks_may_have_an_echo() {
+    let mut d = Dialogue::new(Connection { retry_cnt: 0, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    let rnr = Say::rnr_nak(1, d.our_psn(0), 0);
+    let echo = Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+    assert_eq!(psns(&mut d), [0, 1]);
+    // Two transmissions are answered at once; the echo of the second comes after the wait.
+    d.say_all(&[rnr.clone(), rnr, echo.clone()]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&echo);
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
+#[test]
 fn a_lost_last_packet_repeats_little_of_a_long_message() {
     let mut pair = Pair::new(1, small_mtu());
     let (a, b) = (pair.a, pair.b);

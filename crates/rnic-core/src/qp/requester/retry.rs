@@ -138,18 +138,18 @@ impl Qp {
         }
         // Rule: LateEchoIsFree
         if may_echo && !waits {
-            self.pause_for_echo(ctx);
+            self.pause_to_repeat(ctx);
             return Verdict::Done;
         }
         self.retry(ctx, RewindCause::SequenceNak).into()
     }
 
-    /// An echo may arrive only when a short RNR wait is over, and the packets have left once more.
-    /// It looks like a new loss, so they are sent again, and it costs no retry. But not at once:
-    /// if it was an echo, each transmission would be answered with two reasons to repeat it, and
-    /// their number would double with every round trip. What arrives within the pause adds none.
-    fn pause_for_echo<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let until = ctx.now.after_nanos(self.requester.pause_for_echo());
+    /// Repeats, but not at once. An echo may arrive only when a short RNR wait is over and the
+    /// packets have left once more; it looks like a new loss. If each were followed at once, each
+    /// transmission would be answered with two reasons to repeat it, and their number would double
+    /// with every round trip. What arrives within the pause adds none.
+    fn pause_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let until = ctx.now.after_nanos(self.requester.next_pause());
         self.wait_to_repeat(ctx, until);
     }
 
@@ -171,7 +171,16 @@ impl Qp {
             return Verdict::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
-        self.retry(ctx, RewindCause::ImpliedNak).into()
+        if let Err(status) = self.retry(ctx, RewindCause::ImpliedNak) {
+            return Verdict::fail(status);
+        }
+        // A peer may answer one transmission with several ACKs, each of which looks like the
+        // answer to the next. Without a timer only time can save the retries for what is lost.
+        // Rule: ImpliedNakPauses
+        if loss == Loss::Again && self.attr.timeout == 0 {
+            self.pause_to_repeat(ctx);
+        }
+        Verdict::Done
     }
 
     /// RNR NAK: nothing is sent until its time has passed.

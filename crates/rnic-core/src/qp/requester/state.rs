@@ -34,10 +34,10 @@ pub(crate) struct Requester {
     timeouts: u8,
     waited: u64,
     in_rnr_wait: bool,
-    /// An RNR NAK for `una` came, and not yet the sequence NAK that may follow it.
-    rnr_echo_due: bool,
-    /// Sequence NAKs since progress that may be such echoes and came after the wait.
-    late_echoes: u8,
+    /// RNR NAKs for `una` that came, without the sequence NAKs that may follow each.
+    rnr_echoes_due: u8,
+    /// Pauses before a repetition since progress.
+    pauses: u8,
     /// Responses that came too early and are no news.
     stale: Option<Stale>,
     /// Requests that may leave found no room on the wire.
@@ -67,10 +67,11 @@ pub(super) enum Loss {
 
 /// RNR retry count that means "for ever".
 const RNR_FOR_EVER: u8 = 7;
-/// Nanoseconds of the first pause behind a late echo. Each further one takes twice as long, until
-/// it is longer than the round trip; ten times is long enough for every network.
-const ECHO_PAUSE_NS: u64 = 10_000;
-const MAX_ECHO_DOUBLINGS: u8 = 10;
+/// Nanoseconds of the first pause before a repetition that may be needless. Each further one takes
+/// twice as long, until it is longer than the round trip; ten times is long enough for every
+/// network.
+const FIRST_PAUSE_NS: u64 = 10_000;
+const MAX_PAUSE_DOUBLINGS: u8 = 10;
 
 /// Where it is.
 impl Requester {
@@ -238,7 +239,7 @@ impl Requester {
         // What was waited for is received: an answer to another transmission says so.
         // Rule: ProgressEndsRnrWait
         self.in_rnr_wait = false;
-        (self.rnr_echo_due, self.late_echoes) = (false, 0);
+        (self.rnr_echoes_due, self.pauses) = (0, 0);
         if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
             self.stale = None;
         }
@@ -343,18 +344,21 @@ impl Requester {
 
     /// An RNR NAK came: a sequence NAK may follow as its echo.
     pub(super) fn expect_echo(&mut self) {
-        self.rnr_echo_due = true;
+        // Rule: EachRnrNakMayEcho
+        self.rnr_echoes_due = self.rnr_echoes_due.saturating_add(1);
     }
 
     /// A sequence NAK came: it may be the echo of an RNR NAK.
     pub(super) fn take_echo(&mut self) -> bool {
-        std::mem::take(&mut self.rnr_echo_due)
+        let is_due = self.rnr_echoes_due > 0;
+        self.rnr_echoes_due = self.rnr_echoes_due.saturating_sub(1);
+        is_due
     }
 
-    /// Nanoseconds to pause for an echo that came late.
-    pub(super) fn pause_for_echo(&mut self) -> u64 {
-        let doublings = self.late_echoes;
-        self.late_echoes = (doublings + 1).min(MAX_ECHO_DOUBLINGS);
-        ECHO_PAUSE_NS << doublings
+    /// Nanoseconds to pause before the next repetition.
+    pub(super) fn next_pause(&mut self) -> u64 {
+        let doublings = self.pauses;
+        self.pauses = (doublings + 1).min(MAX_PAUSE_DOUBLINGS);
+        FIRST_PAUSE_NS << doublings
     }
 }
