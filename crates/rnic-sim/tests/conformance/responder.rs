@@ -68,10 +68,20 @@ fn a_gap_is_answered_by_one_nak_with_the_expected_psn() {
 }
 
 #[test]
-fn a_reordered_packet_that_arrives_in_the_same_burst_takes_the_nak_back() {
+fn a_nak_that_waits_asks_for_what_was_dropped_behind_the_late_packet() {
     let mut d = dialogue();
     d.say_all(&[write_only(&d, 1, 0, &[1; 8]), write_only(&d, 0, 0, &[2; 8])]);
-    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    d.expect_aeth(d.peer_psn(1), SEQUENCE, 1);
+    d.say(&write_only(&d, 1, 0, &[1; 8]));
+    d.expect_aeth(d.peer_psn(1), ACK, 2);
+}
+
+#[test]
+fn packets_repaired_in_the_same_burst_take_the_nak_back() {
+    let mut d = dialogue();
+    let psns = [1, 0, 1];
+    d.say_all(&psns.map(|psn| write_only(&d, psn, 0, &[1; 8])));
+    d.expect_aeth(d.peer_psn(1), ACK, 2);
     d.expect_silence();
 }
 

@@ -175,9 +175,9 @@ impl Qp {
             return Verdict::fail(status);
         }
         // A peer may answer one transmission with several ACKs, each of which looks like the
-        // answer to the next. Without a timer only time can save the retries for what is lost.
+        // answer to the next. Within the pause they cost nothing.
         // Rule: ImpliedNakPauses
-        if loss == Loss::Again && self.attr.timeout == 0 {
+        if loss == Loss::Again {
             self.pause_to_repeat(ctx);
         }
         Verdict::Done

@@ -60,6 +60,8 @@ pub(crate) struct Responder {
     established: bool,
     /// A NAK for the current gap (sequence or RNR) is out: further packets ahead are dropped.
     nak_sent: bool,
+    /// One past the furthest packet that was dropped behind the last gap.
+    dropped_until: Psn,
     pub(crate) ack: Option<Ack>,
     pub(crate) replies: Replies,
     /// The NAK that ends the connection, and what precedes it, may still be sent in ERR.
@@ -106,7 +108,8 @@ impl Responder {
     }
 
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
-    /// place takes an ACK of everything so far.
+    /// place takes an ACK of everything so far, or a NAK for the next packet where that was dropped
+    /// meanwhile. The peer takes what was dropped for sent, and would wait for its timer.
     #[inline]
     pub(crate) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
         let ahead = psn.wrapping_add(packets);
@@ -117,12 +120,17 @@ impl Responder {
         }
         // Rule: AcceptedEndsGap
         self.nak_sent = false;
+        let was_nak = self.nak_waits();
         // Rule: MsnCountsMessages
         if ends_message {
             self.msn = self.msn.wrapping_add(1);
         }
         // Rule: AckOnlyOnRequest, AckReqAnswered
-        if ack_req || self.nak_waits() {
+        // Rule: DroppedBehindNakNaked
+        if was_nak && self.dropped_until.distance_from(ahead) > 0 {
+            self.nak_sent = true;
+            self.ack = Some(Ack { psn: ahead, syndrome: Syndrome::Nak(NakCode::PsnSequence) });
+        } else if ack_req || was_nak {
             // Rule: AckNamesLast
             self.ack = Some(Ack { psn, syndrome: Syndrome::ACK });
         }
@@ -177,7 +185,7 @@ impl Qp {
         let ahead = packet.psn().distance_from(self.responder.epsn);
         // Rule: GapDropped
         if ahead > 0 {
-            return self.handle_gap(ctx);
+            return self.handle_gap(ctx, packet.psn());
         }
         // Rule: DuplicateNotExecuted
         if ahead < 0 {
@@ -221,9 +229,13 @@ impl Qp {
     }
 
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
-    fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
+    fn handle_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, dropped: Psn) -> Verdict {
         self.counters.out_of_sequence += 1;
         let is_new = !self.responder.nak_sent;
+        let dropped_until = dropped.wrapping_add(1);
+        if is_new || dropped_until.distance_from(self.responder.dropped_until) > 0 {
+            self.responder.dropped_until = dropped_until;
+        }
         if is_new || !ctx.shared.config.profile.counts_gaps() {
             ctx.shared.counters.out_of_sequence += 1;
         }
@@ -356,6 +368,9 @@ impl Qp {
         // Rule: RnrTimer
         let timer = self.attr.min_rnr_timer;
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::RnrNak { timer } });
+        if !self.responder.nak_sent {
+            self.responder.dropped_until = psn;
+        }
         // Rule: RnrSilencesGap
         self.responder.nak_sent = true;
         ctx.event(|| Event::RnrNak { qpn: self.qpn, psn, timer });
