@@ -32,7 +32,7 @@ use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
 /// Seconds of a measurement.
-const WINDOW: f64 = 4.0;
+const WINDOW: f64 = 3.0;
 /// Seconds that an attacker, or a program that spins, has to become what it is.
 const SETTLED: f64 = 1.0;
 
@@ -170,7 +170,7 @@ fn things_done(output: &Output) -> u64 {
 
 fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     let Some(stage) = stage(kind)? else { return Ok(None) };
-    let seconds = attack_seconds(40.0)?;
+    let seconds = attack_seconds(20.0)?;
     // Both users have been there at once before anything is counted: the daemon keeps the engine
     // that it starts for a second user.
     std::thread::scope(|scope| -> Result<_> {

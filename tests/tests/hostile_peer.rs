@@ -36,7 +36,7 @@ const WINDOW: f64 = 2.0;
 /// Seconds between two of them.
 const SETTLED: f64 = 0.5;
 /// Seconds of rounds over each kind of packet I/O, in the normal form.
-const ATTACK: f64 = 30.0;
+const ATTACK: f64 = 15.0;
 /// For the daemons to let go of everything.
 const CLEANUP: Duration = Duration::from_secs(5);
 /// What part of the rate must be left.
