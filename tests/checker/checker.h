@@ -18,7 +18,7 @@ enum op { OP_SEND, OP_SEND_IMM, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_CAS, OP_FADD
 
 #define MAX_SIZES 64
 #define MAX_SGES 8
-/* Bytes around every landing zone that nobody may touch. */
+/* Guard bytes around every landing zone, which must not change. */
 #define GUARD 64
 
 struct options {

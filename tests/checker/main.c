@@ -11,7 +11,7 @@ static const char usage[] =
 	"  -m, --mtu BYTES      path MTU (1024)\n"
 	"  -p, --port N         TCP port (18600)\n"
 	"  -n, --messages N     messages each side sends (2000)\n"
-	"  -t, --seconds S      send for S seconds in place of a count\n"
+	"  -t, --seconds S      send for S seconds instead of a count\n"
 	"  -i, --interval S     say every S seconds how much was moved; SIGTERM ends the sending\n"
 	"  -s, --sizes LIST     message sizes, e.g. 0,1,4096 (a range around the path MTU)\n"
 	"  -o, --ops LIST       of send,send_imm,write,write_imm,read,cas,fadd (all)\n"

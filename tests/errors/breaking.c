@@ -1,4 +1,4 @@
-/* Mistakes between the two ends: rights of the QP, nobody there, nothing posted, overflow. */
+/* Mistakes between the two ends: rights of the QP, no peer, nothing posted, overflow. */
 #include "errors.h"
 #include <errno.h>
 
@@ -79,7 +79,7 @@ static void write_imm_without_receive(void)
 	nothing_received(IBV_WR_RDMA_WRITE_WITH_IMM);
 }
 
-/* b as `vanish` leaves it: nobody answers. */
+/* b as `vanish` leaves it: it does not answer. */
 static void nobody_answers(void (*vanish)(void))
 {
 	struct rc_options a = options;

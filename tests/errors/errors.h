@@ -16,7 +16,7 @@ void bench_make(struct bench *bench, const struct rc_options *a, const struct rc
 void bench_connect(struct bench *bench);
 /* Both with the defaults, connected. */
 void bench_ready(struct bench *bench);
-/* The same, but nobody answers a and it waits for ever. */
+/* The same, but a's peer never answers, and a's timeout is infinite. */
 void bench_lonely(struct bench *bench);
 /* First completions at a's send and b's receive queue, states, events, b's memory. */
 void bench_outcome(struct bench *bench, bool memory_must_be_untouched);

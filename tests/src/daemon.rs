@@ -58,7 +58,7 @@ pub struct Spec {
     pub addresses: Vec<IpAddr>,
     /// The namespace it runs in.
     pub netns: Option<String>,
-    /// Whom it runs as.
+    /// The user it runs as.
     pub user: Option<User>,
     /// Further arguments.
     pub extra: Vec<String>,

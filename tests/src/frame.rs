@@ -116,7 +116,7 @@ impl Frame {
     /// The ICRC that it should carry.
     ///
     /// RoCEv2 annex: a CRC-32 over eight bytes of ones (the missing LRH) and the packet from its
-    /// IP header on, with ones in place of the fields that a router may change.
+    /// IP header on, with ones instead of the fields that a router may change.
     #[must_use]
     pub fn computed_icrc(&self) -> u32 {
         let mut packet = self.bytes[ETHERNET..self.end - ICRC].to_vec();
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((frame.opcode(), frame.psn()), (0x11, 0x12_3456));
         assert_eq!(frame.icrc(), frame.computed_icrc());
         assert_eq!(fold(ones_sum(&frame.bytes[14..34])), 0xffff);
-        // A router may change the time to live, nobody the PSN.
+        // The ICRC ignores the TTL, which routers change, and covers the PSN.
         frame.set(22, 3);
         assert_eq!(frame.icrc(), frame.computed_icrc());
         frame.set_psn(0x12_3457);

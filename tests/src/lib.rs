@@ -5,8 +5,8 @@
 //! | module | what it owns |
 //! |---|---|
 //! | [`paths`] | the folders of a checkout: target, cache, dist |
-//! | [`packages`] | Debian packages that are missing, installed (root) or unpacked (everybody else) |
-//! | [`process`] | one command: where it runs, as whom, for how long, what it said |
+//! | [`packages`] | Debian packages that are missing, installed (root) or unpacked (other users) |
+//! | [`process`] | one command: where it runs, its user, its time limit, what it printed |
 //! | [`netns`] | network namespaces and the veth pair between two of them |
 //! | [`dist`] | release binaries and the drop-in libraries as a user would install them |
 //! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
@@ -23,7 +23,7 @@
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //! | [`commons`] | the same for tests of several users: programs where each of them finds them |
-//! | [`rounds`] | what part of a rate is left while somebody disturbs |
+//! | [`rounds`] | what part of a rate is left under disturbance |
 //!
 //! Everything that changes the machine is a value whose `Drop` changes it back, also when a test
 //! panics. Interrupts are polled ([`interrupt`]), so that Ctrl-C unwinds through the same drops.

@@ -191,7 +191,7 @@ fn maker(name: &str) -> Option<u32> {
 /// Deletes a namespace. Whatever still runs inside would keep it alive unnamed, so it is killed:
 /// nothing but this harness starts processes there.
 fn remove(name: &str) {
-    // A drop has nobody to tell; what is left is found by the next sweep.
+    // A drop cannot return an error; the next sweep removes what is left.
     let ip = |verb| Cmd::new("ip").args(["netns", verb, name]).for_cleanup().check();
     if let Ok(pids) = ip("pids") {
         for pid in pids.lines().filter_map(|pid| Pid::from_raw(pid.trim().parse().ok()?)) {

@@ -1,6 +1,6 @@
 //! Debian packages that a run needs and the machine lacks.
 //!
-//! Root installs them. Everybody else downloads them together with the libraries they need,
+//! Root installs them. Other users download them together with the libraries they need,
 //! unpacks them under `target/cache/debs` and runs them from there.
 
 use std::collections::BTreeSet;

@@ -45,7 +45,7 @@ pub fn sweep() -> Result<()> {
         let maker = name.strip_prefix(SCRATCH).and_then(|rest| rest.split('-').next());
         let maker = maker.and_then(|pid| pid.parse::<u32>().ok());
         if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            // One of another user stays; it is in nobody's way.
+            // Another user's folder cannot be removed, and does no harm.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -62,7 +62,7 @@ pub struct Host {
     pub address: IpAddr,
     /// The namespace that programs run in.
     pub netns: Option<String>,
-    /// Whom programs run as.
+    /// The user that programs run as.
     pub user: Option<User>,
     /// The CPU that programs run on; by default the scheduler chooses.
     pub cpu: Option<usize>,

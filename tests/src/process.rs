@@ -1,4 +1,4 @@
-//! One command: in which namespace it runs, as whom, on which CPU, for how long, what it said.
+//! One command: its namespace, user, CPU and time limit, and what it printed.
 //!
 //! A [`Cmd`] is a description and can be used again. [`Cmd::start`] gives a [`Running`] process
 //! that leads a process group of its own and is killed and reaped on drop with all of that group.
@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(5);
 /// reader may have to wait for a CPU.
 const DRAIN: Duration = Duration::from_secs(3);
 
-/// Whom a command runs as.
+/// The user that a command runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     /// Numeric user id.
@@ -109,7 +109,7 @@ impl Cmd {
         self
     }
 
-    /// Gives it a file as standard input, in place of nothing.
+    /// Gives it a file as standard input; without this it has `/dev/null`.
     #[must_use]
     pub fn input(mut self, file: impl Into<PathBuf>) -> Self {
         self.input = Some(file.into());

@@ -1,4 +1,4 @@
-//! What part of a rate is left while somebody disturbs, on a machine whose speed changes.
+//! What part of a rate is left under disturbance, on a machine whose speed changes.
 
 use anyhow::{Result, ensure};
 

@@ -1,7 +1,7 @@
 //! Another host, reached with the ordinary `ssh` program.
 //!
-//! One master connection carries all commands. It never asks anything (`BatchMode`): who runs it
-//! must be able to log in without a password.
+//! One master connection carries all commands. It never prompts (`BatchMode`), so logging in must
+//! work without a password.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const COMMAND: Duration = Duration::from_secs(30);
 /// How long after its limit the end of a remote command may take to arrive.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Whom to call.
+/// The host to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// `[USER@]HOST` as ssh takes it.

@@ -1,4 +1,4 @@
-//! Applications and daemons that die, and links that do: what is left, and who is told.
+//! Applications, daemons and links that fail: what they leave behind, and which programs are told.
 
 use std::time::{Duration, Instant};
 

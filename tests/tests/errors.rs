@@ -199,7 +199,7 @@ fn walk(test: &str, table: &[Row]) -> Result<()> {
         let said = output.stdout.trim();
         if !output.success() || !consequence.split(" | ").any(|right| right == said) {
             let stderr = output.stderr.trim();
-            wrong.push(format!("{mistake}: {said:?} {stderr} in place of {consequence:?}"));
+            wrong.push(format!("{mistake}: {said:?} {stderr} instead of {consequence:?}"));
         }
     }
     ensure!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));

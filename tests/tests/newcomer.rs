@@ -1,4 +1,4 @@
-//! What somebody sees who does something wrong: what is wrong and what to do.
+//! Messages that a new user sees after a mistake: they say what is wrong and what to do.
 
 use std::time::Duration;
 

@@ -65,7 +65,7 @@ fn run(server: &dyn Place, client: &dyn Place, (line, rows): Case) -> Result<()>
     } else {
         perftest::bandwidth(&client.stdout)?.len()
     };
-    ensure!(found == rows, "{found} rows in place of {rows}: {client}");
+    ensure!(found == rows, "{found} rows instead of {rows}: {client}");
     Ok(())
 }
 

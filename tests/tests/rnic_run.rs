@@ -17,13 +17,13 @@ use system_tests::paths::Scratch;
 use system_tests::place::{Host, Place};
 use system_tests::process::{Cmd, User, is_root, wait_until};
 
-/// A user with whom nobody shares a folder.
+/// A user id that no other test uses.
 const STRANGER: User = User { uid: 23_457, gid: 23_457 };
 
 const PROGRAMS: [&str; 2] = ["ibv_rc_pingpong", "ibv_devices"];
 
-/// Somebody without rights: nobody when we are root, else ourselves.
-fn anybody() -> Option<User> {
+/// An unprivileged user: `nobody` when we are root, else ourselves.
+fn unprivileged() -> Option<User> {
     is_root().then_some(User::NOBODY)
 }
 
@@ -33,7 +33,7 @@ fn new_home() -> Result<Scratch> {
     Dist::get()?.copy_to(&home.join("dist"))?;
     let runtime = home.join("runtime");
     DirBuilder::new().mode(0o700).create(&runtime)?;
-    if let Some(User { uid, gid }) = anybody() {
+    if let Some(User { uid, gid }) = unprivileged() {
         chown(&runtime, Some(uid), Some(gid))?;
     }
     Ok(home)
@@ -46,7 +46,7 @@ fn at_home(home: &Scratch, program: impl AsRef<OsStr>) -> Cmd {
         .env("HOME", home.path())
         .without_env("RNIC_SOCKET")
         .dir(home.path())
-        .as_user(anybody())
+        .as_user(unprivileged())
 }
 
 /// `rnic` of that user.
@@ -133,7 +133,7 @@ fn a_named_socket_without_a_daemon_starts_none() -> Result<()> {
     Ok(())
 }
 
-/// Anybody may make a folder of any name in `/tmp`.
+/// Any user may make a folder of any name in `/tmp`.
 #[test]
 fn a_folder_that_another_user_took_is_not_used() -> Result<()> {
     let name = "a_folder_that_another_user_took_is_not_used";

@@ -207,7 +207,7 @@ static void set_last_pid(pid_t pid)
 		die("cannot choose a process id: %s", strerror(errno));
 }
 
-/* Is somebody else with the client's number; says whether anybody wrote into its page. */
+/* Another process with the dead client's pid; says whether its page was written to. */
 static void is_a_stranger(int ready)
 {
 	unsigned char *page = canary_page();

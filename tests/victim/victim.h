@@ -33,7 +33,7 @@ int comes_late(const struct rc_options *opt);
 int reads_clocks(const struct rc_options *opt);
 /* stall.c */
 int stalls(const struct rc_options *opt);
-/* waits.c: those who wait for the daemon */
+/* waits.c: programs that wait for the daemon */
 int waits_for_daemon(const struct rc_options *opt);
 int watches_events(const struct rc_options *opt);
 int holds(const struct rc_options *opt);

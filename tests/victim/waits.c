@@ -1,10 +1,10 @@
-/* Those who wait: for a daemon that dies, for events, for nothing at all. */
+/* Programs that wait: for a daemon that dies, for events, for nothing at all. */
 #include "victim.h"
 #include <errno.h>
 #include <pthread.h>
 #include <unistd.h>
 
-/* A QP with receives posted that nobody will ever send to. */
+/* A QP with posted receives to which no peer ever sends. */
 static struct pair pair;
 
 static void *waits_for_cq_event(void *arg)
@@ -111,7 +111,7 @@ int holds(const struct rc_options *opt)
 		pause();
 }
 
-/* Memory that anybody with the right keys could write, and nobody has them. */
+/* Registered memory whose keys no other program has: it must not change. */
 int guards(const struct rc_options *opt)
 {
 	enum { CANARY = 0xc5 };

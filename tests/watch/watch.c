@@ -1,7 +1,7 @@
-/* A program of root's that anybody may run: it watches a page of its own for a moment.
+/* A setuid-root program that any user may run. It watches one of its own pages for a moment.
  *
  * A client of the daemon registers this very address, then becomes this program while a peer
- * writes to it. The page is root's now, and nobody may change it. */
+ * writes to it. The page is root's now and must not change. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: unmodified RDMA programs at work, and a short table of what they measured.
 //!
-//! Root sees two network namespaces joined by a veth with a daemon in each. Everybody else sees
-//! two daemons on loopback addresses. What is shown is data: add a program to [`STEPS`].
+//! Root sees two network namespaces joined by a veth with a daemon in each. Other users see
+//! two daemons on loopback addresses. To show another program, add it to [`STEPS`].
 
 use std::net::IpAddr;
 use std::time::Instant;

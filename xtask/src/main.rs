@@ -32,9 +32,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build everything and show unmodified RDMA programs at work, with numbers
+    /// Build everything, run unmodified RDMA programs and print what they measured
     Demo,
-    /// Install what is missing and run every check and test
+    /// Install missing packages and run every check and test
     Test(test::Options),
     /// Build bin/rnicd, bin/rnic, lib/libibverbs.so.1 and lib/librdmacm.so.1
     Dist {
@@ -42,23 +42,23 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
-    /// Measure ours, kernel TCP and the raw limits side by side, as ratios
+    /// Measure soft-rnic, kernel TCP and the raw system calls side by side, as ratios
     Bench(bench::Options),
     /// Count the instructions of the engine's hot paths and compare with the budget
     Budget {
-        /// Make what is counted the new budget
+        /// Write the counts as the new budget
         #[arg(long)]
         write: bool,
     },
-    /// Switch rules of the specification off, one by one: a test must notice
+    /// Break rules of the specification in a copy of the engine, one by one: a test must fail
     Compliance(compliance::Options),
-    /// Run the fuzzers for long, in parts that add up
+    /// Run the fuzzers; counts add up over calls
     Fuzz(fuzz::Options),
     /// Run the interoperability suite against a card in another host
     Interop(interop::Options),
     /// Check formatting, clippy, layering and documentation
     Lint,
-    /// Check the licences, advisories and versions of what we depend on; needs a network
+    /// Check the licences, advisories and versions of our dependencies; needs a network
     Deny,
     /// Check which crate may depend on which
     Layers,

@@ -179,7 +179,7 @@ impl Dialogue {
         Self::with(connection, PortConfig::frames(), |_| {})
     }
 
-    /// A queue pair in RTS, of a device with these habits.
+    /// A queue pair in RTS, of a device with this profile.
     pub fn of(profile: Profile, connection: Connection) -> Self {
         let ports = vec![PortConfig::frames()];
         let config = WorldConfig { ports, profiles: vec![profile], ..WorldConfig::pair(0) };

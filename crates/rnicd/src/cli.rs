@@ -13,7 +13,7 @@ use rnic_abi::control::Inspect;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run RDMA programs on soft-rnic, and look at what its daemon does
+/// Run RDMA programs on soft-rnic and inspect its daemon
 #[derive(Parser, Debug)]
 #[command(name = "rnic", version)]
 pub struct Command {
@@ -28,7 +28,7 @@ enum Action {
     /// Uses the daemon of this host or user; when there is none, starts a private one on 127.0.0.1
     /// and ::1, which ends after its last client.
     Run(run::Options),
-    /// Show the daemon, its device, its port, its clients
+    /// Show the daemon, its device, port and clients
     Status(Target),
     /// Show the devices of all daemons that can be found
     Devices(Target),
@@ -38,9 +38,9 @@ enum Action {
     Mr(Target),
     /// Show completion queues
     Cq(Target),
-    /// Show counters of port and engine: those that are not zero, with --json all
+    /// Show the counters of port and engine that are not zero; all with --json
     Counters(Target),
-    /// Disturb what the device receives: drop, delay, reorder, corrupt ...
+    /// Inject faults into received packets: drop, delay, reorder, corrupt ...
     #[command(subcommand)]
     Fault(fault::Action),
     /// Show what the device sends and receives, or write it to a file for Wireshark
@@ -50,8 +50,8 @@ enum Action {
 /// Which daemon.
 #[derive(Args, Debug)]
 struct Place {
-    /// Control socket [default: $RNIC_SOCKET, else the first that answers: of this host, of this
-    /// user, of `rnic run`]
+    /// Control socket [default: $RNIC_SOCKET, else the first daemon that answers: the host's, this
+    /// user's, a private one of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -61,7 +61,7 @@ struct Place {
 struct Target {
     #[command(flatten)]
     place: Place,
-    /// Print JSON, with numbers as numbers
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

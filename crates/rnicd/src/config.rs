@@ -1,8 +1,7 @@
-//! What the daemon is told: command line and configuration file.
+//! The daemon's settings: command line and configuration file.
 //!
-//! Every option of the command line is a key of the TOML file under the same name; the command
-//! line wins. Nothing is looked up here: whether an interface exists is the business of
-//! `net`.
+//! The keys of the TOML file are named like the options of the command line, which wins. Settings
+//! are checked only against each other here; `net` checks whether an interface exists.
 
 mod machine;
 mod quota;
@@ -30,7 +29,7 @@ pub enum Io {
     AfPacket,
     /// Kernel UDP sockets: needs no privilege
     Udp,
-    /// Only queue pairs of this device reach each other
+    /// No network: only queue pairs of this device reach each other
     Loopback,
 }
 
@@ -48,11 +47,11 @@ pub enum XdpMode {
     Generic,
 }
 
-/// What an engine without work does.
+/// What an idle engine does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Idle {
-    /// Spin for a moment after the last work, then sleep
+    /// Spin for --spin microseconds after the last work, then sleep
     Adaptive,
     /// Never sleep: lowest latency, one core always busy
     Busy,
@@ -88,7 +87,7 @@ pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Be an RDMA network card (RoCEv2) on a network interface, as a process
+/// Run an RDMA network card (RoCEv2) on a network interface
 ///
 /// Without options it serves 127.0.0.1 and ::1 through the kernel's UDP sockets, which needs no
 /// privilege. Programs find it by themselves when they run with soft-rnic's libraries: `rnic run`.
@@ -103,7 +102,7 @@ pub struct Args {
     /// Name of the RDMA device [default: rnic0]
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
-    /// Network interface to sit on
+    /// Network interface whose addresses and MTU the device has
     #[arg(long, value_name = "IFACE")]
     pub netdev: Option<String>,
     /// Packet I/O [default: auto]
@@ -125,7 +124,7 @@ pub struct Args {
     /// Permission bits of the control socket, octal [default: 0666 for root, else 0600]
     #[arg(long, value_name = "OCTAL")]
     pub mode: Option<String>,
-    /// What an engine without work does [default: adaptive]
+    /// What an idle engine does [default: adaptive]
     #[arg(long, value_enum)]
     pub idle: Option<Idle>,
     /// Same as --idle busy
@@ -140,7 +139,7 @@ pub struct Args {
     /// Vendor behaviour where implementations differ [default: spec]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
-    /// End when the last client has gone (and there was one)
+    /// Exit when the last client has disconnected
     #[arg(long)]
     pub exit_with_last_client: bool,
     /// Log filter, e.g. `info` or `rnicd=debug` [default: info]
@@ -276,7 +275,7 @@ fn check_device_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if name.is_empty() || name.len() > MAX_DEVICE_NAME || !name.chars().all(good) {
         bail!(
-            "device name {name:?} is not possible: use 1 to {MAX_DEVICE_NAME} letters, digits, \
+            "invalid device name {name:?}: use 1 to {MAX_DEVICE_NAME} letters, digits, \
              `_` or `-`, e.g. rnic0"
         );
     }
@@ -286,7 +285,7 @@ fn check_device_name(name: &str) -> Result<()> {
 fn parse_mode(text: &str) -> Result<u32> {
     match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => bail!("socket mode {text:?} is not octal permission bits, e.g. 0660"),
+        _ => bail!("socket mode {text:?} is not valid: give octal permission bits, e.g. 0660"),
     }
 }
 

@@ -115,7 +115,7 @@ fn start_engine(
     };
     let started = Crew::start(config.clone(), engine, wire).context("cannot start the engine")?;
     let started = Arc::clone(crew.get_or_init(|| Arc::new(started)));
-    // Whatever changed before anybody could follow.
+    // Changes from before the shards could follow them.
     started.follow(network.now());
     Ok((network, started, io))
 }
@@ -238,7 +238,9 @@ fn accept_until_told(
         }
         if reload {
             drain(&signals.reload);
-            tracing::info!("SIGHUP: addresses and links are followed anyhow; nothing to reload");
+            tracing::info!(
+                "SIGHUP ignored: addresses and links are followed without it, and options need a restart"
+            );
         }
         if session_ended {
             let _ = ended.drain();

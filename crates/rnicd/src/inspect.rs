@@ -1,8 +1,8 @@
 //! What `rnic status|qp|mr|cq|counters` show.
 //!
-//! Lists may be long, and anybody may ask for them without pause. So an engine is asked for a few
-//! slots of a table at a time and copies what it has there; what is made of that, and the choice of
-//! what the asker may see, is the business of the session's own thread.
+//! Lists may be long, and any client may ask for them without pause. So an engine copies only a few
+//! slots of a table between two turns. The session's own thread formats them and leaves out what
+//! its user may not see.
 
 use crate::dma::SystemDma;
 use crate::shard::Port;

@@ -62,7 +62,7 @@ struct Sparse;
 impl<S: Subscriber> Layer<S> for Sparse {
     fn event_enabled(&self, event: &Event<'_>, _: LayerContext<'_, S>) -> bool {
         let meta = event.metadata();
-        // Whoever asks for more than that wants all of it.
+        // Debug and trace output is never thinned out: it is only on where it was asked for.
         if *meta.level() > Level::INFO {
             return true;
         }

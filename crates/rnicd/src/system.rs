@@ -106,8 +106,8 @@ pub(crate) fn request_slice(nanos: u64) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What decides which threads share CPU time as one, of the process with this name in `/proc`: its
-/// control group and its session's automatic group. The scheduler gives way only inside of it.
+/// The scheduling group of the process with this name in `/proc`: its control group and its
+/// session's autogroup. `sched_yield` yields only to threads of the same group.
 pub(crate) fn scheduling_group(process: &str) -> (String, String) {
     let read =
         |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();

@@ -29,7 +29,7 @@ pub(crate) fn to_daemon(attr: &ibv_ah_attr) -> AhAttr {
     }
 }
 
-/// And back.
+/// The verbs form of address attributes that the daemon sent.
 pub(crate) fn from_daemon(ah: &AhAttr) -> ibv_ah_attr {
     let mut attr = ibv_ah_attr::zeroed();
     attr.grh.dgid = ibv_gid { raw: ah.dgid };

@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 /// Destroys a completion channel; EBUSY while a CQ uses it.
 ///
 /// # Safety
-/// `channel` is a channel of this library that nobody reads any more.
+/// `channel` is a channel of this library, and no thread reads it after this call starts.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: by contract.
     let object = unsafe { Channel::of(channel) };
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     let request = Request::DestroyChannel { channel: object.handle };
     let result = object.context().session.dispose(&request);
     if result.is_ok() {
-        // SAFETY: made by Box::into_raw, and nobody uses it any more.
+        // SAFETY: made by Box::into_raw; no other reference is left.
         drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
     }
     code(result)

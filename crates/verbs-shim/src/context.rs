@@ -149,16 +149,16 @@ fn allow_memory_access(daemon: Option<u32>) {
     static ALLOWED: AtomicI32 = AtomicI32::new(0);
     let daemon = daemon.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(-1);
     let earlier = ALLOWED.swap(daemon, Ordering::Relaxed);
-    // The kernel remembers one process: for several daemons, or one that cannot be seen, it has to be any.
-    let who = match daemon {
+    // Yama remembers one tracer. With several daemons, or one in another pid namespace, allow any process.
+    let tracer = match daemon {
         pid if pid > 0 && (earlier == 0 || earlier == pid) => u64::from(pid.unsigned_abs()),
         _ => libc::c_ulong::MAX,
     };
-    if who == libc::c_ulong::MAX {
+    if tracer == libc::c_ulong::MAX {
         ALLOWED.store(-1, Ordering::Relaxed);
     }
-    // SAFETY: changes nothing but who may trace. Without Yama it fails, and is not needed.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
+    // SAFETY: only changes which process may trace this one. Fails without Yama, where it is not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, tracer, 0, 0, 0) };
 }
 
 /// Opens a device. NULL and errno on failure.

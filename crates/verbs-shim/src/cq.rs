@@ -275,7 +275,7 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_
 /// Destroys a completion queue; waits until its events are acknowledged.
 ///
 /// # Safety
-/// `cq` is a completion queue of this library that nobody uses any more.
+/// `cq` is a completion queue of this library, and no thread uses it after this call starts.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: by contract.
     let result = unsafe { Cq::of(cq) }.destroy();

@@ -56,7 +56,7 @@ unsafe fn create(context: &Context, attr: &ibv_cq_init_attr_ex) -> Result<*mut i
     };
     // SAFETY: by contract.
     let cq = unsafe { Cq::create(context, &wish)? };
-    // SAFETY: made above; nobody else has it yet.
+    // SAFETY: made above; no other thread has it yet.
     let ibv = unsafe { (*cq).ibv.get_mut() };
     ibv.start_poll = Some(start_poll);
     ibv.next_poll = Some(next_poll);

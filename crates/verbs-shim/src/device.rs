@@ -34,10 +34,10 @@ pub(crate) struct Device {
 
 struct Known(Vec<*mut Device>);
 
-// SAFETY: the pointers are only followed under the mutex, or by who holds a reference.
+// SAFETY: the pointers are only followed under the mutex, or by code that holds a reference.
 unsafe impl Send for Known {}
 
-/// Devices that somebody holds: the same device has the same address in every list.
+/// Devices with references: a device has the same address in every list that contains it.
 static KNOWN: Mutex<Known> = Mutex::new(Known(Vec::new()));
 
 fn known() -> std::sync::MutexGuard<'static, Known> {
@@ -72,7 +72,7 @@ impl Device {
         let mut known = known();
         // SAFETY: alive by contract, and the count is guarded.
         unsafe { (*device).references -= 1 };
-        // SAFETY: as above; nobody else holds it when the count is zero.
+        // SAFETY: as above; when the count is zero there is no other reference.
         if unsafe { (*device).references } == 0 {
             known.0.retain(|&other| other != device);
             // SAFETY: made by Box::into_raw, and unreachable now.

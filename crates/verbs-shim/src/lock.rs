@@ -44,7 +44,8 @@ impl<T> SpinLock<T> {
 
     /// Runs `change` under the lock, also when this thread holds it across calls.
     pub(crate) fn visit<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
-        // Only this thread writes its own number here, so that the answer is right whoever else writes.
+        // Only this thread writes its own number here, so a concurrent store by another thread cannot
+        // make the comparison wrong.
         if self.keeper.load(Ordering::Relaxed) == this_thread() {
             // SAFETY: this thread holds the lock. A reference that `kept` gave ended with the call that asked for it.
             return change(unsafe { self.kept() });

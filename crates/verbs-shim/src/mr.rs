@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         set_errno(libc::EOPNOTSUPP);
         return IBV_REREG_MR_ERR_INPUT;
     };
-    // SAFETY: by contract; nobody else uses the region while it is changed.
+    // SAFETY: by contract; no other thread uses the region while it is changed.
     let object = unsafe { &mut *mr.cast::<Mr>() };
     let start = addr.addr() as u64;
     let request = Request::ReregMr {

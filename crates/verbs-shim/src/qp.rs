@@ -371,7 +371,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 /// Destroys a queue pair; waits until its events are acknowledged.
 ///
 /// # Safety
-/// `qp` is a queue pair of this library that nobody uses any more.
+/// `qp` is a queue pair of this library, and no thread uses it after this call starts.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: by contract.
     let result = unsafe { Qp::of(qp) }.destroy();

@@ -65,7 +65,7 @@ impl RecordTable {
             {
                 Ok(_) => page = fresh,
                 Err(other) => {
-                    // SAFETY: it was made above, and nobody else has seen it.
+                    // SAFETY: it was made above; no other thread has it yet.
                     drop(unsafe { Box::from_raw(fresh) });
                     page = other;
                 }

@@ -1,4 +1,4 @@
-//! What the library tells people, on stderr. Silent unless something is wrong that only a person can put right.
+//! Messages to the user on stderr, only about what the user must correct.
 
 use std::{env, fmt::Display, io, io::Write, sync::Once, sync::OnceLock};
 
@@ -12,19 +12,19 @@ pub(crate) fn debug_wanted() -> bool {
     })
 }
 
-/// Says it now. A stderr that cannot be written to is not the program's problem.
+/// Prints the message. An unwritable stderr must not fail the program, so errors are ignored.
 pub(crate) fn say(message: impl Display) {
     let _ = writeln!(io::stderr(), "libibverbs (soft-rnic): {message}");
 }
 
-/// Says it when the user asked for details.
+/// Prints the message if the user asked for details ([`debug_wanted`]).
 pub(crate) fn debug(message: impl Display) {
     if debug_wanted() {
         say(message);
     }
 }
 
-/// Says it once per process.
+/// Prints the message once per process.
 pub(crate) fn say_once(once: &Once, message: impl Display) {
     once.call_once(|| say(message));
 }

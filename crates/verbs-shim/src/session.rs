@@ -122,7 +122,8 @@ impl Session {
         self.link().connection.number()
     }
 
-    /// One request and its answer. `take` says what the reply means; `None` is a reply that makes no sense.
+    /// Sends a request and waits for its reply. `take` interprets the reply; `None` means it does not
+    /// fit the request.
     ///
     /// # Errors
     /// The daemon's refusal; EIO when it is gone.

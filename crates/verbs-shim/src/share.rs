@@ -5,9 +5,9 @@
 //! kernel says about the address space decides, not what this module remembers: programs free
 //! memory, get other memory at the same address, move it and let it grow.
 //!
-//! Exchanging pages under a program is only right when nobody writes to them meanwhile and nobody
-//! counts on what they were, so it is refused wherever that is not certain; the registration is an
-//! ordinary one then.
+//! Replacing pages under a program is correct only if no thread writes to them meanwhile and nothing
+//! depends on what kind of mapping they were. Where that is not certain, the pages stay as they are
+//! and the registration is an ordinary one.
 
 mod fork;
 mod maps;
@@ -198,7 +198,7 @@ fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
         }
     }
     // SAFETY: replaces pages that `check` found to be ordinary memory by others with the same
-    // content and rights; nobody wrote to them since they were copied.
+    // content and rights; no thread wrote to them since they were copied.
     let map = unsafe {
         libc::mmap(
             ptr::with_exposed_provenance_mut(pages.start),

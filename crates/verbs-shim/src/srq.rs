@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
 /// Destroys a shared receive queue; EBUSY while queue pairs use it.
 ///
 /// # Safety
-/// `srq` is a shared receive queue of this library that nobody uses any more.
+/// `srq` is a shared receive queue of this library, and no thread uses it after this call starts.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: by contract.
     let result = unsafe { Srq::of(srq) }.destroy();

@@ -1,4 +1,4 @@
-//! What can go wrong while a port is opened, and what the user can do about it.
+//! Errors of opening a port; each text says what the user can do.
 
 use std::io;
 use std::net::IpAddr;

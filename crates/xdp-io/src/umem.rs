@@ -42,7 +42,7 @@ impl Mapping {
     /// The bytes of `range`.
     ///
     /// The kernel may write to parts of the memory at any time. The ports hand out only ranges
-    /// whose ownership the kernel has given up, and nobody reads outside those.
+    /// whose ownership the kernel has given up; no code reads outside those.
     pub(crate) fn bytes(&self, range: std::ops::Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.len());
         // SAFETY: the range lies inside the mapping, which lives as long as `self`, and every byte

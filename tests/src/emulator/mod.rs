@@ -109,7 +109,7 @@ impl EmulatedPair {
     }
 
     /// The namespace in the middle, whose interfaces [`LEFT`] and [`RIGHT`] lead to the hosts:
-    /// where somebody on the path would sit.
+    /// the place of an attacker on the path.
     #[must_use]
     pub fn middle(&self) -> &Netns {
         self.link.middle()

@@ -100,7 +100,7 @@ impl fmt::Display for Wire {
     }
 }
 
-/// Who calls whom: the requester of a one-way program is the client.
+/// Which side connects. The client of a one-way program is its requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Our NIC calls the peer.
@@ -254,9 +254,9 @@ impl<'a> Contest<'a> {
     }
 }
 
-/// The program on one side was content and left; the other never learned that its last message had
+/// The program on one side ended with success; the other never learned that its last message had
 /// arrived. perftest's latency programs end like that when the link loses the ACK of the last
-/// message, for which no NIC can be blamed: nobody is there to acknowledge a repetition.
+/// message. That is no fault of a NIC: the QP that could acknowledge a retransmission is gone.
 fn last_ack_lost(error: &str) -> bool {
     error.contains("_lat ") && error.contains("Failed status 12") && error.contains("ended with 0")
 }

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::place::{Job, Place};
 use crate::process::{Output, wait_until};
 
-/// How a program is told where it is and whom to call.
+/// How a program is told its device and the address of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `ib_*` of perftest: `-d DEVICE -x GID -p PORT [ADDRESS]`.

@@ -1,7 +1,7 @@
 //! Writes the `newc` archive that Linux unpacks as its initial file system.
 //!
-//! It is not compressed: under emulation, decompressing costs more than reading. Owners are root,
-//! whoever builds it.
+//! It is not compressed: under emulation, decompressing costs more than reading. All files
+//! belong to root, whatever user builds the archive.
 
 use std::fs;
 use std::io::{self, Write};

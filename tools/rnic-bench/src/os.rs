@@ -1,4 +1,4 @@
-//! The system calls that nobody wraps for us: fork, namespaces, pinning, foreign memory.
+//! System calls that no library of ours wraps: fork, namespaces, pinning, memory of other processes.
 
 use std::fs::File;
 use std::io::{Error, Result};

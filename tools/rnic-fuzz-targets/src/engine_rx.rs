@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr};
 /// The hostile peer.
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const PEER_QPN: Qpn = Qpn::new(0x22);
-/// The bystanders' peer, whom the script cannot imitate.
+/// Address of the bystanders' peer; the script sends nothing from it.
 const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
 const MAX_STEPS: usize = 64;
 const BURST: usize = 16;
@@ -165,7 +165,7 @@ impl Scene {
 
     fn deliver_any(&mut self, script: &mut Script<'_>, nth: usize) {
         let mut aim = self.aim(nth);
-        // Sometimes for a QP of somebody else, or of nobody.
+        // Sometimes for another client's QP, or for none that exists.
         match script.u8() {
             0 => aim.qpn = self.bystander.qps[0].qpn,
             1 => aim.qpn = Qpn::new(script.u32()),
@@ -295,7 +295,7 @@ impl Scene {
         }
     }
 
-    /// Everything posted completes, and nobody else was touched.
+    /// Everything posted completes, and the bystanders are unchanged.
     fn finish(&mut self) {
         for nth in 0..self.victim.qps.len() {
             self.victim.set_state(&mut self.world, nth, QpState::Err);

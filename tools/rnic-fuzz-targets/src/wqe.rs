@@ -17,7 +17,7 @@ use roce_wire::{Flow, Qpn};
 use std::net::{IpAddr, Ipv4Addr};
 
 const MAX_STEPS: usize = 64;
-/// Nobody answers there.
+/// An address that never answers.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
 /// Turns within which the honest client's message must arrive, whatever the other one does.
 const PATIENCE: usize = 400;
@@ -200,7 +200,7 @@ impl Scene {
         self.world.engine.client_rang(self.world.now, self.hostile.client);
     }
 
-    /// A command with handles that may be anybody's.
+    /// A command with handles that may belong to another client.
     fn command(&mut self, script: &mut Script<'_>, nth: usize) {
         let own = &self.hostile;
         let other = &self.honest.tenant;

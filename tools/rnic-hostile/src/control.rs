@@ -98,7 +98,7 @@ fn mutated(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// Requests without end whose answers nobody reads.
+/// Endless requests whose replies are never read.
 fn flood(attack: &mut Attack) -> io::Result<()> {
     let client = Client::open()?;
     for _ in 0..5000 {

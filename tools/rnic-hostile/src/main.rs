@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(name = "rnic-hostile", about = "Attack a soft-rnic daemon (RNIC_SOCKET) for a while")]
 struct Args {
-    /// What to do
+    /// The attack to run
     #[arg(value_enum)]
     attack: Kind,
-    /// For how long
+    /// Duration of the attack
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Seed of what is random
+    /// Seed of the random values
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -32,31 +32,31 @@ struct Args {
 enum Kind {
     /// Write random values into every word of shared memory
     Scribble,
-    /// Ring every doorbell there is and is not
+    /// Ring the doorbells of all queues, also of those that do not exist
     Doorbells,
     /// Post impossible work requests
     Wqes,
     /// Post work requests under guessed keys
     Keys,
-    /// Send control messages that make no sense
+    /// Send malformed control messages
     Control,
-    /// Make as many objects as the daemon gives
+    /// Create as many objects as the daemon allows
     Quotas,
-    /// Take the largest queues there are, and keep them
+    /// Create queues of the largest size until refused, and keep them
     Rings,
-    /// Take all completion channels there are, and keep them
+    /// Create completion channels until refused, and keep them
     Channels,
-    /// Connect without pause
+    /// Connect again and again
     Crowd,
-    /// Ask for long lists without pause
+    /// Request long lists again and again
     Lists,
     /// Register memory of a process with very many mappings
     Maps,
-    /// Use one CPU and leave the daemon alone
+    /// Spin on one CPU without contacting the daemon
     Spin,
 }
 
-/// An attack under way.
+/// A running attack.
 struct Attack {
     random: Random,
     until: Instant,

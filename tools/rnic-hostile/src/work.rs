@@ -25,7 +25,7 @@ pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
     })
 }
 
-/// Well-formed requests under keys, and to addresses, that are somebody else's.
+/// Well-formed requests under keys, and to addresses, that belong to another user.
 pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
     let opcodes = [WrOpcode::Write, WrOpcode::Read, WrOpcode::FetchAdd, WrOpcode::Send];
     each_queue(attack, |attack, client, slot| {

@@ -17,7 +17,7 @@ the engine, the ACK, posting and polling, and caches gone cold; where the wire h
 ACK is a frame beside the answer and takes half of what a raw round trip of two frames takes \
 longer. What the stricter of the row's targets leaves behind floor and ACK is for engine and \
 program; where it leaves nothing, shared cores of this machine cannot reach it. With 4 CPUs or \
-more nobody gives way, and the changes of threads do not apply.";
+more no thread yields, and the thread switches do not apply.";
 
 /// From so many CPUs, engine and program have one each.
 const ENOUGH_CPUS: usize = 4;

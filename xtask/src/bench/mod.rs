@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// Only rows whose heading, title or key contains this; can be given several times
     #[arg(long, value_name = "FILTER")]
     case: Vec<String>,
-    /// Print JSON in place of the table
+    /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
     /// Rounds [default: 7, or 3 with --quick]
@@ -250,7 +250,8 @@ fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Out
     Ok(outcomes)
 }
 
-/// Measures until nobody disturbs, at most `tries` times, and returns the least disturbed reading.
+/// Measures until no other process disturbs, at most `tries` times; returns the least disturbed
+/// reading.
 fn quietest(props: &Props, set: &Set, probe: &Probe, tries: usize) -> Result<(Reading, bool)> {
     let mut best: Option<(Reading, f64)> = None;
     for _ in 0..tries {

@@ -1,11 +1,11 @@
 //! Ours and Linux rxe on one wire: two devices on a veth pair, the programs pinned.
 //!
-//! In an emulated machine, which any host can run, every instruction is executed by software: only
-//! the ratio means something, and it favours whoever executes fewer instructions. The same on this
-//! machine takes a kernel that has rxe.
+//! In an emulated machine, which any host can run, every instruction is executed by software. Only
+//! the ratio means something there, and it favours the stack that executes fewer instructions. On
+//! this machine itself the comparison needs a kernel that has rxe.
 //!
-//! Both are measured in every round, one stack after the other. rxe is there for its own turn only:
-//! it would see frames that are ours.
+//! Both are measured in every round, one stack after the other. rxe is loaded for its own turn only:
+//! it would also process our frames.
 
 mod ground;
 

@@ -30,7 +30,7 @@ impl Watch {
     }
 }
 
-/// Processor time of everybody but us and our descendants, in seconds.
+/// CPU time of all processes but us and our descendants, in seconds.
 fn foreign(daemons: &[u32]) -> Result<f64> {
     let busy = busy(&fs::read_to_string("/proc/stat")?).context("/proc/stat has no cpu line")?;
     let mut own = 0.0;

@@ -20,7 +20,7 @@ pub(super) struct Options {
     /// Write a pcapng file for Wireshark instead of printing lines; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// End after so many frames [default: never]
+    /// Stop after this many frames [default: run until interrupted]
     #[arg(short, long, value_name = "NUMBER")]
     count: Option<u64>,
 }

@@ -50,10 +50,10 @@ impl fmt::Display for Unreachable {
 
 impl std::error::Error for Unreachable {}
 
-/// Where a daemon may be, and who said so.
+/// Where to look for a daemon, and which setting named the place.
 pub(super) struct Places {
     pub(super) paths: Vec<PathBuf>,
-    /// The user named them: no other daemon will do.
+    /// The setting with which the user named the paths; then no other daemon is used.
     pub(super) named: Option<&'static str>,
 }
 
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// It ends with its last client, and only `rnic run` finds it.
+    /// True for a private daemon: it ends with its last client, and only `rnic` finds it.
     pub(super) fn is_private(&self) -> bool {
         private::is_one(&self.path)
     }

@@ -14,19 +14,20 @@ use std::path::PathBuf;
 /// What to do with the faults.
 #[derive(Subcommand, Debug)]
 pub(super) enum Action {
-    /// Inject further faults
+    /// Add faults to those in force
     ///
     /// A fault is `KIND[=PROBABILITY][,qp=QPN][,opcode=OPCODE][,psn=FIRST-LAST][,count=N]`.
     ///
     /// KIND is drop, duplicate, reorder, delay:TIME (250us, 3ms, 1s), corrupt, or mark (ECN
     /// congestion experienced). PROBABILITY is 0 to 1, or 0% to 100%; without one it is 1.
-    /// Without qp, opcode and psn any packet that arrives may be struck; QPN and PSN are the
-    /// packet's own, decimal or 0x..., OPCODE is a number or a name as `rnic capture` shows it.
-    /// With count a fault ends after N packets. The first fault that strikes a packet counts.
+    /// Without qp, opcode and psn a fault applies to any received packet. QPN and PSN are those of the
+    /// packet's BTH, decimal or 0x...; OPCODE is a number or a name as `rnic capture` shows it. With
+    /// count a fault ends after it was applied to N packets. At most one fault, the first that
+    /// matches, is applied to a packet.
     Add(Add),
-    /// Show the faults in force, and how often they struck
+    /// Show the faults in force, and how often each was applied
     List(Target),
-    /// End all of them
+    /// Remove all faults
     Clear {
         #[command(flatten)]
         place: super::Place,
@@ -38,9 +39,9 @@ pub(super) enum Action {
 pub(super) struct Add {
     #[command(flatten)]
     place: super::Place,
-    /// Begin the random choices anew: equal seeds treat equal arrivals alike
+    /// Seed of the random choices: with the same seed the same packets meet the same faults
     ///
-    /// [default: 1 for the first faults; the choices go on for further ones]
+    /// [default: 1 for the first faults; later ones continue the sequence]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
     /// e.g. drop=1%,qp=0x000011

@@ -1,9 +1,9 @@
 //! The private daemon that `rnic run` starts when there is none.
 //!
 //! All `rnic run` of one user in one network namespace share it: a server and its client must find
-//! the same device. A lock file keeps two of them from starting two. Where the user's folder is
-//! shared with another pid namespace, whose daemon cannot see our processes, there is a daemon for
-//! each.
+//! the same device. A lock file keeps two commands from starting two daemons. A daemon in another
+//! pid namespace cannot reach our processes' memory, so pid namespaces that share the user's folder
+//! get a daemon each.
 
 use super::client::Client;
 use anyhow::{Context, Result, bail};
@@ -55,7 +55,7 @@ pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
     let taken = |path: &PathBuf| refusals.iter().any(|(other, _)| other == path);
     let Some(socket) = sockets_in(&directory).into_iter().find(|path| !taken(path)) else {
         let (path, why) = &refusals[0];
-        bail!("the private daemon at {} is of no use: {why}", path.display());
+        bail!("cannot use the private daemon at {}: {why}", path.display());
     };
     let log = socket.with_extension("log");
     let usual = start(executable, &[], &socket, &log);
@@ -68,7 +68,7 @@ pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
     elsewhere.map(|_| socket).ok_or(error)
 }
 
-/// Loopback addresses that hardly anybody else takes.
+/// A loopback address that other users' daemons are unlikely to have.
 fn own_address(attempt: u8) -> Ipv4Addr {
     let [a, b, c, d] = rustix::process::geteuid().as_raw().to_be_bytes();
     Ipv4Addr::new(127, 64 | (a ^ b ^ attempt) & 63, c, d.max(2))
@@ -115,7 +115,7 @@ fn said(log: &Path) -> String {
     let read = std::fs::File::open(log).and_then(|mut file| file.read_to_string(&mut text));
     match read {
         Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
-        _ => format!("it said nothing in {}", log.display()),
+        _ => format!("it wrote nothing to {}", log.display()),
     }
 }
 

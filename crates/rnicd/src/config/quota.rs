@@ -1,8 +1,8 @@
 //! How much one user, and all users together, may make the daemon hold.
 //!
-//! What the file does not say follows from what the daemon itself may have ([`Machine`]): users
-//! who take all that they get must not have it killed for want of memory, nor leave it without a
-//! descriptor for the next one.
+//! Limits that the file does not set are derived from the daemon's own ([`Machine`]), so that users
+//! who use up everything they may have neither get the daemon killed by the OOM killer nor leave it
+//! without a descriptor for the next client.
 
 use super::machine::Machine;
 use serde::Deserialize;
@@ -129,8 +129,8 @@ pub(super) struct UserSection {
 pub struct Limits {
     /// Of one user, all of that user's clients together.
     pub user: Amounts,
-    /// Of root and of the daemon's own user, who could do worse to the daemon: only what the file
-    /// says, and what all have together.
+    /// Of root and of the daemon's own user, each of whom can end the daemon anyway: the limits that
+    /// the file sets, else those of all users together.
     pub owner: Amounts,
     /// Of all users together.
     pub all: Amounts,

@@ -215,7 +215,7 @@ type ProcessVm = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> libc::ssize_t;
 
-/// A thread of `pid` that has not ended. One that has, and that nobody waited for, is still listed.
+/// A thread of `pid` that has not ended: `/proc/PID/task` also lists zombies.
 fn living_thread(pid: libc::pid_t) -> Option<libc::pid_t> {
     std::fs::read_dir(format!("/proc/{pid}/task"))
         .ok()?

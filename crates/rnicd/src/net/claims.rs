@@ -1,9 +1,9 @@
-//! One daemon an address: two that answer for the same queue pairs destroy each other's
-//! connections, and the kernel prevents that only where both use its UDP port.
+//! One daemon per address: two that receive the same packets NAK or drop each other's and so break
+//! each other's connections. The kernel prevents that only if both bind its UDP port.
 //!
-//! A claim is a listening socket with an abstract name, which is unique in the network namespace
-//! and gone with its process, however that ends. To be told whose it is, one connects. Any user may
-//! take such a name, so root does not mind the claims of others.
+//! A claim is a listening socket with an abstract name. The name is unique in the network namespace
+//! and disappears with its process, even after SIGKILL. Connecting to it tells the owner's pid and
+//! user. Any user may take such a name, so root's daemon ignores the claims of other users.
 
 use rnic_abi::os::Connection;
 use rustix::event::epoll;
@@ -75,15 +75,15 @@ impl Claims {
         self.lock().retain(|name, _| now.contains_key(name) || name.starts_with(INTERFACE));
         for (name, ip) in now {
             if let Err(other) = self.claim(name) {
-                tracing::error!("{ip} is served already by {other}: stop one of the two");
+                tracing::error!("{ip} is already served by {other}: stop one of the two daemons");
             }
         }
     }
 
-    /// Hangs up on those who asked: they know enough.
+    /// Closes the connections of daemons that asked for the owner: `SO_PEERCRED` has told them.
     pub(crate) fn turn_away(&self) {
         for socket in self.lock().values() {
-            // Those who come meanwhile are for next time.
+            // Bounded: connections that arrive meanwhile are closed by the next call.
             for _ in 0..=BACKLOG {
                 if accept(socket).is_err() {
                     break;
@@ -117,7 +117,9 @@ impl Claims {
                 if !other.is_ignored_by(rustix::process::geteuid().as_raw()) {
                     return Err(other);
                 }
-                tracing::warn!("{name} is claimed by {other}, which is not root's");
+                tracing::warn!(
+                    "{name} is claimed by {other}, a daemon of another user; the claim is ignored"
+                );
             }
             // Out of descriptors, for one: it is no reason not to serve.
             Err(error) => tracing::warn!("cannot claim {name}: {error}"),

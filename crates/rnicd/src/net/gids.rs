@@ -62,7 +62,10 @@ impl GidTable {
                     self.slots[index] = Slot::Used(served);
                     changed = true;
                 }
-                None => tracing::warn!("the GID table is full: {} is not served", served.ip),
+                None => tracing::warn!(
+                    "the GID table is full: {} is not served; name fewer addresses with --address",
+                    served.ip
+                ),
             }
         }
         changed

@@ -98,7 +98,10 @@ impl Follower {
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => fds[1].revents().is_empty(),
             Err(error) => {
-                tracing::error!("the network monitor ends: poll: {error}");
+                tracing::error!(
+                    "poll failed: {error}; changes of addresses and routes are no longer followed: \
+                     restart the daemon"
+                );
                 false
             }
         }

@@ -16,7 +16,8 @@ use super::{Shares, lock, maps, report};
 
 /// What a fork in progress in this thread needs, made before it.
 struct Fork {
-    /// Nobody registers meanwhile, and the child does not inherit a lock that nobody opens.
+    /// Held across the fork: no thread registers meanwhile, and the child does not inherit a mutex
+    /// whose holder does not exist there.
     shares: MutexGuard<'static, Shares>,
     pages: Vec<Range<usize>>,
     /// The child closes its end when it has its own pages, or dies.

@@ -322,7 +322,7 @@ fn a_destroyed_queue_pair_leaves_no_completions() {
     world.complete(&other);
     // SAFETY: not used any more.
     assert_eq!(unsafe { ibv_destroy_qp(world.qp) }, 0);
-    // Neither its own nor one whose queue nobody knows.
+    // Neither its own nor one of an unknown queue.
     assert!(world.poll().is_empty());
 }
 

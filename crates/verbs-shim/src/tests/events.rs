@@ -118,7 +118,7 @@ fn async_events_name_their_objects() {
     let mut event = async_event(&world).unwrap();
     // SAFETY: a queue pair event.
     assert_eq!((event.event_type, unsafe { event.element.qp }), (IBV_EVENT_QP_FATAL, world.qp));
-    assert!(matches!(async_event(&world), Err(libc::EAGAIN)), "nobody knows that object");
+    assert!(matches!(async_event(&world), Err(libc::EAGAIN)), "no such object");
     // SAFETY: valid objects.
     unsafe {
         ibv_ack_async_event(&raw mut event);

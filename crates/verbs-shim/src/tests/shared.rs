@@ -187,7 +187,7 @@ fn pages_of_an_ordinary_registration_are_free_after_its_end() {
         let both = register(pd, memory);
         // SAFETY: used no more.
         assert_eq!(unsafe { ibv_dereg_mr(both) }, 0);
-        // Now only the second page is nobody's.
+        // Now only the second page belongs to no region.
         register(pd, &memory[PAGE..]);
     });
     assert_eq!(kinds(&registered), [true, false, true]);

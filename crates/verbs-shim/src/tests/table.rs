@@ -103,7 +103,7 @@ fn a_refusal_becomes_errno() {
     // SAFETY: live memory.
     assert!(unsafe { ibv_reg_mr(world.pd, memory.as_mut_ptr().cast(), 8, 0) }.is_null());
     assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
-    // A right that nobody knows is refused, an optional one is not.
+    // An unknown access flag is refused, an unknown optional one is not.
     for (access, fine) in [(1 << 15 | 1, false), (1 << 25 | 1, true)] {
         // SAFETY: live memory.
         let mr = unsafe { ibv_reg_mr_iova2(world.pd, memory.as_mut_ptr().cast(), 8, 0, access) };

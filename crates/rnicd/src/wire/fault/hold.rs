@@ -26,8 +26,8 @@ pub(super) struct Hold {
     bytes: Vec<u8>,
     free: Vec<usize>,
     held: Vec<Held>,
-    /// Slots lent to the engine until it releases them.
-    lent: Vec<usize>,
+    /// Slots that the engine reads from until it releases them.
+    in_use: Vec<usize>,
 }
 
 /// Longest datagram: path MTU 4096 with every header there is.
@@ -36,7 +36,7 @@ const SLOTS: usize = 1024;
 
 impl Hold {
     pub(super) fn new() -> Self {
-        Self { bytes: Vec::new(), free: Vec::new(), held: Vec::new(), lent: Vec::new() }
+        Self { bytes: Vec::new(), free: Vec::new(), held: Vec::new(), in_use: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -85,7 +85,7 @@ impl Hold {
             let Held { slot, train, .. } = self.held.remove(at);
             let range = Range { offset: (slot * SLOT) as u32, len: train.range.len };
             trains.push(RxTrain { arena, range, ..train });
-            self.lent.push(slot);
+            self.in_use.push(slot);
         }
     }
 
@@ -104,6 +104,6 @@ impl Hold {
 
     /// The engine has seen what was delivered.
     pub(super) fn release(&mut self) {
-        self.free.append(&mut self.lent);
+        self.free.append(&mut self.in_use);
     }
 }

@@ -1,4 +1,4 @@
-//! Which faults, how often, and to whom:
+//! Parses which faults to inject, how often, and into which packets:
 //! `drop=1%,qp=0x000011,opcode=RC_SEND_ONLY,psn=100-200,count=3`.
 
 use roce_wire::{Opcode, Psn, Qpn};
