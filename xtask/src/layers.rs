@@ -29,7 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// The modules of the engine, from the bottom to the top: each may use those of earlier rows only,
 /// so that it can be read without those above it.
 const ENGINE_ROWS: &[&[&str]] = &[
-    &["ids", "profile", "secret", "slab", "time"],
+    &["ids", "profile", "secret", "slab", "time", "transport"],
     &["command", "ports", "qpn", "wheel"],
     &["attr", "clients", "cq", "lending", "mr"],
     &["batch", "config", "event"],

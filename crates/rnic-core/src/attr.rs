@@ -5,6 +5,7 @@
 //! out of range is EINVAL and changes nothing.
 
 use crate::command::{CommandError, Errno};
+use crate::transport::TransportRules;
 use rnic_abi::verbs::{AttrMask, QpAttr, QpState, QpType};
 use roce_wire::PathMtu;
 
@@ -88,7 +89,7 @@ fn allowed(qp_type: QpType, from: QpState, to: QpState) -> Option<Allowed> {
 }
 
 fn init_mask(qp_type: QpType) -> AttrMask {
-    if qp_type == QpType::Ud { DATAGRAM_INIT } else { CONNECTED_INIT }
+    if TransportRules::of(qp_type).is_connected { CONNECTED_INIT } else { DATAGRAM_INIT }
 }
 
 fn rtr(qp_type: QpType) -> Option<Allowed> {

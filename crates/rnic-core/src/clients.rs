@@ -8,13 +8,22 @@ use crate::command::{ClientId, CommandError, Errno};
 use crate::time::Instant;
 use rnic_abi::doorbell::{Courtesy, Doorbells, RecordIndex};
 
+/// The queue that a doorbell record belongs to, with the slot of its object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RecordOwner {
+    /// The send queue of a QP.
+    Sq(u32),
+    /// The receive queue of a QP.
+    Rq(u32),
+}
+
 /// One device context.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
     doorbells: Doorbells,
-    /// QP slot by doorbell record; [`NO_QP`] where there is none.
-    records: Vec<u32>,
+    /// By doorbell record.
+    records: Vec<Option<RecordOwner>>,
     last_rung: Instant,
     parked: bool,
 }
@@ -34,7 +43,6 @@ pub(crate) struct Clients {
     receiver: Option<(u32, Instant)>,
 }
 
-const NO_QP: u32 = u32::MAX;
 /// Level-2 words of one context that one turn follows: 64 queues each.
 const DOORBELL_WORDS_PER_TURN: usize = 16;
 
@@ -61,7 +69,7 @@ impl Clients {
             }
         };
         self.slots[slot] = Some(client);
-        self.live.push(u32::try_from(slot).unwrap_or(NO_QP));
+        self.live.push(u32::try_from(slot).unwrap_or(u32::MAX));
         Ok(())
     }
 
@@ -84,14 +92,15 @@ impl Clients {
         u32::try_from(slot).ok()
     }
 
-    /// From now on a doorbell of `record` means QP `qp`, which begins at index 0; `None` forgets it.
-    pub(crate) fn bind(&mut self, slot: u32, record: RecordIndex, qp: Option<u32>) {
+    /// From now on a doorbell of `record` means the queue of `owner`, which begins at index 0; `None`
+    /// forgets it.
+    pub(crate) fn bind(&mut self, slot: u32, record: RecordIndex, owner: Option<RecordOwner>) {
         let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
         let at = record.value() as usize;
         if client.records.len() <= at {
-            client.records.resize(at + 1, NO_QP);
+            client.records.resize(at + 1, None);
         }
-        client.records[at] = qp.unwrap_or(NO_QP);
+        client.records[at] = owner;
         client.doorbells.reset(record);
     }
 
@@ -105,7 +114,7 @@ impl Clients {
     /// Is `record` free to be given to a queue?
     pub(crate) fn is_unbound(&self, slot: u32, record: RecordIndex) -> bool {
         let Some(Some(client)) = self.slots.get(slot as usize) else { return false };
-        client.records.get(record.value() as usize).is_none_or(|qp| *qp == NO_QP)
+        client.records.get(record.value() as usize).is_none_or(Option::is_none)
     }
 
     /// The producer index last published for `record`.
@@ -117,12 +126,12 @@ impl Clients {
         }
     }
 
-    /// Visits the QP slot of every doorbell that rang. Returns true when more are waiting.
+    /// Visits the queue of every doorbell that rang. Returns true when more are waiting.
     pub(crate) fn take_doorbells(
         &mut self,
         now: Instant,
         park_after: u64,
-        mut visit: impl FnMut(u32),
+        mut visit: impl FnMut(RecordOwner),
     ) -> bool {
         let mut more = false;
         let mut i = 0;
@@ -136,9 +145,8 @@ impl Clients {
                 let records = &client.records;
                 more |= client.doorbells.take(DOORBELL_WORDS_PER_TURN, |record| {
                     // A record that no queue has is a hostile or late doorbell: it means nothing.
-                    match records.get(record.value() as usize) {
-                        Some(&qp) if qp != NO_QP => visit(qp),
-                        _ => {}
+                    if let Some(Some(owner)) = records.get(record.value() as usize) {
+                        visit(*owner);
                     }
                 });
             } else if now.since(client.last_rung).as_nanos() > u128::from(park_after) {

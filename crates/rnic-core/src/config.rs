@@ -4,8 +4,9 @@ use crate::command::PortState;
 use crate::profile::Profile;
 use crate::qpn::MAX_QPS;
 use crate::secret::Secret;
+use crate::transport;
 use rnic_abi::control::DeviceLimits;
-use rnic_abi::verbs::{QpType, WrOpcode};
+use rnic_abi::verbs::WrOpcode;
 use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
 
 /// Parameters of an engine; [`EngineConfig::new`] gives sensible ones.
@@ -80,7 +81,7 @@ pub fn default_limits() -> DeviceLimits {
         max_ah: 0,
         max_srq: 0,
         max_inline: MAX_INLINE as u32,
-        qp_types: 1 << QpType::Rc.number(),
+        qp_types: transport::offered().fold(0, |bits, qp_type| bits | 1 << qp_type.number()),
         send_opcodes: SEND_OPCODES.iter().fold(0, |bits, opcode| bits | 1 << opcode.number()),
         atomics: true,
     }

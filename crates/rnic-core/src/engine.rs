@@ -12,6 +12,7 @@
 //! }
 //! ```
 
+use crate::clients::RecordOwner;
 use crate::command::ClientId;
 use crate::config::EngineConfig;
 use crate::counters::Counters;
@@ -26,6 +27,7 @@ use crate::qpn::{MAX_QPS, QpnCodec};
 use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;
 use crate::time::Instant;
+use crate::wheel::TimerKey;
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::Courtesy;
 use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
@@ -41,7 +43,7 @@ pub struct Engine {
     pub(crate) ingress: Ingress,
     egress: Egress,
     /// Scratch of the timer stage.
-    due: Vec<u32>,
+    due: Vec<TimerKey>,
     /// Turns in a row that could not take everything that had arrived.
     behind: u32,
 }
@@ -270,10 +272,11 @@ impl Engine {
     fn doorbells<T: Tap>(&mut self, now: Instant, tap: &mut T) -> (bool, bool) {
         let Shared { clients, active, counters, config, .. } = &mut self.shared;
         let mut rang = 0;
-        let more = clients.take_doorbells(now, config.park_after_nanos, |slot| {
+        let more = clients.take_doorbells(now, config.park_after_nanos, |owner| {
             rang += 1;
+            let (RecordOwner::Sq(slot) | RecordOwner::Rq(slot)) = owner;
             if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
-                tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.sq.waiting() });
+                tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.posted(owner) });
                 if !qp.is_active {
                     qp.is_active = true;
                     active.push_back(slot);
@@ -289,7 +292,8 @@ impl Engine {
         self.shared.wheel.expire(now, &mut due);
         let mut ctx = Ctx { now, shared: &mut self.shared, tap };
         let mut fired = false;
-        for slot in due.drain(..) {
+        for key in due.drain(..) {
+            let TimerKey::Qp(slot) = key;
             let Some(qp) = self.qps.by_slot_mut(slot as usize) else { continue };
             if qp.wheel_at.is_some_and(|at| at > now) {
                 // Left by a QP that is gone: scheduling it again would keep it for ever.

@@ -1,6 +1,7 @@
 //! Commands: the control plane's way into the engine, executed between turns.
 
 use crate::attr::{self, AttrLimits};
+use crate::clients::RecordOwner;
 use crate::command::{
     ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState, no_such,
 };
@@ -12,9 +13,10 @@ use crate::qpn::QpnParts;
 use crate::shared::{Ctx, Pd};
 use crate::slab::{SLOT_BITS, Slab};
 use crate::time::Instant;
+use crate::transport::TransportRules;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::CqProducer;
-use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpType};
+use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
 use roce_wire::Qpn;
 
 type Answer = Result<Outcome, CommandError>;
@@ -159,7 +161,7 @@ impl Engine {
     fn create_qp(&mut self, client: ClientId, new: NewQp) -> Answer {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         // Rule: QpTypes
-        if new.qp_type != QpType::Rc {
+        if !TransportRules::of(new.qp_type).is_offered {
             return Err(refuse(Errno::NotSupported, "only RC queue pairs are supported"));
         }
         self.owned_pd(client, new.pd)?;
@@ -181,8 +183,9 @@ impl Engine {
         let qps = self.qps.len();
         self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);
         self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);
-        for record in records {
-            self.shared.clients.bind(client_slot, record, Some(slot));
+        let owners = [RecordOwner::Sq(slot), RecordOwner::Rq(slot)];
+        for (record, owner) in records.into_iter().zip(owners) {
+            self.shared.clients.bind(client_slot, record, Some(owner));
         }
         self.owned_pd(client, pd)?.qps += 1;
         self.owned_cq(client, send_cq)?.users += 1;

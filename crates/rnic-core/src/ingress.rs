@@ -13,7 +13,7 @@ use crate::qp::verdict::{AtomicRequest, Deferred, Verdict};
 use crate::qpn::{QpnCodec, QpnParts};
 use crate::shared::Ctx;
 use crate::slab::Slab;
-use rnic_abi::verbs::{QpType, WcStatus};
+use rnic_abi::verbs::WcStatus;
 use roce_wire::icrc::{self, IcrcCheck};
 use roce_wire::{Datagram, Ecn, Opcode, Psn, Qpn, Transport, datagram};
 
@@ -271,11 +271,7 @@ fn payload_of<D: Dma>(
 
 /// Transport, state, partition and addresses must be those of the connection.
 fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-    let transport = datagram.opcode().transport();
-    let fits = match qp.qp_type {
-        QpType::Rc => matches!(transport, Transport::Rc | Transport::Cnp),
-        _ => false,
-    };
+    let fits = qp.rules.takes(datagram.opcode().transport());
     // Rule: TransportFits
     if !fits {
         return Err(DropReason::Transport);
@@ -289,7 +285,7 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
         return Err(DropReason::PKey);
     }
     // Rule: PeerAddress
-    if !qp.is_peer(&arrival.train.flow) {
+    if qp.rules.is_connected && !qp.is_peer(&arrival.train.flow) {
         return Err(DropReason::Address);
     }
     Ok(())

@@ -12,7 +12,7 @@
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
 //! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
 //! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`] (timers).
-//! 6. The tables behind it: [`mr`], [`attr`], [`qpn`], [`slab`]; vendor behaviour:
+//! 6. The tables behind it: [`mr`], [`attr`], `transport`, [`qpn`], [`slab`]; vendor behaviour:
 //!    [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
@@ -44,6 +44,7 @@ pub mod secret;
 mod shared;
 pub mod slab;
 pub mod time;
+mod transport;
 pub mod wheel;
 
 pub use command::{

@@ -1,8 +1,8 @@
-//! Timers: a hierarchical wheel of QP slots.
+//! Timers: a hierarchical wheel of what they are for.
 //!
-//! The wheel is lazy. A QP keeps its real deadline; the wheel reports its slot at most [`TICK`]
+//! The wheel is lazy. A QP keeps its real deadline; the wheel reports its key at most [`TICK`]
 //! nanoseconds after what was scheduled. When the deadline has moved later since (every ACK moves
-//! it), the engine schedules the slot again on expiry, so restarting a timer on the data path costs
+//! it), the engine schedules the key again on expiry, so restarting a timer on the data path costs
 //! one store. Spurious reports are allowed, missed ones are not.
 
 use crate::time::Instant;
@@ -13,6 +13,13 @@ pub const TICK: u64 = 8_192;
 const LEVELS: usize = 4;
 const SLOTS: usize = 64;
 const LEVEL_BITS: u32 = 6;
+
+/// What a timer is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimerKey {
+    /// The timer of the QP in this slot.
+    Qp(u32),
+}
 
 /// A wheel of timers.
 #[derive(Debug)]
@@ -34,7 +41,7 @@ struct Level {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     tick: u64,
-    slot: u32,
+    key: TimerKey,
 }
 
 impl Wheel {
@@ -49,10 +56,10 @@ impl Wheel {
         }
     }
 
-    /// Asks for `slot` to be reported once at `deadline`, rounded up to the tick.
-    pub fn schedule(&mut self, deadline: Instant, slot: u32) {
+    /// Asks for `key` to be reported once at `deadline`, rounded up to the tick.
+    pub fn schedule(&mut self, deadline: Instant, key: TimerKey) {
         let tick = deadline.as_nanos().div_ceil(TICK).max(self.now + 1);
-        self.place(Entry { tick, slot });
+        self.place(Entry { tick, key });
         self.len += 1;
     }
 
@@ -72,8 +79,8 @@ impl Wheel {
         }
     }
 
-    /// Moves to `now` and appends every slot whose time has come.
-    pub fn expire(&mut self, now: Instant, due: &mut Vec<u32>) {
+    /// Moves to `now` and appends every key whose time has come.
+    pub fn expire(&mut self, now: Instant, due: &mut Vec<TimerKey>) {
         let target = now.as_nanos() / TICK;
         while self.now < target {
             if self.len == 0 {
@@ -135,13 +142,13 @@ impl Wheel {
         std::mem::swap(&mut self.scratch, &mut level.buckets[bucket]);
     }
 
-    fn empty_bucket(&mut self, due: &mut Vec<u32>) {
+    fn empty_bucket(&mut self, due: &mut Vec<TimerKey>) {
         self.take(0, self.now as usize % SLOTS);
         let mut entries = std::mem::take(&mut self.scratch);
         for entry in entries.drain(..) {
             if entry.tick <= self.now {
                 self.len -= 1;
-                due.push(entry.slot);
+                due.push(entry.key);
             } else {
                 self.place(entry);
             }
@@ -167,7 +174,7 @@ impl Wheel {
 
 #[cfg(test)]
 mod tests {
-    use super::{TICK, Wheel};
+    use super::{TICK, TimerKey, Wheel};
     use crate::time::Instant;
     use proptest::prelude::*;
 
@@ -176,35 +183,35 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_mentioned_early_and_nothing_is_forgotten() {
+    fn nothing_is_reported_early_and_nothing_is_forgotten() {
         let mut wheel = Wheel::new(at(0));
-        wheel.schedule(at(100_000), 1);
-        wheel.schedule(at(50_000_000), 2);
+        wheel.schedule(at(100_000), TimerKey::Qp(1));
+        wheel.schedule(at(50_000_000), TimerKey::Qp(2));
         let mut due = Vec::new();
         wheel.expire(at(99_000), &mut due);
         assert!(due.is_empty());
         wheel.expire(at(100_000 + TICK), &mut due);
-        assert_eq!(due, [1]);
+        assert_eq!(due, [TimerKey::Qp(1)]);
         wheel.expire(at(60_000_000), &mut due);
-        assert_eq!(due, [1, 2]);
+        assert_eq!(due, [TimerKey::Qp(1), TimerKey::Qp(2)]);
         assert_eq!(wheel.next_deadline(), None);
     }
 
     proptest! {
         #[test]
-        fn every_entry_is_mentioned_once_and_on_time(
+        fn every_entry_is_reported_once_and_on_time(
             start in 0u64..1 << 40,
             delays in proptest::collection::vec(0u64..1 << 42, 1..60),
         ) {
             let mut wheel = Wheel::new(at(start));
             for (slot, delay) in (0u32..).zip(&delays) {
-                wheel.schedule(at(start + delay), slot);
+                wheel.schedule(at(start + delay), TimerKey::Qp(slot));
             }
             let mut seen = vec![0; delays.len()];
             let mut due = Vec::new();
             while let Some(next) = wheel.next_deadline() {
                 wheel.expire(next, &mut due);
-                for slot in due.drain(..) {
+                for TimerKey::Qp(slot) in due.drain(..) {
                     seen[slot as usize] += 1;
                     let deadline = start + delays[slot as usize];
                     prop_assert!(next.as_nanos() >= deadline);

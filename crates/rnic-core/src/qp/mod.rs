@@ -14,11 +14,13 @@ pub(crate) mod responder;
 mod schedule;
 pub(crate) mod verdict;
 
+use crate::clients::RecordOwner;
 use crate::command::{ClientId, NewQp, Path};
 use crate::event::{Event, Tap};
 use crate::profile::Profile;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
+use crate::transport::TransportRules;
 use requester::Requester;
 use requester::sq::SendQueue;
 use responder::Responder;
@@ -62,6 +64,8 @@ pub(crate) struct Qp {
     pub(crate) client_id: ClientId,
     pub(crate) client_slot: u32,
     pub(crate) qp_type: QpType,
+    /// What its type means.
+    pub(crate) rules: &'static TransportRules,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -116,6 +120,7 @@ impl Qp {
             client_id: who.client_id,
             client_slot: who.client_slot,
             qp_type: new.qp_type,
+            rules: TransportRules::of(new.qp_type),
             pd: new.pd,
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
@@ -147,6 +152,14 @@ impl Qp {
             // Rule: SqdResponds
             QpState::Sqd => true,
             _ => false,
+        }
+    }
+
+    /// WQEs that are posted to one of its queues and not yet fetched.
+    pub(crate) fn posted(&self, owner: RecordOwner) -> u32 {
+        match owner {
+            RecordOwner::Sq(_) => self.sq.waiting(),
+            RecordOwner::Rq(_) => self.rq.waiting(),
         }
     }
 

@@ -4,6 +4,7 @@ use super::Qp;
 use crate::event::Tap;
 use crate::shared::Ctx;
 use crate::time::Instant;
+use crate::wheel::TimerKey;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::verbs::AsyncEventType;
 
@@ -40,7 +41,7 @@ impl Qp {
             // The overtaken entry (RNR waits are short) will serve again.
             self.wheel_later = self.wheel_at;
             self.wheel_at = Some(at);
-            ctx.shared.wheel.schedule(at, self.slot);
+            ctx.shared.wheel.schedule(at, TimerKey::Qp(self.slot));
         }
     }
 

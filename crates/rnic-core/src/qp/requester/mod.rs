@@ -21,7 +21,7 @@ use crate::event::{Event, Tap};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
-use segment::{Pace, segment};
+use segment::{Segmentation, segment};
 use sq::{FetchRules, Wr};
 
 impl Cursor {
@@ -65,7 +65,8 @@ impl Qp {
             return false;
         }
         let window = self.window(&ctx.shared.config);
-        let pace = Pace { window, ack_interval: ctx.shared.config.profile.ack_interval(window) };
+        let ack_interval = ctx.shared.config.profile.ack_interval(window);
+        let how = Segmentation { rules: self.rules, mtu: self.mtu, window, ack_interval };
         self.requester.refused(false);
         let mut cursor = self.requester.cursor();
         let mut reads = self.requester.reads();
@@ -106,7 +107,7 @@ impl Qp {
                 if wr.is_read_or_atomic() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
             let mut psn = cursor.psn;
             for _ in 0..run.min(room) {
-                let next = segment(wr, cursor.index, psn, self.mtu, pace);
+                let next = segment(wr, cursor.index, psn, &how);
                 if !budget.take(&next) {
                     return true;
                 }
@@ -124,7 +125,8 @@ impl Qp {
         if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {
             return false;
         }
-        let rules = FetchRules { pd: self.pd, max_sge: self.caps.max_send_sge, mtu: self.mtu };
+        let (pd, max_sge, mtu) = (self.pd, self.caps.max_send_sge, self.mtu);
+        let rules = FetchRules { transport: self.rules, pd, max_sge, mtu };
         let index = self.sq.fetched();
         let first = self.requester.next_psn();
         let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);

@@ -4,12 +4,16 @@
 
 use super::super::plan::{Segment, Source};
 use super::sq::Wr;
+use crate::transport::TransportRules;
 use rnic_abi::verbs::{SendFlags, WrOpcode};
 use roce_wire::{Opcode, Position, Psn, Trailer};
 
-/// How far a queue pair may run ahead of its peer's answers, in packets.
+/// How the messages of a queue pair are cut into packets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Segmentation {
+    pub(crate) rules: &'static TransportRules,
+    /// Path MTU, bytes.
+    pub(crate) mtu: u32,
     /// Packets that may be unacknowledged: a power of two.
     pub(crate) window: u32,
     /// Packets of a long message after which an ACK is asked for: a power of two.
@@ -26,7 +30,8 @@ pub(crate) fn read_piece(window: u32) -> u32 {
 /// The packet of `wr` with this PSN. For a READ that was partly answered it asks for the rest (of
 /// its piece).
 #[inline]
-pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Segment {
+pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, how: &Segmentation) -> Segment {
+    let mtu = how.mtu;
     let k = wr.packet_of(psn);
     let offset = k * mtu;
     let source = Source::Request { index, offset };
@@ -36,9 +41,9 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
             WrOpcode::FetchAdd => Opcode::RcFetchAdd,
             _ => Opcode::RcReadRequest,
         };
-        let piece = read_piece(pace.window);
+        let piece = read_piece(how.window);
         let span = (piece - k % piece).min(wr.packets - k);
-        return Segment { span, ..Segment::new(source, opcode, psn, 0) };
+        return Segment { span, ..Segment::new(source, how.rules.form(opcode), psn, 0) };
     }
     let ends = k + 1 == wr.packets;
     // Rule: Segmentation
@@ -55,8 +60,8 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, mtu: u32, pace: Pace) -> Se
     // Rule: SolicitedAtEnd
     let solicited = wr.control.flags.contains(SendFlags::SOLICITED) && ends && consumes;
     // The last packet of each message asks for an ACK, long messages ask on the way.
-    let on_the_way = psn.value() & (pace.ack_interval - 1) == 0;
+    let on_the_way = psn.value() & (how.ack_interval - 1) == 0;
     // Rule: AckReqOnTheWay, AckReqAtEnd
     let ack_req = ends || on_the_way;
-    Segment { ack_req, solicited, ..Segment::new(source, opcode, psn, len) }
+    Segment { ack_req, solicited, ..Segment::new(source, how.rules.form(opcode), psn, len) }
 }

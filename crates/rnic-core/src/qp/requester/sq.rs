@@ -9,6 +9,7 @@
 use crate::clients::Clients;
 use crate::command::EngineQueue;
 use crate::mr::MrTable;
+use crate::transport::TransportRules;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use rnic_abi::words::WORD;
@@ -71,6 +72,7 @@ impl Wr {
 /// What a WQE is checked against when it is fetched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FetchRules {
+    pub(crate) transport: &'static TransportRules,
     pub(crate) pd: u32,
     pub(crate) max_sge: u32,
     pub(crate) mtu: u32,
@@ -225,6 +227,7 @@ impl SendQueue {
         let control = &wr.control;
         let inline = control.flags.contains(SendFlags::INLINE);
         let need = match control.opcode {
+            opcode if !rules.transport.allows(opcode) => return Err(WcStatus::LocQpOpErr),
             WrOpcode::Send | WrOpcode::SendImm | WrOpcode::Write | WrOpcode::WriteImm => {
                 AccessFlags::empty()
             }

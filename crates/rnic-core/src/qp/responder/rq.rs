@@ -72,7 +72,8 @@ impl RecvQueue {
         self.producer = clients.producer(client, self.record);
     }
 
-    fn waiting(&self) -> u32 {
+    /// WQEs posted and not yet fetched.
+    pub(crate) fn waiting(&self) -> u32 {
         self.ring.available(self.producer).unwrap_or(0)
     }
 

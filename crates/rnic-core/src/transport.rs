@@ -1,0 +1,131 @@
+//! What each transport service is, as rules that the engine asks for.
+//!
+//! What depends on the type of a queue pair is asked of its row here, so that another transport is a
+//! row and the code that only it needs, not a search for places that assume RC.
+
+use rnic_abi::verbs::{QpType, WrOpcode};
+use roce_wire::{Opcode, Transport};
+
+/// The rules of one type of queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TransportRules {
+    /// The device creates such queue pairs.
+    pub(crate) is_offered: bool,
+    /// The transport of its packets.
+    pub(crate) transport: Transport,
+    /// It has one peer, so a packet must come from that peer's address. Without one, a queue pair
+    /// has a Q_Key instead.
+    pub(crate) is_connected: bool,
+    /// It may write into its peer's memory.
+    writes: bool,
+    /// It may read its peer's memory and change it atomically: that takes responses.
+    reads: bool,
+}
+
+const RC: TransportRules = TransportRules {
+    is_offered: true,
+    transport: Transport::Rc,
+    is_connected: true,
+    writes: true,
+    reads: true,
+};
+const UC: TransportRules =
+    TransportRules { is_offered: false, transport: Transport::Uc, reads: false, ..RC };
+const UD: TransportRules = TransportRules {
+    is_offered: false,
+    transport: Transport::Ud,
+    is_connected: false,
+    writes: false,
+    reads: false,
+};
+const XRC: TransportRules = TransportRules { is_offered: false, transport: Transport::Xrc, ..RC };
+
+const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+
+/// The types of queue pairs that the device creates.
+pub(crate) fn offered() -> impl Iterator<Item = QpType> {
+    TYPES.into_iter().filter(|qp_type| TransportRules::of(*qp_type).is_offered)
+}
+
+impl TransportRules {
+    /// The rules of `qp_type`.
+    pub(crate) const fn of(qp_type: QpType) -> &'static Self {
+        match qp_type {
+            QpType::Rc => &RC,
+            QpType::Uc => &UC,
+            QpType::Ud => &UD,
+            QpType::XrcSend | QpType::XrcRecv => &XRC,
+        }
+    }
+
+    /// A packet of this transport is for such a queue pair.
+    #[inline]
+    pub(crate) fn takes(&self, transport: Transport) -> bool {
+        transport == self.transport || transport == Transport::Cnp
+    }
+
+    /// The send queue may be told to do this, as far as the transport is concerned.
+    #[inline]
+    pub(crate) fn allows(&self, opcode: WrOpcode) -> bool {
+        match opcode {
+            WrOpcode::Write | WrOpcode::WriteImm => self.writes,
+            WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => self.reads,
+            _ => true,
+        }
+    }
+
+    /// The form of an RC opcode on this transport. One that the transport does not have is never
+    /// asked for: [`allows`](Self::allows) refuses its work request.
+    #[inline]
+    pub(crate) fn form(&self, rc: Opcode) -> Opcode {
+        if self.transport == Transport::Rc { rc } else { rc.on(self.transport).unwrap_or(rc) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_requests_are_allowed_where_the_transport_has_their_packets() {
+        let packets = [
+            (WrOpcode::Send, Opcode::RcSendOnly),
+            (WrOpcode::SendImm, Opcode::RcSendOnlyImm),
+            (WrOpcode::Write, Opcode::RcWriteOnly),
+            (WrOpcode::WriteImm, Opcode::RcWriteOnlyImm),
+            (WrOpcode::Read, Opcode::RcReadRequest),
+            (WrOpcode::CmpSwap, Opcode::RcCmpSwap),
+            (WrOpcode::FetchAdd, Opcode::RcFetchAdd),
+        ];
+        for qp_type in TYPES {
+            let rules = TransportRules::of(qp_type);
+            for (work, packet) in packets {
+                let on = packet.on(rules.transport);
+                assert_eq!(rules.allows(work), on.is_some(), "{work:?} on {qp_type:?}");
+                if let Some(on) = on {
+                    assert_eq!(rules.form(packet), on);
+                    assert!(rules.takes(on.transport()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packets_of_another_transport_are_not_taken() {
+        for qp_type in TYPES {
+            let rules = TransportRules::of(qp_type);
+            assert!(rules.takes(Transport::Cnp));
+            for other in TYPES.map(|other| TransportRules::of(other).transport) {
+                assert_eq!(rules.takes(other), other == rules.transport);
+            }
+        }
+    }
+
+    #[test]
+    fn only_datagrams_have_no_peer_and_only_rc_is_offered() {
+        for qp_type in TYPES {
+            assert_eq!(TransportRules::of(qp_type).is_connected, qp_type != QpType::Ud);
+        }
+        assert!(offered().eq([QpType::Rc]));
+    }
+}
