@@ -11,10 +11,11 @@ use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::Census;
+use system_tests::lab::cpu_of;
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Node, Place};
 use system_tests::process::{Cmd, Running, User, wait_until};
-use system_tests::rounds::share_left;
+use system_tests::rounds::{MOST_LEFT, share_left};
 
 /// How long an attack lasts unless it is ended before.
 const ATTACK: f64 = 60.0;
@@ -48,7 +49,7 @@ impl Stage {
         self.0.node(&Spec { through: through.to_vec(), extra, ..Spec::new(Io::Loopback) })
     }
 
-    fn attack(&self, node: &Node, kind: &str, seconds: f64) -> Result<Running> {
+    fn command(&self, node: &Node, kind: &str, seconds: f64) -> Cmd {
         Cmd::new(self.0.scratch.join(HOSTILE))
             .args([kind, "--seconds", &seconds.to_string()])
             .env("RNIC_SOCKET", node.daemon.socket())
@@ -57,23 +58,30 @@ impl Stage {
             .through(&words("prlimit --nofile=8192:8192"))
             .as_user(Some(User::NOBODY))
             .limit(Duration::from_secs_f64(seconds) + SOON)
-            .start()
+    }
+
+    fn attack(&self, node: &Node, kind: &str, seconds: f64) -> Result<Running> {
+        self.command(node, kind, seconds).start()
     }
 
     /// An attack that has got all that it gets, and how much that was.
     fn hoarder(&self, node: &Node, kind: &str) -> Result<(Running, u64)> {
-        let mut attacker = self.attack(node, kind, ATTACK)?;
-        let mut got = None;
-        wait_until("end of the attacker's taking", SOON, || {
-            ensure!(attacker.try_status()?.is_none(), "it failed: {}", attacker.stderr());
-            let said = attacker.stdout();
-            let number = said.lines().find_map(|line| line.strip_prefix("got ")?.split(' ').next());
-            got = number.and_then(|number| number.parse().ok());
-            Ok(got.is_some())
-        })
-        .with_context(|| node.daemon.log())?;
-        Ok((attacker, got.context("no number")?))
+        got(self.attack(node, kind, ATTACK)?, node)
     }
+}
+
+/// Waits until an attacker has got all that it gets, and says how much that was.
+fn got(mut attacker: Running, node: &Node) -> Result<(Running, u64)> {
+    let mut got = None;
+    wait_until("end of the attacker's taking", SOON, || {
+        ensure!(attacker.try_status()?.is_none(), "it failed: {}", attacker.stderr());
+        let said = attacker.stdout();
+        let number = said.lines().find_map(|line| line.strip_prefix("got ")?.split(' ').next());
+        got = number.and_then(|number| number.parse().ok());
+        Ok(got.is_some())
+    })
+    .with_context(|| node.daemon.log())?;
+    Ok((attacker, got.context("no number")?))
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -216,32 +224,36 @@ fn a_crowd_at_the_door_keeps_nobody_out() -> Result<()> {
     Ok(())
 }
 
-/// Beside those who ask for long lists without pause, another user keeps half of the rate that it
-/// has beside as many programs that compute.
+/// Beside those who ask for long lists without pause, another user keeps most of the rate that it
+/// has beside programs that do nothing but spin. As in the tests of hostile clients the tenant has
+/// one CPU, and the other one is never idle.
 #[test]
 fn long_lists_do_not_keep_engines() -> Result<()> {
+    /// Of the rate. The engines themselves share CPUs with the one that is asked.
+    const KEPT: f64 = 0.7;
     let Some(stage) = Stage::open("long_lists")? else { return Ok(()) };
-    let node = stage.daemon(&[])?;
+    let mut node = stage.daemon(&[])?;
     // The attacker's engine is the one that all packets pass.
     let first = serves(&node, Some(User::NOBODY))?;
+    node.host.cpu = cpu_of(0);
     let stream = RefCell::new(Stream::start(&node, &node, &[])?);
+    let there = |kind: &str| stage.command(&node, kind, ATTACK).on_cpu(cpu_of(1));
+    let _filler = there("spin").through(&words("nice -n 19")).start()?;
     let rate = || -> Result<f64> {
         let mut stream = stream.borrow_mut();
-        stream.work(0.5)?;
+        stream.work(1.0)?;
         stream.rate(2.0)
     };
     let calm = || {
-        let spinners = (0..3).map(|_| stage.attack(&node, "spin", ATTACK));
-        let _spinners = spinners.collect::<Result<Vec<_>>>()?;
+        let _spinners = [there("spin").start()?, there("spin").start()?];
         rate()
     };
     let disturbed = || {
-        let _attacker = stage.hoarder(&node, "lists")?;
+        let _attacker = got(there("lists").start()?, &node)?;
         rate()
     };
-    // Those who ask also wait: more than all may be left.
-    let share = share_left(3, f64::INFINITY, calm, disturbed);
-    share.with_context(|| node.daemon.log())?.is_at_least(0.5, "long_lists")?;
+    let share = share_left(3, MOST_LEFT, calm, disturbed);
+    share.with_context(|| node.daemon.log())?.is_at_least(KEPT, "long_lists")?;
     stream.into_inner().end()?;
     drop(first);
     node.stop()?;
