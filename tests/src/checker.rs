@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use crate::native;
 use crate::place::{Node, Place};
 use crate::process::{Running, wait_until};
+use crate::programs::next_port;
 
 /// The program's name.
 pub const PROGRAM: &str = "checker";
@@ -36,14 +37,15 @@ impl Stream {
     /// # Errors
     /// When either end fails.
     pub fn start(server: &Node, client: &Node, args: &[&str]) -> Result<Self> {
+        let port = next_port();
+        let service = port.to_string();
         let end = |node: &Node| -> Result<_> {
             let gid = node.gid_index().to_string();
             let place =
-                ["-d", node.device(), "-g", &gid, "-p", PORT, "-t", "1000000", "-i", "0.05"];
+                ["-d", node.device(), "-g", &gid, "-p", &service, "-t", "1000000", "-i", "0.05"];
             Ok(node.cmd(PROGRAM)?.args(place).args(args).limit(Duration::from_secs(3600)))
         };
         let serving = end(server)?.start()?;
-        let port = PORT.parse()?;
         wait_until("a checker that listens", Duration::from_secs(10), || server.listens(port))
             .with_context(|| serving.stderr())?;
         let calling = end(client)?.arg(server.address().to_string()).start()?;
@@ -117,9 +119,6 @@ fn progress(line: &str) -> Result<(f64, f64)> {
         _ => anyhow::bail!("not what a checker at work prints: {line:?}"),
     }
 }
-
-/// Tests run one at a time.
-const PORT: &str = "18599";
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@ use system_tests::native::{self, VICTIM};
 use system_tests::netns::End;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Running, wait_until};
-use system_tests::programs::Dialogue;
+use system_tests::programs::{Dialogue, next_port};
 
 /// How long a daemon may take to clean up behind a client.
 const CLEANUP: Duration = Duration::from_secs(5);
@@ -56,8 +56,8 @@ fn says(running: &mut Running, beginning: &str) -> Result<()> {
 }
 
 /// Two victims that move data to each other, the first on the left.
-fn streams(pair: &Pair, port: u16, options: &str) -> Result<[Running; 2]> {
-    let to = pair.left.address();
+fn streams(pair: &Pair, options: &str) -> Result<[Running; 2]> {
+    let (to, port) = (pair.left.address(), next_port());
     let mut left = victim(&pair.left, &format!("-p {port} {options} stream"))?;
     let mut right = victim(&pair.right, &format!("-p {port} {options} stream {to}"))?;
     says(&mut left, "moved")?;
@@ -77,7 +77,7 @@ fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
     let Some(lab) = open("a_killed_application")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let before = [Census::of(&pair.left)?, Census::of(&pair.right)?];
-    let [survivor, victim] = streams(&pair, 18_801, "-T 14 -r 7")?;
+    let [survivor, victim] = streams(&pair, "-T 14 -r 7")?;
     let bystander = Dialogue::new("checker -t 3");
     std::thread::scope(|scope| -> Result<()> {
         let checking = scope.spawn(|| bystander.run(&pair.left, &pair.right));
@@ -105,13 +105,13 @@ fn killed_at_any_moment_nothing_is_left() -> Result<()> {
     let Some(lab) = open("killed_at_any_moment")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let mut dice = Dice::new(7, Faults { corrupt: 1.0, ..Faults::NONE });
-    for round in 0..5 {
-        one_death(&pair, round, &mut dice)?;
+    for _ in 0..5 {
+        one_death(&pair, &mut dice)?;
     }
     // Caches are warm now; from here on nothing may grow.
     let before = [Census::at_rest(&pair.left, CLEANUP)?, Census::at_rest(&pair.right, CLEANUP)?];
     for round in 0..if long_form() { ROUNDS.1 } else { ROUNDS.0 } {
-        one_death(&pair, round, &mut dice).with_context(|| format!("round {round}"))?;
+        one_death(&pair, &mut dice).with_context(|| format!("round {round}"))?;
     }
     let after = [before[0].returns(&pair.left, CLEANUP)?, before[1].returns(&pair.right, CLEANUP)?];
     eprintln!("before {before:?}\nafter  {after:?}");
@@ -119,9 +119,8 @@ fn killed_at_any_moment_nothing_is_left() -> Result<()> {
 }
 
 /// Starts a transfer and kills one end, or both, at a random moment.
-fn one_death(pair: &Pair, round: u64, dice: &mut Dice) -> Result<()> {
-    let port = 18_900 + u16::try_from(round % 50)?;
-    let to = pair.left.address();
+fn one_death(pair: &Pair, dice: &mut Dice) -> Result<()> {
+    let (to, port) = (pair.left.address(), next_port());
     // A lost peer is given up after a few milliseconds.
     let left = victim(&pair.left, &format!("-p {port} -T 8 -r 1 stream"))?;
     let right = victim(&pair.right, &format!("-p {port} -T 8 -r 1 stream {to}"))?;
@@ -155,8 +154,9 @@ fn an_application_that_leaves_without_a_word() -> Result<()> {
     let Some(lab) = open("an_application_that_leaves")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let before = [Census::of(&pair.left)?, Census::of(&pair.right)?];
-    let server = victim(&pair.left, "-p 18802 -T 10 leave")?;
-    let client = victim(&pair.right, &format!("-p 18802 -T 10 leave {}", pair.left.address()))?;
+    let role = format!("-p {} -T 10 leave", next_port());
+    let server = victim(&pair.left, &role)?;
+    let client = victim(&pair.right, &format!("{role} {}", pair.left.address()))?;
     for end in [server, client] {
         let output = end.wait()?;
         ensure!(output.success(), "{output}");
@@ -293,7 +293,7 @@ fn network_changes(test: &str, io: Io) -> Result<()> {
     says(&mut watch, "ready")?;
     let dev = End::INTERFACE;
     // Eight tries of at least 268 ms.
-    let [left, right] = streams(&pair, 18_803, "-T 16 -r 7")?;
+    let [left, right] = streams(&pair, "-T 16 -r 7")?;
     let moment = Duration::from_millis(300);
 
     let (down, up) = (["link", "set", dev, "down"], ["link", "set", dev, "up"]);
@@ -338,7 +338,7 @@ fn connections_survive_changes_of_the_network_over_af_xdp() -> Result<()> {
 fn a_killed_daemon_is_noticed_by_the_other_host() -> Result<()> {
     let Some(lab) = open("a_killed_daemon_is_noticed")? else { return Ok(()) };
     let mut pair = lab.pair(Io::AfXdp, 1500)?;
-    let [_left, right] = streams(&pair, 18_804, "-T 12 -r 3")?;
+    let [_left, right] = streams(&pair, "-T 12 -r 3")?;
     let spec = at_end(&pair.net.left, Io::AfXdp);
     pair.left.daemon = pair.left.daemon.kill_and_restart(Dist::get()?, &spec)?;
     let output = right.wait()?;

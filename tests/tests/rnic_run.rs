@@ -16,6 +16,7 @@ use system_tests::packages::Toolbox;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Place};
 use system_tests::process::{Cmd, User, is_root, wait_until};
+use system_tests::programs::next_port;
 
 /// A user id that no other test uses.
 const STRANGER: User = User { uid: 23_457, gid: 23_457 };
@@ -73,10 +74,11 @@ fn two_programs_of_an_ordinary_user_talk_to_each_other() -> Result<()> {
     let Some(lab) = Lab::open(name, Need::Nothing, &PROGRAMS)? else { return Ok(()) };
     let home = new_home()?;
     let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
-    let line = ["-g", "0", "-c", "-n", "500", "-p", "18999"];
+    let port = next_port();
+    let line = ["-g", "0", "-c", "-n", "500", "-p", &port.to_string()];
     let pingpong = rnic_run(&home, &lab.tools, "ibv_rc_pingpong")?.args(line);
     let server = pingpong.start()?;
-    wait_until("listening server", Duration::from_secs(10), || host.listens(18_999))
+    wait_until("listening server", Duration::from_secs(10), || host.listens(port))
         .with_context(|| server.stderr())?;
     let client = pingpong.clone().arg("127.0.0.1").limit(Duration::from_secs(20)).run()?;
     ensure!(client.success(), "{client}\nserver: {}", server.stderr());

@@ -222,8 +222,13 @@ impl fmt::Display for Dialogue {
     }
 }
 
-/// A TCP port that no earlier dialogue of this process used, so that none waits for old sockets.
-fn next_port() -> u16 {
+/// A TCP port that no earlier dialogue of this process used, so that none waits for old sockets,
+/// and of which another test program on this machine has others. The kernel gives higher ones to
+/// who calls.
+#[must_use]
+pub fn next_port() -> u16 {
+    const EACH: u16 = 500;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    18_600 + NEXT.fetch_add(1, Ordering::Relaxed) % 1000
+    let block = u16::try_from(std::process::id() % 40).unwrap_or_default();
+    10_000 + EACH * block + NEXT.fetch_add(1, Ordering::Relaxed) % EACH
 }
