@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::inspect::cpu_time;
-use system_tests::lab::{Lab, Need, Pair};
+use system_tests::lab::{Lab, Need, Pair, cpu_of, note};
 use system_tests::native::{self, VICTIM};
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Running, wait_until};
@@ -20,6 +21,11 @@ const IDLE_TIME: Duration = Duration::from_secs(5);
 const ROUND_TRIPS: usize = 10_000;
 /// Of all round trips, those longer than a millisecond.
 const SLOW_LIMIT: f64 = 0.01;
+/// The same beside other work, which takes slices of some milliseconds from the programs too. An
+/// engine that does not give its CPU away makes nearly all of them wait.
+const SLOW_LIMIT_BESIDE_WORK: f64 = 0.3;
+/// Of the time, what a thread that spins loses to the machine's other work where there is none.
+const QUIET: f64 = 0.02;
 
 fn holder(node: &Node, queue_pairs: &str) -> Result<Running> {
     let gid = node.gid_index().to_string();
@@ -74,7 +80,8 @@ fn round_trips(printed: &str) -> Vec<f64> {
     .collect()
 }
 
-fn few_are_slow(pair: &Pair, program: &str) -> Result<()> {
+/// What part of its round trips took longer than a millisecond.
+fn slow_share(pair: &Pair, program: &str) -> Result<f64> {
     let line = format!("{program} -s 8 -n {ROUND_TRIPS} -U");
     let dialogue = Dialogue::new(&line).limit(Duration::from_secs(120));
     let printed = dialogue.run(&pair.left, &pair.right)?.client.stdout;
@@ -93,8 +100,7 @@ fn few_are_slow(pair: &Pair, program: &str) -> Result<()> {
         at(990),
         at(999)
     );
-    ensure!(share < SLOW_LIMIT, "{program}: {slow} of {} round trips above 1 ms", times.len());
-    Ok(())
+    Ok(share)
 }
 
 /// Two daemons and two programs that poll, on two cores: each program shares a core with its
@@ -103,9 +109,50 @@ fn spinning(test: &str, io: Io) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &["ib_write_lat"])? else { return Ok(()) };
     let pair = lab.pair(io, 1500)?;
     for program in ["ib_write_lat", "ib_send_lat"] {
-        few_are_slow(&pair, program).with_context(|| format!("over {}", io.as_str()))?;
+        few_are_slow(&pair, program, test).with_context(|| format!("over {}", io.as_str()))?;
     }
     pair.stop()
+}
+
+/// Whether they are is compared with what the machine does to threads that only spin, before and
+/// after: where it does not leave them their CPUs, the waits say little about an engine.
+fn few_are_slow(pair: &Pair, program: &str, test: &str) -> Result<()> {
+    let before = taken_by_others();
+    let slow = slow_share(pair, program)?;
+    let taken = before.max(taken_by_others());
+    let is_quiet = taken < QUIET;
+    if !is_quiet && slow >= SLOW_LIMIT {
+        note(&format!("NOT MEASURED {test}: {:.0}% of a CPU is others'", 100.0 * taken));
+    }
+    let limit = if is_quiet { SLOW_LIMIT } else { SLOW_LIMIT_BESIDE_WORK };
+    ensure!(slow < limit, "{program}: {:.1}% of the round trips above 1 ms", 100.0 * slow);
+    Ok(())
+}
+
+/// The largest part of half a second that a thread which spins on either CPU did not have, in
+/// pieces that would make a round trip slow.
+fn taken_by_others() -> f64 {
+    let spin = |cpu| {
+        if let Some(cpu) = cpu_of(cpu) {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            // Unpinned, it says the same of all CPUs together.
+            let _ = sched_setaffinity(None, &set);
+        }
+        let (began, mut last, mut lost) = (Instant::now(), Instant::now(), Duration::ZERO);
+        while began.elapsed() < Duration::from_millis(500) {
+            let gap = last.elapsed();
+            last += gap;
+            if gap > Duration::from_millis(1) {
+                lost += gap;
+            }
+        }
+        lost.as_secs_f64() / began.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|threads| {
+        let spinning = [0, 1].map(|cpu| threads.spawn(move || spin(cpu)));
+        spinning.map(|one| one.join().expect("no panic")).into_iter().fold(0.0, f64::max)
+    })
 }
 
 #[test]
@@ -168,7 +215,7 @@ fn a_client_that_posts_now_and_then_is_served_beside_a_stream() -> Result<()> {
         "longest wait in the best of five rounds: alone {alone} us, beside a stream {beside} us"
     );
     if beside >= LATE_LIMIT && alone >= LATE_LIMIT {
-        eprintln!("{name}: not measured, the machine is busy");
+        note(&format!("NOT MEASURED {name}: the machine is busy"));
     } else {
         ensure!(beside < LATE_LIMIT, "a request waited {beside} us, {alone} us without the stream");
     }
