@@ -11,7 +11,7 @@ use system_tests::emulator::{EmulatedLink, Faults, LEFT, LinkReport, Plan, RIGHT
 use system_tests::inspect::counter;
 use system_tests::interop::rivals::MTU;
 use system_tests::interop::{Contest, all_well, cases, equip, programs, wires};
-use system_tests::lab::{Lab, Need, at_end};
+use system_tests::lab::{Lab, Need, at_end, long_form};
 use system_tests::netns::End;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
@@ -58,9 +58,13 @@ fn nothing_is_lost_or_doubled_between_rxe_and_us() -> Result<()> {
     let nic = Node::new(daemon, Host::at_end(&road.left, &lab.tools), Dist::get()?);
     let contest = Contest::new(&nic, &road.guest)?.over_a_lossy_link();
     let mut outcomes = Vec::new();
-    for wire in wires() {
+    // The checker looks at every byte and completion; the programs, each as server and as client,
+    // only come to their ends, and one kind of packets is enough for that.
+    for (nth, wire) in wires().into_iter().enumerate() {
         outcomes.extend(contest.run(cases::ROUGH_CHECKER, wire)?);
-        outcomes.extend(contest.run(cases::ROUGH_PROGRAMS, wire)?);
+        if nth == 0 || long_form() {
+            outcomes.extend(contest.run(cases::ROUGH_PROGRAMS, wire)?);
+        }
     }
     let report = road.link.finish(Duration::from_millis(300))?;
     all_well(&outcomes).with_context(|| format!("{report:?}\n{}", road.guest.console()))?;
