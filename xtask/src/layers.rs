@@ -31,15 +31,15 @@ const ARROWS: &[(&str, &[&str])] = &[
 const ENGINE_ROWS: &[&[&str]] = &[
     &["ids", "profile", "secret", "slab", "time", "transport"],
     &["command", "ports", "qpn", "wheel"],
-    &["attr", "clients", "cq", "lending", "mr"],
+    &["by_reference", "clients", "cq", "modify_qp", "mr"],
     &["batch", "config", "event"],
     &["counters"],
     &["shared"],
     &["qp"],
-    &["delivery", "headers", "gather"],
+    &["delivery"],
     &["egress", "ingress"],
     &["engine"],
-    &["execute", "leap"],
+    &["commands", "leap"],
 ];
 const ENGINE: &str = "crates/rnic-core/src";
 

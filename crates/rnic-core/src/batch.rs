@@ -4,7 +4,7 @@
 //! a *delivery* (its completion). All pieces are written with as few [`Dma::write`] calls as
 //! possible; see [`delivery`](crate::delivery) for what follows.
 
-use crate::lending::Payload;
+use crate::by_reference::Payload;
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use rnic_abi::cqe::Cqe;
 use roce_wire::{Msn, Psn, Qpn};
@@ -65,7 +65,7 @@ pub(crate) struct Batch {
     pub(crate) deliveries: Vec<Delivery>,
     pub(crate) faults: Vec<Fault>,
     from: Vec<Range>,
-    lent: Vec<MemRange>,
+    referred: Vec<MemRange>,
     to: Vec<MemRange>,
     tails: Vec<u64>,
 }
@@ -95,7 +95,7 @@ impl Batch {
             deliveries: Vec::with_capacity(CAPACITY),
             faults: Vec::new(),
             from: Vec::with_capacity(MAX_DMA_RANGES),
-            lent: Vec::with_capacity(MAX_DMA_RANGES),
+            referred: Vec::with_capacity(MAX_DMA_RANGES),
             to: Vec::with_capacity(MAX_DMA_RANGES),
             tails: Vec::with_capacity(MAX_DMA_RANGES),
         }
@@ -108,7 +108,7 @@ impl Batch {
             deliveries: Vec::new(),
             faults: Vec::new(),
             from: Vec::new(),
-            lent: Vec::new(),
+            referred: Vec::new(),
             to: Vec::new(),
             tails: Vec::new(),
         }
@@ -169,7 +169,7 @@ impl Batch {
     /// Collects the ranges of one call from piece `start` on; returns the piece it stops before.
     fn collect(&mut self, start: usize) -> usize {
         self.from.clear();
-        self.lent.clear();
+        self.referred.clear();
         self.to.clear();
         self.tails.clear();
         let mut bytes = 0;
@@ -182,7 +182,7 @@ impl Batch {
                 // The call must stop here, so that byte counts name pieces without gaps.
                 break;
             }
-            let sources = self.from.len().max(self.lent.len());
+            let sources = self.from.len().max(self.referred.len());
             let fits = sources < MAX_DMA_RANGES && self.to.len() < MAX_DMA_RANGES;
             if ends.is_some_and(|ends| ends != piece.ends()) || !fits {
                 break;
@@ -190,7 +190,7 @@ impl Batch {
             ends = Some(piece.ends());
             match piece.from.source {
                 None => push_range(&mut self.from, piece.from.in_arena()),
-                Some(_) => push_mem_range(&mut self.lent, piece.from.in_memory()),
+                Some(_) => push_mem_range(&mut self.referred, piece.from.in_memory()),
             }
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
@@ -215,7 +215,7 @@ impl Batch {
             let Ends { source, target } = first.ends();
             let written = match source {
                 None => dma.write(target, arena, &self.from, &self.to, &self.tails),
-                Some(source) => dma.copy(source, &self.lent, target, &self.to, &self.tails),
+                Some(source) => dma.copy(source, &self.referred, target, &self.to, &self.tails),
             };
             match written {
                 Ok(()) => start = end,

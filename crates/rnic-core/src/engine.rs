@@ -264,7 +264,7 @@ impl Engine {
                 qp.retire(&mut ctx);
             }
         }
-        // Settling a QP never asks for another one, so nothing was added meanwhile.
+        // Retiring a QP never asks for another one, so nothing was added meanwhile.
         self.shared.retiring = retiring;
     }
 

@@ -3,9 +3,9 @@
 //! Per datagram: parse, ICRC, QP, state, P_Key, peer address; then the responder half takes
 //! requests and the completer responses. Neither sends anything.
 
+use crate::by_reference::{self, Payload};
 use crate::delivery;
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
-use crate::lending::{self, Payload};
 use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::packet::Packet;
@@ -107,7 +107,7 @@ impl Ingress {
             target.ctx.shared.counters.rx_packets += 1;
             target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
             let handled = match Datagram::parse(bytes) {
-                Ok(packet) => match self.sort(target, &packet, &arrival, ports.host) {
+                Ok(packet) => match self.classify(target, &packet, &arrival, ports.host) {
                     Ok(slot) => {
                         target.handle(slot, &packet, &arrival, ports.dma, arena).map_err(Some)
                     }
@@ -124,7 +124,7 @@ impl Ingress {
 
     /// Checks everything that needs no protocol state and finds the QP. `Err(None)`: it belongs to
     /// another shard and was handed over.
-    fn sort<H: Host, T: Tap>(
+    fn classify<H: Host, T: Tap>(
         &mut self,
         target: &mut Target<'_, '_, T>,
         packet: &Datagram<'_>,
@@ -232,11 +232,11 @@ impl<T: Tap> Target<'_, '_, T> {
         }
         let ctx = &mut self.ctx;
         match deferred {
-            Deferred::Nak(reason) => qp.refuse(ctx, reason),
-            Deferred::BadReceive { wr_id, index } => qp.refuse_receive(ctx, wr_id, index),
+            Deferred::Nak(reason) => qp.nak_and_fail(ctx, reason),
+            Deferred::BadReceive { wr_id, index } => qp.fail_receive(ctx, wr_id, index),
             Deferred::Atomic(request) => match execute(dma, &request) {
                 Some(old) => qp.finish_atomic(ctx, psn, old),
-                None => qp.refuse(ctx, NakReason::RemoteMemory),
+                None => qp.nak_and_fail(ctx, NakReason::RemoteMemory),
             },
             Deferred::FailRequest(status) => qp.fail_request(ctx, status),
             Deferred::StoreAtomic { space, addr, value } => {
@@ -262,7 +262,7 @@ fn payload_of<D: Dma>(
     if !arrival.train.inside {
         return Ok(Payload::arrived(arrived));
     }
-    let found = lending::find(arrival.bytes, payload, arrived);
+    let found = by_reference::find(arrival.bytes, payload, arrived);
     match found.source {
         Some(space) if !dma.copies_from(space, found.in_memory()) => Err(DropReason::LentGone),
         _ => Ok(found),

@@ -7,19 +7,21 @@
 //!
 //! 1. [`ports`] (what the engine needs), [`command`] (what it can be told), [`engine`] (the loop).
 //! 2. One message, down: `clients` (doorbells), `qp/requester/sq` (the WQE is copied and checked),
-//!    `qp/requester` (may it go?), `segment` (which packet?), `egress` (the packet leaves).
+//!    `qp/requester` (may it go?), `segment` (which packet?), `transport` (in which form?), `egress`
+//!    (the packet leaves).
 //! 3. Up at the peer: `ingress` (whose is it?), `qp/responder` (checks and effect), `delivery`
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
 //! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
 //! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`] (timers).
-//! 6. The tables behind it: [`mr`], [`attr`], `transport`, [`qpn`], [`slab`]; vendor behaviour:
+//! 6. The tables behind it: [`mr`], [`modify_qp`], [`qpn`], [`slab`]; vendor behaviour:
 //!    [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
-pub mod attr;
 mod batch;
+mod by_reference;
 mod clients;
 pub mod command;
+mod commands;
 pub mod config;
 pub mod counters;
 mod cq;
@@ -27,14 +29,11 @@ mod delivery;
 mod egress;
 pub mod engine;
 pub mod event;
-mod execute;
-mod gather;
-mod headers;
 mod ids;
 mod ingress;
 #[cfg(feature = "leap")]
 mod leap;
-mod lending;
+pub mod modify_qp;
 pub mod mr;
 pub mod ports;
 pub mod profile;

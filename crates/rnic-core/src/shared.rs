@@ -71,14 +71,14 @@ impl Shared {
     }
 
     /// When the wire last took something.
-    pub(crate) fn departed(&self, is_inside: bool) -> Instant {
-        self.departures[usize::from(is_inside)]
+    pub(crate) fn departed(&self, is_local: bool) -> Instant {
+        self.departures[usize::from(is_local)]
     }
 
     /// The wire takes something.
     #[inline]
-    pub(crate) fn departs(&mut self, is_inside: bool, now: Instant) {
-        self.departures[usize::from(is_inside)] = now;
+    pub(crate) fn departs(&mut self, is_local: bool, now: Instant) {
+        self.departures[usize::from(is_local)] = now;
     }
 }
 

@@ -113,6 +113,7 @@ const FLUSH_PER_VISIT: u32 = 64;
 
 impl Qp {
     pub(crate) fn new(who: QpIdentity, new: NewQp) -> Self {
+        let rq = RecvQueue::new(new.rq);
         Self {
             handle: who.handle,
             slot: who.slot,
@@ -133,9 +134,9 @@ impl Qp {
             path: None,
             mtu: 0,
             sq: SendQueue::new(new.sq),
-            rq: RecvQueue::new(new.rq),
+            responder: Responder::new(rq.max_sges()),
+            rq,
             requester: Requester::default(),
-            responder: Responder::default(),
             deadline: None,
             wheel_at: None,
             wheel_later: None,
@@ -153,6 +154,11 @@ impl Qp {
             QpState::Sqd => true,
             _ => false,
         }
+    }
+
+    /// Receive WQEs for messages that are not complete, as far as the producer index was seen.
+    pub(crate) fn credits(&self) -> u32 {
+        self.rq.waiting() + u32::from(self.responder.recv.is_some())
     }
 
     /// WQEs that are posted to one of its queues and not yet fetched.
@@ -180,7 +186,7 @@ impl Qp {
     }
 
     /// The peer has our own address: nothing of this leaves the host.
-    pub(crate) fn is_inside(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         self.path.is_some_and(|path| path.flow.src == path.flow.dst)
     }
 
@@ -246,7 +252,7 @@ impl Qp {
         self.sq.reset();
         self.rq.reset();
         self.requester = Requester::default();
-        self.responder = Responder::default();
+        self.responder.reset();
         self.path = None;
         self.mtu = 0;
         self.deadline = None;
@@ -281,7 +287,7 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         status: WcStatus,
     ) -> bool {
-        let Some(recv) = self.rq.current.take() else { return false };
+        let Some(recv) = self.responder.recv.take() else { return false };
         let cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, status);
         self.rq.release(recv.index);
         ctx.complete(self.recv_cq, &cqe);
@@ -302,8 +308,8 @@ impl Qp {
     /// Writes some of the flush completions of a QP in ERR. Returns true when more are due.
     pub(crate) fn flush_some<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         let mut budget = FLUSH_PER_VISIT;
-        self.sq.look(&ctx.shared.clients, self.client_slot);
-        self.rq.look(&ctx.shared.clients, self.client_slot);
+        self.sq.refresh_producer(&ctx.shared.clients, self.client_slot);
+        self.rq.refresh_producer(&ctx.shared.clients, self.client_slot);
         // Rule: ErrFlushesSends
         while budget > 0 {
             let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };

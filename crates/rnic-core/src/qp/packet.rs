@@ -1,6 +1,6 @@
 //! A received packet on its way through its queue pair.
 
-use crate::lending::Payload;
+use crate::by_reference::Payload;
 use roce_wire::{Bth, Datagram, Opcode, OpcodeInfo, Psn};
 
 /// A received packet that found its QP.

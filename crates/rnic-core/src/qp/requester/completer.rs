@@ -7,7 +7,7 @@ use super::super::Qp;
 use super::super::packet::Packet;
 use super::super::verdict::{Deferred, Verdict};
 use super::segment::read_piece;
-use super::sq::{Wr, wc_opcode};
+use super::sq::{Work, Wr, wc_opcode};
 use crate::batch::{Piece, PieceKind};
 use crate::event::{DropReason, Event, Tap};
 use crate::ports::MemRange;
@@ -267,7 +267,7 @@ impl Qp {
         if self.attr.state == QpState::Err || self.requester.oldest() == self.sq.fetched() {
             return;
         }
-        self.sq.wr_mut(self.requester.oldest()).fault = Some(status);
+        self.sq.wr_mut(self.requester.oldest()).work = Work::Fault(status);
         self.retire(ctx);
     }
 
@@ -311,7 +311,10 @@ impl Qp {
             None
         } else {
             let wr = *self.sq.wr(self.sq.retired);
-            wr.fault.map(|status| (wr, status))
+            match wr.work {
+                Work::Fault(status) => Some((wr, status)),
+                Work::Wire => None,
+            }
         };
         if let Some((wr, status)) = failed {
             let index = self.sq.retired;

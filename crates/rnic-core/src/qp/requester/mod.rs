@@ -22,7 +22,7 @@ use crate::shared::Ctx;
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
 use segment::{Segmentation, segment};
-use sq::{FetchRules, Wr};
+use sq::{FetchRules, Work, Wr};
 
 impl Cursor {
     /// At `psn`, behind packets of `wr`, where the cursor is: perhaps at the next WQE.
@@ -64,49 +64,19 @@ impl Qp {
         if !self.sends() || self.requester.in_rnr_wait() {
             return false;
         }
-        let window = self.window(&ctx.shared.config);
-        let ack_interval = ctx.shared.config.profile.ack_interval(window);
-        let how = Segmentation { rules: self.rules, mtu: self.mtu, window, ack_interval };
         self.requester.refused(false);
-        let mut cursor = self.requester.cursor();
-        let mut reads = self.requester.reads();
-        self.sq.look(&ctx.shared.clients, self.client_slot);
-        if self.sq.is_overrun() {
-            // The application published an index that cannot be: its queue is beyond repair. The
-            // replies that are planned already are not owed any more, so they must not leave.
-            self.fail_fatally(ctx);
+        if !self.refresh_posted(ctx) {
+            // The replies that are planned already are not owed any more, so they must not leave.
             plan.clear();
             return false;
         }
-        loop {
-            if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
-                return false;
-            }
+        let how = self.segmentation(&ctx.shared.config);
+        let mut cursor = self.requester.cursor();
+        let mut reads = self.requester.reads();
+        while let Some(run) = self.admissible(ctx, cursor, reads, how.window) {
             let wr = self.sq.wr(cursor.index);
-            if wr.fault.is_some() {
-                // It completes in error once everything before it is complete.
-                self.retire_later(ctx);
-                return false;
-            }
-            // Rule: Window
-            let room = window.saturating_sub(self.requester.ahead(cursor.psn));
-            if room == 0 {
-                return false;
-            }
-            match self.permit(wr, cursor, reads) {
-                Permit::Go => {}
-                Permit::Wait => return false,
-                Permit::Never => {
-                    self.sq.wr_mut(cursor.index).fault = Some(WcStatus::LocQpOpErr);
-                    self.retire_later(ctx);
-                    return false;
-                }
-            }
-            // What follows in the same message may go as well. READs and atomics are single packets.
-            let run =
-                if wr.is_read_or_atomic() { 1 } else { wr.packets - wr.packet_of(cursor.psn) };
             let mut psn = cursor.psn;
-            for _ in 0..run.min(room) {
+            for _ in 0..run {
                 let next = segment(wr, cursor.index, psn, &how);
                 if !budget.take(&next) {
                     return true;
@@ -116,6 +86,64 @@ impl Qp {
             }
             cursor = cursor.moved(wr, psn);
             reads += u32::from(wr.is_read_or_atomic());
+        }
+        false
+    }
+
+    /// Reads what the application posted. One that published an index that cannot be has a queue
+    /// beyond repair: false.
+    fn refresh_posted<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
+        self.sq.refresh_producer(&ctx.shared.clients, self.client_slot);
+        if self.sq.is_overrun() {
+            self.fail_fatally(ctx);
+            return false;
+        }
+        true
+    }
+
+    /// How its messages are cut into packets.
+    #[inline]
+    fn segmentation(&self, config: &EngineConfig) -> Segmentation {
+        let window = self.window(config);
+        let ack_interval = config.profile.ack_interval(window);
+        Segmentation { rules: self.rules, mtu: self.mtu, window, ack_interval }
+    }
+
+    /// Packets of the WQE at the cursor that may leave now; `None` when neither they nor what
+    /// follows may. READs and atomics are single packets.
+    #[inline]
+    fn admissible<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        cursor: Cursor,
+        reads: u32,
+        window: u32,
+    ) -> Option<u32> {
+        if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
+            return None;
+        }
+        let wr = self.sq.wr(cursor.index);
+        match wr.work {
+            Work::Wire => {}
+            Work::Fault(_) => {
+                self.retire_later(ctx);
+                return None;
+            }
+        }
+        // Rule: Window
+        let room = window.saturating_sub(self.requester.ahead(cursor.psn));
+        if room == 0 {
+            return None;
+        }
+        match self.permit(wr, cursor, reads) {
+            Permit::Go if wr.is_read_or_atomic() => Some(1),
+            Permit::Go => Some(room.min(wr.packets - wr.packet_of(cursor.psn))),
+            Permit::Wait => None,
+            Permit::Never => {
+                self.sq.wr_mut(cursor.index).work = Work::Fault(WcStatus::LocQpOpErr);
+                self.retire_later(ctx);
+                None
+            }
         }
     }
 

@@ -28,7 +28,7 @@ impl Qp {
     fn is_out_of_retries(&self, profile: Profile, cause: RewindCause) -> bool {
         if cause == RewindCause::Timeout && profile.retries_by_time() {
             let patience = profile.timeout(self.attr.timeout) * u64::from(self.attr.retry_cnt);
-            return self.requester.waited() >= patience;
+            return self.requester.timeout_nanos() >= patience;
         }
         self.requester.retries() == 0
     }
@@ -76,10 +76,10 @@ impl Qp {
     }
 
     fn handle_timeout<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let waited = self.ack_timeout(ctx.shared.config.profile).unwrap_or(0);
+        let timeout_nanos = self.ack_timeout(ctx.shared.config.profile).unwrap_or(0);
         // What waits for its turn is not unanswered: until it leaves, time counts only while the
         // wire takes nothing at all.
-        let stalled = ctx.shared.departed(self.is_inside()).after_nanos(waited);
+        let stalled = ctx.shared.departed(self.is_local()).after_nanos(timeout_nanos);
         // Rule: TurnIsNoTimeout
         if self.requester.is_rewound() && stalled > ctx.now {
             self.set_deadline(ctx, stalled);
@@ -87,7 +87,7 @@ impl Qp {
         }
         self.counters.timeouts += 1;
         ctx.shared.counters.local_ack_timeout_err += 1;
-        self.requester.count_timeout(waited);
+        self.requester.count_timeout(timeout_nanos);
         if let Err(status) = self.retry(ctx, RewindCause::Timeout) {
             self.fail_request(ctx, status);
         }

@@ -20,6 +20,15 @@ use roce_wire::Psn;
 /// Longest message, bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
+/// What is left to do for a send WQE.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    /// Its packets are sent and acknowledged.
+    Wire,
+    /// It completes with this error once everything before it is complete.
+    Fault(WcStatus),
+}
+
 /// A send WQE that has its place in the sequence of PSNs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wr {
@@ -28,10 +37,9 @@ pub(crate) struct Wr {
     pub(crate) length: u32,
     /// First PSN.
     pub(crate) first: Psn,
-    /// PSNs it uses; 0 when `fault` was found at once.
+    /// PSNs it uses; none when it was refused at once.
     pub(crate) packets: u32,
-    /// It will complete with this error once everything before it is complete.
-    pub(crate) fault: Option<WcStatus>,
+    pub(crate) work: Work,
 }
 
 impl Wr {
@@ -41,7 +49,7 @@ impl Wr {
             length: 0,
             first: Psn::ZERO,
             packets: 0,
-            fault: None,
+            work: Work::Wire,
         }
     }
 
@@ -115,7 +123,7 @@ impl SendQueue {
 
     /// Reads the doorbell record.
     #[inline]
-    pub(crate) fn look(&mut self, clients: &Clients, client: u32) {
+    pub(crate) fn refresh_producer(&mut self, clients: &Clients, client: u32) {
         self.producer = clients.producer(client, self.record);
     }
 
@@ -199,10 +207,10 @@ impl SendQueue {
                 let len = control.words() - CONTROL_WORDS;
                 self.ring.copy(index, CONTROL_WORDS, &mut self.bodies[start..start + len]);
             }
-            Err(_) => wr.fault = Some(malformed()),
+            Err(_) => wr.work = Work::Fault(malformed()),
         }
         self.wrs[slot] = wr;
-        if wr.fault.is_none() {
+        if wr.work == Work::Wire {
             self.admit(index, rules, mrs);
         }
         &self.wrs[slot]
@@ -217,7 +225,7 @@ impl SendQueue {
                 // Rule: ReadPsns, EmptyMessagePsn
                 wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
             }
-            Err(status) => wr.fault = Some(status),
+            Err(status) => wr.work = Work::Fault(status),
         }
     }
 

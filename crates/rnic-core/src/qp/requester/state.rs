@@ -1,7 +1,7 @@
 //! Where the requester is among its PSNs, and what it has left to try.
 //!
 //! Only the methods here change it. `una` is the oldest unacknowledged PSN, the cursor the next to
-//! be transmitted, `max_psn` one past the highest ever transmitted. PSNs are given when a WQE is
+//! be transmitted, `sent_end` one past the highest ever transmitted. PSNs are given when a WQE is
 //! fetched. Going back sets the cursor to `una`; nothing else is needed.
 
 use rnic_abi::verbs::QpAttr;
@@ -24,7 +24,7 @@ pub(crate) struct Requester {
     /// WQE that owns `una`.
     oldest: u32,
     cursor: Cursor,
-    max_psn: Psn,
+    sent_end: Psn,
     /// READ and atomic requests before the cursor that are not fully answered.
     reads: u32,
     /// Retries left until progress.
@@ -32,7 +32,7 @@ pub(crate) struct Requester {
     rnr_retries: u8,
     /// Timeouts since progress, and the nanoseconds they took.
     timeouts: u8,
-    waited: u64,
+    timeout_nanos: u64,
     in_rnr_wait: bool,
     /// RNR NAKs for `una` that came, without the sequence NAKs that may follow each.
     rnr_echoes_due: u8,
@@ -117,7 +117,7 @@ impl Requester {
     /// Something was sent and is not acknowledged.
     #[inline]
     pub(super) fn has_unacknowledged(&self) -> bool {
-        self.una != self.max_psn
+        self.una != self.sent_end
     }
 
     /// Nothing is on its way: what is not acknowledged will be sent again.
@@ -129,14 +129,14 @@ impl Requester {
     /// A request with this PSN was sent at some time.
     #[inline]
     pub(super) fn was_sent(&self, psn: Psn) -> bool {
-        psn.distance_from(self.max_psn) < 0
+        psn.distance_from(self.sent_end) < 0
     }
 
     /// Is `psn` in the window of requests that were sent and not yet acknowledged?
     #[inline]
     pub(super) fn is_outstanding(&self, psn: Psn) -> bool {
         let ahead = psn.distance_from(self.una);
-        let sent = self.max_psn.distance_from(self.una);
+        let sent = self.sent_end.distance_from(self.una);
         // Rule: ResponseBehind, ResponseAhead
         ahead >= 0 && ahead < sent
     }
@@ -160,7 +160,7 @@ impl Requester {
             una: psn,
             oldest: index,
             cursor: Cursor { index, psn },
-            max_psn: psn,
+            sent_end: psn,
             retries: attr.retry_cnt,
             rnr_retries: attr.rnr_retry,
             ..Self::default()
@@ -171,7 +171,7 @@ impl Requester {
     pub(crate) fn stop(&mut self) {
         self.in_rnr_wait = false;
         self.is_refused = false;
-        self.max_psn = self.una;
+        self.sent_end = self.una;
     }
 
     /// A WQE was fetched: the next one has the PSN behind it.
@@ -184,8 +184,8 @@ impl Requester {
     pub(super) fn sent(&mut self, next: Cursor, is_read_or_atomic: bool) {
         self.cursor = next;
         self.reads += u32::from(is_read_or_atomic);
-        if next.psn.distance_from(self.max_psn) > 0 {
-            self.max_psn = next.psn;
+        if next.psn.distance_from(self.sent_end) > 0 {
+            self.sent_end = next.psn;
         }
     }
 
@@ -235,8 +235,8 @@ impl Requester {
         self.retries = attr.retry_cnt;
         // Rule: ProgressReloadsRnrRetries
         self.rnr_retries = attr.rnr_retry;
-        (self.timeouts, self.waited) = (0, 0);
-        // What was waited for is received: an answer to another transmission says so.
+        (self.timeouts, self.timeout_nanos) = (0, 0);
+        // What was timeout_nanos for is received: an answer to another transmission says so.
         // Rule: ProgressEndsRnrWait
         self.in_rnr_wait = false;
         (self.rnr_echoes_due, self.pauses) = (0, 0);
@@ -254,7 +254,7 @@ impl Requester {
     #[cfg(feature = "leap")]
     pub(crate) fn leap(&mut self, packets: u32, attr: &QpAttr) {
         let psn = self.next_psn.wrapping_add(packets);
-        (self.next_psn, self.una, self.max_psn) = (psn, psn, psn);
+        (self.next_psn, self.una, self.sent_end) = (psn, psn, psn);
         self.cursor.psn = psn;
         self.progress(attr);
     }
@@ -276,7 +276,7 @@ impl Requester {
 
     /// A response with this PSN came although `una` has none, which must come first.
     pub(super) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> Loss {
-        let fresh = Stale { mark: psn, end: self.max_psn };
+        let fresh = Stale { mark: psn, end: self.sent_end };
         let Some(stale) = &mut self.stale else {
             self.stale = Some(fresh);
             return if self.is_rewound() { Loss::Known } else { Loss::First };
@@ -307,12 +307,12 @@ impl Requester {
     }
 
     /// Nanoseconds of these timeouts.
-    pub(super) fn waited(&self) -> u64 {
-        self.waited
+    pub(super) fn timeout_nanos(&self) -> u64 {
+        self.timeout_nanos
     }
 
     pub(super) fn count_timeout(&mut self, nanos: u64) {
-        self.waited = self.waited.saturating_add(nanos);
+        self.timeout_nanos = self.timeout_nanos.saturating_add(nanos);
         self.timeouts = self.timeouts.saturating_add(1);
     }
 

@@ -20,7 +20,7 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Checked {
-        let Some(recv) = self.rq.current else { return Err(Verdict::nak(NakReason::Local)) };
+        let Some(recv) = self.responder.recv else { return Err(Verdict::nak(NakReason::Local)) };
         let len = packet.datagram.payload_len() as u64;
         // Rule: SendFits
         if recv.filled + len > recv.room {
@@ -52,12 +52,12 @@ impl Qp {
         packet: &Packet<'_>,
         may_carry: bool,
     ) -> Checked<bool> {
-        let Some(mut recv) = self.rq.current else { return Ok(false) };
+        let Some(mut recv) = self.responder.recv else { return Ok(false) };
         let undo = ctx.shared.batch.len();
         let mut left = packet.bytes;
         let mut private = may_carry && left.len() > 0;
         while left.len() > 0 {
-            let Some(sge) = self.rq.sges().get(recv.sge).copied() else { break };
+            let Some(sge) = self.responder.recv_sges.get(recv.sge).copied() else { break };
             let from = left.take(sge.length - recv.in_sge);
             let len = from.len();
             if len > 0 {
@@ -80,7 +80,7 @@ impl Qp {
             }
         }
         recv.filled += u64::from(packet.bytes.len());
-        self.rq.current = Some(recv);
+        self.responder.recv = Some(recv);
         if private {
             ctx.shared.batch.truncate(undo);
         }
@@ -110,7 +110,7 @@ impl Qp {
         byte_len: u32,
         carried: &[u8],
     ) {
-        let Some(recv) = self.rq.current.take() else { return };
+        let Some(recv) = self.responder.recv.take() else { return };
         let mut cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, WcStatus::Success);
         // Rule: ReceiveOpcode
         cqe.opcode = opcode;

@@ -23,8 +23,9 @@ use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::shared::Ctx;
 use replies::Replies;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
+use rnic_abi::wqe::Sge;
 use roce_wire::{Msn, NakCode, Operation, Psn, Syndrome, Trailer};
-use rq::NoRecv;
+use rq::{NoRecv, Recv};
 
 /// The multi-packet message in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +55,9 @@ pub(crate) struct Responder {
     pub(crate) epsn: Psn,
     pub(crate) msn: Msn,
     pub(in crate::qp) message: Message,
+    /// The receive WQE that the message fills, and its SGEs.
+    pub(in crate::qp) recv: Option<Recv>,
+    pub(in crate::qp) recv_sges: Vec<Sge>,
     /// Bytes of the current WRITE message so far.
     pub(in crate::qp) written: u64,
     /// COMM_EST was raised.
@@ -65,7 +69,7 @@ pub(crate) struct Responder {
     pub(crate) ack: Option<Ack>,
     pub(crate) replies: Replies,
     /// The NAK that ends the connection, and what precedes it, may still be sent in ERR.
-    pub(in crate::qp) has_last_words: bool,
+    pub(in crate::qp) final_nak_pending: bool,
 }
 
 pub(in crate::qp) type Checked<T = ()> = Result<T, Verdict>;
@@ -74,10 +78,21 @@ pub(in crate::qp) type Checked<T = ()> = Result<T, Verdict>;
 pub(in crate::qp) const MAX_DMA_LEN: u32 = 1 << 31;
 
 impl Responder {
+    /// With room for the SGEs of a receive WQE, so that no message has to wait for memory.
+    pub(crate) fn new(max_sges: usize) -> Self {
+        Self { recv_sges: Vec::with_capacity(max_sges), ..Self::default() }
+    }
+
+    /// As it was made.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { recv_sges: std::mem::take(&mut self.recv_sges), ..Self::default() };
+    }
+
     /// INIT -> RTR.
     pub(crate) fn start(&mut self, attr: &QpAttr) {
+        self.reset();
         // Rule: FirstExpectedPsn
-        *self = Self { epsn: Psn::new(attr.rq_psn), ..Self::default() };
+        self.epsn = Psn::new(attr.rq_psn);
         self.replies.resize(attr.max_dest_rd_atomic);
     }
 
@@ -89,7 +104,7 @@ impl Responder {
     /// The QP goes to ERR: only last words may follow.
     pub(crate) fn stop(&mut self) {
         self.message = Message::None;
-        if !self.has_last_words {
+        if !self.final_nak_pending {
             self.ack = None;
             self.replies.clear();
         }
@@ -352,9 +367,13 @@ impl Qp {
         if !needs_receive {
             return Ok(());
         }
-        match self.rq.take(&ctx.shared.clients, self.client_slot) {
-            Ok(()) => Ok(()),
-            Err(NoRecv::Empty) => Err(self.refuse_for_now(ctx)),
+        let sges = &mut self.responder.recv_sges;
+        match self.rq.take(&ctx.shared.clients, self.client_slot, sges) {
+            Ok(recv) => {
+                self.responder.recv = Some(recv);
+                Ok(())
+            }
+            Err(NoRecv::Empty) => Err(self.send_rnr_nak(ctx)),
             Err(NoRecv::Broken { wr_id, index }) => {
                 Err(Verdict::AfterFlush(Deferred::BadReceive { wr_id, index }))
             }
@@ -362,7 +381,7 @@ impl Qp {
     }
 
     /// No receive WQE: RNR NAK. The packet is not consumed; those behind it are dropped silently.
-    fn refuse_for_now<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
+    fn send_rnr_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
         // Rule: RnrNakPsn
         let psn = self.responder.epsn;
         // Rule: RnrTimer

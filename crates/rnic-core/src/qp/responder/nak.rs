@@ -10,7 +10,7 @@ use roce_wire::{Msn, NakCode, Psn, Syndrome};
 
 impl Qp {
     /// Refuses the request at the expected PSN for good: NAK, error completion, ERR.
-    pub(crate) fn refuse<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, reason: NakReason) {
+    pub(crate) fn nak_and_fail<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, reason: NakReason) {
         if !self.receives() {
             return;
         }
@@ -30,7 +30,7 @@ impl Qp {
     }
 
     /// Refuses the request at the expected PSN because the receive WQE is invalid.
-    pub(crate) fn refuse_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wr_id: u64, index: u32) {
+    pub(crate) fn fail_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wr_id: u64, index: u32) {
         if !self.receives() {
             return;
         }
@@ -98,7 +98,7 @@ impl Qp {
         };
         self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
         // Rule: NakLeavesInErr
-        self.responder.has_last_words = true;
+        self.responder.final_nak_pending = true;
         ctx.shared.counters.refused(reason);
         ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
         // Rule: NakEndsQp

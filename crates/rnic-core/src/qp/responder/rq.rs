@@ -1,4 +1,4 @@
-//! The receive queue: one WQE at a time is taken, copied and filled.
+//! The receive queue: its WQEs are taken one at a time, in order.
 
 use crate::clients::Clients;
 use crate::command::EngineQueue;
@@ -38,37 +38,32 @@ pub(crate) struct RecvQueue {
     pub(crate) record: RecordIndex,
     /// Producer index as last seen.
     producer: u32,
-    pub(crate) current: Option<Recv>,
-    sges: Vec<Sge>,
 }
 
 impl RecvQueue {
     pub(crate) fn new(queue: EngineQueue) -> Self {
-        let room = queue.ring.stride().saturating_sub(RECV_CONTROL_WORDS) / SGE_WORDS;
-        Self {
-            ring: queue.ring,
-            record: queue.record,
-            producer: 0,
-            current: None,
-            sges: Vec::with_capacity(room.min(MAX_SGE)),
-        }
+        Self { ring: queue.ring, record: queue.record, producer: 0 }
+    }
+
+    /// SGEs that a WQE may have.
+    pub(crate) fn max_sges(&self) -> usize {
+        (self.ring.stride().saturating_sub(RECV_CONTROL_WORDS) / SGE_WORDS).min(MAX_SGE)
     }
 
     pub(crate) fn reset(&mut self) {
         self.ring.reset();
         self.producer = 0;
-        self.current = None;
     }
 
     /// The QP is in ERR: what is posted from now on must be told, as it waits for no message. What
-    /// is posted already is seen by the next [`look`](Self::look).
+    /// is posted already is seen by the next [`refresh_producer`](Self::refresh_producer).
     pub(crate) fn mark_flushed(&mut self) {
         // Rule: ErrFlushesLateReceives
         self.ring.mark_flushed();
     }
 
     /// Reads the doorbell record.
-    pub(crate) fn look(&mut self, clients: &Clients, client: u32) {
+    pub(crate) fn refresh_producer(&mut self, clients: &Clients, client: u32) {
         self.producer = clients.producer(client, self.record);
     }
 
@@ -77,20 +72,15 @@ impl RecvQueue {
         self.ring.available(self.producer).unwrap_or(0)
     }
 
-    /// Receive WQEs for messages that are not complete, as far as the producer index was seen.
-    pub(crate) fn credits(&self) -> u32 {
-        self.waiting() + u32::from(self.current.is_some())
-    }
-
-    /// SGEs of the WQE in use.
-    pub(crate) fn sges(&self) -> &[Sge] {
-        &self.sges
-    }
-
-    /// Takes the next WQE into use.
-    pub(crate) fn take(&mut self, clients: &Clients, client: u32) -> Result<(), NoRecv> {
+    /// Takes the next WQE into use; its SGEs replace those in `sges`.
+    pub(crate) fn take(
+        &mut self,
+        clients: &Clients,
+        client: u32,
+        sges: &mut Vec<Sge>,
+    ) -> Result<Recv, NoRecv> {
         if self.waiting() == 0 {
-            self.look(clients, client);
+            self.refresh_producer(clients, client);
             if self.waiting() == 0 {
                 return Err(NoRecv::Empty);
             }
@@ -100,27 +90,26 @@ impl RecvQueue {
         let broken = NoRecv::Broken { wr_id: line[1], index };
         let control =
             RecvControl::decode(&[line[0], line[1]], self.ring.stride()).map_err(|_| broken)?;
-        self.copy_sges(index, usize::from(control.num_sge), &line);
-        self.current = Some(Recv {
+        self.copy_sges(index, usize::from(control.num_sge), &line, sges);
+        Ok(Recv {
             wr_id: control.wr_id,
             index,
-            room: self.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            room: sges.iter().map(|sge| u64::from(sge.length)).sum(),
             filled: 0,
             sge: 0,
             in_sge: 0,
-        });
-        Ok(())
+        })
     }
 
     /// The first three SGEs came with the first line of the slot.
-    fn copy_sges(&mut self, index: u32, count: usize, line: &[u64; LINE]) {
-        self.sges.clear();
+    fn copy_sges(&mut self, index: u32, count: usize, line: &[u64; LINE], sges: &mut Vec<Sge>) {
+        sges.clear();
         let (pairs, _) = line[RECV_CONTROL_WORDS..].as_chunks::<SGE_WORDS>();
-        self.sges.extend(pairs.iter().take(count).map(|pair| Sge::decode(*pair)));
-        while self.sges.len() < count {
+        sges.extend(pairs.iter().take(count).map(|pair| Sge::decode(*pair)));
+        while sges.len() < count {
             let mut pair = [0; SGE_WORDS];
-            self.ring.copy(index, RECV_CONTROL_WORDS + self.sges.len() * SGE_WORDS, &mut pair);
-            self.sges.push(Sge::decode(pair));
+            self.ring.copy(index, RECV_CONTROL_WORDS + sges.len() * SGE_WORDS, &mut pair);
+            sges.push(Sge::decode(pair));
         }
     }
 

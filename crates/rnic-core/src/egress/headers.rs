@@ -14,7 +14,7 @@ use roce_wire::{
 };
 
 /// The headers of a planned packet.
-pub(crate) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
+pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
     // Rule: DestQpn
     let dest = qp.dest_qpn();
     let mut bth = Bth::new(segment.opcode, dest, segment.psn);
@@ -55,7 +55,7 @@ fn aeth_of(qp: &Qp, segment: &Segment, profile: Profile) -> Option<Aeth> {
 /// An ACK, with credits where the profile tells them.
 fn good(qp: &Qp, profile: Profile) -> Syndrome {
     if profile.tells_credits() {
-        return Syndrome::Ack { credits: credit_code(qp.rq.credits()) };
+        return Syndrome::Ack { credits: credit_code(qp.credits()) };
     }
     no_credits()
 }
@@ -107,7 +107,7 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
 }
 
 /// What an event says about a planned packet.
-pub(crate) fn info_of(qp: &Qp, segment: &Segment, profile: Profile) -> PacketInfo {
+pub(super) fn info_of(qp: &Qp, segment: &Segment, profile: Profile) -> PacketInfo {
     let aeth = aeth_of(qp, segment, profile);
     PacketInfo {
         opcode: segment.opcode,

@@ -1,8 +1,8 @@
-//! Lending: payload that stays in the sender's memory until it is placed.
+//! By reference: payload that stays in the sender's memory until it is placed.
 //!
 //! A train that never leaves this engine's memory ([`TxSlot::inside`](crate::ports::TxSlot)) has no
 //! ICRC, so its ICRC field is free to tell whether the payload is there, or only a note of where it
-//! is. Placement then copies once, from memory to memory, in place of twice. Notes are written and
+//! is. Placement then copies once, from memory to memory, instead of twice. Notes are written and
 //! read by the same engine and never leave it: a train that others see carries its payload.
 
 use crate::ports::{MemRange, Range, SpaceId};
@@ -24,7 +24,7 @@ impl Payload {
         Self { source: None, at: range.offset.into(), len: range.len }
     }
 
-    fn lent(space: SpaceId, from: MemRange) -> Self {
+    fn referred(space: SpaceId, from: MemRange) -> Self {
         Self { source: Some(space), at: from.addr, len: from.len }
     }
 
@@ -64,21 +64,21 @@ pub(crate) fn mark_carried(datagram: &mut [u8]) {
     }
 }
 
-/// Notes in place of the payload where it is. `rest` is the datagram from its payload on. False
-/// when there is no room for the note.
-pub(crate) fn lend(rest: &mut [u8], space: SpaceId, addr: u64) -> bool {
+/// Writes a note of where the payload is instead of the payload. `rest` is the datagram from its
+/// payload on. False when there is no room for the note.
+pub(crate) fn refer(rest: &mut [u8], space: SpaceId, addr: u64) -> bool {
     let Some((payload, field)) = rest.split_last_chunk_mut::<ICRC_LEN>() else { return false };
     let Some(note) = payload.first_chunk_mut::<NOTE>() else { return false };
     note[..8].copy_from_slice(&addr.to_le_bytes());
     note[8..].copy_from_slice(&space.0.to_le_bytes());
-    *field = LENT;
+    *field = REFERRED;
     true
 }
 
 /// Where the payload of an inside train's datagram is: `arrived`, the place in the receive arena of
-/// `payload`, or lent.
+/// `payload`, or the memory of its sender.
 pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
-    if datagram.last_chunk() != Some(&LENT) {
+    if datagram.last_chunk() != Some(&REFERRED) {
         return Payload::arrived(arrived);
     }
     let Some((addr, rest)) = payload.split_first_chunk::<8>() else {
@@ -86,16 +86,16 @@ pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
     };
     let Some(space) = rest.first_chunk::<8>() else { return Payload::arrived(arrived) };
     let range = MemRange { addr: u64::from_le_bytes(*addr), len: arrived.len };
-    Payload::lent(SpaceId(u64::from_le_bytes(*space)), range)
+    Payload::referred(SpaceId(u64::from_le_bytes(*space)), range)
 }
 
 /// What the ICRC field of an inside train's datagram says.
 const CARRIED: [u8; ICRC_LEN] = [0; ICRC_LEN];
-const LENT: [u8; ICRC_LEN] = [1; ICRC_LEN];
+const REFERRED: [u8; ICRC_LEN] = [1; ICRC_LEN];
 /// An address and the number of its space.
 const NOTE: usize = 16;
 /// Bytes of payload from which on a note is cheaper than the copy.
-pub(crate) const LEND_FROM: u32 = 1024;
+pub(crate) const REFER_FROM: u32 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -107,18 +107,18 @@ mod tests {
         let arrived = Range { offset: 100, len: 64 };
         mark_carried(&mut datagram);
         assert_eq!(find(&datagram, &datagram[12..76], arrived), Payload::arrived(arrived));
-        assert!(lend(&mut datagram[12..], SpaceId(9), 0xdead_beef_0000));
-        let lent = Payload::lent(SpaceId(9), MemRange { addr: 0xdead_beef_0000, len: 64 });
-        assert_eq!(find(&datagram, &datagram[12..76], arrived), lent);
-        assert!(!lend(&mut datagram[12..24], SpaceId(9), 1));
+        assert!(refer(&mut datagram[12..], SpaceId(9), 0xdead_beef_0000));
+        let referred = Payload::referred(SpaceId(9), MemRange { addr: 0xdead_beef_0000, len: 64 });
+        assert_eq!(find(&datagram, &datagram[12..76], arrived), referred);
+        assert!(!refer(&mut datagram[12..24], SpaceId(9), 1));
     }
 
     #[test]
     fn payload_is_taken_from_the_front() {
-        let mut payload = Payload::lent(SpaceId(1), MemRange { addr: 1000, len: 10 });
+        let mut payload = Payload::referred(SpaceId(1), MemRange { addr: 1000, len: 10 });
         let first = payload.take(4);
-        assert_eq!(first, Payload::lent(SpaceId(1), MemRange { addr: 1000, len: 4 }));
-        assert_eq!(payload, Payload::lent(SpaceId(1), MemRange { addr: 1004, len: 6 }));
+        assert_eq!(first, Payload::referred(SpaceId(1), MemRange { addr: 1000, len: 4 }));
+        assert_eq!(payload, Payload::referred(SpaceId(1), MemRange { addr: 1004, len: 6 }));
         let mut payload = Payload::arrived(Range { offset: 8, len: 10 });
         assert_eq!(payload.take(20), Payload::arrived(Range { offset: 8, len: 10 }));
         assert_eq!(payload.len(), 0);

@@ -1,8 +1,8 @@
 //! Gathering: payloads of planned packets from application memory into the transmit arena, with as
 //! few [`Dma::read`] calls as possible.
 
+use crate::by_reference::{self, REFER_FROM};
 use crate::event::{NakReason, Tap};
-use crate::lending::{self, LEND_FROM};
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::plan::{Segment, Source};
@@ -13,7 +13,7 @@ use roce_wire::datagram::{ICRC_LEN, pad_for};
 
 /// Copies for one [`Dma::read`] call.
 #[derive(Debug)]
-pub(crate) struct Gather {
+pub(super) struct Gather {
     space: SpaceId,
     arena: ArenaId,
     from: Vec<MemRange>,
@@ -25,22 +25,22 @@ pub(crate) struct Gather {
 
 /// The payload of a planned segment could not be read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unreadable {
-    pub(crate) segment: usize,
-    pub(crate) reason: NakReason,
+pub(super) struct Unreadable {
+    pub(super) segment: usize,
+    pub(super) reason: NakReason,
 }
 
 /// Where the payload of a segment goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) arena: ArenaId,
-    pub(crate) to: Range,
+pub(super) struct Place {
+    pub(super) arena: ArenaId,
+    pub(super) to: Range,
     /// See [`TxSlot::inside`](crate::ports::TxSlot).
-    pub(crate) inside: bool,
+    pub(super) inside: bool,
 }
 
 impl Gather {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             space: SpaceId(0),
             arena: ArenaId::default(),
@@ -51,7 +51,7 @@ impl Gather {
         }
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.from.clear();
         self.to.clear();
         self.ends.clear();
@@ -59,7 +59,7 @@ impl Gather {
     }
 
     /// Adds the payload of one segment; executes first when it does not fit the running call.
-    pub(crate) fn add_segment<W: Wire, D: Dma, T: Tap>(
+    pub(super) fn add_segment<W: Wire, D: Dma, T: Tap>(
         &mut self,
         ctx: &Ctx<'_, T>,
         qp: &Qp,
@@ -91,7 +91,7 @@ impl Gather {
                     // A carried copy travels, but its key must be as good as any other.
                     if !is_inside {
                         let from = MemRange { addr: target.addr, len };
-                        if len == segment.len && lent(wire, dma, place, target.space, from) {
+                        if len == segment.len && refer(wire, dma, place, target.space, from) {
                             return Ok(());
                         }
                         let here = Place { to: Range { len, ..to }, ..place };
@@ -110,7 +110,7 @@ impl Gather {
                 let target = ctx.shared.mrs.check(rkey, qp.pd, va, segment.len.into(), need);
                 let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
                 let from = MemRange { addr: target.addr, len: segment.len };
-                if lent(wire, dma, place, target.space, from) {
+                if refer(wire, dma, place, target.space, from) {
                     return Ok(());
                 }
                 self.add(wire, dma, at, from, (target.space, place))
@@ -151,7 +151,7 @@ impl Gather {
         Ok(())
     }
 
-    pub(crate) fn execute<W: Wire, D: Dma>(
+    pub(super) fn execute<W: Wire, D: Dma>(
         &mut self,
         wire: &mut W,
         dma: &mut D,
@@ -171,19 +171,19 @@ impl Gather {
     }
 }
 
-/// Lends the whole payload of a segment, in place of copying it, where that is possible.
-fn lent<W: Wire, D: Dma>(
+/// Passes the whole payload of a segment by reference instead of copying it, where that is possible.
+fn refer<W: Wire, D: Dma>(
     wire: &mut W,
     dma: &D,
     Place { arena, to, inside }: Place,
     space: SpaceId,
     from: MemRange,
 ) -> bool {
-    if !inside || from.len < LEND_FROM || !dma.copies_from(space, from) {
+    if !inside || from.len < REFER_FROM || !dma.copies_from(space, from) {
         return false;
     }
     let end =
         to.offset as usize + to.len as usize + usize::from(pad_for(to.len as usize)) + ICRC_LEN;
     let Some(payload) = wire.tx(arena).get_mut(to.offset as usize..end) else { return false };
-    lending::lend(payload, space, from.addr)
+    by_reference::refer(payload, space, from.addr)
 }

@@ -1,12 +1,12 @@
 //! Commands: the control plane's way into the engine, executed between turns.
 
-use crate::attr::{self, AttrLimits};
 use crate::clients::RecordOwner;
 use crate::command::{
     ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState, no_such,
 };
 use crate::cq::Cq;
 use crate::engine::Engine;
+use crate::modify_qp::{self, AttrLimits};
 use crate::mr::NewMr;
 use crate::qp::{Qp, QpIdentity};
 use crate::qpn::QpnParts;
@@ -229,7 +229,7 @@ impl Engine {
         if mask.contains(AttrMask::AV) && path.is_none() {
             return Err(refuse(Errno::HostUnreachable, "the destination has no route"));
         }
-        let attr = attr::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;
+        let attr = modify_qp::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;
         let Some(qp) = self.qps.get_mut(handle) else { return Err(NO_QP) };
         let mut ctx = Ctx { now, shared: &mut self.shared, tap: &mut () };
         qp.apply(&mut ctx, attr, path.filter(|_| mask.contains(AttrMask::AV)));

@@ -5,18 +5,25 @@
 //! headers, gathers the payload with as few [`Dma::read`] calls as possible, seals, and only then
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
+//!
+//! * `headers`: the headers of a planned packet.
+//! * `gather`: the payloads, by copy or by reference.
 
+mod gather;
+mod headers;
+
+use crate::by_reference;
 use crate::event::{Event, Tap};
-use crate::gather::{Gather, Place, Unreadable};
-use crate::headers::{headers_of, info_of};
-use crate::lending;
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::plan::{Budget, Segment, Source, train_from};
+use crate::qp::requester::sq::Work;
 use crate::qpn::QpnCodec;
 use crate::shared::Ctx;
 use crate::slab::Slab;
+use gather::{Gather, Place, Unreadable};
+use headers::{headers_of, info_of};
 use rnic_abi::verbs::{QpState, WcStatus};
 use roce_wire::Flow;
 
@@ -118,8 +125,8 @@ impl Egress {
                     let sent = ctx.shared.counters.tx_bytes - before;
                     self.keep_turn(ctx, qp, u32::try_from(sent).unwrap_or(u32::MAX));
                     if ctx.shared.counters.tx_bytes == sent_before {
-                        let is_inside = qp.is_inside();
-                        self.pass_by(ctx, qps, ports, is_inside);
+                        let is_local = qp.is_local();
+                        self.pass_by(ctx, qps, ports, is_local);
                     }
                     break;
                 }
@@ -154,14 +161,14 @@ impl Egress {
         ctx: &mut Ctx<'_, T>,
         qps: &mut Slab<Qp>,
         ports: &mut Ports<'_, W, D, H>,
-        is_inside: bool,
+        is_local: bool,
     ) {
         let caps = ports.wire.caps();
         for _ in 0..PASSED_BY.min(ctx.shared.active.len() - 1) {
             self.passed = (self.passed + 1) % ctx.shared.active.len();
             let slot = ctx.shared.active[self.passed];
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
-            if qp.is_inside() != is_inside {
+            if qp.is_local() != is_local {
                 self.visit(ctx, qp, ports, &caps);
             } else if qp.attr.state == QpState::Err {
                 qp.flush_some(ctx);
@@ -225,7 +232,7 @@ impl Egress {
         let config = &ctx.shared.config;
         let bytes = if let Some((_, left)) = self.cut_short.filter(|(slot, _)| *slot == qp.slot) {
             left
-        } else if qp.is_inside() && ctx.shared.active.len() < 2 && self.is_to_self(qp) {
+        } else if qp.is_local() && ctx.shared.active.len() < 2 && self.is_to_self(qp) {
             config.turn_bytes
         } else {
             config.visit_bytes
@@ -245,7 +252,7 @@ impl Egress {
         let mut budget = self.budget(ctx, qp);
         self.allowed = budget.bytes;
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
-            qp.rq.look(&ctx.shared.clients, qp.client_slot);
+            qp.rq.refresh_producer(&ctx.shared.clients, qp.client_slot);
         }
         // Neither half may keep the other from sending, however much it has to send.
         let requests_first = qp.requests_due && qp.responder.replies.len() > 0;
@@ -318,7 +325,7 @@ impl Egress {
                 let headers = headers_of(qp, segment, profile);
                 let start = headers.emit(datagram);
                 if train.slot.inside {
-                    lending::mark_carried(datagram);
+                    by_reference::mark_carried(datagram);
                 }
                 if let Source::Request { index, offset } = segment.source
                     && qp.sq.wr(index).control.data_len > 0
@@ -402,7 +409,7 @@ impl Egress {
         ctx.event(|| Event::DmaFault { qpn: qp.qpn, psn: segment.psn });
         match segment.source {
             Source::Request { index, .. } => {
-                qp.sq.wr_mut(index).fault = Some(WcStatus::LocProtErr);
+                qp.sq.wr_mut(index).work = Work::Fault(WcStatus::LocProtErr);
                 qp.retire_later(ctx);
             }
             Source::Reply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
@@ -461,7 +468,7 @@ impl Egress {
             }
         }
         if packets > 0 {
-            ctx.shared.departs(qp.is_inside(), ctx.now);
+            ctx.shared.departs(qp.is_local(), ctx.now);
             // Rule: HalvesTakeTurns
             qp.requests_due = !requests;
         }
