@@ -18,7 +18,7 @@
 //! | [`emulator`] | a faulty link in user space between two hosts |
 //! | [`frame`] | RoCEv2 frames as bytes, to judge and to forge |
 //! | [`rxe`] | a Linux guest whose kernel has rxe, built from Debian packages, run by QEMU |
-//! | [`seat`] | daemons and programs by shell scripts, on this machine or in a guest |
+//! | [`remote_node`] | daemons and programs by shell scripts, on this machine or in a guest |
 //! | [`ssh`] | a host that is reached with `ssh` |
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
@@ -47,7 +47,7 @@ pub mod paths;
 pub mod place;
 pub mod process;
 pub mod programs;
+pub mod remote_node;
 pub mod rounds;
 pub mod rxe;
-pub mod seat;
 pub mod ssh;

@@ -30,7 +30,7 @@ fn open(test: &str) -> Result<Option<Lab>> {
 }
 
 /// A device of its own, without a network.
-fn lonely(lab: &Lab) -> Result<Node> {
+fn single_node(lab: &Lab) -> Result<Node> {
     let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     Ok(Node::new(daemon, host, Dist::get()?))
@@ -169,7 +169,7 @@ fn an_application_that_leaves_without_a_word() -> Result<()> {
 #[test]
 fn children_do_no_harm() -> Result<()> {
     let Some(lab) = open("children_do_no_harm")? else { return Ok(()) };
-    let node = lonely(&lab)?;
+    let node = single_node(&lab)?;
     let before = Census::of(&node)?;
     let output = victim(&node, "fork")?.wait()?;
     ensure!(output.success(), "{output}");
@@ -181,7 +181,7 @@ fn children_do_no_harm() -> Result<()> {
 #[test]
 fn a_child_that_holds_every_descriptor_does_not_keep_a_dead_client_alive() -> Result<()> {
     let Some(lab) = open("a_child_that_holds_every_descriptor")? else { return Ok(()) };
-    let node = lonely(&lab)?;
+    let node = single_node(&lab)?;
     let before = Census::of(&node)?;
     let mut parent = victim(&node, "orphan")?;
     says(&mut parent, "ready")?;
@@ -197,7 +197,7 @@ fn a_child_that_holds_every_descriptor_does_not_keep_a_dead_client_alive() -> Re
 #[test]
 fn exec_ends_the_client() -> Result<()> {
     let Some(lab) = open("exec_ends_the_client")? else { return Ok(()) };
-    let node = lonely(&lab)?;
+    let node = single_node(&lab)?;
     let before = Census::of(&node)?;
     let mut process = victim(&node, "exec")?;
     says(&mut process, "ready")?;
@@ -211,7 +211,7 @@ fn exec_ends_the_client() -> Result<()> {
 #[test]
 fn a_process_without_its_main_thread_goes_on() -> Result<()> {
     let Some(lab) = open("a_process_without_its_main_thread")? else { return Ok(()) };
-    let node = lonely(&lab)?;
+    let node = single_node(&lab)?;
     let before = Census::of(&node)?;
     let output = victim(&node, "mainless")?.wait()?;
     ensure!(output.success() && output.stdout.contains("ok"), "{output}");
@@ -232,7 +232,7 @@ fn told_of_the_daemons_death(output: &str) -> Result<()> {
 #[test]
 fn a_killed_daemon_leaves_nobody_hanging() -> Result<()> {
     let Some(lab) = open("a_killed_daemon")? else { return Ok(()) };
-    let mut node = lonely(&lab)?;
+    let mut node = single_node(&lab)?;
     let mut waiting = victim(&node, "wait")?;
     says(&mut waiting, "ready")?;
     std::thread::sleep(Duration::from_millis(100));
@@ -253,7 +253,7 @@ fn a_killed_daemon_leaves_nobody_hanging() -> Result<()> {
 #[test]
 fn a_stopped_daemon_ends_in_order_and_tells_its_clients() -> Result<()> {
     let Some(lab) = open("a_stopped_daemon")? else { return Ok(()) };
-    let node = lonely(&lab)?;
+    let node = single_node(&lab)?;
     let socket = node.daemon.socket();
     let mut waiting = victim(&node, "wait")?;
     says(&mut waiting, "ready")?;

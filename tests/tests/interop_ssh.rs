@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use system_tests::interop::card::{self, Options};
-use system_tests::interop::rivals::{INTERFACE, RxeRival, addresses};
+use system_tests::interop::peers::{INTERFACE, RxePeer, addresses};
 use system_tests::interop::{WIRES, all_well};
 use system_tests::lab::{Lab, Need};
 use system_tests::paths::Scratch;
@@ -15,7 +15,7 @@ use system_tests::ssh::Target;
 fn a_peer_over_ssh() -> Result<()> {
     let programs = ["ibv_rc_pingpong", "ib_write_bw", "ssh", "ssh-keygen"];
     let Some(lab) = Lab::open("a_peer_over_ssh", Need::Guest, &programs)? else { return Ok(()) };
-    let rival = RxeRival::boot(&lab)?;
+    let peer = RxePeer::boot(&lab)?;
     let keys = Scratch::new("keys")?;
     let key = keys.join("key");
     Cmd::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key).check()?;
@@ -25,10 +25,10 @@ fn a_peer_over_ssh() -> Result<()> {
         let options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"];
         target.options.extend(options.iter().flat_map(|o| ["-o".to_owned(), (*o).to_owned()]));
         target.options.extend(["-o", "IdentitiesOnly=yes", "-i", key].map(str::to_owned));
-        target.netns = Some(rival.netns().name().to_owned());
+        target.netns = Some(peer.netns().name().to_owned());
         Ok(target)
     };
-    serve_ssh(&rival.guest, &keys)?;
+    serve_ssh(&peer.guest, &keys)?;
     let options = Options {
         target: target(&key.display().to_string())?,
         device: "rxe0".into(),
@@ -38,7 +38,7 @@ fn a_peer_over_ssh() -> Result<()> {
     what_is_missing_is_named(&options, &target("/dev/null")?)?;
     let outcomes = card::run(&options)?;
     ensure!(outcomes.len() == 2 * 11 + 3, "{} cases", outcomes.len());
-    let left = rival.guest.check("ls -d /tmp/rnic-interop.* 2>/dev/null || true")?;
+    let left = peer.guest.check("ls -d /tmp/rnic-interop.* 2>/dev/null || true")?;
     ensure!(left.trim().is_empty(), "left behind: {left}");
     all_well(&outcomes)
 }

@@ -2,18 +2,18 @@
 
 use anyhow::Result;
 use system_tests::daemon::Io;
-use system_tests::interop::rivals::RxeRival;
-use system_tests::interop::{Contest, Wire, all_well, cases};
+use system_tests::interop::peers::RxePeer;
+use system_tests::interop::{InteropRun, Wire, all_well, cases};
 use system_tests::lab::{Lab, Need};
 
 #[test]
 fn every_refusal_has_its_status_on_both_sides() -> Result<()> {
     let name = "every_refusal_has_its_status_on_both_sides";
     let Some(lab) = Lab::open(name, Need::Guest, &["ibv_devinfo"])? else { return Ok(()) };
-    let rival = RxeRival::boot(&lab)?;
-    let nic = rival.nic(Io::AfPacket, &[])?;
-    let contest = Contest::new(&nic, &rival.guest)?;
-    let outcomes = contest.run(&cases::refusals(), Wire { v6: false, path_mtu: 1024 })?;
+    let peer = RxePeer::boot(&lab)?;
+    let nic = peer.nic(Io::AfPacket, &[])?;
+    let interop = InteropRun::new(&nic, &peer.guest)?;
+    let outcomes = interop.run(&cases::refusals(), Wire { v6: false, path_mtu: 1024 })?;
     nic.stop()?;
     all_well(&outcomes)
 }

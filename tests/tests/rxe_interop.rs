@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use system_tests::daemon::Io;
 use system_tests::inspect::ask;
-use system_tests::interop::rivals::RxeRival;
-use system_tests::interop::{Contest, Outcome, Wire, all_well, cases, wires};
+use system_tests::interop::peers::RxePeer;
+use system_tests::interop::{InteropRun, Outcome, Wire, all_well, cases, wires};
 use system_tests::lab::{Lab, Need, long_form};
 
 /// Every program over IPv4 and IPv6 and both path MTUs, each side as server and as client. The long
@@ -13,23 +13,23 @@ use system_tests::lab::{Lab, Need, long_form};
 #[test]
 fn every_program_over_every_wire() -> Result<()> {
     let Some(lab) = open("every_program_over_every_wire")? else { return Ok(()) };
-    let rival = RxeRival::boot(&lab)?;
-    let nic = rival.nic(Io::AfPacket, &[])?;
-    let contest = Contest::new(&nic, &rival.guest)?;
+    let peer = RxePeer::boot(&lab)?;
+    let nic = peer.nic(Io::AfPacket, &[])?;
+    let interop = InteropRun::new(&nic, &peer.guest)?;
     let mut outcomes = Vec::new();
     for wire in wires() {
-        outcomes.extend(contest.run(cases::PROGRAMS, wire)?);
-        outcomes.extend(contest.run(cases::CHECKER, wire)?);
+        outcomes.extend(interop.run(cases::PROGRAMS, wire)?);
+        outcomes.extend(interop.run(cases::CHECKER, wire)?);
     }
     nic.stop()?;
-    finish(&rival, &outcomes)
+    finish(&peer, &outcomes)
 }
 
 /// What the other kinds of packet I/O have of their own is how frames enter and leave.
 #[test]
 fn the_checker_over_every_packet_io() -> Result<()> {
     let Some(lab) = open("the_checker_over_every_packet_io")? else { return Ok(()) };
-    let rival = RxeRival::boot(&lab)?;
+    let peer = RxePeer::boot(&lab)?;
     let mut outcomes = Vec::new();
     let all = [
         (Io::Udp, Wire { v6: true, path_mtu: 1024 }),
@@ -39,33 +39,33 @@ fn the_checker_over_every_packet_io() -> Result<()> {
     ];
     // Each of them, both versions of IP and both path MTUs are in two of these.
     for (io, wire) in if long_form() { &all[..] } else { &all[..2] }.iter().copied() {
-        let nic = rival.nic(io, &[])?;
-        let contest = Contest::new(&nic, &rival.guest)?;
-        outcomes.extend(contest.run(&cases::PROGRAMS[..1], wire)?);
-        outcomes.extend(contest.run(&cases::CHECKER[..2], wire)?);
+        let nic = peer.nic(io, &[])?;
+        let interop = InteropRun::new(&nic, &peer.guest)?;
+        outcomes.extend(interop.run(&cases::PROGRAMS[..1], wire)?);
+        outcomes.extend(interop.run(&cases::CHECKER[..2], wire)?);
         nic.stop()?;
     }
-    finish(&rival, &outcomes)
+    finish(&peer, &outcomes)
 }
 
 /// Early retransmissions, credits and marked packets do not disturb rxe.
 #[test]
 fn the_checker_with_the_habits_of_connectx() -> Result<()> {
     let Some(lab) = open("the_checker_with_the_habits_of_connectx")? else { return Ok(()) };
-    let rival = RxeRival::boot(&lab)?;
-    let nic = rival.nic(Io::AfPacket, &["--profile", "connectx"])?;
+    let peer = RxePeer::boot(&lab)?;
+    let nic = peer.nic(Io::AfPacket, &["--profile", "connectx"])?;
     let devices = ask(&nic, "devices")?;
     ensure!(devices[0]["profile"] == "connectx", "{devices}");
-    let contest = Contest::new(&nic, &rival.guest)?;
-    let outcomes = contest.run(&cases::CHECKER[..2], Wire { v6: false, path_mtu: 1024 })?;
+    let interop = InteropRun::new(&nic, &peer.guest)?;
+    let outcomes = interop.run(&cases::CHECKER[..2], Wire { v6: false, path_mtu: 1024 })?;
     nic.stop()?;
-    finish(&rival, &outcomes)
+    finish(&peer, &outcomes)
 }
 
 fn open(test: &str) -> Result<Option<Lab>> {
     Lab::open(test, Need::Guest, &["ibv_rc_pingpong", "ib_write_bw"])
 }
 
-fn finish(rival: &RxeRival, outcomes: &[Outcome]) -> Result<()> {
-    all_well(outcomes).map_err(|error| error.context(rival.guest.console()))
+fn finish(peer: &RxePeer, outcomes: &[Outcome]) -> Result<()> {
+    all_well(outcomes).map_err(|error| error.context(peer.guest.console()))
 }

@@ -11,8 +11,8 @@ use system_tests::inspect::total;
 use system_tests::lab::{Lab, Need};
 use system_tests::netns::Netns;
 use system_tests::programs::Dialogue;
+use system_tests::remote_node::{Home, RemoteDaemon, RemoteNode};
 use system_tests::rxe::{Guest, Image, Machine};
-use system_tests::seat::{Home, Seat, SeatDaemon};
 
 /// Two namespaces of the guest, joined by a veth pair.
 const WIRE: &str = "
@@ -92,8 +92,8 @@ impl Table<'_> {
         Ok(())
     }
 
-    fn seat(&self, side: usize) -> Seat<'_> {
-        Seat {
+    fn node(&self, side: usize) -> RemoteNode<'_> {
+        RemoteNode {
             shell: self.guest,
             netns: Some(["left", "right"][side].to_owned()),
             netdev: "eth0".to_owned(),
@@ -102,10 +102,10 @@ impl Table<'_> {
         }
     }
 
-    fn daemon(&self, side: usize, (io, extra, _): Kind) -> Result<SeatDaemon<'_>> {
+    fn daemon(&self, side: usize, (io, extra, _): Kind) -> Result<RemoteDaemon<'_>> {
         let folder = ["/run/0", "/run/1"][side];
         self.guest.check(&format!("mkdir -p {folder}"))?;
-        SeatDaemon::start(&self.seat(side), &self.home, Path::new(folder), (io, extra))
+        RemoteDaemon::start(&self.node(side), &self.home, Path::new(folder), (io, extra))
     }
 
     /// Two programs move data, and the daemons say what they do it with.
@@ -126,9 +126,9 @@ impl Table<'_> {
 
     /// On what counts as hardware here AF_XDP is impossible at this MTU, and rxe has the port.
     fn falls_back_beside_rxe(&self) -> Result<()> {
-        let seat = Seat { netns: None, ..self.seat(0) };
+        let node = RemoteNode { netns: None, ..self.node(0) };
         let folder = Path::new("/run");
-        let daemon = SeatDaemon::start(&seat, &self.home, folder, (AUTO.0, AUTO.1))?;
+        let daemon = RemoteDaemon::start(&node, &self.home, folder, (AUTO.0, AUTO.1))?;
         let used = format!("packet I/O {} on eth0", PACKET.2);
         ["packet I/O af-xdp is not possible", "packet I/O udp is not possible", &used]
             .iter()

@@ -9,8 +9,8 @@ use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{EmulatedLink, Faults, LEFT, LinkReport, Plan, RIGHT};
 use system_tests::inspect::counter;
-use system_tests::interop::rivals::MTU;
-use system_tests::interop::{Contest, all_well, cases, equip, programs, wires};
+use system_tests::interop::peers::MTU;
+use system_tests::interop::{InteropRun, all_well, cases, equip, programs, wires};
 use system_tests::lab::{Lab, Need, at_end, long_form};
 use system_tests::netns::End;
 use system_tests::paths::Scratch;
@@ -20,13 +20,13 @@ use system_tests::rxe::{Guest, Image, Machine};
 const FAULTS: Faults = Faults { loss: 0.01, reorder: 0.03, ..Faults::NONE };
 
 /// Our host on the left of the link, and the guest on the right.
-struct Road {
+struct LossyPath {
     left: End,
     guest: Guest,
     link: EmulatedLink,
 }
 
-impl Road {
+impl LossyPath {
     fn build(captures: &Scratch) -> Result<Self> {
         let mut link = EmulatedLink::new()?;
         let left = link.add_host(LEFT, "l", 1, MTU)?;
@@ -53,21 +53,21 @@ fn nothing_is_lost_or_doubled_between_rxe_and_us() -> Result<()> {
     let Some(mut lab) = Lab::open(name, Need::Guest, &programs_used)? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(programs()?);
     let captures = Scratch::new("link")?;
-    let mut road = Road::build(&captures)?;
-    let daemon = Daemon::start(Dist::get()?, &at_end(&road.left, Io::AfPacket))?;
-    let nic = Node::new(daemon, Host::at_end(&road.left, &lab.tools), Dist::get()?);
-    let contest = Contest::new(&nic, &road.guest)?.over_a_lossy_link();
+    let mut path = LossyPath::build(&captures)?;
+    let daemon = Daemon::start(Dist::get()?, &at_end(&path.left, Io::AfPacket))?;
+    let nic = Node::new(daemon, Host::at_end(&path.left, &lab.tools), Dist::get()?);
+    let interop = InteropRun::new(&nic, &path.guest)?.over_a_lossy_link();
     let mut outcomes = Vec::new();
     // The checker looks at every byte and completion; the programs, each as server and as client,
     // only come to their ends, and one kind of packets is enough for that.
     for (nth, wire) in wires().into_iter().enumerate() {
-        outcomes.extend(contest.run(cases::ROUGH_CHECKER, wire)?);
+        outcomes.extend(interop.run(cases::ROUGH_CHECKER, wire)?);
         if nth == 0 || long_form() {
-            outcomes.extend(contest.run(cases::ROUGH_PROGRAMS, wire)?);
+            outcomes.extend(interop.run(cases::ROUGH_PROGRAMS, wire)?);
         }
     }
-    let report = road.link.finish(Duration::from_millis(300))?;
-    all_well(&outcomes).with_context(|| format!("{report:?}\n{}", road.guest.console()))?;
+    let report = path.link.finish(Duration::from_millis(300))?;
+    all_well(&outcomes).with_context(|| format!("{report:?}\n{}", path.guest.console()))?;
     the_link_was_rough(&nic, &report)?;
     nic.stop()?;
     Ok(())

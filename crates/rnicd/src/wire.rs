@@ -193,7 +193,7 @@ fn train_len(train: &TxTrain) -> Option<u32> {
 
 const LOOPBACK: ArenaId = ArenaId(0);
 const OUTSIDE: ArenaId = ArenaId(1);
-const SINK: ArenaId = ArenaId(2);
+const DISCARD: ArenaId = ArenaId(2);
 const FAULT: ArenaId = ArenaId(3);
 /// Receive queue n of an interface, where n is not 0: this plus n.
 const QUEUES: ArenaId = ArenaId(4);

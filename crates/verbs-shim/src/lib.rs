@@ -35,7 +35,7 @@ mod rates;
 mod records;
 mod report;
 mod session;
-mod share;
+mod shared_memory;
 mod srq;
 mod strings;
 mod stubs;

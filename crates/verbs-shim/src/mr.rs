@@ -20,7 +20,7 @@ use crate::{
     error::{Errno, Result, code, pointer},
     mr_table::Region,
     session::{Arrived, Session},
-    share::{Held, Memory},
+    shared_memory::{Held, Memory},
     stubs::set_errno,
 };
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{Contest, Kind, Outcome, Peer, Wire, cases};
+use super::{InteropRun, Kind, Outcome, Peer, Wire, cases};
 use crate::checker;
 use crate::daemon::{Daemon, Io, Spec};
 use crate::dist::Dist;
@@ -220,11 +220,11 @@ pub fn run(options: &Options) -> Result<Vec<Outcome>> {
     eprintln!("{}", card.describe()?.trim_end());
     card.install(&built.join(checker::PROGRAM))?;
     let nic = our_side(options, &card, &tools.with_built(built))?;
-    let contest = Contest::new(&nic, &card)?;
+    let interop = InteropRun::new(&nic, &card)?;
     let mut outcomes = Vec::new();
-    for wire in contest.possible(&options.wires)? {
-        outcomes.extend(contest.run(cases::PROGRAMS, wire)?);
-        outcomes.extend(contest.run(cases::CHECKER, wire)?);
+    for wire in interop.possible(&options.wires)? {
+        outcomes.extend(interop.run(cases::PROGRAMS, wire)?);
+        outcomes.extend(interop.run(cases::CHECKER, wire)?);
     }
     nic.stop()?;
     Ok(outcomes)

@@ -1,14 +1,14 @@
 //! The interoperability suite: our NIC against another implementation, each side as server and as
 //! client.
 //!
-//! [`cases`] is what is run, as data; [`Contest`] runs it; [`rivals`] makes the two sides. The peer
+//! [`cases`] is what is run, as data; [`InteropRun`] runs it; [`peers`] makes the two sides. The peer
 //! is anything that implements [`Peer`]. The suite is the same for all; where a peer is known to
 //! answer otherwise than the specification has it, the case says so.
 
 pub mod card;
 pub mod cases;
 mod evidence;
-pub mod rivals;
+pub mod peers;
 
 use std::cell::Cell;
 use std::fmt;
@@ -130,7 +130,7 @@ pub struct Outcome {
 }
 
 /// Our NIC and a peer, ready to talk.
-pub struct Contest<'a> {
+pub struct InteropRun<'a> {
     ours: &'a Node,
     peer: &'a dyn Peer,
     /// Where both have an IPv6 address.
@@ -141,7 +141,7 @@ pub struct Contest<'a> {
     patient: Cell<bool>,
 }
 
-impl<'a> Contest<'a> {
+impl<'a> InteropRun<'a> {
     /// Looks the IPv6 addresses of both up.
     ///
     /// # Errors
@@ -267,8 +267,8 @@ fn last_ack_lost(error: &str) -> bool {
 /// rxe's timer also goes off in the middle of a later message than the one it was started for. While
 /// rxe then starts that message over, it drops the ACK of the first time, although it had sent all of
 /// it: a capture shows whole messages again behind our ACKs, one in 2000 here. When that was the last
-/// message, our program has left, and with seven retries rxe never gives up. One dialogue of a
-/// contest may be repeated for it: a NIC that withheld ACKs would be found out by the others.
+/// message, our program has ended, and with seven retries rxe never gives up. One case of a run
+/// may be repeated for it: if our NIC withheld ACKs, the other cases would fail too.
 const MANY_UNHEARD: u64 = 1000;
 
 /// How many dialogues may end like that over a lossy link, the last one not.

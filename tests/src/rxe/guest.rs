@@ -15,7 +15,7 @@ use crate::netns::Netns;
 use crate::paths::Scratch;
 use crate::place::{Job, Place};
 use crate::process::{Cmd, Output, Running, tail, wait_until};
-use crate::seat::Shell;
+use crate::remote_node::Shell;
 
 /// How long a boot may take; two seconds are usual on an idle machine.
 const BOOT: Duration = Duration::from_secs(60);

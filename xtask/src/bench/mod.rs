@@ -4,16 +4,16 @@
 //! run, one after the other, and the table shows ratios. A run whose raw reference is not far
 //! enough above TCP was taken on a machine that was busy or throttled, and is void.
 
-mod crowd;
-mod floor;
+mod idle_cost;
+mod idle_qps;
+mod latency_floor;
 mod machine;
 mod probes;
 mod report;
 mod rows;
 mod rxe;
-mod scene;
 mod series;
-mod standing;
+mod topology;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,10 +26,10 @@ use system_tests::process::is_root;
 use system_tests::rxe::HOST_PROGRAMS;
 use system_tests::{interrupt, netns, paths};
 
-use probes::{PROBES, Probe, Scene, Work};
+use probes::{PROBES, Probe, Topology, Work};
 use rows::{Row, VALIDITY};
-use scene::{Props, Reading, Set};
 use series::Readings;
+use topology::{Fixtures, Reading, Set};
 use watch::Watch;
 
 /// What to measure and how to show it.
@@ -85,7 +85,7 @@ pub(super) struct Run {
     /// How often a probe was still disturbed after its last repetition.
     disturbed: BTreeMap<&'static str, usize>,
     rounds: usize,
-    standing: Vec<standing::Finding>,
+    idle_cost: Vec<idle_cost::Finding>,
     rxe: Vec<rxe::Comparison>,
 }
 
@@ -106,15 +106,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let tools = Toolbox::provide(&programs)?;
     eprintln!("building (release)");
-    let props = Props::new(Dist::release()?, tools)?;
+    let fixtures = Fixtures::new(Dist::release()?, tools)?;
     let _boost = options.boost.then(machine::Boost::raise).transpose()?;
     let mut run = Run::choose(&options.case, rounds);
-    run.measure(&props, if options.quick { 2 } else { 4 })?;
-    run.standing = standing::measure(&props, &options.case, options.quick)?;
+    run.measure(&fixtures, if options.quick { 2 } else { 4 })?;
+    run.idle_cost = idle_cost::measure(&fixtures, &options.case, options.quick)?;
     for (wanted, place) in [(options.rxe, rxe::Place::Guest), (options.rxe_here, rxe::Place::Here)]
     {
         if wanted {
-            run.rxe.push(rxe::measure(props.dist, options.quick, place)?);
+            run.rxe.push(rxe::measure(fixtures.dist, options.quick, place)?);
         }
     }
     let machine = machine::describe()?;
@@ -150,15 +150,15 @@ impl Run {
             failures: BTreeMap::new(),
             disturbed: BTreeMap::new(),
             rounds,
-            standing: Vec::new(),
+            idle_cost: Vec::new(),
             rxe: Vec::new(),
         }
     }
 
     /// Every chosen probe once per round.
-    fn measure(&mut self, props: &Props, tries: usize) -> Result<()> {
+    fn measure(&mut self, fixtures: &Fixtures, tries: usize) -> Result<()> {
         let mut keys: BTreeSet<&str> = self.rows.iter().flat_map(|row| row.probes()).collect();
-        keys.extend(floor::terms(&keys));
+        keys.extend(latency_floor::terms(&keys));
         let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
         for round in 0..self.rounds {
             let chosen = PROBES.iter().filter(|probe| {
@@ -166,7 +166,7 @@ impl Run {
             });
             let chosen: Vec<_> = chosen.collect();
             for probes in chosen.chunk_by(|a, b| a.shares_scene_with(b)) {
-                for (key, outcome) in perform(props, probes, tries)? {
+                for (key, outcome) in perform(fixtures, probes, tries)? {
                     match outcome {
                         Ok((reading, disturbed)) => {
                             eprintln!("{}/{} {key:<46} {reading}", round + 1, self.rounds);
@@ -213,15 +213,16 @@ impl Row {
 
 impl Probe {
     fn shares_scene_with(&self, other: &Self) -> bool {
-        self.scene == other.scene && !matches!(self.scene, Scene::Wire | Scene::Alone)
+        self.topology == other.topology
+            && !matches!(self.topology, Topology::Wire | Topology::Alone)
     }
 }
 
 type Outcomes = Vec<(&'static str, Result<(Reading, bool)>)>;
 
-/// Measures probes of one scene. Only an interrupt is an error.
-fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Outcomes> {
-    let set = match Set::new(props, probes[0].scene) {
+/// Measures probes of one topology. Only an interrupt is an error.
+fn perform(fixtures: &Fixtures, probes: &[&'static Probe], tries: usize) -> Result<Outcomes> {
+    let set = match Set::new(fixtures, probes[0].topology) {
         Ok(set) => set,
         Err(error) => {
             interrupt::check()?;
@@ -235,10 +236,10 @@ fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Out
     let mut outcomes = Vec::new();
     for probe in probes {
         let outcome = match probe.work {
-            Work::Perftest { shared: true, .. } if !props.shares_memory => {
+            Work::Perftest { shared: true, .. } if !fixtures.shares_memory => {
                 Err(anyhow::anyhow!("no --shared-memory yet"))
             }
-            _ => quietest(props, &set, probe, tries),
+            _ => quietest(fixtures, &set, probe, tries),
         };
         interrupt::check()?;
         outcomes.push((probe.key, outcome));
@@ -252,11 +253,16 @@ fn perform(props: &Props, probes: &[&'static Probe], tries: usize) -> Result<Out
 
 /// Measures until no other process disturbs, at most `tries` times; returns the least disturbed
 /// reading.
-fn quietest(props: &Props, set: &Set, probe: &Probe, tries: usize) -> Result<(Reading, bool)> {
+fn quietest(
+    fixtures: &Fixtures,
+    set: &Set,
+    probe: &Probe,
+    tries: usize,
+) -> Result<(Reading, bool)> {
     let mut best: Option<(Reading, f64)> = None;
     for _ in 0..tries {
         let watch = Watch::start(&set.pids())?;
-        let reading = set.measure(props, probe)?;
+        let reading = set.measure(fixtures, probe)?;
         let disturbance = watch.finish()?.max(reading.waited);
         if best.as_ref().is_none_or(|(_, least)| disturbance < *least) {
             best = Some((reading, disturbance));

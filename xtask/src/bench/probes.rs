@@ -6,13 +6,13 @@ use system_tests::daemon::Io;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub(super) key: &'static str,
-    pub(super) scene: Scene,
+    pub(super) topology: Topology,
     pub(super) work: Work,
 }
 
-/// Where it is measured. Probes with the same scene follow each other and share it.
+/// Where it is measured. Probes with the same topology follow each other and share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scene {
+pub(super) enum Topology {
     /// A fresh veth pair without daemons; each probe has its own, because an XDP program that was
     /// attached takes offloads from the peer.
     Wire,
@@ -38,21 +38,21 @@ pub(super) enum Work {
 }
 
 const fn raw(key: &'static str) -> Probe {
-    Probe { key, scene: Scene::Wire, work: Work::Raw }
+    Probe { key, topology: Topology::Wire, work: Work::Raw }
 }
 
-const fn ours(key: &'static str, scene: Scene, line: &'static str) -> Probe {
-    Probe { key, scene, work: Work::Perftest { line, shared: false } }
+const fn ours(key: &'static str, topology: Topology, line: &'static str) -> Probe {
+    Probe { key, topology, work: Work::Perftest { line, shared: false } }
 }
 
-const fn shared(key: &'static str, scene: Scene, line: &'static str) -> Probe {
-    Probe { key, scene, work: Work::Perftest { line, shared: true } }
+const fn shared(key: &'static str, topology: Topology, line: &'static str) -> Probe {
+    Probe { key, topology, work: Work::Perftest { line, shared: true } }
 }
 
-const UDP: Scene = Scene::Daemons { io: Io::Udp, xdp_mode: "auto" };
-const PACKET: Scene = Scene::Daemons { io: Io::AfPacket, xdp_mode: "auto" };
-const NATIVE: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "native" };
-const GENERIC: Scene = Scene::Daemons { io: Io::AfXdp, xdp_mode: "generic" };
+const UDP: Topology = Topology::Daemons { io: Io::Udp, xdp_mode: "auto" };
+const PACKET: Topology = Topology::Daemons { io: Io::AfPacket, xdp_mode: "auto" };
+const NATIVE: Topology = Topology::Daemons { io: Io::AfXdp, xdp_mode: "native" };
+const GENERIC: Topology = Topology::Daemons { io: Io::AfXdp, xdp_mode: "generic" };
 
 // About a second each, as iperf3 and qperf: programs and caches take a while to settle.
 const WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 30000";
@@ -70,9 +70,9 @@ const RATE_16: &str = "ib_write_bw -s 8 -n 30000 -q 16";
 
 /// In the order of measuring.
 pub(super) const PROBES: &[Probe] = &[
-    Probe { key: "iperf3", scene: Scene::Wire, work: Work::Iperf3 },
-    Probe { key: "qperf", scene: Scene::Wire, work: Work::Qperf },
-    Probe { key: "iperf3-lo", scene: Scene::Alone, work: Work::Iperf3 },
+    Probe { key: "iperf3", topology: Topology::Wire, work: Work::Iperf3 },
+    Probe { key: "qperf", topology: Topology::Wire, work: Work::Qperf },
+    Probe { key: "iperf3-lo", topology: Topology::Alone, work: Work::Iperf3 },
     raw("raw/udp/4096x15/memcpy"),
     raw("raw/udp/1024x62/memcpy"),
     raw("raw/udp/4096x15/process-vm"),
@@ -134,6 +134,6 @@ pub(super) const PROBES: &[Probe] = &[
     ours("xdp-generic/write-lat", GENERIC, WRITE_LAT),
     ours("xdp-generic/send-lat", GENERIC, SEND_LAT),
     ours("xdp-generic/send-lat-events", GENERIC, SEND_LAT_EVENTS),
-    ours("loopback/write-1m", Scene::OneDaemon, WRITE_1M),
-    shared("loopback/write-1m-shared", Scene::OneDaemon, WRITE_1M),
+    ours("loopback/write-1m", Topology::OneDaemon, WRITE_1M),
+    shared("loopback/write-1m-shared", Topology::OneDaemon, WRITE_1M),
 ];

@@ -5,12 +5,12 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::Run;
-use super::floor::{self, Floor};
+use super::idle_cost::Finding;
+use super::latency_floor::{self, Floor};
 use super::machine::Machine;
 use super::rows::{Against, Column, LATENCY, Row};
 use super::rxe::Comparison;
 use super::series::Spread;
-use super::standing::Finding;
 
 /// A row with its numbers.
 struct Line {
@@ -108,13 +108,13 @@ struct Section<'a> {
 }
 
 fn sections(run: &Run) -> impl Iterator<Item = Section<'_>> {
-    let standing = Section { heading: "Standing costs", findings: &run.standing, notes: &[] };
+    let idle_cost = Section { heading: "Standing costs", findings: &run.idle_cost, notes: &[] };
     let rxe = run.rxe.iter().map(|Comparison { heading, findings, notes }| Section {
         heading,
         findings,
         notes,
     });
-    std::iter::once(standing)
+    std::iter::once(idle_cost)
         .chain(rxe)
         .filter(|section| !section.findings.is_empty() || !section.notes.is_empty())
 }
@@ -149,7 +149,7 @@ pub(super) fn text(run: &Run, machine: &Machine) -> String {
                 verdicts(targets)
             );
         }
-        floor_text(&mut text, &floor::below(group, &run.readings, machine.cpus));
+        floor_text(&mut text, &latency_floor::below(group, &run.readings, machine.cpus));
     }
     for Section { heading, findings, notes } in sections(run) {
         let _ = writeln!(text, "\n{heading}");
@@ -168,7 +168,7 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
     if floors.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\n{}", floor::HEADING);
+    let _ = writeln!(text, "\n{}", latency_floor::HEADING);
     for floor in floors {
         let Floor { title, wire, switches, poke, measured, ack, allowed: _ } = floor;
         let _ = writeln!(
@@ -181,7 +181,7 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
             floor.left().map_or(String::new(), |left| format!("; the target leaves {left:.2} us"))
         );
     }
-    let _ = writeln!(text, "  {}", floor::METHOD);
+    let _ = writeln!(text, "  {}", latency_floor::METHOD);
 }
 
 fn floor_markdown(text: &mut String, floors: &[Floor]) {
@@ -193,8 +193,8 @@ fn floor_markdown(text: &mut String, floors: &[Floor]) {
         "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
          process_vm | floor | measured | difference | of it the ACK's frame | target | it leaves |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
-        floor::HEADING,
-        floor::METHOD
+        latency_floor::HEADING,
+        latency_floor::METHOD
     );
     for floor in floors {
         let Floor { title, wire, switches, poke, measured, ack, allowed } = floor;
@@ -226,7 +226,7 @@ pub(super) fn markdown(run: &Run, machine: &Machine) -> String {
             let title = row.title;
             let _ = writeln!(text, "| {title} | {ours} | {tcp} | {raw} | {} |", verdicts(targets));
         }
-        floor_markdown(&mut text, &floor::below(group, &run.readings, machine.cpus));
+        floor_markdown(&mut text, &latency_floor::below(group, &run.readings, machine.cpus));
     }
     for Section { heading, findings, notes } in sections(run) {
         let _ = write!(text, "\n## {heading}\n\n| | measured | target |\n|---|---|---|\n");
@@ -269,14 +269,14 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
         findings.iter().map(one).collect()
     };
     let comparison = |Comparison { heading, findings, notes }: &Comparison| json!({"heading": heading, "findings": list(findings), "notes": notes});
-    let floors = floor::below(LATENCY, &run.readings, machine.cpus).into_iter();
+    let floors = latency_floor::below(LATENCY, &run.readings, machine.cpus).into_iter();
     let floor = |f: Floor| json!({"title": f.title, "wire": f.wire, "switches": f.switches, "poke": f.poke, "measured": f.measured, "ack": f.ack});
     json!({
         "machine": machine.line(),
         "rounds": run.rounds,
         "rows": rows.collect::<Vec<_>>(),
         "floors": floors.map(floor).collect::<Vec<_>>(),
-        "standing": list(&run.standing),
+        "standing": list(&run.idle_cost),
         "rxe": run.rxe.iter().map(comparison).collect::<Vec<_>>(),
     })
 }

@@ -7,7 +7,7 @@
 //! Both are measured in every round, one stack after the other. rxe is loaded for its own turn only:
 //! it would also process our frames.
 
-mod ground;
+mod rxe_setup;
 
 use std::path::{Path, PathBuf};
 
@@ -18,13 +18,13 @@ use system_tests::interrupt;
 use system_tests::netns::Netns;
 use system_tests::paths::Scratch;
 use system_tests::programs::{Dialogue, perftest};
+use system_tests::remote_node::{Here, Home, Shell};
 use system_tests::rxe::{Guest, Image, Machine};
-use system_tests::seat::{Here, Home, Shell};
 
+use super::idle_cost::Finding;
 use super::series::Spread;
-use super::standing::Finding;
 use crate::budget;
-use ground::{Ground, Stack};
+use rxe_setup::{RxeSetup, Stack};
 
 /// What a comparison found.
 pub(super) struct Comparison {
@@ -136,26 +136,26 @@ fn in_guest(dist: &Dist, rounds: usize) -> Result<Found> {
     let guest = Guest::boot(&Image::get()?, &netns, &machine)?;
     // The device of its boot.
     guest.check("rdma link delete rxe0")?;
-    let ground = Ground {
+    let setup = RxeSetup {
         shell: &guest,
         home: Home::in_guest(&guest, dist)?,
         folder: PathBuf::from("/run"),
         load: "insmod /lib/modules/rdma_rxe.ko",
         keeps_rxe: false,
     };
-    compare(&ground, rounds).with_context(|| guest.console())
+    compare(&setup, rounds).with_context(|| guest.console())
 }
 
 fn here(dist: &Dist, rounds: usize) -> Result<Found> {
     let scratch = Scratch::new("rxe")?;
-    let ground = Ground {
+    let setup = RxeSetup {
         shell: &Here,
         home: Home::here(dist),
         folder: scratch.path().to_owned(),
         load: "modprobe -a rdma_rxe ib_uverbs",
         keeps_rxe: Path::new("/sys/module/rdma_rxe").exists(),
     };
-    compare(&ground, rounds)
+    compare(&setup, rounds)
 }
 
 /// The values of each case, round by round.
@@ -168,28 +168,28 @@ struct Contender {
     failure: Option<String>,
 }
 
-fn compare(ground: &Ground<'_>, rounds: usize) -> Result<Found> {
-    ground.lay()?;
+fn compare(setup: &RxeSetup<'_>, rounds: usize) -> Result<Found> {
+    setup.lay()?;
     let contender = |io| Contender { io, values: Values::default(), failure: None };
     let mut contenders = OURS.map(contender);
     let mut rxe = Values::default();
     for round in 0..rounds {
         for one in contenders.iter_mut().filter(|one| one.failure.is_none()) {
             let name = one.io.as_str();
-            if one.io == Io::Udp && ground.keeps_rxe {
+            if one.io == Io::Udp && setup.keeps_rxe {
                 one.failure = Some("rdma_rxe was loaded and has the UDP port".to_owned());
                 continue;
             }
-            let played = ground.ours(one.io).and_then(|stack| play(&stack, &mut one.values));
+            let played = setup.ours(one.io).and_then(|stack| play(&stack, &mut one.values));
             interrupt::check()?;
             if let Err(error) = played {
                 eprintln!("{name}: {error:#}");
                 one.failure = Some(reason(&error));
             }
         }
-        let stack = ground.rxe()?;
+        let stack = setup.rxe()?;
         let played = play(&stack, &mut rxe);
-        ground.rxe_off()?;
+        setup.rxe_off()?;
         played.context("rxe")?;
         eprintln!("rxe: round {} of {rounds} done", round + 1);
     }

@@ -46,28 +46,28 @@ type Opened = Result<(String, Box<dyn Link>), String>;
 /// # Errors
 /// [`WireError`], also when `--io auto` finds no way at all.
 pub(crate) fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire, WireError> {
-    let ground = Ground { network, interface: network.interface(), now: network.now() };
+    let opener = LinkOpener { network, interface: network.interface(), now: network.now() };
     let opened = match config.io {
         Io::Loopback => return Ok(DeviceWire::new("loopback".to_owned(), None, network.hops())),
-        Io::Udp => ground.udp(),
-        Io::AfXdp => ground.xdp(config.xdp_mode),
-        Io::AfPacket => ground.packet(config.trains),
-        Io::Auto => ground.best(config),
+        Io::Udp => opener.udp(),
+        Io::AfXdp => opener.xdp(config.xdp_mode),
+        Io::AfPacket => opener.packet(config.trains),
+        Io::Auto => opener.best(config),
     };
     let (mode, link) = opened.map_err(WireError)?;
-    let name = &ground.interface.name;
-    tracing::info!("packet I/O {mode} on {name}, addresses {:?}", ground.now.addresses);
+    let name = &opener.interface.name;
+    tracing::info!("packet I/O {mode} on {name}, addresses {:?}", opener.now.addresses);
     Ok(DeviceWire::new(mode, Some(link), network.hops()))
 }
 
-/// What a link is opened on.
-struct Ground<'a> {
+/// Opens the link of a device: its interface and what the network has at the moment.
+struct LinkOpener<'a> {
     network: &'a Network,
     interface: Interface,
     now: Change,
 }
 
-impl Ground<'_> {
+impl LinkOpener<'_> {
     fn udp(&self) -> Opened {
         let scope = if self.interface.loopback { 0 } else { self.interface.index };
         let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu)

@@ -1,7 +1,9 @@
 //! Loopback and the device's packet I/O as one wire.
 
 use super::loopback::Loopback;
-use super::{LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, SINK, train_len};
+use super::{
+    DISCARD, LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, train_len,
+};
 use crate::net;
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
@@ -13,8 +15,8 @@ pub(super) struct Composite {
     loopback: Loopback,
     outside: Option<Box<dyn Link>>,
     /// Where trains go that can never be sent: the transport's retries decide what follows.
-    sink: Vec<u8>,
-    sunk: u64,
+    discard: Vec<u8>,
+    discarded: u64,
     /// Reservations since the last submit, in order.
     reserved: Vec<TxSlot>,
     /// Loopback had packets, and the device was not polled.
@@ -30,8 +32,8 @@ impl Composite {
         Self {
             loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
             outside,
-            sink: vec![0; SINK_LEN],
-            sunk: 0,
+            discard: vec![0; DISCARD_LEN],
+            discarded: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
             outside_waits: false,
             heard_outside: false,
@@ -65,7 +67,7 @@ impl Composite {
     /// Counters of the link.
     pub(super) fn counters(&mut self) -> LinkCounters {
         let mut counters = self.loopback.counters();
-        counters.push(("link_tx_no_route", self.sunk));
+        counters.push(("link_tx_no_route", self.discarded));
         if let Some(link) = &mut self.outside {
             counters.extend(link.counters());
         }
@@ -88,12 +90,12 @@ impl Composite {
         if refusal == TxRefusal::Full {
             return None;
         }
-        self.sunk += 1;
+        self.discarded += 1;
         // Slots differ, so that each can be cancelled.
         let offset = self.reserved.len() as u32 * 4;
         let end = offset.checked_add(train_len(train)?)?;
-        let slot = TxSlot { arena: SINK, offset, stride: train.segment_len, inside: false };
-        (end as usize <= self.sink.len()).then_some(slot)
+        let slot = TxSlot { arena: DISCARD, offset, stride: train.segment_len, inside: false };
+        (end as usize <= self.discard.len()).then_some(slot)
     }
 }
 
@@ -172,7 +174,7 @@ impl Wire for Composite {
         match (arena, &mut self.outside) {
             (LOOPBACK, _) => self.loopback.tx(),
             (OUTSIDE, Some(link)) => link.tx(),
-            (SINK, _) => &mut self.sink,
+            (DISCARD, _) => &mut self.discard,
             _ => &mut [],
         }
     }
@@ -195,4 +197,4 @@ const LOOPBACK_CAPS: WireCaps = WireCaps {
 };
 
 /// The longest train, and a different start for each reservation.
-const SINK_LEN: usize = 64 * 1024 + 4 * MAX_RESERVED;
+const DISCARD_LEN: usize = 64 * 1024 + 4 * MAX_RESERVED;

@@ -61,22 +61,22 @@ impl Shell for Here {
     }
 }
 
-/// Where programs are started: a machine, and what of it they see.
+/// Where programs are started: a machine, and the namespace, interface and CPU that they use.
 #[derive(Clone)]
-pub struct Seat<'a> {
+pub struct RemoteNode<'a> {
     /// The machine.
     pub shell: &'a dyn Shell,
     /// A network namespace of that machine.
     pub netns: Option<String>,
-    /// The interface that belongs to the seat.
+    /// The interface that belongs to the node.
     pub netdev: String,
-    /// Where TCP finds a server that sits here.
+    /// The address of servers here.
     pub address: IpAddr,
     /// The CPU that programs run on.
     pub cpu: u32,
 }
 
-impl Seat<'_> {
+impl RemoteNode<'_> {
     /// A command line that becomes `line`, with these variables set.
     fn script(&self, variables: &str, line: &str) -> String {
         let netns = self.netns.as_ref();
@@ -89,7 +89,7 @@ impl Seat<'_> {
 #[derive(Clone)]
 pub struct Player<'a> {
     /// Where the programs run.
-    pub seat: Seat<'a>,
+    pub node: RemoteNode<'a>,
     /// `NAME=VALUE` words for their environment.
     pub variables: String,
     /// The device's name.
@@ -108,19 +108,19 @@ impl Place for Player<'_> {
     }
 
     fn address(&self) -> IpAddr {
-        self.seat.address
+        self.node.address
     }
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
         let quoted: Vec<_> = args.iter().map(|arg| format!("'{arg}'")).collect();
-        let mask = 1u64 << self.seat.cpu;
+        let mask = 1u64 << self.node.cpu;
         let line = format!("taskset {mask:x} {program} {}", quoted.join(" "));
-        self.seat.shell.start(&self.seat.script(&self.variables, &line), limit)
+        self.node.shell.start(&self.node.script(&self.variables, &line), limit)
     }
 
     fn listens(&self, port: u16) -> Result<bool> {
-        let script = self.seat.script("", "cat /proc/net/tcp /proc/net/tcp6");
-        Ok(has_listener(&self.seat.shell.check(&script)?, port))
+        let script = self.node.script("", "cat /proc/net/tcp /proc/net/tcp6");
+        Ok(has_listener(&self.node.shell.check(&script)?, port))
     }
 }
 
@@ -152,31 +152,31 @@ impl Home {
     }
 }
 
-/// One `rnicd` on a seat; killed on drop.
-pub struct SeatDaemon<'a> {
+/// One `rnicd` on a node; killed on drop.
+pub struct RemoteDaemon<'a> {
     job: Box<dyn Job>,
     home: Home,
     player: Player<'a>,
 }
 
-impl<'a> SeatDaemon<'a> {
-    /// Starts it on the seat's interface, with packet I/O and further arguments, and waits until
+impl<'a> RemoteDaemon<'a> {
+    /// Starts it on the node's interface, with packet I/O and further arguments, and waits until
     /// it can be used. Its socket is made in `folder` of the machine.
     ///
     /// # Errors
     /// When it ends or is not ready in time; the error shows what it wrote.
     pub fn start(
-        seat: &Seat<'a>,
+        node: &RemoteNode<'a>,
         home: &Home,
         folder: &Path,
         (io, extra): (Io, &str),
     ) -> Result<Self> {
-        let socket = format!("{}/{}.sock", folder.display(), seat.netdev);
+        let socket = format!("{}/{}.sock", folder.display(), node.netdev);
         let Home(root) = home;
-        let (io, netdev) = (io.as_str(), &seat.netdev);
+        let (io, netdev) = (io.as_str(), &node.netdev);
         let line =
             format!("{root}/bin/rnicd --netdev {netdev} --io {io} {extra} --socket {socket}");
-        let mut job = seat.shell.start(&seat.script("", &line), LIFE)?;
+        let mut job = node.shell.start(&node.script("", &line), LIFE)?;
         let announced = format!("device {DEVICE} (");
         wait_until("rnicd's word that its device is there", READY, || {
             if let Some(code) = job.exit_code()? {
@@ -186,7 +186,7 @@ impl<'a> SeatDaemon<'a> {
         })
         .with_context(|| line.clone())?;
         let variables = format!("LD_LIBRARY_PATH={root}/lib RNIC_SOCKET={socket}");
-        let player = Player { seat: seat.clone(), variables, device: DEVICE.into(), gid_index: 0 };
+        let player = Player { node: node.clone(), variables, device: DEVICE.into(), gid_index: 0 };
         Ok(Self { job, home: home.clone(), player })
     }
 
@@ -216,9 +216,9 @@ impl<'a> SeatDaemon<'a> {
     /// # Errors
     /// When `rnic` fails.
     pub fn ask(&self, what: &str) -> Result<Value> {
-        let Player { seat, variables, .. } = &self.player;
+        let Player { node, variables, .. } = &self.player;
         let line = format!("{}/bin/rnic {what} --json", self.home.0);
-        let text = seat.shell.check(&seat.script(variables, &line))?;
+        let text = node.shell.check(&node.script(variables, &line))?;
         serde_json::from_str(&text).with_context(|| format!("`{line}` printed:\n{text}"))
     }
 }

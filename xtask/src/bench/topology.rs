@@ -1,4 +1,4 @@
-//! Sets the scene of a probe and measures it once.
+//! Sets up the topology of a probe (namespaces, daemons) and measures it once.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,7 +17,7 @@ use system_tests::place::{Host, Job, Node, Place};
 use system_tests::process::Cmd;
 use system_tests::programs::{Dialogue, iperf3, perftest, qperf};
 
-use super::probes::{Probe, Scene, Work};
+use super::probes::{Probe, Topology, Work};
 use super::series::Metric;
 
 /// Carries RoCE path MTU 4096 with headers.
@@ -29,7 +29,7 @@ const RAW_MILLIS: &str = "300";
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) values: Vec<(Metric, f64)>,
-    /// The share of the time that a pinned process of ours waited for its core, where the scene
+    /// The share of the time that a pinned process of ours waited for its core, where the topology
     /// has no more processes than cores.
     pub(super) waited: f64,
 }
@@ -40,8 +40,8 @@ impl Reading {
     }
 }
 
-/// What every scene needs.
-pub(super) struct Props {
+/// What every topology needs: programs and tools.
+pub(super) struct Fixtures {
     pub(super) dist: &'static Dist,
     pub(super) tools: Toolbox,
     raw: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct Props {
     pub(super) shares_memory: bool,
 }
 
-impl Props {
+impl Fixtures {
     pub(super) fn new(dist: &'static Dist, tools: Toolbox) -> Result<Self> {
         cargo()
             .args(["build", "--release", "--quiet", "-p", "rnic-bench", "--bin", "rnic-raw"])
@@ -65,7 +65,7 @@ impl Props {
     }
 }
 
-/// A scene that is set.
+/// A topology that is set up.
 pub(super) enum Set {
     Bare(NetPair),
     Daemons(Box<Pair>),
@@ -73,22 +73,22 @@ pub(super) enum Set {
 }
 
 impl Set {
-    pub(super) fn new(props: &Props, scene: Scene) -> Result<Self> {
-        match scene {
-            Scene::Wire | Scene::Alone => Ok(Self::Bare(NetPair::new(MTU)?)),
-            Scene::Daemons { io, xdp_mode } => {
-                Ok(Self::Daemons(Box::new(pair(props, io, xdp_mode)?)))
+    pub(super) fn new(fixtures: &Fixtures, topology: Topology) -> Result<Self> {
+        match topology {
+            Topology::Wire | Topology::Alone => Ok(Self::Bare(NetPair::new(MTU)?)),
+            Topology::Daemons { io, xdp_mode } => {
+                Ok(Self::Daemons(Box::new(pair(fixtures, io, xdp_mode)?)))
             }
-            Scene::OneDaemon => {
+            Topology::OneDaemon => {
                 let net = NetPair::new(MTU)?;
-                let daemon = Daemon::start(props.dist, &lab::at_end(&net.left, Io::Udp))?;
-                let host = Host::at_end(&net.left, &props.tools);
-                Ok(Self::OneDaemon(Box::new(Node::new(daemon, host, props.dist)), net))
+                let daemon = Daemon::start(fixtures.dist, &lab::at_end(&net.left, Io::Udp))?;
+                let host = Host::at_end(&net.left, &fixtures.tools);
+                Ok(Self::OneDaemon(Box::new(Node::new(daemon, host, fixtures.dist)), net))
             }
         }
     }
 
-    /// The daemons of the scene.
+    /// The daemons of the topology.
     pub(super) fn pids(&self) -> Vec<u32> {
         match self {
             Self::Bare(_) => Vec::new(),
@@ -97,27 +97,32 @@ impl Set {
         }
     }
 
-    pub(super) fn measure(&self, props: &Props, probe: &Probe) -> Result<Reading> {
+    pub(super) fn measure(&self, fixtures: &Fixtures, probe: &Probe) -> Result<Reading> {
         match (self, probe.work) {
-            (Self::Bare(net), Work::Raw) => raw(props, net, probe.key),
-            (Self::Bare(net), Work::Iperf3) => tcp(props, net, probe.scene, |server, client| {
-                let report = Dialogue::new("iperf3").client("--json -t 1").run(server, client)?;
-                let bits = iperf3::received_bits_per_second(&report.client.stdout)?;
-                Ok(vec![(Metric::Bytes, bits / 8.0)])
-            }),
-            (Self::Bare(net), Work::Qperf) => tcp(props, net, probe.scene, |server, client| {
-                let report =
-                    Dialogue::new("qperf").client("-t 1 -m 8 tcp_lat").run(server, client)?;
-                let seconds = qperf::value(&report.client.stdout, "latency")?;
-                Ok(vec![(Metric::P50, seconds * 1e6)])
-            }),
+            (Self::Bare(net), Work::Raw) => raw(fixtures, net, probe.key),
+            (Self::Bare(net), Work::Iperf3) => {
+                tcp(fixtures, net, probe.topology, |server, client| {
+                    let report =
+                        Dialogue::new("iperf3").client("--json -t 1").run(server, client)?;
+                    let bits = iperf3::received_bits_per_second(&report.client.stdout)?;
+                    Ok(vec![(Metric::Bytes, bits / 8.0)])
+                })
+            }
+            (Self::Bare(net), Work::Qperf) => {
+                tcp(fixtures, net, probe.topology, |server, client| {
+                    let report =
+                        Dialogue::new("qperf").client("-t 1 -m 8 tcp_lat").run(server, client)?;
+                    let seconds = qperf::value(&report.client.stdout, "latency")?;
+                    Ok(vec![(Metric::P50, seconds * 1e6)])
+                })
+            }
             (Self::Daemons(pair), Work::Perftest { line, shared }) => {
                 program(line, &beside(&pair.left, 0, shared), &beside(&pair.right, 1, shared))
             }
             (Self::OneDaemon(node, _), Work::Perftest { line, shared }) => {
                 program(line, &beside(node, 0, shared), &beside(node, 1, shared))
             }
-            _ => bail!("{} does not fit its scene", probe.key),
+            _ => bail!("{} does not fit its topology", probe.key),
         }
     }
 
@@ -132,25 +137,25 @@ impl Set {
 }
 
 /// Two daemons on a veth pair, with a mode of XDP where there is one.
-pub(super) fn pair(props: &Props, io: Io, xdp_mode: &str) -> Result<Pair> {
+pub(super) fn pair(fixtures: &Fixtures, io: Io, xdp_mode: &str) -> Result<Pair> {
     let net = NetPair::new(MTU)?;
     let node = |end, side| -> Result<Node> {
         let mut spec = lab::at_end(end, io);
         if io == Io::AfXdp {
             spec.extra.extend(["--xdp-mode".to_owned(), xdp_mode.to_owned()]);
         }
-        let daemon = Daemon::start(props.dist, &spec)?;
-        let host = Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &props.tools) };
-        Ok(Node::new(daemon, host, props.dist))
+        let daemon = Daemon::start(fixtures.dist, &spec)?;
+        let host = Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &fixtures.tools) };
+        Ok(Node::new(daemon, host, fixtures.dist))
     };
     let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
     Ok(Pair { left, right, net })
 }
 
-fn raw(props: &Props, net: &NetPair, key: &str) -> Result<Reading> {
+fn raw(fixtures: &Fixtures, net: &NetPair, key: &str) -> Result<Reading> {
     let case = key.strip_prefix("raw/").context("a raw probe's key begins with raw/")?;
     let [left, right] = [&net.left, &net.right].map(|end| end.netns.name());
-    let text = Cmd::new(&props.raw).args([case, left, right, RAW_MILLIS]).check()?;
+    let text = Cmd::new(&fixtures.raw).args([case, left, right, RAW_MILLIS]).check()?;
     let report: Value = serde_json::from_str(&text).context("rnic-raw printed no JSON")?;
     let names = [
         ("bytes_per_second", Metric::Bytes),
@@ -164,14 +169,14 @@ fn raw(props: &Props, net: &NetPair, key: &str) -> Result<Reading> {
 }
 
 fn tcp(
-    props: &Props,
+    fixtures: &Fixtures,
     net: &NetPair,
-    scene: Scene,
+    topology: Topology,
     run: impl Fn(&Host, &Host) -> Result<Vec<(Metric, f64)>>,
 ) -> Result<Reading> {
-    let host = |end, side| Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &props.tools) };
+    let host = |end, side| Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &fixtures.tools) };
     let (mut server, mut client) = (host(&net.left, 0), host(&net.right, 1));
-    if scene == Scene::Alone {
+    if topology == Topology::Alone {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         client = Host { address, cpu: client.cpu, ..server.clone() };
         server.address = address;

@@ -48,14 +48,14 @@ pub fn addresses(host: u8) -> [(IpAddr, u8); 2] {
 }
 
 /// A guest that has the suite's programs, and the namespace that its tap is in.
-pub struct RxeRival {
+pub struct RxePeer {
     /// The guest.
     pub guest: Guest,
     tools: Toolbox,
     netns: Netns,
 }
 
-impl RxeRival {
+impl RxePeer {
     /// Boots the guest and gives its tap our addresses.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use system_tests::daemon::Io;
-use system_tests::seat::{Home, Player, Seat, SeatDaemon, Shell};
+use system_tests::remote_node::{Home, Player, RemoteDaemon, RemoteNode, Shell};
 
 const SIDES: [&str; 2] = ["a", "b"];
 /// Followed by the side.
@@ -91,14 +91,14 @@ rmmod rdma_rxe
 
 /// What one side runs its programs with.
 pub(super) enum Stack<'a> {
-    Ours([SeatDaemon<'a>; 2]),
+    Ours([RemoteDaemon<'a>; 2]),
     Rxe([Player<'a>; 2]),
 }
 
 impl Stack<'_> {
     pub(super) fn players(&self) -> [&Player<'_>; 2] {
         match self {
-            Self::Ours(daemons) => daemons.each_ref().map(SeatDaemon::player),
+            Self::Ours(daemons) => daemons.each_ref().map(RemoteDaemon::player),
             Self::Rxe(players) => players.each_ref(),
         }
     }
@@ -106,14 +106,14 @@ impl Stack<'_> {
     /// What daemons said, for the reader of a failure.
     pub(super) fn logs(&self) -> String {
         match self {
-            Self::Ours(daemons) => daemons.iter().map(SeatDaemon::log).collect(),
+            Self::Ours(daemons) => daemons.iter().map(RemoteDaemon::log).collect(),
             Self::Rxe(_) => String::new(),
         }
     }
 }
 
 /// A machine with the wire, which is taken away on drop.
-pub(super) struct Ground<'a> {
+pub(super) struct RxeSetup<'a> {
     pub(super) shell: &'a dyn Shell,
     /// Where our programs are.
     pub(super) home: Home,
@@ -126,7 +126,7 @@ pub(super) struct Ground<'a> {
     pub(super) keeps_rxe: bool,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> RxeSetup<'a> {
     /// Lays the wire.
     pub(super) fn lay(&self) -> Result<()> {
         // What a killed run left.
@@ -141,8 +141,8 @@ impl<'a> Ground<'a> {
         }
     }
 
-    fn seat(&self, side: usize) -> Seat<'a> {
-        Seat {
+    fn node(&self, side: usize) -> RemoteNode<'a> {
+        RemoteNode {
             shell: self.shell,
             netns: None,
             netdev: format!("{NETDEV}{}", SIDES[side]),
@@ -157,11 +157,12 @@ impl<'a> Ground<'a> {
         if !self.keeps_rxe {
             self.shell.check(UNLOAD)?;
         }
-        let start = |side| SeatDaemon::start(&self.seat(side), &self.home, &self.folder, (io, ""));
+        let start =
+            |side| RemoteDaemon::start(&self.node(side), &self.home, &self.folder, (io, ""));
         Ok(Stack::Ours([start(0)?, start(1)?]))
     }
 
-    /// rxe's devices, until [`Ground::rxe_off`].
+    /// rxe's devices, until [`RxeSetup::rxe_off`].
     pub(super) fn rxe(&self) -> Result<Stack<'a>> {
         self.shell.check(&format!("load='{}'\n{RXE_ON}", self.load))?;
         Ok(Stack::Rxe([self.device(0)?, self.device(1)?]))
@@ -179,12 +180,12 @@ impl<'a> Ground<'a> {
         let wanted: Ipv6Addr = ADDRESSES[side].to_ipv6_mapped();
         let at = listed.lines().position(|gid| gid.trim().parse() == Ok(wanted));
         let at = at.with_context(|| format!("{device} has no GID for {wanted}:\n{listed}"))?;
-        let seat = self.seat(side);
-        Ok(Player { seat, variables: String::new(), device, gid_index: u32::try_from(at)? })
+        let node = self.node(side);
+        Ok(Player { node, variables: String::new(), device, gid_index: u32::try_from(at)? })
     }
 }
 
-impl Drop for Ground<'_> {
+impl Drop for RxeSetup<'_> {
     fn drop(&mut self) {
         self.lift();
         if !self.keeps_rxe

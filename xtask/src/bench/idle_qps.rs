@@ -11,8 +11,8 @@ use system_tests::place::Node;
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::{Dialogue, perftest};
 
-use super::scene::{self, Props};
 use super::series::Spread;
+use super::topology::{self, Fixtures};
 
 const PROGRAM: &str = "idleqps";
 const QPS: usize = 10_000;
@@ -20,8 +20,8 @@ const QPS: usize = 10_000;
 const MESSAGES: &str = "ib_write_bw -s 8 -n 300000";
 const READY: Duration = Duration::from_secs(120);
 
-fn pair(props: &Props) -> Result<Pair> {
-    let mut pair = scene::pair(props, Io::Udp, "auto")?;
+fn pair(fixtures: &Fixtures) -> Result<Pair> {
+    let mut pair = topology::pair(fixtures, Io::Udp, "auto")?;
     let folder = native::build(PROGRAM, &[PROGRAM])?;
     for node in [&mut pair.left, &mut pair.right] {
         node.host.tools = node.host.tools.clone().with_built(folder.clone());
@@ -30,14 +30,14 @@ fn pair(props: &Props) -> Result<Pair> {
 }
 
 /// Silent processes with queue pairs, all of them ready; killed on drop.
-fn crowd(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
+fn idle_qps(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
     let cmd = node.cmd(PROGRAM)?.args(["-d", node.daemon.device(), "-n", &qps.to_string()]);
     let cmd = cmd.limit(Duration::from_secs(600));
-    let mut crowd = Vec::new();
+    let mut idle_qps = Vec::new();
     for _ in 0..processes {
-        crowd.push(cmd.start()?);
+        idle_qps.push(cmd.start()?);
     }
-    for process in &mut crowd {
+    for process in &mut idle_qps {
         let mut ended = None;
         wait_until("ready queue pairs", READY, || {
             ended = process.try_status()?;
@@ -47,13 +47,18 @@ fn crowd(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
             anyhow::bail!("{PROGRAM} ended with {status}: {}", process.stderr());
         }
     }
-    Ok(crowd)
+    Ok(idle_qps)
 }
 
 /// Time per message with `processes` times `qps` silent queue pairs on both sides, divided by the
 /// time without, round by round.
-fn slowdown(props: &Props, processes: usize, qps: usize, quick: bool) -> Result<(String, bool)> {
-    let pair = pair(props)?;
+fn slowdown(
+    fixtures: &Fixtures,
+    processes: usize,
+    qps: usize,
+    quick: bool,
+) -> Result<(String, bool)> {
+    let pair = pair(fixtures)?;
     let rate = || -> Result<f64> {
         let text = Dialogue::new(MESSAGES).run(&pair.left, &pair.right)?.client.stdout;
         Ok(perftest::bandwidth(&text)?.last().context("no row")?.messages)
@@ -61,8 +66,8 @@ fn slowdown(props: &Props, processes: usize, qps: usize, quick: bool) -> Result<
     let mut ratios = Vec::new();
     for _ in 0..if quick { 2 } else { 7 } {
         let alone = rate()?;
-        let crowds = [&pair.left, &pair.right].map(|node| crowd(node, processes, qps));
-        let [left, right] = crowds;
+        let idle = [&pair.left, &pair.right].map(|node| idle_qps(node, processes, qps));
+        let [left, right] = idle;
         let (_left, _right) = (left?, right?);
         ratios.push(alone / rate()?);
     }
@@ -71,22 +76,22 @@ fn slowdown(props: &Props, processes: usize, qps: usize, quick: bool) -> Result<
     Ok((format!("{median:.2}x ({min:.2}..{max:.2})"), median <= 1.1))
 }
 
-pub(super) fn in_one_process(props: &Props, quick: bool) -> Result<(String, bool)> {
-    slowdown(props, 1, QPS, quick)
+pub(super) fn in_one_process(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
+    slowdown(fixtures, 1, QPS, quick)
 }
 
-pub(super) fn in_many_processes(props: &Props, quick: bool) -> Result<(String, bool)> {
-    slowdown(props, 100, QPS / 100, quick)
+pub(super) fn in_many_processes(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
+    slowdown(fixtures, 100, QPS / 100, quick)
 }
 
 /// Private memory of the daemon per silent queue pair, and that of the rings beside it.
-pub(super) fn memory(props: &Props, _quick: bool) -> Result<(String, bool)> {
-    let pair = pair(props)?;
+pub(super) fn memory(fixtures: &Fixtures, _quick: bool) -> Result<(String, bool)> {
+    let pair = pair(fixtures)?;
     let pid = pair.left.daemon.pid();
     // A first client pays for what all share.
-    let _first = crowd(&pair.left, 1, 2)?;
+    let _first = idle_qps(&pair.left, 1, 2)?;
     let before = [resident(pid, "RssAnon")?, resident(pid, "RssShmem")?];
-    let _crowd = crowd(&pair.left, 1, QPS)?;
+    let _idle = idle_qps(&pair.left, 1, QPS)?;
     let after = [resident(pid, "RssAnon")?, resident(pid, "RssShmem")?];
     let [engine, rings] = [0, 1].map(|i| (after[i] - before[i]) / QPS as f64);
     Ok((format!("{engine:.2} KiB (+ rings {rings:.2} KiB)"), engine <= 4.0))
@@ -100,8 +105,8 @@ fn resident(pid: u32, name: &str) -> Result<f64> {
     value.and_then(|word| word.parse().ok()).with_context(|| format!("no {name} of {pid}"))
 }
 
-pub(super) fn registration(props: &Props, quick: bool) -> Result<(String, bool)> {
-    let pair = pair(props)?;
+pub(super) fn registration(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
+    let pair = pair(fixtures)?;
     let cmd = pair.left.cmd(PROGRAM)?.args(["-d", pair.left.daemon.device(), "-r", "1024"]);
     let mut times = Vec::new();
     for _ in 0..if quick { 3 } else { 7 } {

@@ -9,9 +9,9 @@ use system_tests::interrupt;
 use system_tests::lab;
 use system_tests::netns::NetPair;
 
-use super::crowd;
-use super::scene::Props;
+use super::idle_qps;
 use super::series::Spread;
+use super::topology::Fixtures;
 
 /// One of these costs.
 pub(super) struct Finding {
@@ -40,7 +40,7 @@ struct Cost {
     title: &'static str,
     target: &'static str,
     /// The value to show, and whether the target is met.
-    measure: fn(&Props, bool) -> Result<(String, bool)>,
+    measure: fn(&Fixtures, bool) -> Result<(String, bool)>,
 }
 
 const GROUP: &str = "standing costs";
@@ -48,32 +48,36 @@ const GROUP: &str = "standing costs";
 const COSTS: &[Cost] = &[
     Cost { title: "daemon start, udp", target: "< 200 ms", measure: start_time },
     Cost { title: "idle daemon", target: "< 1 % of a core", measure: idle },
-    Cost { title: "ibv_reg_mr of 1 GiB", target: "< 1 ms", measure: crowd::registration },
+    Cost { title: "ibv_reg_mr of 1 GiB", target: "< 1 ms", measure: idle_qps::registration },
     Cost {
         title: "memory of an idle QP",
         target: "<= 4 KiB of the engine",
-        measure: crowd::memory,
+        measure: idle_qps::memory,
     },
     Cost {
         title: "time per message, 10,000 idle QPs",
         target: "<= 1.1x of none",
-        measure: crowd::in_one_process,
+        measure: idle_qps::in_one_process,
     },
     Cost {
         title: "the same in 100 processes",
         target: "<= 1.1x of none",
-        measure: crowd::in_many_processes,
+        measure: idle_qps::in_many_processes,
     },
 ];
 
-pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<Vec<Finding>> {
+pub(super) fn measure(
+    fixtures: &Fixtures,
+    filters: &[String],
+    quick: bool,
+) -> Result<Vec<Finding>> {
     let wanted = |cost: &&Cost| {
         filters.is_empty()
             || filters.iter().any(|f| GROUP.contains(f.as_str()) || cost.title.contains(f.as_str()))
     };
     let mut findings = Vec::new();
     for cost in COSTS.iter().filter(wanted) {
-        let outcome = (cost.measure)(props, quick);
+        let outcome = (cost.measure)(fixtures, quick);
         interrupt::check()?;
         let (value, met) = match outcome {
             Ok((value, met)) => (value, Some(met)),
@@ -89,13 +93,13 @@ pub(super) fn measure(props: &Props, filters: &[String], quick: bool) -> Result<
     Ok(findings)
 }
 
-fn start_time(props: &Props, quick: bool) -> Result<(String, bool)> {
+fn start_time(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
     let net = NetPair::new(4200)?;
     let spec = lab::at_end(&net.left, Io::Udp);
     let mut times = Vec::new();
     for _ in 0..if quick { 3 } else { 7 } {
         let began = Instant::now();
-        let daemon = Daemon::start(props.dist, &spec)?;
+        let daemon = Daemon::start(fixtures.dist, &spec)?;
         times.push(began.elapsed().as_secs_f64() * 1e3);
         daemon.stop()?;
     }
@@ -103,9 +107,9 @@ fn start_time(props: &Props, quick: bool) -> Result<(String, bool)> {
     Ok((format!("{median:.0} ms ({min:.0}..{max:.0})"), median < 200.0))
 }
 
-fn idle(props: &Props, quick: bool) -> Result<(String, bool)> {
+fn idle(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
     let net = NetPair::new(4200)?;
-    let daemon = Daemon::start(props.dist, &lab::at_end(&net.left, Io::Udp))?;
+    let daemon = Daemon::start(fixtures.dist, &lab::at_end(&net.left, Io::Udp))?;
     std::thread::sleep(Duration::from_millis(500));
     let (began, before) = (Instant::now(), run_time(daemon.pid())?);
     std::thread::sleep(Duration::from_secs(if quick { 2 } else { 5 }));
