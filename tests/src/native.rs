@@ -1,8 +1,9 @@
 //! Helper programs: what a test's own code cannot be, an application that dies, misbehaves or
 //! passes nonsense to library and daemon. Most are in C, against the public verbs header.
 //!
-//! Those in C have a folder each under `tests/`; `tests/common` is shared by all. Programs are built once
-//! per run and made part of the toolbox, so that a place starts them like any other program.
+//! Those in C have a folder each under `tests/`; `tests/common` is shared by all. Programs are
+//! built once per run and made part of the toolbox, so that a place starts them like any other
+//! program.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

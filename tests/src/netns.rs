@@ -147,7 +147,8 @@ impl End {
     }
 }
 
-/// Two namespaces joined by a veth pair: 10.77.0.1 and fd77::1 on the left, .2 and ::2 on the right.
+/// Two namespaces joined by a veth pair: 10.77.0.1 and fd77::1 on the left, .2 and ::2 on the
+/// right.
 pub struct NetPair {
     /// 10.77.0.1
     pub left: End,

@@ -1,8 +1,9 @@
 //! `cargo xtask compliance`: every rule of `docs/compliance.md` has a place in the engine, and a
 //! test that fails when the engine does not keep it.
 //!
-//! The mutations that break a rule, or are a bug, are files beside the tests. One build of a copy of
-//! the engine with all of them is enough: an environment variable chooses one for one run of a test.
+//! The mutations that break a rule, or are a bug, are files beside the tests. One build of a copy
+//! of the engine with all of them is enough: an environment variable chooses one for one run of a
+//! test.
 
 mod mutations;
 mod run;

@@ -64,8 +64,8 @@ impl Direction {
     }
 
     /// A requester notices a missing answer by one that is beyond it. What arrives again, while it
-    /// waits for what is missing, tells it nothing: only new answers go. It notices that the second is
-    /// missing too by what it got already and gets again: all of that must come again.
+    /// waits for what is missing, tells it nothing: only new answers go. It notices that the second
+    /// is missing too by what it got already and gets again: all of that must come again.
     fn may_lose_answer(&self, psn: Psn, behind: &[Psn]) -> bool {
         let shows = behind.iter().any(|next| next.distance_from(psn) > 0);
         match &self.lost {

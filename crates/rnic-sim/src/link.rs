@@ -19,7 +19,8 @@ pub struct Faults {
     pub loss: u32,
     /// Chance that it is lost where what follows shows that: see [`Gaps`].
     pub shown_loss: u32,
-    /// Chance that an RNR NAK is followed by a sequence NAK of the same PSN, as Linux's rxe does it.
+    /// Chance that an RNR NAK is followed by a sequence NAK of the same PSN, as Linux's rxe does
+    /// it.
     pub echo: u32,
     /// Chance that it arrives twice.
     pub duplicate: u32,
@@ -76,8 +77,8 @@ impl Faults {
     }
 }
 
-/// Nanoseconds that an echo comes behind what it echoes, at most: perhaps after the shortest wait, but
-/// before the refusal that may follow.
+/// Nanoseconds that an echo comes behind what it echoes, at most: perhaps after the shortest wait,
+/// but before the refusal that may follow.
 const ECHO_LATE: u64 = 11_000;
 /// Bytes that a world has on a link at most.
 const ALL_IN_FLIGHT: u64 = 4 << 20;

@@ -1,8 +1,8 @@
 //! A host's port: the [`Wire`] that its engine sees.
 //!
 //! What leaves is checked: trains within the limits that [`Wire::caps`] promises, every datagram
-//! parses, its pad bytes are zero and its ICRC is good. What is handed out is poisoned, and what was
-//! given back is gone.
+//! parses, its pad bytes are zero and its ICRC is good. What is handed out is poisoned, and what
+//! was given back is gone.
 
 use crate::rng::Rng;
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
@@ -49,7 +49,8 @@ pub struct PortConfig {
     pub arenas: u8,
     /// What leaves must not be fragmented. Some devices do not say so, and the ICRC covers it.
     pub df: bool,
-    /// Datagrams that one turn may send, or one train if that is longer; 0 when the link takes none.
+    /// Datagrams that one turn may send, or one train if that is longer; 0 when the link takes
+    /// none.
     pub tx_burst: u32,
     /// Datagrams that one turn receives.
     pub rx_burst: u32,

@@ -94,9 +94,9 @@ pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
 #[derive(Parser, Debug, Default)]
 #[command(name = "rnicd", version)]
 pub struct Args {
-    /// Read options from this TOML file; the command line wins. Its sections `[quota]` and `[total]`
-    /// limit what each user, and all users together, may have: sessions, descriptors, mappings,
-    /// ring-bytes, shared-bytes, registered-bytes, qps, cqs, mrs, pds, channels
+    /// Read options from this TOML file; the command line wins. Its sections `[quota]` and
+    /// `[total]` limit what each user, and all users together, may have: sessions, descriptors,
+    /// mappings, ring-bytes, shared-bytes, registered-bytes, qps, cqs, mrs, pds, channels
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of the RDMA device [default: rnic0]

@@ -1,8 +1,8 @@
 //! The host's network as the device sees it: its interface, its addresses, the way to its peers.
 //!
 //! A [`Network`] belongs to the control plane. A thread of it follows the kernel's notifications
-//! and reports a [`Change`]; what the data path needs (next hops) is in a [`HopTable`], which is read
-//! without waiting.
+//! and reports a [`Change`]; what the data path needs (next hops) is in a [`HopTable`], which is
+//! read without waiting.
 
 mod claims;
 mod gids;

@@ -1,8 +1,8 @@
 //! The device's wire: where the engine's frames go and come from.
 //!
 //! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, [`capture`](mod@capture), a
-//! [`composite`] of the internal [`loopback`] (queue pairs of the device among themselves) and at most one way outside
-//! ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
+//! [`composite`] of the internal [`loopback`] (queue pairs of the device among themselves) and at
+//! most one way outside ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
 //! [`HopId`](rnic_core::ports::HopId) says which of the two it takes.
 
 mod auto;

@@ -201,8 +201,8 @@ impl HeaderRepr {
     }
 }
 
-/// A checked view of a datagram. Extension headers are read when they are asked for: most packets of
-/// a long message have none.
+/// A checked view of a datagram. Extension headers are read when they are asked for: most packets
+/// of a long message have none.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     bth: Bth,

@@ -21,8 +21,8 @@ pub struct Flow {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits; unused for IPv4.
     pub flow_label: u32,
-    /// IPv4 "don't fragment", which the ICRC covers; unused for IPv6. This stack always sets it, and
-    /// so do most. Behind a UDP socket it is a guess.
+    /// IPv4 "don't fragment", which the ICRC covers; unused for IPv6. This stack always sets it,
+    /// and so do most. Behind a UDP socket it is a guess.
     pub df: bool,
 }
 

@@ -2,11 +2,11 @@
 //!
 //! It covers eight bytes of ones (where InfiniBand has its local route header), the IP and UDP
 //! headers with the fields that change on the way set to ones, the base transport header with byte
-//! 4 set to ones, and everything after it. The CRC is the one of Ethernet and zlib; it is sent least
-//! significant byte first.
+//! 4 set to ones, and everything after it. The CRC is the one of Ethernet and zlib; it is sent
+//! least significant byte first.
 //!
-//! The IPv4 identification and "don't fragment" are covered. A receiver behind a UDP socket does not
-//! see them, and [`IpIdHint::Predicted`] deals with that.
+//! The IPv4 identification and "don't fragment" are covered. A receiver behind a UDP socket does
+//! not see them, and [`IpIdHint::Predicted`] deals with that.
 
 use crc32fast::Hasher;
 

@@ -39,7 +39,8 @@ impl Psn {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
 
-    /// Steps forward from `self` to `other`, 0 ..= 2^24 - 1: for what is known to lie in that order.
+    /// Steps forward from `self` to `other`, 0 ..= 2^24 - 1: for what is known to lie in that
+    /// order.
     pub const fn steps_to(self, other: Psn) -> u32 {
         other.0.wrapping_sub(self.0) & MASK_24
     }

@@ -81,8 +81,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(result)
 }
 
-/// The way back to where a datagram came from, read off its GRH area. For IPv4 that holds the IP header in its last 20
-/// bytes (RoCEv2 annex A17).
+/// The way back to where a datagram came from, read off its GRH area. For IPv4 that holds the IP
+/// header in its last 20 bytes (RoCEv2 annex A17).
 fn return_path(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; 40]) -> Result<ibv_ah_attr> {
     let mut attr = ibv_ah_attr::zeroed();
     attr.port_num = port;
@@ -165,7 +165,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     zero_or_minus_one(attr.map(|attr| unsafe { ah_attr.write(attr) }))
 }
 
-/// Makes an address handle for the way back to where a datagram came from. NULL and errno on failure.
+/// Makes an address handle for the way back to where a datagram came from. NULL and errno on
+/// failure.
 ///
 /// # Safety
 /// `pd` is from `ibv_alloc_pd`; `wc` and `grh` are valid.

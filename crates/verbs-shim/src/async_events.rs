@@ -93,8 +93,8 @@ impl Context {
     }
 }
 
-/// Waits for an asynchronous event. -1 and errno on failure: EAGAIN when the descriptor does not block, EINTR after a
-/// signal, EIO once the death of the daemon was told.
+/// Waits for an asynchronous event. -1 and errno on failure: EAGAIN when the descriptor does not
+/// block, EINTR after a signal, EIO once the death of the daemon was told.
 ///
 /// # Safety
 /// `context` is open and `event` is writable.

@@ -103,7 +103,8 @@ impl Channel {
         }
     }
 
-    /// After the daemon died: an event for each CQ that waits for one, so that its flushed completions are polled.
+    /// After the daemon died: an event for each CQ that waits for one, so that its flushed
+    /// completions are polled.
     fn next_orphan(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
         let objects = self.context().objects.lock();
         let waiting = objects.cqs.values().find_map(|cq| {
@@ -122,8 +123,8 @@ fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
     (cq.as_ibv(), cq.cq_context())
 }
 
-/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up, or took the program for dead as it
-/// closed the socket.
+/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up, or took the
+/// program for dead as it closed the socket.
 pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Option<[u8; N]>> {
     let mut bytes = [0; N];
     loop {
@@ -187,8 +188,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     code(result)
 }
 
-/// Waits for an event. -1 and errno on failure: EAGAIN when the descriptor does not block, EINTR after a signal, EIO
-/// when the daemon died and no CQ of the channel waits for an event.
+/// Waits for an event. -1 and errno on failure: EAGAIN when the descriptor does not block, EINTR
+/// after a signal, EIO when the daemon died and no CQ of the channel waits for an event.
 ///
 /// # Safety
 /// `channel` is a channel of this library; `cq` and `cq_context` are writable.

@@ -144,12 +144,14 @@ impl Context {
     }
 }
 
-/// Lets the daemon, a process of the same user, read and write registered memory where Yama would forbid it.
+/// Lets the daemon, a process of the same user, read and write registered memory where Yama would
+/// forbid it.
 fn allow_memory_access(daemon: Option<u32>) {
     static ALLOWED: AtomicI32 = AtomicI32::new(0);
     let daemon = daemon.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(-1);
     let earlier = ALLOWED.swap(daemon, Ordering::Relaxed);
-    // Yama remembers one tracer. With several daemons, or one in another pid namespace, allow any process.
+    // Yama remembers one tracer. With several daemons, or one in another pid namespace, allow any
+    // process.
     let tracer = match daemon {
         pid if pid > 0 && (earlier == 0 || earlier == pid) => u64::from(pid.unsigned_abs()),
         _ => libc::c_ulong::MAX,
@@ -157,7 +159,8 @@ fn allow_memory_access(daemon: Option<u32>) {
     if tracer == libc::c_ulong::MAX {
         ALLOWED.store(-1, Ordering::Relaxed);
     }
-    // SAFETY: only changes which process may trace this one. Fails without Yama, where it is not needed.
+    // SAFETY: only changes which process may trace this one. Fails without Yama, where it is not
+    // needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, tracer, 0, 0, 0) };
 }
 

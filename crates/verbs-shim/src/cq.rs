@@ -37,7 +37,8 @@ pub(crate) struct Cq {
     pub(crate) events_given: AtomicU32,
     /// Async events that the program was given.
     pub(crate) async_events_given: AtomicU32,
-    /// Asks for events. Not in `state`: a program may do so while it, or another thread, walks the completions.
+    /// Asks for events. Not in `state`: a program may do so while it, or another thread, walks the
+    /// completions.
     arm: SpinLock<CqArm>,
     /// Asked for an event and has not read one since.
     waits: AtomicBool,
@@ -48,7 +49,8 @@ pub(crate) struct Cq {
 /// What polling changes.
 pub(crate) struct CqState {
     pub(crate) ring: CqConsumer,
-    /// Completions taken out of the ring while those of a destroyed QP were removed; older than the ring's.
+    /// Completions taken out of the ring while those of a destroyed QP were removed; older than the
+    /// ring's.
     pub(crate) stash: VecDeque<Cqe>,
     /// What the readers of an extended CQ read.
     pub(crate) current: Cqe,
@@ -56,7 +58,8 @@ pub(crate) struct CqState {
     pub(crate) empty_polls: u32,
 }
 
-// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and locks.
+// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and
+// locks.
 unsafe impl Sync for Cq {}
 
 /// What a CQ is made of.
@@ -149,10 +152,11 @@ impl Cq {
         self.events_given.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// After the daemon died: whether the program waits for an event, which is the only one it gets.
+    /// After the daemon died: whether the program waits for an event, which is the only one it
+    /// gets.
     ///
-    /// The daemon may have died between taking the wish and sending the event, and an event that was sent before may
-    /// have been read after the wish: one of the two tells.
+    /// The daemon may have died between taking the wish and sending the event, and an event that
+    /// was sent before may have been read after the wish: one of the two tells.
     pub(crate) fn take_orphan_wish(&self) -> bool {
         let unanswered = self.arm.lock().take();
         self.waits.swap(false, Ordering::AcqRel) || unanswered
@@ -177,7 +181,8 @@ impl Cq {
 
     /// Frees the slot of a completion that the program will not see. Always false.
     fn give_up(&self, cqe: &Cqe) -> bool {
-        // SAFETY: a queue in the table is alive as long as this CQ, which its completions go to, is locked.
+        // SAFETY: a queue in the table is alive as long as this CQ, which its completions go to, is
+        // locked.
         if let Some(queue) = unsafe { self.context().records.get(cqe.record).as_ref() }
             && matches!(queue.role, Role::Shared)
         {
@@ -192,7 +197,8 @@ impl Cq {
             return Err(Errno(libc::EINVAL));
         }
         self.state.visit(|state| {
-            // The daemon moves along what is not polled yet, and the wish for an event: asking for one has to wait.
+            // The daemon moves along what is not polled yet, and the wish for an event: asking for
+            // one has to wait.
             let mut arm = self.arm.lock();
             let request = Request::ResizeCq { cq: self.handle()?, cqe };
             let (_, ring, cqe) = self.context().session.call(&request, ring_of)?;

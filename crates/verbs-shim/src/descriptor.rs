@@ -1,7 +1,7 @@
 //! Descriptors of the library in a process that may close them.
 //!
-//! A program that becomes a daemon closes every descriptor that it does not know, and its next file may get the number
-//! of one of ours. What is meant for the daemon must not go there.
+//! A program that becomes a daemon closes every descriptor that it does not know, and its next file
+//! may get the number of one of ours. What is meant for the daemon must not go there.
 
 use std::{
     io,

@@ -176,7 +176,8 @@ fn devices_at(path: &Path) -> io::Result<Vec<DeviceInfo>> {
     devices.map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))
 }
 
-/// A daemon that is not there is normal. One that is there but of no use is for people to put right.
+/// A daemon that is not there is normal. One that is there but of no use is for people to put
+/// right.
 fn explain(path: &Path, error: &io::Error) {
     static ONCE: Once = Once::new();
     let path = path.display();

@@ -148,7 +148,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     code(found.map(|entry| unsafe { write_entry(to.cast(), entry_size, &described(&entry)) }))
 }
 
-/// Reads all used entries. Returns their number or a negative errno value; EINVAL when they do not fit.
+/// Reads all used entries. Returns their number or a negative errno value; EINVAL when they do not
+/// fit.
 ///
 /// # Safety
 /// `context` is open and `entries` has room for `max_entries` of `entry_size` bytes.

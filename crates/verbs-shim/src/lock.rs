@@ -1,8 +1,9 @@
-//! The lock of one queue: held for tens of nanoseconds, so that waiting for it in the kernel would cost more.
+//! The lock of one queue: held for tens of nanoseconds, so that waiting for it in the kernel would
+//! cost more.
 //!
-//! Two interfaces hold it from one call to another: `ibv_start_poll` to `ibv_end_poll`, and `ibv_wr_start` to
-//! `ibv_wr_complete`. A program may make control calls in between, which need the lock too: those
-//! [`visit`](SpinLock::visit).
+//! Two interfaces hold it from one call to another: `ibv_start_poll` to `ibv_end_poll`, and
+//! `ibv_wr_start` to `ibv_wr_complete`. A program may make control calls in between, which need the
+//! lock too: those [`visit`](SpinLock::visit).
 
 use std::{
     cell::UnsafeCell,
@@ -44,10 +45,11 @@ impl<T> SpinLock<T> {
 
     /// Runs `change` under the lock, also when this thread holds it across calls.
     pub(crate) fn visit<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
-        // Only this thread writes its own number here, so a concurrent store by another thread cannot
-        // make the comparison wrong.
+        // Only this thread writes its own number here, so a concurrent store by another thread
+        // cannot make the comparison wrong.
         if self.keeper.load(Ordering::Relaxed) == this_thread() {
-            // SAFETY: this thread holds the lock. A reference that `kept` gave ended with the call that asked for it.
+            // SAFETY: this thread holds the lock. A reference that `kept` gave ended with the call
+            // that asked for it.
             return change(unsafe { self.kept() });
         }
         change(&mut self.lock())

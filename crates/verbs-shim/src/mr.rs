@@ -135,7 +135,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(unsafe { register(pd, addr, length, iova, access.cast_unsigned()) })
 }
 
-/// As [`ibv_reg_mr_iova`], also called by the macro `ibv_reg_mr` when optional rights are asked for.
+/// As [`ibv_reg_mr_iova`], also called by the macro `ibv_reg_mr` when optional rights are asked
+/// for.
 ///
 /// # Safety
 /// As [`ibv_reg_mr`].

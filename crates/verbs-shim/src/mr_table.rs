@@ -1,7 +1,7 @@
 //! Which memory each local key names, for the data path: found without a lock in constant time.
 //!
-//! A hash table under a sequence count. A reader that meets a writer finds nothing, which only costs a shortcut: the
-//! engine then reads the memory itself.
+//! A hash table under a sequence count. A reader that meets a writer finds nothing, which only
+//! costs a shortcut: the engine then reads the memory itself.
 
 use std::{
     sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence},

@@ -1,8 +1,9 @@
 //! The objects of a context by the daemon's handle, for events.
 //!
-//! The daemon hands a handle out again as soon as it was destroyed, while events of its old owner may still lie in a
-//! socket. So destroying holds this table's lock around the request and notes how many such events are left; they
-//! come before any event of the new owner and are dropped as they are read.
+//! The daemon hands a handle out again as soon as it was destroyed, while events of its old owner
+//! may still lie in a socket. So destroying holds this table's lock around the request and notes
+//! how many such events are left; they come before any event of the new owner and are dropped as
+//! they are read.
 
 use std::{
     collections::HashMap,
@@ -33,7 +34,8 @@ pub(crate) struct Tables {
 unsafe impl Send for Tables {}
 
 impl Tables {
-    /// Notes that `sent` async events were sent and `read` of them were read before the object went.
+    /// Notes that `sent` async events were sent and `read` of them were read before the object
+    /// went.
     pub(crate) fn add_stale(&mut self, kind: Kind, handle: u32, sent: u64, read: u32) {
         let left = sent.saturating_sub(read.into());
         if left > 0 {
@@ -62,7 +64,8 @@ impl Objects {
     }
 }
 
-/// Waits until the program has acknowledged every event that it was given, as destroying an object must.
+/// Waits until the program has acknowledged every event that it was given, as destroying an object
+/// must.
 pub(crate) fn wait_for_acks(completed: impl Fn() -> u32, given: u32) {
     while completed() != given {
         std::thread::sleep(std::time::Duration::from_millis(1));

@@ -29,7 +29,8 @@ impl Cq {
     #[inline]
     fn accept(&self, cqe: &Cqe) -> bool {
         let context = self.context();
-        // SAFETY: a queue leaves the table only after its completions were removed from this CQ, under its lock.
+        // SAFETY: a queue leaves the table only after its completions were removed from this CQ,
+        // under its lock.
         let Some(queue) = (unsafe { context.records.get(cqe.record).as_ref() }) else {
             return false;
         };

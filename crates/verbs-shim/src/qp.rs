@@ -53,7 +53,8 @@ pub(crate) struct Qp {
     pub(crate) builder: Option<SpinLock<Builder>>,
 }
 
-// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and locks.
+// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and
+// locks.
 unsafe impl Sync for Qp {}
 
 /// What a send work request may be.
@@ -303,7 +304,8 @@ pub(crate) fn cap_of(caps: &QpCaps) -> ibv_qp_cap {
     }
 }
 
-/// Whether the `ibv_wr_*` calls are asked for; an error when one of them is that the transport cannot do.
+/// Whether the `ibv_wr_*` calls are asked for; an error when one of them is that the transport
+/// cannot do.
 fn send_ops_of(attr: &ibv_qp_init_attr_ex, opcodes: u32) -> Result<bool> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS == 0 {
         return Ok(false);
@@ -382,7 +384,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     code(result)
 }
 
-/// The extended form of a queue pair that was made with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`, else NULL.
+/// The extended form of a queue pair that was made with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`, else
+/// NULL.
 ///
 /// # Safety
 /// `qp` is a queue pair of this library.

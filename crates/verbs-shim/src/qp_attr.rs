@@ -22,7 +22,8 @@ fn state_of(state: u32) -> Result<QpState> {
     u8::try_from(state).ok().and_then(QpState::from_number).ok_or(INVALID)
 }
 
-/// The attributes that `mask` names. The others may never have been set by the program, and are left out.
+/// The attributes that `mask` names. The others may never have been set by the program, and are
+/// left out.
 fn to_daemon(attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let mut wire = QpAttr::default();
     /// Copies fields whose bit is set.
@@ -99,7 +100,8 @@ impl Qp {
 
     /// Asks for something that is answered with the state, which is noted.
     fn ask_state(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
-        // Noted before the session serves another thread, so that an older answer never hides a younger one.
+        // Noted before the session serves another thread, so that an older answer never hides a
+        // younger one.
         self.context().session.call(request, |reply, _| match reply {
             Reply::QpState { attr, caps, sq_sig_all } => {
                 self.state().store(attr.state.number().into(), Ordering::Release);
@@ -112,8 +114,9 @@ impl Qp {
     /// To RESET, where both sides start their queues over.
     fn reset(&self, request: &Request) -> Result<()> {
         let queues = || self.sq.iter().chain(&self.rq);
-        // What other threads post from now on is refused, and what they are posting is in the queues when the daemon
-        // empties them: it must not take an index of the old count for one of the new.
+        // What other threads post from now on is refused, and what they are posting is in the
+        // queues when the daemon empties them: it must not take an index of the old count for one
+        // of the new.
         let before = self.state().swap(IBV_QPS_RESET, Ordering::AcqRel);
         queues().for_each(|queue| queue.producer.visit(|_| ()));
         self.ask_state(request).inspect_err(|_| self.state().store(before, Ordering::Release))?;

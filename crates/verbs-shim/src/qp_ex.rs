@@ -1,5 +1,5 @@
-//! The `ibv_wr_*` calls: requests are built call by call between `wr_start` and `wr_complete`, under the send
-//! queue's lock.
+//! The `ibv_wr_*` calls: requests are built call by call between `wr_start` and `wr_complete`,
+//! under the send queue's lock.
 //!
 //! Mistakes are kept until `wr_complete`, which then posts nothing and returns the first of them.
 

@@ -168,7 +168,8 @@ unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
     }
 }
 
-/// Codes of link width and speed that come to about this many Mbit/s, as Linux chooses them for Ethernet.
+/// Codes of link width and speed that come to about this many Mbit/s, as Linux chooses them for
+/// Ethernet.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const W1: u8 = 1;
     const W4: u8 = 2;

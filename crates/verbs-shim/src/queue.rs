@@ -1,7 +1,7 @@
 //! One work queue as the library sees it: what was posted, and what was polled of it.
 //!
-//! Posting happens under the producer's lock, polling under the lock of the completion queue. What both need are
-//! atomics.
+//! Posting happens under the producer's lock, polling under the lock of the completion queue. What
+//! both need are atomics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -45,7 +45,8 @@ pub(crate) struct WorkQueue {
 }
 
 impl WorkQueue {
-    /// Takes the application's side of a fresh queue; `None` when the daemon's description is impossible.
+    /// Takes the application's side of a fresh queue; `None` when the daemon's description is
+    /// impossible.
     pub(crate) fn new(words: Words, place: &QueuePlace, limit: u32, role: Role) -> Option<Self> {
         let capacity = place.shape.capacity;
         let slots = match role {
@@ -71,8 +72,8 @@ impl WorkQueue {
         used < self.limit || producer.in_use() < self.limit
     }
 
-    /// Whether one more receive may be posted: its slot is read again when the completion is polled, so it is free
-    /// only after that.
+    /// Whether one more receive may be posted: its slot is read again when the completion is
+    /// polled, so it is free only after that.
     #[inline]
     pub(crate) fn has_receive_room(&self, producer: &mut WorkProducer) -> bool {
         if matches!(self.role, Role::Shared) {
@@ -140,8 +141,8 @@ impl WorkQueue {
             let (here, rest) = data.split_at(data.len().min(sge.length as usize));
             let Some(region) = context.mrs.find_settled(sge.lkey) else { return };
             let Some(to) = region.locate(sge.addr, here.len() as u64) else { return };
-            // SAFETY: the application registered this memory and posted it as a receive buffer; it must not touch
-            // it before it has polled this completion.
+            // SAFETY: the application registered this memory and posted it as a receive buffer; it
+            // must not touch it before it has polled this completion.
             unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, here.len()) };
             data = rest;
         }

@@ -96,8 +96,9 @@ impl Session {
         self.gone.load(Ordering::Acquire) || self.is_forked_child()
     }
 
-    /// This process does not have the rings, whose memory is not inherited. Another thread of the parent may have
-    /// held any lock when it forked, so ending an object here takes none: there is nothing to end but this copy.
+    /// This process does not have the rings, whose memory is not inherited. Another thread of the
+    /// parent may have held any lock when it forked, so ending an object here takes none: there is
+    /// nothing to end but this copy.
     pub(crate) fn is_forked_child(&self) -> bool {
         self.pid != process::id()
     }
@@ -122,8 +123,8 @@ impl Session {
         self.link().connection.number()
     }
 
-    /// Sends a request and waits for its reply. `take` interprets the reply; `None` means it does not
-    /// fit the request.
+    /// Sends a request and waits for its reply. `take` interprets the reply; `None` means it does
+    /// not fit the request.
     ///
     /// # Errors
     /// The daemon's refusal; EIO when it is gone.

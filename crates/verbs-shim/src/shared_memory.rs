@@ -5,9 +5,9 @@
 //! kernel says about the address space decides, not what this module remembers: programs free
 //! memory, get other memory at the same address, move it and let it grow.
 //!
-//! Replacing pages under a program is correct only if no thread writes to them meanwhile and nothing
-//! depends on what kind of mapping they were. Where that is not certain, the pages stay as they are
-//! and the registration is an ordinary one.
+//! Replacing pages under a program is correct only if no thread writes to them meanwhile and
+//! nothing depends on what kind of mapping they were. Where that is not certain, the pages stay as
+//! they are and the registration is an ordinary one.
 
 mod fork;
 mod maps;

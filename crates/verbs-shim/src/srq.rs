@@ -34,7 +34,8 @@ pub(crate) struct Srq {
     pub(crate) events_given: AtomicU32,
 }
 
-// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and locks.
+// SAFETY: the public part is changed by programs under their own rules; the rest is atomics and
+// locks.
 unsafe impl Sync for Srq {}
 
 impl Srq {

@@ -29,7 +29,8 @@ pub(crate) extern "C" fn err_ptr() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// For calls that return a list and write its length, NULL and errno on failure: programs go by the length.
+/// For calls that return a list and write its length, NULL and errno on failure: programs go by the
+/// length.
 ///
 /// # Safety
 /// `length` is null or writable.

@@ -1,4 +1,5 @@
-//! The library against a daemon without a NIC: what is in the WQEs, what becomes of CQEs and events.
+//! The library against a daemon without a NIC: what is in the WQEs, what becomes of CQEs and
+//! events.
 
 mod data_path;
 mod events;

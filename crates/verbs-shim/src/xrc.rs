@@ -28,7 +28,8 @@ pub(crate) unsafe fn handle_of(xrcd: *mut ibv_xrcd) -> u32 {
     unsafe { (*xrcd.cast::<Xrcd>()).handle }
 }
 
-/// Makes an XRC domain of this context. Sharing one through a file is not supported. NULL and errno on failure.
+/// Makes an XRC domain of this context. Sharing one through a file is not supported. NULL and errno
+/// on failure.
 ///
 /// # Safety
 /// `context` is open; `attr` is a valid description.

@@ -164,8 +164,8 @@ enum Refusal {
     Nothing,
 }
 
-/// What the C prototypes of refused functions make of a refusal; `*` ends a prefix. All others of libibverbs return an
-/// errno value, those of librdmacm -1.
+/// What the C prototypes of refused functions make of a refusal; `*` ends a prefix. All others of
+/// libibverbs return an errno value, those of librdmacm -1.
 const REFUSALS: [(Refusal, &[&str]); 4] = [
     (
         Refusal::MinusOne,
@@ -247,8 +247,8 @@ fn call(function: *mut c_void, outputs: &mut [[u8; 64]; 6]) -> (isize, Option<c_
         *mut [u8; 64],
         *mut [u8; 64],
     ) -> isize;
-    // SAFETY: integers and pointers go in registers, and a refused function looks at none but those that its
-    // prototype has.
+    // SAFETY: integers and pointers go in registers, and a refused function looks at none but those
+    // that its prototype has.
     let function: Function = unsafe { mem::transmute(function) };
     let [a, b, c, d, e, f] = outputs;
     // SAFETY: the address of this thread's errno.

@@ -152,8 +152,8 @@ impl PacketPort {
     /// Opens the socket.
     ///
     /// # Errors
-    /// [`Error::Privilege`], [`Error::InterfaceMissing`], [`Error::InvalidConfig`]. A taken UDP port
-    /// is no error: see [`PacketPort::guard`].
+    /// [`Error::Privilege`], [`Error::InterfaceMissing`], [`Error::InvalidConfig`]. A taken UDP
+    /// port is no error: see [`PacketPort::guard`].
     pub fn open(config: &PacketConfig) -> Result<PacketPort> {
         if !(1..=1024).contains(&config.rx_slots) {
             return Err(Error::InvalidConfig("rx_slots must be 1..=1024"));

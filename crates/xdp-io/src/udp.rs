@@ -253,8 +253,8 @@ impl UdpPort {
     /// the last receives brought one each, a call asks for one: that is the cheaper path.
     ///
     /// A call asks the socket that had something last, and now and then one of the others: each
-    /// has its turn within `4 * addresses` calls. To ask them all would take a system call each, and
-    /// behind an epoll instance every datagram makes the kernel walk the wait queue.
+    /// has its turn within `4 * addresses` calls. To ask them all would take a system call each,
+    /// and behind an epoll instance every datagram makes the kernel walk the wait queue.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let filled = self.receive_from(self.busy, out);
         self.calls = self.calls.wrapping_add(1);

@@ -15,8 +15,8 @@ const BOTH: &[Role] = &[Role::Client, Role::Server];
 pub enum Case {
     /// A program of others. `-m PATH_MTU` is added.
     Program(&'static str),
-    /// The checker, which sends and receives at once; which side opens the connection is a parameter
-    /// of its own.
+    /// The checker, which sends and receives at once; which side opens the connection is a
+    /// parameter of its own.
     Checker {
         /// Its arguments beside path MTU and seed.
         line: &'static str,

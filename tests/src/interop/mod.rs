@@ -1,9 +1,9 @@
 //! The interoperability suite: our NIC against another implementation, each side as server and as
 //! client.
 //!
-//! [`cases`] is what is run, as data; [`InteropRun`] runs it; [`peers`] makes the two sides. The peer
-//! is anything that implements [`Peer`]. The suite is the same for all; where a peer is known to
-//! answer otherwise than the specification has it, the case says so.
+//! [`cases`] is what is run, as data; [`InteropRun`] runs it; [`peers`] makes the two sides. The
+//! peer is anything that implements [`Peer`]. The suite is the same for all; where a peer is known
+//! to answer otherwise than the specification has it, the case says so.
 
 pub mod card;
 pub mod cases;
@@ -220,7 +220,8 @@ impl<'a> InteropRun<'a> {
         }
     }
 
-    /// True for the first dialogue over a faultless link that ended like that: see [`MANY_UNHEARD`].
+    /// True for the first dialogue over a faultless link that ended like that: see
+    /// [`MANY_UNHEARD`].
     fn peer_talked_to_nobody(&self) -> bool {
         if self.lossy || !self.patient.get() {
             return false;
@@ -261,14 +262,14 @@ fn last_ack_lost(error: &str) -> bool {
     error.contains("_lat ") && error.contains("Failed status 12") && error.contains("ended with 0")
 }
 
-/// A program of rxe that repeats its last message until it is killed sends more than so many packets
-/// to a queue pair of ours that has gone.
+/// A program of rxe that repeats its last message until it is killed sends more than so many
+/// packets to a queue pair of ours that has gone.
 ///
-/// rxe's timer also goes off in the middle of a later message than the one it was started for. While
-/// rxe then starts that message over, it drops the ACK of the first time, although it had sent all of
-/// it: a capture shows whole messages again behind our ACKs, one in 2000 here. When that was the last
-/// message, our program has ended, and with seven retries rxe never gives up. One case of a run
-/// may be repeated for it: if our NIC withheld ACKs, the other cases would fail too.
+/// rxe's timer also goes off in the middle of a later message than the one it was started for.
+/// While rxe then starts that message over, it drops the ACK of the first time, although it had
+/// sent all of it: a capture shows whole messages again behind our ACKs, one in 2000 here. When
+/// that was the last message, our program has ended, and with seven retries rxe never gives up. One
+/// case of a run may be repeated for it: if our NIC withheld ACKs, the other cases would fail too.
 const MANY_UNHEARD: u64 = 1000;
 
 /// How many dialogues may end like that over a lossy link, the last one not.

@@ -3,7 +3,8 @@
 //!
 //! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting
 //! instructions: it warms up, then runs MESSAGES messages. The turns that count are
-//! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of them.
+//! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of
+//! them.
 
 #[path = "../../../crates/rnic-core/tests/common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! System calls that no library of ours wraps: fork, namespaces, pinning, memory of other processes.
+//! System calls that no library of ours wraps: fork, namespaces, pinning, memory of other
+//! processes.
 
 use std::fs::File;
 use std::io::{Error, Result};

@@ -4,8 +4,8 @@
 //! the ratio means something there, and it favours the stack that executes fewer instructions. On
 //! this machine itself the comparison needs a kernel that has rxe.
 //!
-//! Both are measured in every round, one stack after the other. rxe is loaded for its own turn only:
-//! it would also process our frames.
+//! Both are measured in every round, one stack after the other. rxe is loaded for its own turn
+//! only: it would also process our frames.
 
 mod rxe_setup;
 

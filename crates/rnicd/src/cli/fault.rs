@@ -20,9 +20,9 @@ pub(super) enum Action {
     ///
     /// KIND is drop, duplicate, reorder, delay:TIME (250us, 3ms, 1s), corrupt, or mark (ECN
     /// congestion experienced). PROBABILITY is 0 to 1, or 0% to 100%; without one it is 1.
-    /// Without qp, opcode and psn a fault applies to any received packet. QPN and PSN are those of the
-    /// packet's BTH, decimal or 0x...; OPCODE is a number or a name as `rnic capture` shows it. With
-    /// count a fault ends after it was applied to N packets. At most one fault, the first that
+    /// Without qp, opcode and psn a fault applies to any received packet. QPN and PSN are those of
+    /// the packet's BTH, decimal or 0x...; OPCODE is a number or a name as `rnic capture` shows it.
+    /// With count a fault ends after it was applied to N packets. At most one fault, the first that
     /// matches, is applied to a packet.
     Add(Add),
     /// Show the faults in force, and how often each was applied

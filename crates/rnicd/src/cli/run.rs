@@ -17,11 +17,11 @@ pub(super) struct Options {
     socket: Option<PathBuf>,
     /// Let the daemon map registered memory, which saves system calls
     ///
-    /// The pages of a registration become shared memory, at the same addresses. Where that is unsafe
-    /// (programs with several threads, memory that is not private and anonymous), the registration is
-    /// an ordinary one. The option makes fork() slow, counts the memory as shared, and is unsuitable
-    /// for allocators that clear memory with madvise(MADV_DONTNEED): see docs/shared-memory.md.
-    /// Same as RNIC_SHARED_MEMORY=1.
+    /// The pages of a registration become shared memory, at the same addresses. Where that is
+    /// unsafe (programs with several threads, memory that is not private and anonymous), the
+    /// registration is an ordinary one. The option makes fork() slow, counts the memory as shared,
+    /// and is unsuitable for allocators that clear memory with madvise(MADV_DONTNEED): see
+    /// docs/shared-memory.md. Same as RNIC_SHARED_MEMORY=1.
     #[arg(long)]
     shared_memory: bool,
     /// The program and its arguments
@@ -61,8 +61,9 @@ fn prepare(options: &Options) -> Result<Command> {
     Ok(command)
 }
 
-/// The value of `RNIC_SOCKET` for the program. A private daemon is started only if the user named no
-/// socket: on a private daemon instead of the named one the program would reach none of its peers.
+/// The value of `RNIC_SOCKET` for the program. A private daemon is started only if the user named
+/// no socket: on a private daemon instead of the named one the program would reach none of its
+/// peers.
 fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
     let places = Places::new(socket);
     match places.first() {

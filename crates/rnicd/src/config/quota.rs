@@ -129,8 +129,8 @@ pub(super) struct UserSection {
 pub struct Limits {
     /// Of one user, all of that user's clients together.
     pub user: Amounts,
-    /// Of root and of the daemon's own user, each of whom can end the daemon anyway: the limits that
-    /// the file sets, else those of all users together.
+    /// Of root and of the daemon's own user, each of whom can end the daemon anyway: the limits
+    /// that the file sets, else those of all users together.
     pub owner: Amounts,
     /// Of all users together.
     pub all: Amounts,

@@ -92,7 +92,8 @@ fn a_space_that_is_gone_is_a_fault() {
     assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
 }
 
-/// A payload reference into a space that is gone must not resolve in the space that reuses its slot.
+/// A payload reference into a space that is gone must not resolve in the space that reuses its
+/// slot.
 #[test]
 fn a_slot_that_is_used_again_is_another_space() {
     let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();

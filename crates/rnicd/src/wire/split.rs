@@ -49,9 +49,9 @@ fn continues(first: &[u8; BTH], next: &[u8]) -> bool {
 const BTH: usize = 12;
 /// A datagram of nothing but BTH and ICRC.
 const SMALLEST: usize = BTH + 4;
-/// Bytes checked in search of the first datagram, four times the length of the longest train. Bounds
-/// the cost of a forged train that could be cut anywhere, for instance one whose payload repeats its
-/// header every 64 bytes.
+/// Bytes checked in search of the first datagram, four times the length of the longest train.
+/// Bounds the cost of a forged train that could be cut anywhere, for instance one whose payload
+/// repeats its header every 64 bytes.
 const MAX_CHECKED: usize = 4 << 16;
 
 #[cfg(test)]

@@ -140,8 +140,8 @@ proptest! {
         prop_assert_eq!(icrc::verify(&flow, known, &bytes), icrc::IcrcCheck::Good);
     }
 
-    /// Any bytes: parsing gives a reason or a view none of whose accessors panics, and whose headers
-    /// are the bytes.
+    /// Any bytes: parsing gives a reason or a view none of whose accessors panics, and whose
+    /// headers are the bytes.
     #[test]
     fn arbitrary_bytes_are_safe(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..120),

@@ -64,7 +64,8 @@ fn ipv6_ignores_traffic_class_flow_label_and_hop_limit() {
 #[test]
 fn native_infiniband_uses_the_same_crc() {
     // The sample packet of the InfiniBand specification: no global route header, so the virtual
-    // lane nibble and byte 4 of the transport header are masked and nothing stands for an IP header.
+    // lane nibble and byte 4 of the transport header are masked and nothing stands for an IP
+    // header.
     let mut bytes =
         hex("7012375c000e17d2 0a20248700 87b1b3000dec2a 01710a1c015d4002 38f27a05 0000000e
          bb884d85fd5cfba4728bc0690ed4 0000");
@@ -149,9 +150,9 @@ fn a_hidden_identification_rarely_explains_damage() {
         accepted[usize::from(check.flow(flow).df)] += usize::from(check.is_good());
         datagram[bit / 8] ^= 1 << (bit % 8);
     }
-    // Byte 4 of the transport header is not covered: its 8 flips must pass. Sixteen bits of strength
-    // are left for each value of the flag, so of the other 8312 flips far less than one is expected
-    // to pass by chance for each. One does.
+    // Byte 4 of the transport header is not covered: its 8 flips must pass. Sixteen bits of
+    // strength are left for each value of the flag, so of the other 8312 flips far less than one is
+    // expected to pass by chance for each. One does.
     assert_eq!(accepted, [1, 8]);
 }
 

@@ -180,7 +180,8 @@ fn a_program_may_walk_and_post_without_an_end() {
     }
     assert_eq!(call!(cq, start_poll, ptr::null_mut()), 0);
     for n in 8..100 {
-        // What the program posted instead of the completion that it is looking at completes at once.
+        // What the program posted instead of the completion that it is looking at completes at
+        // once.
         world.complete(&world.receive_cqe(n, 0));
         assert_eq!(call!(cq, next_poll), 0);
     }

@@ -1,4 +1,5 @@
-//! A daemon without a NIC: it makes objects with real shared memory and lets a test play the engine.
+//! A daemon without a NIC: it makes objects with real shared memory and lets a test play the
+//! engine.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,5 @@
-//! What posting and polling cost. `cargo test --release -p verbs-shim speed -- --ignored --nocapture`
+//! What posting and polling cost:
+//! `cargo test --release -p verbs-shim speed -- --ignored --nocapture`
 
 use std::{hint::black_box, time::Instant};
 

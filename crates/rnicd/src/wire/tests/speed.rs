@@ -1,4 +1,5 @@
-//! What a datagram costs on each wire: `cargo test --release -p rnicd speed -- --ignored --nocapture`.
+//! What a datagram costs on each wire:
+//! `cargo test --release -p rnicd speed -- --ignored --nocapture`.
 //!
 //! One thread sends and receives, so the figure is the sum of both sides, kernel included; ICRCs
 //! are neither made nor checked.
