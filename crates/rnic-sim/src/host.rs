@@ -168,7 +168,7 @@ impl Host {
         }
     }
 
-    /// SQ_DRAINED is told when everything that was started is complete.
+    /// The SQ_DRAINED event comes only when every request that was started is complete.
     fn judge_events(&mut self, told: usize) {
         for event in &self.notices.asyncs[told..] {
             let drained = event.event == AsyncEventType::SqDrained;

@@ -1,7 +1,7 @@
 //! Judges of what two engines say to each other, whatever the links do to it.
 //!
-//! [`Witness`] hears the events of one engine. For each connected queue pair it keeps a [record] of
-//! what its requester did so far, and has every [`Judge`] look at every event:
+//! [`Witness`] receives the events of one engine. For each connected queue pair it keeps a [record]
+//! of what its requester did so far, and has every [`Judge`] look at every event:
 //!
 //! * [`messages`]: an answer's MSN counts every message up to its PSN and none that was never sent.
 //! * [`waits`]: a timeout fires not before its time, and an RNR NAK is waited for.

@@ -80,7 +80,7 @@ pub enum Trailer {
 /// How much payload a packet must carry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
-    /// Nothing.
+    /// No payload.
     Zero,
     /// Exactly the path MTU, without padding.
     FullMtu,

@@ -9,15 +9,16 @@ pub(super) const HEADING: &str = "Floor of the latency on shared cores";
 
 /// What the terms are.
 pub(super) const METHOD: &str = "\
-With fewer than 4 CPUs, engine and program share one. Then half a round trip takes at least half \
-of the raw one, a change of threads to the engine behind the post, one to the program behind the \
-delivery and, for a WRITE into ordinary memory, a process_vm_writev of 8 bytes; a small SEND comes \
-inside its completion. All are medians of this run, the terms with warm caches. The difference is \
-the engine, the ACK, posting and polling, and caches gone cold; where the wire has no trains, the \
-ACK is a frame beside the answer and takes half of what a raw round trip of two frames takes \
-longer. What the stricter of the row's targets leaves behind floor and ACK is for engine and \
-program; where it leaves nothing, shared cores of this machine cannot reach it. With 4 CPUs or \
-more no thread yields, and the thread switches do not apply.";
+With fewer than 4 CPUs, engine and program share one. Half a round trip then takes at least: half of \
+the raw round trip, a thread switch to the engine after the post, a thread switch to the program \
+after the delivery and, for a WRITE into ordinary memory, a process_vm_writev of 8 bytes (the data \
+of a small SEND is inside its completion). This sum is the floor; its terms are medians of this \
+run, measured with warm caches. The difference to the measured latency is the engine, the ACK, \
+posting, polling and cold caches. On a wire without trains the ACK is a frame of its own; it costs \
+half of the time that a raw round trip with two frames takes longer than one with one frame. 'It \
+leaves' is the stricter target of the row less floor and ACK: the time for engine and program. If \
+it is negative, shared cores of this machine cannot reach the target. With 4 CPUs or more no \
+thread yields, and the thread switches do not apply.";
 
 /// From so many CPUs, engine and program have one each.
 const ENOUGH_CPUS: usize = 4;

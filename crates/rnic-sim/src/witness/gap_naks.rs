@@ -30,7 +30,7 @@ impl Judge for GapNaks {
             Event::Nak { psn, reason: NakReason::Sequence, .. } => {
                 let again = self.refused.replace(*psn) == Some(*psn);
                 if again && !std::mem::take(&mut self.is_reached) {
-                    return Err(format!("a gap at {:#x} is told of twice", psn.value()));
+                    return Err(format!("the gap at {:#x} is reported by two NAKs", psn.value()));
                 }
                 self.is_reached = false;
             }

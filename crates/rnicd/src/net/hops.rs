@@ -2,7 +2,7 @@
 //!
 //! The table is shared between threads. A hop is two atomic words, so that a wire reads it without
 //! waiting, and a neighbour that changes its address takes effect with the next frame. Hops are
-//! never removed: a queue pair may hold one for ever.
+//! never removed: a queue pair may refer to one as long as the daemon runs.
 
 use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, VlanTag};

@@ -1,4 +1,4 @@
-//! The thread that hears of changes.
+//! The thread that follows changes of the interface, its addresses and its neighbours.
 
 use super::neighbour::{self, Known};
 use super::netlink::{
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// RTNLGRP_LINK, _NEIGH, _IPV4_IFADDR, _IPV6_IFADDR.
 const GROUPS: [u32; 4] = [1, 3, 5, 9];
-/// Our frames bypass the kernel, which would forget neighbours that it never hears of.
+/// How often the kernel is told that a neighbour is in use. Our frames bypass its neighbour table,
+/// where unused entries expire.
 const REMIND: Duration = Duration::from_secs(20);
 /// While a neighbour in use does not answer.
 const REMIND_FAILED: Duration = Duration::from_secs(2);
@@ -99,7 +100,7 @@ impl Follower {
             Ok(_) | Err(rustix::io::Errno::INTR) => fds[1].revents().is_empty(),
             Err(error) => {
                 tracing::error!(
-                    "poll failed: {error}; changes of addresses and routes are no longer followed: \
+                    "poll failed: {error}; changes of links and addresses are no longer followed: \
                      restart the daemon"
                 );
                 false

@@ -177,7 +177,7 @@ impl Netlink {
     }
 }
 
-/// A socket that hears of changes in `groups` (RTNLGRP numbers).
+/// A socket that receives the notifications of `groups` (RTNLGRP numbers).
 pub(super) fn listen(groups: &[u32]) -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;

@@ -54,7 +54,8 @@ fn neighbours_are_resolved_and_followed() {
     }
     let hop = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap().hop;
 
-    // The peer gets another Ethernet address and asks for us: the kernel hears of it.
+    // The peer gets another Ethernet address and sends an ARP request: the kernel learns the
+    // address.
     pair.b.ip("link set eth0 address 02:00:00:00:0b:0b");
     pair.b.run(|| {
         let socket = std::net::UdpSocket::bind((V4_B, 0)).unwrap();
