@@ -17,7 +17,7 @@
 //!
 //! # Why no sleeper is missed
 //!
-//! The same argument with another word. A thread that polls in vain on a crowded machine: (S1)
+//! The same argument with another word. A thread that sleeps instead of polling: (S1)
 //! stores 1 in the sleeper word, (S2) SeqCst fence, (S3) looks once more and, where there is still
 //! nothing, sleeps on the word as long as it is 1 (futex). The engine: after (E2), (E4) reads the
 //! word and, when it is not 0, swaps it for 0 and wakes. If E2 comes first, S3 sees the CQE; if S2

@@ -35,6 +35,7 @@
 //! eventfd when it is 1. The two fences are totally ordered. If E2 comes first, A3 sees the 1 and
 //! wakes the engine; if A2 comes first, E3 sees the bit and does not sleep.
 
+use crate::cpu_hints::{CpuHints, HintWord};
 use crate::mutant::Mutant;
 use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
 use std::ops::Range;
@@ -48,13 +49,8 @@ const AT_MAGIC: usize = 0;
 const AT_NEED_WAKEUP: usize = LINE;
 /// Application to engine: CPU (plus one) of the last thread that posted or polled; 0 unknown.
 const AT_CPU: usize = 2 * LINE;
-/// Engine to application: what it asks of programs, a [`Courtesy`]; 0 for nothing.
-const AT_COURTESY: usize = 3 * LINE;
-/// In that word: [`Courtesy::sleep`]. The half below is [`GiveWay`]: nothing, a CPU plus one, or
-/// everywhere.
-const SLEEP_BIT: u64 = 1 << 32;
-const GIVE_WAY: u64 = SLEEP_BIT - 1;
-const EVERYWHERE: u64 = GIVE_WAY;
+/// Engine to application: how to share CPUs, [`CpuHints`].
+const AT_CPU_HINTS: usize = 3 * LINE;
 /// Application to engine: one bit for each thread that polled for nothing, see [`Poller`].
 const AT_POLLERS: usize = 4 * LINE;
 const AT_LEVEL0: usize = 8 * LINE;
@@ -111,39 +107,6 @@ impl Poller {
     /// The thread's number; those of a process should differ.
     pub fn new(number: u32) -> Self {
         Self(number % u64::BITS)
-    }
-}
-
-/// What the engine asks of programs that have nothing else to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Courtesy {
-    /// Where to give way.
-    pub give_way: GiveWay,
-    /// Rather to sleep until there is a completion: yielding does not reach every thread that needs
-    /// the CPU, or does not get it back in time.
-    pub sleep: bool,
-}
-
-/// Where programs give their CPU to the next thread that wants it (`sched_yield`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum GiveWay {
-    /// Nowhere.
-    #[default]
-    Nowhere,
-    /// On this CPU, where the engine is.
-    On(u32),
-    /// Wherever they are: they would keep each other from running.
-    Everywhere,
-}
-
-impl Courtesy {
-    fn encode(self) -> u64 {
-        let give_way = match self.give_way {
-            GiveWay::Nowhere => 0,
-            GiveWay::On(cpu) => u64::from(cpu) + 1,
-            GiveWay::Everywhere => EVERYWHERE,
-        };
-        (give_way & GIVE_WAY) | if self.sleep { SLEEP_BIT } else { 0 }
     }
 }
 
@@ -229,19 +192,10 @@ impl Bell {
         }
     }
 
-    /// True when a program that runs on this CPU and has nothing else to do should give way
-    /// (`sched_yield`).
+    /// How the engine asks this program to share CPUs.
     #[inline]
-    pub fn asks_to_give_way(&self, cpu: u32) -> bool {
-        let give_way = self.area.get(AT_COURTESY) & GIVE_WAY;
-        give_way == u64::from(cpu) + 1 || give_way == EVERYWHERE
-    }
-
-    /// True when a program that polls again and again for nothing should sleep in between
-    /// ([`CqConsumer::prepare_sleep`](crate::cq::CqConsumer::prepare_sleep)).
-    #[inline]
-    pub fn asks_to_sleep(&self) -> bool {
-        self.area.get(AT_COURTESY) & SLEEP_BIT != 0
+    pub fn cpu_hints(&self) -> HintWord {
+        HintWord(self.area.get(AT_CPU_HINTS))
     }
 }
 
@@ -349,9 +303,9 @@ impl Doorbells {
         self.area.at(AT_NEED_WAKEUP).store(0, Ordering::Relaxed);
     }
 
-    /// Says what programs should do for the engine.
-    pub fn ask(&self, courtesy: Courtesy) {
-        self.area.set(AT_COURTESY, courtesy.encode());
+    /// Asks the program to share CPUs like this.
+    pub fn ask(&self, hints: CpuHints) {
+        self.area.set(AT_CPU_HINTS, hints.encode());
     }
 
     /// How many threads polled for nothing since the last call, as far as the application tells: at
@@ -363,8 +317,8 @@ impl Doorbells {
         }
     }
 
-    /// CPU of the application's last thread to post or poll, when it told. Any number: whoever
-    /// uses it checks it.
+    /// CPU of the application's last thread to post or poll, when it told. Any number, to be checked
+    /// before use.
     pub fn client_cpu(&self) -> Option<u32> {
         self.area.get(AT_CPU).checked_sub(1).and_then(|cpu| u32::try_from(cpu).ok())
     }

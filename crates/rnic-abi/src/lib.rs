@@ -16,6 +16,7 @@
 //! The crate makes no system call unless the `os` feature is on.
 
 pub mod control;
+pub mod cpu_hints;
 pub mod cq;
 pub mod cqe;
 pub mod doorbell;
@@ -31,4 +32,4 @@ pub mod work_queue;
 pub mod wqe;
 
 /// Version of every layout and message in this crate. Client and daemon must agree exactly.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;

@@ -2,11 +2,10 @@
 #![cfg(not(loom))]
 
 use proptest::prelude::*;
+use rnic_abi::cpu_hints::CpuHints;
 use rnic_abi::cq::{ArmKind, CqConsumer, CqOverflow, CqProducer, cq_words};
 use rnic_abi::cqe::Cqe;
-use rnic_abi::doorbell::{
-    AREA_WORDS, Bell, Courtesy, Doorbells, GiveWay, MAX_RECORDS, Poller, RecordIndex, SUMMARY,
-};
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, MAX_RECORDS, Poller, RecordIndex, SUMMARY};
 use rnic_abi::verbs::WcOpcode;
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{ProducerOverrun, QueueShape, WorkConsumer, WorkProducer};
@@ -305,21 +304,13 @@ fn sleepers_are_told_once_and_sleep_beside_no_completion() {
 }
 
 #[test]
-fn programs_learn_where_to_give_way_and_when_to_sleep() {
+fn a_program_is_told_how_to_share_cpus() {
     let area = Words::heap(AREA_WORDS);
     let doorbells = Doorbells::new(area.clone()).unwrap();
     let bell = Bell::new(area).unwrap();
-    let asks = || ([0, 1, 2].map(|cpu| bell.asks_to_give_way(cpu)), bell.asks_to_sleep());
-    assert_eq!(asks(), ([false; 3], false));
-    for sleep in [false, true] {
-        let ask = |give_way| doorbells.ask(Courtesy { give_way, sleep });
-        ask(GiveWay::On(1));
-        assert_eq!(asks(), ([false, true, false], sleep));
-        ask(GiveWay::Everywhere);
-        assert_eq!(asks(), ([true; 3], sleep));
-        ask(GiveWay::Nowhere);
-        assert_eq!(asks(), ([false; 3], sleep));
-    }
+    assert!(!bell.cpu_hints().reports_cpu());
+    doorbells.ask(CpuHints { report_cpu: true, ..CpuHints::default() });
+    assert!(bell.cpu_hints().reports_cpu());
 }
 
 #[test]

@@ -6,7 +6,8 @@
 
 use crate::command::{ClientId, CommandError, Errno};
 use crate::time::Instant;
-use rnic_abi::doorbell::{Courtesy, Doorbells, RecordIndex};
+use rnic_abi::cpu_hints::CpuHints;
+use rnic_abi::doorbell::{Doorbells, RecordIndex};
 
 /// The queue that a doorbell record belongs to, with the slot of its object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +38,8 @@ pub(crate) struct Clients {
     /// How many are parked.
     parked: usize,
     asleep: bool,
-    /// What programs should do for the engine.
-    courtesy: Courtesy,
+    /// How programs are asked to share CPUs.
+    cpu_hints: CpuHints,
     /// The context that received last, and when: it may wait for more without ever ringing.
     receiver: Option<(u32, Instant)>,
 }
@@ -59,7 +60,7 @@ impl Clients {
                 reason: "the client exists already",
             });
         }
-        doorbells.ask(self.courtesy);
+        doorbells.ask(self.cpu_hints);
         let client = Client { id, doorbells, records: Vec::new(), last_rung: now, parked: false };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -231,11 +232,11 @@ impl Clients {
         if Some(first) == stay || cpus.any(|cpu| Some(cpu) == stay) { stay } else { Some(first) }
     }
 
-    /// Tells every context what programs should do for the engine.
-    pub(crate) fn ask(&mut self, courtesy: Courtesy) {
-        self.courtesy = courtesy;
+    /// Asks the programs of all contexts to share CPUs like this.
+    pub(crate) fn ask(&mut self, hints: CpuHints) {
+        self.cpu_hints = hints;
         for client in self.iter() {
-            client.doorbells.ask(courtesy);
+            client.doorbells.ask(hints);
         }
     }
 

@@ -28,8 +28,8 @@ use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;
 use crate::time::Instant;
 use crate::wheel::TimerKey;
+use rnic_abi::cpu_hints::CpuHints;
 use rnic_abi::cq::CqProducer;
-use rnic_abi::doorbell::Courtesy;
 use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
 use roce_wire::Qpn;
 use std::ops::Range;
@@ -443,10 +443,9 @@ impl Engine {
         self.shared.clients.take_pollers(self.active_since(now))
     }
 
-    /// Asks all programs, those of later contexts too, to do something for the engine after posting
-    /// and when they find nothing.
-    pub fn ask_programs(&mut self, courtesy: Courtesy) {
-        self.shared.clients.ask(courtesy);
+    /// Asks all programs, those of later contexts too, to share CPUs like this.
+    pub fn ask_programs(&mut self, hints: CpuHints) {
+        self.shared.clients.ask(hints);
     }
 }
 

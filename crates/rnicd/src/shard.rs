@@ -3,11 +3,13 @@
 //! The thread owns engine, wire and DMA; other threads send it [`Message`]s. It spins while
 //! there is work and sleeps in epoll when there is none (see [`idle`]).
 
+mod cpu_sharing;
 mod crew;
+mod handle;
 mod host;
 mod idle;
 mod message;
-mod placement;
+mod nic;
 mod port;
 mod run;
 mod tokens;
@@ -18,7 +20,18 @@ pub(crate) use message::{Message, NewClient, ShardHandle};
 pub(crate) use port::Port;
 
 use message::channel;
+use rnic_core::Instant;
 use run::Shard;
+use rustix::time::{ClockId, clock_gettime};
+
+/// What completions are stamped with, in every engine: programs compare it with the clock that
+/// `ibv_query_rt_values_ex` reads, which is this one.
+fn monotonic() -> Instant {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Instant::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
 
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@ use verbs_abi::{
 };
 
 use crate::{
+    cpu_sharing::YieldPredictor,
     cq::Cq,
     descriptor::Descriptor,
     device::Device,
@@ -30,7 +31,6 @@ use crate::{
     report,
     session::Session,
     srq::Srq,
-    wait::Habit,
 };
 
 /// An open device. Programs hold the address of the `ibv_context` inside.
@@ -47,7 +47,7 @@ pub(crate) struct Context {
     pub(crate) records: RecordTable,
     pub(crate) mrs: MrTable,
     pub(crate) objects: Objects,
-    pub(crate) habit: Habit,
+    pub(crate) predictor: YieldPredictor,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
     pub(crate) fatal_delivered: AtomicBool,
 }
@@ -138,7 +138,7 @@ impl Context {
             records: RecordTable::new(),
             mrs: MrTable::new(),
             objects: Objects::default(),
-            habit: Habit::new(),
+            predictor: YieldPredictor::new(),
             fatal_delivered: AtomicBool::new(false),
         }))
     }

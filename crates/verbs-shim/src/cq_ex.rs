@@ -11,10 +11,10 @@ use verbs_abi::{
 
 use crate::{
     context::Context,
+    cpu_sharing,
     cq::{Cq, CqState, CqWish},
     error::{Errno, Result, code, pointer},
     poll::wc_flags,
-    wait,
 };
 
 /// Makes an extended completion queue. NULL and errno on failure.
@@ -103,14 +103,14 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     let cqe = match cq.next(&mut state) {
         Some(cqe) => {
             state.empty_polls = 0;
-            wait::after_full_poll(cq.context());
+            cpu_sharing::after_full_poll(cq.context());
             Some(cqe)
         }
         None => cq.after_empty(&mut state),
     };
     let Some(cqe) = cqe else {
         drop(state);
-        wait::after_empty_poll(cq);
+        cpu_sharing::after_empty_poll(cq);
         return libc::ENOENT;
     };
     set_current(cq, &mut state, &cqe);

@@ -8,6 +8,7 @@ mod api;
 mod async_events;
 mod channel;
 mod context;
+mod cpu_sharing;
 mod cq;
 mod cq_ex;
 mod descriptor;
@@ -40,7 +41,6 @@ mod srq;
 mod strings;
 mod stubs;
 mod sysfs;
-mod wait;
 mod xrc;
 
 #[cfg(test)]

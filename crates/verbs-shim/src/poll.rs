@@ -6,9 +6,12 @@ use rnic_abi::cqe::{Cqe, CqeFlags};
 use verbs_abi::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_cq, ibv_wc};
 
 use crate::{
+    cpu_sharing,
     cq::{Cq, CqState},
-    wait::{self, LIVENESS_POLLS},
 };
+
+/// Empty polls between two looks at whether the daemon still lives.
+const LIVENESS_POLLS: u32 = 1024;
 
 impl Cq {
     /// The next completion for the program. The caller holds the lock of `state`.
@@ -81,7 +84,7 @@ impl Cq {
         }
         if count > 0 {
             state.empty_polls = 0;
-            wait::after_full_poll(self.context());
+            cpu_sharing::after_full_poll(self.context());
             return count;
         }
         while count < room {
@@ -91,7 +94,7 @@ impl Cq {
         }
         drop(state);
         if count == 0 {
-            wait::after_empty_poll(self);
+            cpu_sharing::after_empty_poll(self);
         }
         count
     }

@@ -11,13 +11,13 @@ use verbs_abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
 
 use crate::{
     context::Context,
+    cpu_sharing,
     draft::Draft,
     error::{Errno, Result, code},
     lock::Guard,
     qp::{Qp, SendRules},
     queue::WorkQueue,
     srq::Srq,
-    wait,
 };
 
 const RECV_WORDS: usize = RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS;
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn post_send(
     if producer.producer() != start {
         context.ring(sq, &producer);
         drop(producer);
-        wait::after_post(context);
+        cpu_sharing::after_post(context);
     }
     code(result)
 }

@@ -15,11 +15,11 @@ use rnic_abi::{
 use verbs_abi::{be32, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 
 use crate::{
+    cpu_sharing,
     draft::Draft,
     error::{Errno, Result, code},
     post::{push, sge, write_bind},
     qp::Qp,
-    wait,
 };
 
 /// A batch being built.
@@ -201,7 +201,7 @@ unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
     if producer.producer() != builder.start {
         qp.context().ring(sq, &producer);
         drop((builder, producer));
-        wait::after_post(qp.context());
+        cpu_sharing::after_post(qp.context());
     }
     0
 }

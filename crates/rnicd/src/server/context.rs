@@ -94,9 +94,9 @@ impl Context {
             next_channel: 0,
             _charges: charges,
         };
-        let stranger =
+        let other_group =
             system::scheduling_group("self") != system::scheduling_group(&peer.pid.to_string());
-        let new = NewClient { client, space, process, doorbells, wake, events, stranger };
+        let new = NewClient { client, space, process, doorbells, wake, events, other_group };
         context
             .shard
             .ask(|answer| Message::AddClient(Box::new(new), answer))

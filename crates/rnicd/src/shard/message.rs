@@ -29,7 +29,7 @@ pub(crate) struct NewClient {
     /// Our end of its async event socket.
     pub(crate) events: EventSocket,
     /// Its process is in another scheduling group than the daemon.
-    pub(crate) stranger: bool,
+    pub(crate) other_group: bool,
 }
 
 /// The answer to a command.

@@ -52,7 +52,7 @@ fn add_client(shard: &mut Shard, handle: &ShardHandle) -> Client {
         doorbells: Doorbells::new(area.clone()).unwrap(),
         wake: wake.as_fd().try_clone_to_owned().unwrap().into(),
         events,
-        stranger: false,
+        other_group: false,
     };
     handle.tell(Message::AddClient(Box::new(new), answer));
     shard.step();
@@ -81,7 +81,7 @@ fn step_at_work(
 /// Rings after having been silent for so long that its doorbells are no longer polled.
 fn ring_after_silence(shard: &mut Shard, handle: &ShardHandle) -> Client {
     let client = add_client(shard, handle);
-    let parked = step_at_work(shard, handle, |shard| shard.engine.any_parked());
+    let parked = step_at_work(shard, handle, |shard| shard.nic.engine.any_parked());
     assert!(parked, "a silent client is polled for ever");
     assert!(client.bell.ring(RecordIndex::new(0).unwrap(), 1), "it must write its eventfd");
     client.wake.wake().unwrap();
@@ -92,7 +92,7 @@ fn ring_after_silence(shard: &mut Shard, handle: &ShardHandle) -> Client {
 fn a_client_that_was_silent_is_heard_by_an_engine_that_has_work() {
     let (mut shard, handle) = shard(&[]);
     let _client = ring_after_silence(&mut shard, &handle);
-    let heard = step_at_work(&mut shard, &handle, |shard| !shard.engine.any_parked());
+    let heard = step_at_work(&mut shard, &handle, |shard| !shard.nic.engine.any_parked());
     assert!(heard, "its doorbell is not looked at");
 }
 
@@ -101,7 +101,7 @@ fn a_client_that_was_silent_is_heard_by_an_engine_that_never_sleeps() {
     let (mut shard, handle) = shard(&["--busy-poll"]);
     let _client = ring_after_silence(&mut shard, &handle);
     let began = std::time::Instant::now();
-    while shard.engine.any_parked() {
+    while shard.nic.engine.any_parked() {
         assert!(began.elapsed() < Duration::from_secs(2), "its doorbell is not looked at");
         shard.step();
     }
@@ -116,7 +116,7 @@ fn events_that_a_socket_did_not_take_follow_while_the_engine_has_work() {
     let channel = ChannelId(2);
     handle.tell(Message::AddChannel(CLIENT, channel, ours));
     shard.step();
-    (0..EVENTS).for_each(|cq| shard.events.completion_event(CLIENT, channel, cq));
+    (0..EVENTS).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
     let mut next = 0;
     let all = step_at_work(&mut shard, &handle, |_| {
         let mut event = [0; 8];
@@ -128,7 +128,7 @@ fn events_that_a_socket_did_not_take_follow_while_the_engine_has_work() {
         next == EVENTS
     });
     assert!(all, "{next} of {EVENTS} events came");
-    assert!(!shard.events.any_full());
+    assert!(!shard.nic.events.any_full());
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn a_closed_channel_leaves_nothing_to_look_at() {
     let channel = ChannelId(2);
     handle.tell(Message::AddChannel(CLIENT, channel, ours));
     shard.step();
-    (0..5000).for_each(|cq| shard.events.completion_event(CLIENT, channel, cq));
-    assert!(shard.events.any_full());
+    (0..5000).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
+    assert!(shard.nic.events.any_full());
     handle.tell(Message::RemoveChannel(CLIENT, channel));
     shard.step();
-    assert!(!shard.events.any_full());
+    assert!(!shard.nic.events.any_full());
 }

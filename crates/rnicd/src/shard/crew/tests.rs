@@ -76,7 +76,7 @@ fn first_key(shard: &ShardHandle) -> u32 {
         doorbells: Doorbells::new(area).unwrap(),
         wake: EventFd::new().unwrap(),
         events: EventSocket::pair().unwrap().0,
-        stranger: false,
+        other_group: false,
     };
     shard.ask(|answer| Message::AddClient(Box::new(new), answer)).unwrap().unwrap();
     let execute = |command| {
