@@ -5,7 +5,7 @@ use crate::log;
 use crate::memory;
 use crate::net::{Change, Claims, NetConfig, Network};
 use crate::server::{Accounts, Door, Registry, Service, socket_group};
-use crate::shard::Crew;
+use crate::shard::ShardSet;
 use crate::system::{self, notify};
 use crate::wire::{self, WireConfig};
 use anyhow::{Context, Result, bail};
@@ -36,11 +36,11 @@ pub fn run(args: Args) -> Result<()> {
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
     let claims = Arc::new(Claims::new(config.netdev.as_deref())?);
-    let (network, crew, io) = start_engine(&config, &claims)?;
+    let (network, shards, io) = start_engine(&config, &claims)?;
     let service = Arc::new(Service {
         device: describe_device(&config, &network),
         network,
-        crew,
+        shards,
         accounts: Accounts::new(config.limits, rustix::process::geteuid().as_raw()),
         io,
         profile: config.profile,
@@ -84,16 +84,16 @@ impl Signals {
 fn start_engine(
     config: &Config,
     claims: &Arc<Claims>,
-) -> Result<(Arc<Network>, Arc<Crew>, String)> {
-    let crew: Arc<OnceLock<Arc<Crew>>> = Arc::default();
-    let followers = (Arc::clone(claims), Arc::clone(&crew));
+) -> Result<(Arc<Network>, Arc<ShardSet>, String)> {
+    let shards: Arc<OnceLock<Arc<ShardSet>>> = Arc::default();
+    let followers = (Arc::clone(claims), Arc::clone(&shards));
     let exclusive = config.io != Io::Loopback;
     let on_change = move |change: Change| {
         if exclusive {
             followers.0.follow(&change.addresses);
         }
-        if let Some(crew) = followers.1.get() {
-            crew.follow(change);
+        if let Some(shards) = followers.1.get() {
+            shards.follow(change);
         }
     };
     let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
@@ -113,8 +113,9 @@ fn start_engine(
         Profile::Spec => rnic_core::Profile::Spec,
         Profile::ConnectX => rnic_core::Profile::ConnectX,
     };
-    let started = Crew::start(config.clone(), engine, wire).context("cannot start the engine")?;
-    let started = Arc::clone(crew.get_or_init(|| Arc::new(started)));
+    let started =
+        ShardSet::start(config.clone(), engine, wire).context("cannot start the engine")?;
+    let started = Arc::clone(shards.get_or_init(|| Arc::new(started)));
     // Changes from before the shards could follow them.
     started.follow(network.now());
     Ok((network, started, io))
@@ -280,7 +281,7 @@ fn stop(service: &Service) {
         let _ = poll(&mut fds, Some(&wait));
         let _ = ended.drain();
     }
-    service.crew.stop();
+    service.shards.stop();
 }
 
 /// With `--exit-with-last-client`: how long to wait for the first one.

@@ -4,7 +4,6 @@
 //! there is work and sleeps in epoll when there is none (see [`idle`]).
 
 mod cpu_sharing;
-mod crew;
 mod handle;
 mod host;
 mod idle;
@@ -12,12 +11,13 @@ mod message;
 mod nic;
 mod port;
 mod run;
+mod set;
 mod tokens;
 
-pub(crate) use crew::{Crew, Seat};
 pub(crate) use host::EventSocket;
 pub(crate) use message::{Message, NewClient, ShardHandle};
 pub(crate) use port::Port;
+pub(crate) use set::{ShardLease, ShardSet};
 
 use message::channel;
 use rnic_core::Instant;

@@ -8,9 +8,9 @@
 mod auto;
 mod capture;
 mod composite;
+mod cross_shard;
 mod fault;
 mod frames;
-mod handover;
 mod loopback;
 mod packet;
 mod split;
@@ -27,10 +27,10 @@ pub(crate) use auto::{WireConfig, open};
 use capture::CaptureWire;
 pub(crate) use capture::{CaptureFeed, CaptureTap, Captured, capture};
 use composite::Composite;
+use cross_shard::Shards;
+pub(crate) use cross_shard::{Branch, Junction, ShardRx, ShardWire};
 use fault::FaultWire;
 pub(crate) use fault::{Fault, FaultChange, MAX_FAULTS};
-use handover::Shards;
-pub(crate) use handover::{Branch, Inlet, Junction, ShardWire};
 
 /// A way outside.
 trait Link: Send {

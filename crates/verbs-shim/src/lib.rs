@@ -13,7 +13,6 @@ mod cq;
 mod cq_ex;
 mod descriptor;
 mod device;
-mod draft;
 mod error;
 mod fork;
 mod gid;
@@ -41,6 +40,7 @@ mod srq;
 mod strings;
 mod stubs;
 mod sysfs;
+mod wqe_builder;
 mod xrc;
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use verbs_abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
 use crate::{
     context::Context,
     cpu_sharing,
-    draft::Draft,
     error::{Errno, Result, code},
     lock::Guard,
     qp::{Qp, SendRules},
     queue::WorkQueue,
     srq::Srq,
+    wqe_builder::SendWqeBuilder,
 };
 
 const RECV_WORDS: usize = RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS;
@@ -50,13 +50,13 @@ pub(crate) unsafe extern "C" fn post_send(
         unsafe { bad_wr.write(wr) };
         return code(Err(Errno(libc::EINVAL)));
     };
-    let mut draft = Draft::new();
+    let mut wqe = SendWqeBuilder::new();
     let start = producer.producer();
     let mut result = Ok(());
     let mut next = wr;
     while !next.is_null() {
         // SAFETY: a valid request by contract.
-        let posted = unsafe { post_one(context, qp, sq, &mut producer, &mut draft, next) };
+        let posted = unsafe { post_one(context, qp, sq, &mut producer, &mut wqe, next) };
         if posted.is_err() {
             result = posted;
             // SAFETY: writable by contract.
@@ -82,15 +82,15 @@ unsafe fn post_one(
     qp: &Qp,
     sq: &WorkQueue,
     producer: &mut WorkProducer,
-    draft: &mut Draft,
+    wqe: &mut SendWqeBuilder,
     wr: *const ibv_send_wr,
 ) -> Result<()> {
     if !sq.has_send_room(producer) {
         return Err(Errno(libc::ENOMEM));
     }
     // SAFETY: by contract.
-    unsafe { write_request(&qp.rules, draft, wr)? };
-    push(context, producer, draft)
+    unsafe { write_request(&qp.rules, wqe, wr)? };
+    push(context, producer, wqe)
 }
 
 /// Moves a finished request to the ring.
@@ -101,11 +101,11 @@ unsafe fn post_one(
 pub(crate) fn push(
     context: &Context,
     producer: &mut WorkProducer,
-    draft: &mut Draft,
+    wqe: &mut SendWqeBuilder,
 ) -> Result<()> {
     let stride = producer.stride();
-    draft.carry(&context.mrs, stride);
-    let words = draft.encoded();
+    wqe.carry(&context.mrs, stride);
+    let words = wqe.encoded();
     if words.len() > stride {
         return Err(Errno(libc::EINVAL));
     }
@@ -120,7 +120,7 @@ pub(crate) fn push(
 #[inline]
 unsafe fn write_request(
     rules: &SendRules,
-    draft: &mut Draft,
+    wqe: &mut SendWqeBuilder,
     wr: *const ibv_send_wr,
 ) -> Result<()> {
     const INVALID: Errno = Errno(libc::EINVAL);
@@ -133,23 +133,23 @@ unsafe fn write_request(
         .ok_or(INVALID)?;
     let flags = SendFlags::from_bits_truncate(flags as u8);
     let inline = flags.contains(SendFlags::INLINE);
-    draft.begin(SendControl::new(opcode, flags, wr_id));
+    wqe.begin(SendControl::new(opcode, flags, wr_id));
     // SAFETY: as above.
-    unsafe { write_remote(rules, &mut draft.control, wr)? };
+    unsafe { write_remote(rules, &mut wqe.control, wr)? };
     // SAFETY: as above.
     let sges = unsafe { sg_list((*wr).sg_list, (*wr).num_sge)? };
     if !inline {
         if matches!(opcode, WrOpcode::LocalInv | WrOpcode::BindMw) && !sges.is_empty() {
             return Err(INVALID);
         }
-        return draft.set_sges(rules, sges.iter().map(sge));
+        return wqe.set_sges(rules, sges.iter().map(sge));
     }
     if !may_be_inline(opcode) {
         return Err(INVALID);
     }
     let pieces = sges.iter().map(|sge| (sge.addr as *const u8, sge.length as usize));
     // SAFETY: inline data is read during the call, so the program made sure that it is there.
-    unsafe { draft.set_inline(rules.max_inline, pieces) }
+    unsafe { wqe.set_inline(rules.max_inline, pieces) }
 }
 
 #[inline]

@@ -16,16 +16,16 @@ use verbs_abi::{be32, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex,
 
 use crate::{
     cpu_sharing,
-    draft::Draft,
     error::{Errno, Result, code},
     post::{push, sge, write_bind},
     qp::Qp,
+    wqe_builder::SendWqeBuilder,
 };
 
 /// A batch being built.
 pub(crate) struct Builder {
-    draft: Draft,
-    /// The draft holds a request that is not in the ring yet.
+    wqe: SendWqeBuilder,
+    /// The wqe holds a request that is not in the ring yet.
     pending: bool,
     /// Producer index when the batch began.
     start: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Builder {
 
 impl Builder {
     pub(crate) fn new() -> Self {
-        Self { draft: Draft::new(), pending: false, start: 0, error: 0 }
+        Self { wqe: SendWqeBuilder::new(), pending: false, start: 0, error: 0 }
     }
 
     /// The queue starts over: what was built for it is not posted.
@@ -114,7 +114,7 @@ unsafe fn with(qp: *mut ibv_qp_ex, step: impl FnOnce(&Qp, &mut Builder)) {
     }
 }
 
-/// Moves the request in the draft to the ring. The caller holds the batch.
+/// Moves the request in the wqe to the ring. The caller holds the batch.
 fn flush(qp: &Qp, builder: &mut Builder) {
     let Some(sq) = &qp.sq else { return };
     if std::mem::take(&mut builder.pending) && builder.error == 0 {
@@ -123,7 +123,7 @@ fn flush(qp: &Qp, builder: &mut Builder) {
         if !sq.has_send_room(producer) {
             return builder.fail(libc::ENOMEM);
         }
-        if let Err(Errno(errno)) = push(qp.context(), producer, &mut builder.draft) {
+        if let Err(Errno(errno)) = push(qp.context(), producer, &mut builder.wqe) {
             builder.fail(errno);
         }
     }
@@ -145,7 +145,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, set: impl FnOnce(&mut Send
         }
         let mut control = SendControl::new(opcode, flags, wr_id);
         set(&mut control);
-        builder.draft.begin(control);
+        builder.wqe.begin(control);
         builder.pending = true;
     };
     // SAFETY: by contract.
@@ -157,10 +157,10 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, set: impl FnOnce(&mut Send
 /// # Safety
 /// As [`with`].
 #[inline]
-unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&Qp, &mut Draft) -> Result<()>) {
+unsafe fn amend(qp: *mut ibv_qp_ex, set: impl FnOnce(&Qp, &mut SendWqeBuilder) -> Result<()>) {
     let amend = |qp: &Qp, builder: &mut Builder| {
         if builder.pending
-            && let Err(Errno(errno)) = set(qp, &mut builder.draft)
+            && let Err(Errno(errno)) = set(qp, &mut builder.wqe)
         {
             builder.fail(errno);
         }
@@ -308,7 +308,7 @@ unsafe extern "C" fn wr_atomic_write(
     // SAFETY: see wr_send; `atomic_wr` points to the eight bytes.
     unsafe {
         atomic(qp, WrOpcode::AtomicWrite, (rkey, remote_addr), (0, 0));
-        amend(qp, |_, draft| draft.set_inline(8, std::iter::once((atomic_wr.cast(), 8))));
+        amend(qp, |_, wqe| wqe.set_inline(8, std::iter::once((atomic_wr.cast(), 8))));
     }
 }
 
@@ -337,9 +337,9 @@ unsafe extern "C" fn wr_set_ud_addr(
 ) {
     // SAFETY: null or valid by the interface's contract.
     let ah = unsafe { ah.as_ref() }.map(|ah| ah.handle);
-    let set = |_: &Qp, draft: &mut Draft| {
-        draft.control.ah = ah.ok_or(Errno(libc::EINVAL))?;
-        (draft.control.remote_qpn, draft.control.qkey) = (remote_qpn, remote_qkey);
+    let set = |_: &Qp, wqe: &mut SendWqeBuilder| {
+        wqe.control.ah = ah.ok_or(Errno(libc::EINVAL))?;
+        (wqe.control.remote_qpn, wqe.control.qkey) = (remote_qpn, remote_qkey);
         Ok(())
     };
     // SAFETY: see wr_send.
@@ -347,8 +347,8 @@ unsafe extern "C" fn wr_set_ud_addr(
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
-    let set = |_: &Qp, draft: &mut Draft| {
-        draft.control.srqn = remote_srqn;
+    let set = |_: &Qp, wqe: &mut SendWqeBuilder| {
+        wqe.control.srqn = remote_srqn;
         Ok(())
     };
     // SAFETY: see wr_send.
@@ -358,27 +358,27 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let entry = Sge { addr, length, lkey };
     // SAFETY: see wr_send.
-    unsafe { amend(qp, |qp, draft| draft.set_sges(&qp.rules, std::iter::once(entry))) };
+    unsafe { amend(qp, |qp, wqe| wqe.set_sges(&qp.rules, std::iter::once(entry))) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
-    let set = |qp: &Qp, draft: &mut Draft| {
+    let set = |qp: &Qp, wqe: &mut SendWqeBuilder| {
         if num_sge == 0 || num_sge > MAX_SGE {
             return if num_sge == 0 { Ok(()) } else { Err(Errno(libc::EINVAL)) };
         }
         // SAFETY: as many entries, by the interface's contract.
         let list = unsafe { slice::from_raw_parts(sg_list, num_sge) };
-        draft.set_sges(&qp.rules, list.iter().map(sge))
+        wqe.set_sges(&qp.rules, list.iter().map(sge))
     };
     // SAFETY: see wr_send.
     unsafe { amend(qp, set) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    let set = |qp: &Qp, draft: &mut Draft| {
+    let set = |qp: &Qp, wqe: &mut SendWqeBuilder| {
         let piece = (addr.cast_const().cast(), length);
         // SAFETY: readable by the interface's contract.
-        unsafe { draft.set_inline(qp.rules.max_inline, std::iter::once(piece)) }
+        unsafe { wqe.set_inline(qp.rules.max_inline, std::iter::once(piece)) }
     };
     // SAFETY: see wr_send.
     unsafe { amend(qp, set) };
@@ -389,7 +389,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
     num_buf: usize,
     buf_list: *const ibv_data_buf,
 ) {
-    let set = |qp: &Qp, draft: &mut Draft| {
+    let set = |qp: &Qp, wqe: &mut SendWqeBuilder| {
         let list = match num_buf {
             0 => &[],
             // SAFETY: as many entries, by the interface's contract.
@@ -397,7 +397,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
         };
         let pieces = list.iter().map(|piece| (piece.addr.cast_const().cast(), piece.length));
         // SAFETY: readable by the interface's contract.
-        unsafe { draft.set_inline(qp.rules.max_inline, pieces) }
+        unsafe { wqe.set_inline(qp.rules.max_inline, pieces) }
     };
     // SAFETY: see wr_send.
     unsafe { amend(qp, set) };

@@ -31,7 +31,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::sys::mmsg::{Appetite, RxBatch, SendOutcome, TxBatch};
+use crate::sys::mmsg::{BatchHint, RxBatch, SendOutcome, TxBatch};
 use crate::{
     Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot, control, netdev, sys,
 };
@@ -137,7 +137,7 @@ pub struct PacketStats {
 /// An AF_PACKET socket on one interface. See the [module](self).
 pub struct PacketPort {
     socket: OwnedFd,
-    appetite: Appetite,
+    hint: BatchHint,
     rx: RxBatch,
     tx: TxBatch,
     guard: PortGuard,
@@ -193,7 +193,7 @@ impl PacketPort {
                 .map_err(Error::os("transmit arena"))?,
             guard: PortGuard::new(config.port, &config.addresses, ifindex, config.trains)?,
             socket,
-            appetite: Appetite::default(),
+            hint: BatchHint::default(),
             trains: config.trains,
             prepared: 0,
             stats: PacketStats::default(),
@@ -216,7 +216,7 @@ impl PacketPort {
     /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received. Where
     /// the last receives brought one each, a call asks for one: that is the cheaper path.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
-        let slots = match self.rx.receive(self.socket.as_fd(), out.len(), &mut self.appetite) {
+        let slots = match self.rx.receive(self.socket.as_fd(), out.len(), &mut self.hint) {
             Ok(slots) => slots,
             Err(error) => {
                 self.stats.rx_errors += u64::from(error.kind() != io::ErrorKind::WouldBlock);

@@ -9,7 +9,7 @@ use super::session::{Attached, COMP_VECTORS};
 use crate::config::Resource;
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
-use crate::shard::{EventSocket, Message, NewClient, Seat};
+use crate::shard::{EventSocket, Message, NewClient, ShardLease};
 use crate::system;
 use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub(super) struct Context {
     pub(super) service: Arc<Service>,
     /// The engine for this client's user.
-    pub(super) shard: Seat,
+    pub(super) shard: ShardLease,
     pub(super) client: ClientId,
     pub(super) space: SpaceId,
     pub(super) peer: Credentials,
@@ -74,7 +74,7 @@ impl Context {
         let process = Process::new(peer.pid)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
-        let shard = service.crew.seat(&peer)?;
+        let shard = service.shards.lease(&peer)?;
         let (client, space) = service.registry.open(session);
         let client = ClientId(client);
         let context = Self {
@@ -153,7 +153,7 @@ impl Context {
     fn alloc_pd(&mut self) -> Result<Reply, Refused> {
         let charge = self.account.take(Resource::Pds, 1)?;
         let Outcome::Handle(pd) = self.engine(ClientCommand::AllocPd)? else {
-            return Err(surprised());
+            return Err(unexpected_outcome());
         };
         self.pds.insert(pd, charge);
         Ok(Reply::Handle(pd))
@@ -216,7 +216,7 @@ fn qp_state(outcome: Outcome) -> Result<Reply, Refused> {
         Outcome::QpState { attr, caps, sq_sig_all } => {
             Ok(Reply::QpState { attr, caps, sq_sig_all })
         }
-        _ => Err(surprised()),
+        _ => Err(unexpected_outcome()),
     }
 }
 
@@ -226,7 +226,7 @@ pub(super) fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Refused> {
 }
 
 /// The engine answered another question.
-pub(super) fn surprised() -> Refused {
+pub(super) fn unexpected_outcome() -> Refused {
     refuse(libc::EIO, "unexpected reply from the engine")
 }
 

@@ -1,7 +1,7 @@
 //! Registration of memory.
 
 use super::accounts::Charge;
-use super::context::{Context, surprised};
+use super::context::{Context, unexpected_outcome};
 use super::maps;
 use super::registry::Registry;
 use crate::config::Resource;
@@ -81,7 +81,7 @@ impl Context {
             }
             other => {
                 release(mapped, &self.shard, &self.service.registry);
-                other.and_then(|_| Err(surprised()))
+                other.and_then(|_| Err(unexpected_outcome()))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Completion queues and queue pairs: their rings, and what is granted for what was wanted.
 
 use super::arena::Ring;
-use super::context::{Context, QpParts, surprised};
+use super::context::{Context, QpParts, unexpected_outcome};
 use super::session::Attached;
 use crate::config::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
@@ -70,13 +70,13 @@ impl Context {
         let memory = self.ring(words)?;
         let created = match CqProducer::new(memory.words(), capacity) {
             Some(ring) => self.engine(ClientCommand::CreateCq { ring, capacity, channel }),
-            None => Err(surprised()),
+            None => Err(unexpected_outcome()),
         };
         let cq = match created {
             Ok(Outcome::Handle(cq)) => cq,
             other => {
                 self.arenas.free(memory);
-                return other.and_then(|_| Err(surprised()));
+                return other.and_then(|_| Err(unexpected_outcome()));
             }
         };
         let mut attached = Vec::new();
@@ -89,7 +89,7 @@ impl Context {
         let Outcome::CqGone { completion_events, async_events } =
             self.engine(ClientCommand::DestroyCq { cq })?
         else {
-            return Err(surprised());
+            return Err(unexpected_outcome());
         };
         if let Some((ring, _)) = self.cqs.remove(&cq) {
             self.arenas.free(ring);
@@ -129,7 +129,7 @@ impl Context {
             Ok(Outcome::Qp { qp, qpn }) => (qp, qpn),
             other => {
                 self.free_parts(parts);
-                return other.and_then(|_| Err(surprised()));
+                return other.and_then(|_| Err(unexpected_outcome()));
             }
         };
         let mut attached = Vec::new();
@@ -147,7 +147,7 @@ impl Context {
 
     pub(super) fn destroy_qp(&mut self, qp: u32) -> Result<Reply, Refused> {
         let Outcome::QpGone { async_events } = self.engine(ClientCommand::DestroyQp { qp })? else {
-            return Err(surprised());
+            return Err(unexpected_outcome());
         };
         if let Some((parts, _)) = self.qps.remove(&qp) {
             self.free_parts(parts);
@@ -217,7 +217,8 @@ impl Context {
 /// The engine's side of both queues.
 fn queues(parts: &QpParts, grant: &Grant) -> Result<[EngineQueue; 2], Refused> {
     let queue = |at: usize, shape| {
-        let ring = WorkConsumer::new(parts.rings[at].words(), shape).ok_or_else(surprised)?;
+        let ring =
+            WorkConsumer::new(parts.rings[at].words(), shape).ok_or_else(unexpected_outcome)?;
         Ok(EngineQueue { ring, record: parts.records[at] })
     };
     Ok([queue(0, grant.sq)?, queue(1, grant.rq)?])

@@ -5,7 +5,7 @@ use crate::config::{Config, Profile, Resource, name_of};
 use crate::dma::{slot_of, space_id};
 use crate::net::Network;
 use crate::refusal::Refused;
-use crate::shard::Crew;
+use crate::shard::ShardSet;
 use anyhow::Context;
 use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
@@ -22,7 +22,7 @@ pub(crate) struct Service {
     /// Its network.
     pub(crate) network: Arc<Network>,
     /// Its engines.
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) shards: Arc<ShardSet>,
     /// What each user has of it.
     pub(crate) accounts: Arc<Accounts>,
     /// Packet I/O in words.

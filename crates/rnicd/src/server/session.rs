@@ -281,7 +281,7 @@ impl Session<'_> {
                 FaultChange::Clear
             }
         };
-        let asked = self.service.crew.first().ask(|answer| Message::Faults(change, answer));
+        let asked = self.service.shards.first().ask(|answer| Message::Faults(change, answer));
         let found = asked.map_err(|_| refuse(libc::EIO, "the engine has stopped"))?;
         let faults = found.ok_or_else(|| {
             let text =
@@ -293,13 +293,13 @@ impl Session<'_> {
     }
 
     fn inspect(&self, what: Inspect, from: u32) -> Reply {
-        let crew = &self.service.crew;
+        let shards = &self.service.shards;
         if let Some(kind) = Kind::of(what) {
             return self.list(kind, from);
         }
         let whole = match what {
-            Inspect::Status => self.service.describe(json!(crew.numbers(Question::Totals))),
-            _ => json!(crew.numbers(Question::Counters)),
+            Inspect::Status => self.service.describe(json!(shards.numbers(Question::Totals))),
+            _ => json!(shards.numbers(Question::Counters)),
         };
         Reply::Inspected { json: whole.to_string(), next: None }
     }
@@ -319,7 +319,7 @@ impl Session<'_> {
         let mut at = Some(from.into());
         for _ in 0..LOOKS {
             let Some(place) = at else { break };
-            let (objects, next) = self.service.crew.objects(kind, place);
+            let (objects, next) = self.service.shards.objects(kind, place);
             for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
                 let text = object.describe().to_string();
                 if json.len() + text.len() >= PAGE {

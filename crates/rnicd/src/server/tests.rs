@@ -4,7 +4,7 @@ use super::{Accounts, Door, Registry, Service};
 use crate::config::{Config, Io, Limits, Machine, Profile, Resource, Section, XdpMode};
 use crate::inspect::{Kind, Question};
 use crate::net::{NetConfig, Network};
-use crate::shard::Crew;
+use crate::shard::ShardSet;
 use crate::wire::{self, WireConfig};
 use clap::Parser;
 use rnic_abi::ABI_VERSION;
@@ -37,7 +37,7 @@ impl Daemon {
         let wire = wire::open(&wires, &network).unwrap();
         let words = ["rnicd", "--socket", "/unused", "--io", "loopback"];
         let config = Config::resolve(crate::config::Args::parse_from(words)).unwrap();
-        let crew = Arc::new(Crew::start(config, EngineConfig::new([1, 2]), wire).unwrap());
+        let shards = Arc::new(ShardSet::start(config, EngineConfig::new([1, 2]), wire).unwrap());
         let service = Arc::new(Service {
             device: DeviceInfo {
                 name: "rnic0".into(),
@@ -47,7 +47,7 @@ impl Daemon {
                 limits: default_limits(),
             },
             network,
-            crew,
+            shards,
             accounts: Accounts::new(limits, rustix::process::geteuid().as_raw()),
             io: "loopback".into(),
             profile: Profile::Spec,
@@ -83,7 +83,7 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let found = self.service.crew.numbers(Question::Totals);
+        let found = self.service.shards.numbers(Question::Totals);
         ["qps", "cqs", "mrs"].map(|key| found[key])
     }
 
@@ -100,7 +100,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.service.stop.wake().unwrap();
-        self.service.crew.stop();
+        self.service.shards.stop();
         // The thread that accepts still has them.
         for file in [&self.path, &self.path.with_extension("sock.lock")] {
             let _ = std::fs::remove_file(file);
@@ -487,7 +487,7 @@ fn looking_at_many_objects_keeps_no_engine() {
     for _ in 0..1000 {
         client.handle(&Request::CreateQp(queue_pair(pd, cq)));
     }
-    let (objects, next) = daemon.service.crew.objects(Kind::Qps, 0.into());
+    let (objects, next) = daemon.service.shards.objects(Kind::Qps, 0.into());
     assert!(!objects.is_empty() && objects.len() <= 64, "{}", objects.len());
     assert!(next.is_some());
     assert_eq!(client.list(Inspect::Qps).len(), 1000);

@@ -79,13 +79,13 @@ impl Shard {
                 self.acts_as = Some(user);
                 self.became(user, system::act_as(user));
             }
-            Message::AddShard(number, branch, inlet) => {
+            Message::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
-                self.nic.events.add_inlet(number, inlet);
+                self.nic.events.add_receiver(number, receiver);
             }
             Message::EndShard(serial) => {
                 self.nic.wire.end_shard(serial);
-                self.nic.events.remove_inlet(serial);
+                self.nic.events.remove_receiver(serial);
             }
             Message::Inspect(question, answer) => {
                 let _ = answer.send(self.inspect(question));

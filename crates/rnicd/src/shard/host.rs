@@ -4,7 +4,7 @@
 //! kept here and follows when it has room again.
 
 use super::tokens::Token;
-use crate::wire::Inlet;
+use crate::wire::ShardRx;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
 use rnic_abi::os::futex;
 use rnic_abi::verbs::AsyncEventType;
@@ -84,7 +84,7 @@ pub(super) struct ClientEvents {
     /// The sockets that epoll watches until they have room again.
     full: HashSet<Token>,
     /// The ways to further shards, by their number.
-    inlets: Vec<Option<Inlet>>,
+    receivers: Vec<Option<ShardRx>>,
     /// Datagrams lost on the way to shards that have ended.
     lost_before: u64,
 }
@@ -100,23 +100,23 @@ impl ClientEvents {
             epoll,
             clients: HashMap::new(),
             full: HashSet::new(),
-            inlets: Vec::new(),
+            receivers: Vec::new(),
             lost_before: 0,
         }
     }
 
-    pub(super) fn add_inlet(&mut self, shard: u8, inlet: Inlet) {
+    pub(super) fn add_receiver(&mut self, shard: u8, receiver: ShardRx) {
         let at = usize::from(shard);
-        if at >= self.inlets.len() {
-            self.inlets.resize_with(at + 1, || None);
+        if at >= self.receivers.len() {
+            self.receivers.resize_with(at + 1, || None);
         }
-        self.lost_before += self.inlets[at].replace(inlet).map_or(0, |old| old.lost());
+        self.lost_before += self.receivers[at].replace(receiver).map_or(0, |old| old.lost());
     }
 
     /// The shard of this serial number has ended; another one may have its number already.
-    pub(super) fn remove_inlet(&mut self, serial: u64) {
-        for inlet in &mut self.inlets {
-            if let Some(old) = inlet.take_if(|inlet| inlet.serial() == serial) {
+    pub(super) fn remove_receiver(&mut self, serial: u64) {
+        for receiver in &mut self.receivers {
+            if let Some(old) = receiver.take_if(|receiver| receiver.serial() == serial) {
                 self.lost_before += old.lost();
             }
         }
@@ -124,7 +124,7 @@ impl ClientEvents {
 
     /// Datagrams for further shards that did not keep up.
     pub(super) fn lost_in_hand_over(&self) -> u64 {
-        self.lost_before + self.inlets.iter().flatten().map(Inlet::lost).sum::<u64>()
+        self.lost_before + self.receivers.iter().flatten().map(ShardRx::lost).sum::<u64>()
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
@@ -236,8 +236,8 @@ impl Host for ClientEvents {
 
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
         // A QPN names a shard that does not exist only when it was never given out.
-        if let Some(Some(inlet)) = self.inlets.get(usize::from(shard)) {
-            inlet.hand_over(train, datagram);
+        if let Some(Some(receiver)) = self.receivers.get(usize::from(shard)) {
+            receiver.hand_over(train, datagram);
         }
     }
 }

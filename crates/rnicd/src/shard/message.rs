@@ -5,7 +5,7 @@ use crate::dma::{Process, Space};
 use crate::inspect::{Found, Question};
 use crate::net::Change;
 use crate::system::User;
-use crate::wire::{Branch, CaptureTap, Fault, FaultChange, Inlet};
+use crate::wire::{Branch, CaptureTap, Fault, FaultChange, ShardRx};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::doorbell::Doorbells;
 use rnic_abi::os::EventFd;
@@ -58,7 +58,7 @@ pub(crate) enum Message {
     /// that fails it takes no clients.
     ActAs(User),
     /// A further shard of this number sends through this one, and how to reach it.
-    AddShard(u8, Branch, Inlet),
+    AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.
     EndShard(u64),
     /// For display. Answered within a turn, which has time for one of these.
@@ -97,7 +97,7 @@ pub(crate) fn channel() -> io::Result<(ShardHandle, Inbox)> {
 
 /// The shard's thread has ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gone;
+pub(crate) struct ShardStopped;
 
 impl ShardHandle {
     /// Sends a message that has no answer.
@@ -111,9 +111,12 @@ impl ShardHandle {
 
     /// Sends a message and waits for the answer. That takes as long as the memory of this shard's
     /// clients makes its engine wait: only those who belong to it may.
-    pub(crate) fn ask<T>(&self, message: impl FnOnce(Sender<T>) -> Message) -> Result<T, Gone> {
+    pub(crate) fn ask<T>(
+        &self,
+        message: impl FnOnce(Sender<T>) -> Message,
+    ) -> Result<T, ShardStopped> {
         let (answer, answered) = bounded(1);
         self.tell(message(answer));
-        answered.recv().map_err(|_| Gone)
+        answered.recv().map_err(|_| ShardStopped)
     }
 }

@@ -70,14 +70,14 @@ pub(crate) struct Message<'a> {
 /// quarter of a microsecond, which messages that come one by one would pay each time; those that
 /// come in bursts are better taken together.
 #[derive(Debug, Default)]
-pub(crate) struct Appetite {
+pub(crate) struct BatchHint {
     /// Messages since the socket was empty.
     burst: usize,
     /// So many bursts in a row were of one message.
     singles: u32,
 }
 
-impl Appetite {
+impl BatchHint {
     fn messages(&self) -> usize {
         if self.burst == 0 && self.singles >= MANY_SINGLES { 1 } else { BATCH }
     }
@@ -117,17 +117,17 @@ impl RxBatch {
         Ok(batch)
     }
 
-    /// Receives up to `max` messages into free slots and returns the slots' indices. `appetite` is
+    /// Receives up to `max` messages into free slots and returns the slots' indices. `hint` is
     /// that for messages of `fd`.
     pub(crate) fn receive(
         &mut self,
         fd: BorrowedFd<'_>,
         max: usize,
-        appetite: &mut Appetite,
+        hint: &mut BatchHint,
     ) -> io::Result<Range<usize>> {
         let start = self.used;
         let free = &mut self.vectors.headers[start..];
-        let count = free.len().min(max).min(appetite.messages());
+        let count = free.len().min(max).min(hint.messages());
         if count == 0 {
             return Ok(start..start);
         }
@@ -143,7 +143,7 @@ impl RxBatch {
                 ptr::null_mut(),
             )
         };
-        appetite.learn(usize::try_from(received).unwrap_or(0));
+        hint.learn(usize::try_from(received).unwrap_or(0));
         let received = super::check(received)? as usize;
         self.used += received.min(count);
         Ok(start..self.used)
@@ -368,23 +368,23 @@ mod tests {
 
     #[test]
     fn messages_that_come_one_by_one_are_asked_for_one_by_one() {
-        let mut appetite = Appetite::default();
+        let mut hint = BatchHint::default();
         for _ in 0..MANY_SINGLES {
-            assert_eq!(appetite.messages(), BATCH);
-            appetite.learn(1);
-            appetite.learn(0);
+            assert_eq!(hint.messages(), BATCH);
+            hint.learn(1);
+            hint.learn(0);
         }
-        assert_eq!(appetite.messages(), 1);
-        appetite.learn(1);
-        assert_eq!(appetite.messages(), BATCH, "more may wait behind it");
+        assert_eq!(hint.messages(), 1);
+        hint.learn(1);
+        assert_eq!(hint.messages(), BATCH, "more may wait behind it");
     }
 
     #[test]
     fn a_burst_brings_the_appetite_back() {
-        let mut appetite = Appetite { burst: 0, singles: MANY_SINGLES };
+        let mut hint = BatchHint { burst: 0, singles: MANY_SINGLES };
         for received in [1, 1, 0] {
-            appetite.learn(received);
+            hint.learn(received);
         }
-        assert_eq!(appetite.messages(), BATCH);
+        assert_eq!(hint.messages(), BATCH);
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::address::SockAddr;
-use crate::sys::mmsg::{Appetite, RxBatch};
+use crate::sys::mmsg::{BatchHint, RxBatch};
 use crate::{Error, Result, multicast, sys};
 
 /// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
@@ -40,7 +40,7 @@ pub(crate) struct Socket {
     pub(crate) fields: IpFields,
     /// So many trains in a row had other fields.
     others: u32,
-    appetite: Appetite,
+    hint: BatchHint,
 }
 
 impl Socket {
@@ -79,7 +79,7 @@ impl Socket {
             segments,
             fields: IpFields::NEW,
             others: 0,
-            appetite: Appetite::default(),
+            hint: BatchHint::default(),
         };
         socket.write(IpFields::NEW).map_err(Error::os("TOS and TTL of the UDP socket"))?;
         Ok(socket)
@@ -116,7 +116,7 @@ impl Socket {
 
     /// Receives up to `max` messages, as [`RxBatch::receive`].
     pub(crate) fn receive(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
-        batch.receive(self.fd.as_fd(), max, &mut self.appetite)
+        batch.receive(self.fd.as_fd(), max, &mut self.hint)
     }
 
     /// The descriptor.

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// See the [module](self).
-pub(crate) struct Crew {
+pub(crate) struct ShardSet {
     /// The daemon is root. Sessions, which ask for shards, are not: they act as their clients.
     privileged: bool,
     engine: EngineConfig,
@@ -63,13 +63,13 @@ struct Member {
 }
 
 /// A client's place at a shard; its clients must be gone when it is dropped.
-pub(crate) struct Seat {
-    crew: Arc<Crew>,
+pub(crate) struct ShardLease {
+    shards: Arc<ShardSet>,
     user: User,
     shard: ShardHandle,
 }
 
-impl Deref for Seat {
+impl Deref for ShardLease {
     type Target = ShardHandle;
 
     fn deref(&self) -> &ShardHandle {
@@ -77,9 +77,9 @@ impl Deref for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ShardLease {
     fn drop(&mut self) {
-        self.crew.lock().leave(self.user);
+        self.shards.lock().leave(self.user);
     }
 }
 
@@ -124,7 +124,7 @@ impl Shards {
     }
 }
 
-impl Crew {
+impl ShardSet {
     /// Starts the first shard, on `wire`.
     ///
     /// # Errors
@@ -168,13 +168,13 @@ impl Crew {
     ///
     /// # Errors
     /// EUSERS when there are too many users, or one of them comes with too many groups.
-    pub(crate) fn seat(self: &Arc<Self>, peer: &Credentials) -> Result<Seat, Refused> {
+    pub(crate) fn lease(self: &Arc<Self>, peer: &Credentials) -> Result<ShardLease, Refused> {
         let user = match peer.uid {
             0 => (0, 0),
             uid => (uid, peer.gid),
         };
         let shard = self.shard_of(user)?;
-        Ok(Seat { crew: Arc::clone(self), user, shard })
+        Ok(ShardLease { shards: Arc::clone(self), user, shard })
     }
 
     fn shard_of(&self, user: User) -> Result<ShardHandle, Refused> {
@@ -213,7 +213,7 @@ impl Crew {
         let failed = refused_by_kernel("no engine for this user");
         let number = u8::try_from(1 + place).unwrap_or(u8::MAX);
         let serial = shards.started;
-        let (wire, branch, inlet) = self.junction.branch(serial).map_err(&failed)?;
+        let (wire, branch, receiver) = self.junction.branch(serial).map_err(&failed)?;
         // Users must not be able to guess each other's keys, nor those of who had the number before.
         let keys = Secret::new(system::random().map_err(&failed)?);
         let engine = EngineConfig { shard: number, keys, ..self.engine };
@@ -234,7 +234,7 @@ impl Crew {
         let ends = io::Error::from(io::ErrorKind::BrokenPipe);
         let shard = started.recv().unwrap_or(Err(ends)).map_err(&failed)?;
         tracing::info!("engine {number} serves user {}", user.0);
-        self.first.tell(Message::AddShard(number, branch, inlet));
+        self.first.tell(Message::AddShard(number, branch, receiver));
         if let Some(change) = &shards.network {
             shard.tell(Message::Network(change.clone()));
         }

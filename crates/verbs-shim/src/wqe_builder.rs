@@ -15,7 +15,7 @@ use crate::{error::Errno, mr_table::MrTable, qp::SendRules};
 const CARRY_LIMIT: usize = 256;
 
 /// A WQE: control block, SGEs, data.
-pub(crate) struct Draft {
+pub(crate) struct SendWqeBuilder {
     pub(crate) control: SendControl,
     /// Words up to the end of the SGEs and data are written.
     words: [MaybeUninit<u64>; MAX_SLOT_WORDS],
@@ -23,7 +23,7 @@ pub(crate) struct Draft {
     payload: u64,
 }
 
-impl Draft {
+impl SendWqeBuilder {
     #[inline]
     pub(crate) fn new() -> Self {
         Self {

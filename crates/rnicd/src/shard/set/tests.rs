@@ -14,14 +14,14 @@ use rnic_abi::os::{EventFd, memory};
 use rnic_abi::verbs::AccessFlags;
 use rnic_core::{ClientCommand, ClientId, Command, Outcome, SpaceId};
 
-fn crew() -> Arc<Crew> {
+fn shards() -> Arc<ShardSet> {
     let words = ["rnicd", "--socket", "/unused", "--io", "loopback"];
     let config = Config::resolve(Args::parse_from(words)).unwrap();
     let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
     let network = Network::start(place, Box::new(|_| ())).unwrap();
     let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
     let wire = wire::open(&wires, &network).unwrap();
-    Arc::new(Crew::start(config, EngineConfig::new([1, 2]), wire).unwrap())
+    Arc::new(ShardSet::start(config, EngineConfig::new([1, 2]), wire).unwrap())
 }
 
 fn user(uid: u32, gid: u32) -> Credentials {
@@ -45,24 +45,24 @@ fn users_who_left_make_room_for_others() {
     if !is_root("users_who_left_make_room_for_others") {
         return;
     }
-    let crew = crew();
+    let shards = shards();
     for uid in 1000..1000 + 3 * u32::from(MAX_SHARDS) {
-        assert!(answers(&crew.seat(&user(uid, uid)).unwrap()));
+        assert!(answers(&shards.lease(&user(uid, uid)).unwrap()));
     }
     // All at once, each with an engine.
-    let mut seats: Vec<Seat> = (0..u32::from(MAX_SHARDS))
-        .map(|k| crew.seat(&user(2000 + k, 100)).unwrap_or_else(|error| panic!("{k}: {error}")))
+    let mut leases: Vec<ShardLease> = (0..u32::from(MAX_SHARDS))
+        .map(|k| shards.lease(&user(2000 + k, 100)).unwrap_or_else(|error| panic!("{k}: {error}")))
         .collect();
-    assert!(seats.iter().all(|seat| answers(seat)));
-    let refusal = crew.seat(&user(3000, 100)).map(drop).unwrap_err();
+    assert!(leases.iter().all(|lease| answers(lease)));
+    let refusal = shards.lease(&user(3000, 100)).map(drop).unwrap_err();
     assert_eq!(refusal.errno, libc::EUSERS);
-    let again = crew.seat(&user(2003, 100)).unwrap();
-    drop(seats.swap_remove(3));
-    assert!(crew.seat(&user(3000, 100)).is_err(), "that user still has a client");
+    let again = shards.lease(&user(2003, 100)).unwrap();
+    drop(leases.swap_remove(3));
+    assert!(shards.lease(&user(3000, 100)).is_err(), "that user still has a client");
     drop(again);
-    assert!(answers(&crew.seat(&user(3000, 100)).unwrap()));
-    drop(seats);
-    crew.stop();
+    assert!(answers(&shards.lease(&user(3000, 100)).unwrap()));
+    drop(leases);
+    shards.stop();
 }
 
 /// The key of the first memory region that an engine registers.
@@ -96,18 +96,18 @@ fn keys_of_one_user_do_not_tell_those_of_another() {
     if !is_root("keys_of_one_user_do_not_tell_those_of_another") {
         return;
     }
-    let crew = crew();
-    let stays = crew.seat(&user(999, 100)).unwrap();
+    let shards = shards();
+    let stays = shards.lease(&user(999, 100)).unwrap();
     let mut keys = vec![first_key(&stays)];
     for uid in 1000..1000 + 3 * u32::from(MAX_SHARDS) {
-        keys.push(first_key(&crew.seat(&user(uid, 100)).unwrap()));
+        keys.push(first_key(&shards.lease(&user(uid, 100)).unwrap()));
     }
     let all = keys.len();
     keys.sort_unstable();
     keys.dedup();
     assert_eq!(keys.len(), all);
     drop(stays);
-    crew.stop();
+    shards.stop();
 }
 
 #[test]
@@ -115,34 +115,34 @@ fn one_user_with_many_groups_leaves_room_for_others() {
     if !is_root("one_user_with_many_groups_leaves_room_for_others") {
         return;
     }
-    let crew = crew();
+    let shards = shards();
     for gid in 0..3 * u32::from(MAX_SHARDS) {
-        assert!(crew.seat(&user(1000, gid)).is_ok(), "group {gid}");
+        assert!(shards.lease(&user(1000, gid)).is_ok(), "group {gid}");
     }
-    let seats: Vec<Seat> =
-        (0..crew.groups).map(|gid| crew.seat(&user(1000, gid)).unwrap()).collect();
-    let refusal = crew.seat(&user(1000, 99)).map(drop).unwrap_err();
+    let leases: Vec<ShardLease> =
+        (0..shards.groups).map(|gid| shards.lease(&user(1000, gid)).unwrap()).collect();
+    let refusal = shards.lease(&user(1000, 99)).map(drop).unwrap_err();
     assert!(refusal.message.contains("quota.groups"), "{refusal}");
-    assert!(answers(&crew.seat(&user(1001, 99)).unwrap()));
-    drop(seats);
-    crew.stop();
+    assert!(answers(&shards.lease(&user(1001, 99)).unwrap()));
+    drop(leases);
+    shards.stop();
 }
 
 #[test]
 fn an_engine_that_is_kept_keeps_nobody_else() {
-    let crew = crew();
-    let seat = crew.seat(&user(1000, 1000)).unwrap();
-    let kept = block(&crew.first);
+    let shards = shards();
+    let lease = shards.lease(&user(1000, 1000)).unwrap();
+    let kept = block(&shards.first);
     let began = Instant::now();
-    if crew.privileged {
-        let other = crew.seat(&user(1001, 1001)).unwrap();
+    if shards.privileged {
+        let other = shards.lease(&user(1001, 1001)).unwrap();
         assert!(answers(&other));
-        assert!(crew.numbers(Question::Totals).contains_key("qps"), "no engine was asked");
-        assert!(crew.seat(&user(1000, 1000)).is_ok());
+        assert!(shards.numbers(Question::Totals).contains_key("qps"), "no engine was asked");
+        assert!(shards.lease(&user(1000, 1000)).is_ok());
     }
-    crew.numbers(Question::Counters);
-    crew.stop();
-    drop(seat);
+    shards.numbers(Question::Counters);
+    shards.stop();
+    drop(lease);
     assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
     drop(kept);
 }
@@ -152,12 +152,12 @@ fn the_counters_of_an_engine_outlive_it() {
     if !is_root("the_counters_of_an_engine_outlive_it") {
         return;
     }
-    let crew = crew();
-    let seats = [1000, 1001].map(|uid| crew.seat(&user(uid, uid)).unwrap());
-    let counters = crew.numbers(Question::Counters);
+    let shards = shards();
+    let leases = [1000, 1001].map(|uid| shards.lease(&user(uid, uid)).unwrap());
+    let counters = shards.numbers(Question::Counters);
     assert!(counters.len() > 20, "{counters:?}");
-    drop(seats);
-    crew.stop();
-    let past = crew.past.lock().unwrap();
+    drop(leases);
+    shards.stop();
+    let past = shards.past.lock().unwrap();
     assert_eq!(past.len(), counters.len());
 }

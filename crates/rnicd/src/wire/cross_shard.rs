@@ -2,13 +2,13 @@
 //!
 //! The wire belongs to one shard. Another one has a [`ShardWire`]: what it sends goes through a
 //! bounded queue to the owner's wire, which sends it with its next burst; what the owner receives
-//! for the other shard's queue pairs goes the other way through an [`Inlet`]. Buffers travel back
+//! for the other shard's queue pairs goes the other way through an [`ShardRx`]. Buffers travel back
 //! and forth, so nothing is allocated once traffic flows. A full queue towards the wire is
 //! backpressure; a full queue towards a shard loses the frame, as any NIC's would.
 //!
-//! Waking: a sender whose parcel is alone in the queue after it was pushed writes the receiver's
+//! Waking: a sender whose train is alone in the queue after it was pushed writes the receiver's
 //! eventfd; a receiver clears the eventfd before it empties the queue, and writes it again when it
-//! leaves something. So a parcel that is not seen by the present emptying was pushed alone, or
+//! leaves something. So a train that is not seen by the present emptying was pushed alone, or
 //! behind one that was, or is left with the eventfd written.
 
 use super::{LinkCounters, MAX_RESERVED, train_len};
@@ -21,33 +21,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A train and its bytes.
-struct Parcel<T> {
+struct TrainBuf<T> {
     train: T,
     bytes: Vec<u8>,
 }
 
-/// Sends parcels one way and gets their buffers back.
+/// Sends trains one way and gets their buffers back.
 struct Outbox<T> {
-    parcels: Sender<Parcel<T>>,
+    trains: Sender<TrainBuf<T>>,
     empties: Receiver<Vec<u8>>,
     wake: Arc<OwnedFd>,
 }
 
-/// Takes parcels and gives their buffers back.
+/// Takes trains and gives their buffers back.
 struct Inbox<T> {
-    parcels: Receiver<Parcel<T>>,
+    trains: Receiver<TrainBuf<T>>,
     empties: Sender<Vec<u8>>,
     wake: Arc<OwnedFd>,
 }
 
-/// A queue of so many parcels, of which the buffers of `kept` stay for later ones: what a burst
+/// A queue of so many trains, of which the buffers of `kept` stay for later ones: what a burst
 /// needed more is given back.
 fn queue<T>((capacity, kept): (usize, usize)) -> io::Result<(Outbox<T>, Inbox<T>)> {
-    let (parcels, taken) = bounded(capacity);
+    let (trains, taken) = bounded(capacity);
     let (returned, empties) = bounded(kept);
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let outbox = Outbox { parcels, empties, wake: Arc::clone(&wake) };
-    Ok((outbox, Inbox { parcels: taken, empties: returned, wake }))
+    let outbox = Outbox { trains, empties, wake: Arc::clone(&wake) };
+    Ok((outbox, Inbox { trains: taken, empties: returned, wake }))
 }
 
 fn wake(eventfd: &OwnedFd) {
@@ -58,14 +58,14 @@ fn wake(eventfd: &OwnedFd) {
 impl<T> Outbox<T> {
     /// False when the queue is full, or the engine that takes them is gone.
     fn send(&self, train: T, bytes: &[u8]) -> bool {
-        if self.parcels.is_full() {
+        if self.trains.is_full() {
             return false;
         }
         let mut buffer = self.empties.try_recv().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(bytes);
-        let sent = self.parcels.try_send(Parcel { train, bytes: buffer }).is_ok();
-        if self.parcels.len() == 1 {
+        let sent = self.trains.try_send(TrainBuf { train, bytes: buffer }).is_ok();
+        if self.trains.len() == 1 {
             wake(&self.wake);
         }
         sent
@@ -73,22 +73,22 @@ impl<T> Outbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Shows the parcels that wait to `each`, until that refuses one, which is then lost.
+    /// Shows the trains that wait to `each`, until that refuses one, which is then lost.
     fn empty(&self, mut room: impl FnMut(usize) -> bool, mut each: impl FnMut(T, &[u8])) {
-        if self.parcels.is_empty() {
+        if self.trains.is_empty() {
             return;
         }
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         let mut taken = 0;
         while room(taken)
-            && let Ok(Parcel { train, bytes }) = self.parcels.try_recv()
+            && let Ok(TrainBuf { train, bytes }) = self.trains.try_recv()
         {
             taken += 1;
             each(train, &bytes);
             // A full return queue only means that the buffer is freed.
             let _ = self.empties.try_send(bytes);
         }
-        if !self.parcels.is_empty() {
+        if !self.trains.is_empty() {
             wake(&self.wake);
         }
     }
@@ -143,7 +143,7 @@ impl Junction {
     ///
     /// # Errors
     /// When there are too many open files.
-    pub(crate) fn branch(&self, serial: u64) -> io::Result<(ShardWire, Branch, Inlet)> {
+    pub(crate) fn branch(&self, serial: u64) -> io::Result<(ShardWire, Branch, ShardRx)> {
         let (to_owner, from_shard) = queue(TRAINS)?;
         let (to_shard, from_owner) = queue(DATAGRAMS)?;
         let wire = ShardWire {
@@ -157,8 +157,8 @@ impl Junction {
             rx: vec![0; ARENA],
             rx_used: 0,
         };
-        let inlet = Inlet { serial, to_shard, lost: AtomicU64::new(0) };
-        Ok((wire, Branch { serial, from_shard, ends: false }, inlet))
+        let receiver = ShardRx { serial, to_shard, lost: AtomicU64::new(0) };
+        Ok((wire, Branch { serial, from_shard, ends: false }, receiver))
     }
 }
 
@@ -199,7 +199,7 @@ impl Shards {
     }
 
     pub(super) fn has_backlog(&self) -> bool {
-        self.branches.iter().any(|branch| !branch.from_shard.parcels.is_empty())
+        self.branches.iter().any(|branch| !branch.from_shard.trains.is_empty())
     }
 
     pub(super) fn counters(&self) -> LinkCounters {
@@ -230,7 +230,7 @@ impl Shards {
         }
         self.sent += sent;
         self.lost += lost;
-        self.branches.retain(|branch| !branch.ends || !branch.from_shard.parcels.is_empty());
+        self.branches.retain(|branch| !branch.ends || !branch.from_shard.trains.is_empty());
     }
 }
 
@@ -248,13 +248,13 @@ fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
 }
 
 /// Where the owner puts frames for the other shard.
-pub(crate) struct Inlet {
+pub(crate) struct ShardRx {
     serial: u64,
     to_shard: Outbox<RxTrain>,
     lost: AtomicU64,
 }
 
-impl Inlet {
+impl ShardRx {
     /// Hands over one datagram of a received train. When the shard does not keep up it is lost.
     pub(crate) fn hand_over(&self, train: &RxTrain, datagram: &[u8]) {
         if !self.to_shard.send(*train, datagram) {
@@ -295,7 +295,7 @@ impl ShardWire {
 
     /// Frames wait that the descriptor may not tell about.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.submitted > 0 || !self.from_owner.parcels.is_empty()
+        self.submitted > 0 || !self.from_owner.trains.is_empty()
     }
 }
 
@@ -403,13 +403,13 @@ mod tests {
         }
     }
 
-    fn add_shard(owner: &mut DeviceWire) -> (ShardWire, Inlet) {
-        let (wire, branch, inlet) = owner.junction().branch(1).unwrap();
+    fn add_shard(owner: &mut DeviceWire) -> (ShardWire, ShardRx) {
+        let (wire, branch, receiver) = owner.junction().branch(1).unwrap();
         owner.add_shard(branch);
-        (wire, inlet)
+        (wire, receiver)
     }
 
-    fn turn(owner: &mut DeviceWire, inlet: &Inlet) {
+    fn turn(owner: &mut DeviceWire, receiver: &ShardRx) {
         let mut trains = Vec::with_capacity(64);
         owner.receive(&mut trains);
         for train in &trains {
@@ -418,7 +418,7 @@ mod tests {
             for (k, datagram) in bytes.chunks(train.segment_len as usize).enumerate() {
                 let RxIpId::Seen(first) = train.ip_id else { panic!() };
                 let ip_id = RxIpId::Seen(first + k as u16);
-                inlet.hand_over(&RxTrain { ip_id, ..*train }, datagram);
+                receiver.hand_over(&RxTrain { ip_id, ..*train }, datagram);
             }
         }
         owner.release();
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn a_shard_reaches_itself_through_the_owner() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (mut shard, inlet) = add_shard(&mut owner);
+        let (mut shard, receiver) = add_shard(&mut owner);
         assert_eq!(shard.caps(), owner.caps());
         let path = tests::loopback_path();
         let mut seen = Seen::default();
@@ -440,19 +440,19 @@ mod tests {
             }
             shard.submit();
             while owner.has_backlog() || shard.has_backlog() {
-                turn(&mut owner, &inlet);
+                turn(&mut owner, &receiver);
                 exchange::take(&mut shard, &path.flow, &mut seen);
                 shard.submit();
             }
         }
         assert!(seen.numbers.iter().copied().eq(0..number));
-        assert_eq!(inlet.lost(), 0);
+        assert_eq!(receiver.lost(), 0);
     }
 
     #[test]
     fn a_parcel_wakes_the_other_side() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (mut shard, inlet) = add_shard(&mut owner);
+        let (mut shard, receiver) = add_shard(&mut owner);
         let path = tests::loopback_path();
         let readable = |fd: BorrowedFd<'_>| {
             let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
@@ -466,8 +466,8 @@ mod tests {
             exchange::put(&mut shard, &path, 0, 1, shape).unwrap();
             shard.submit();
             assert!(owner.fds().into_iter().any(readable) && owner.has_backlog());
-            turn(&mut owner, &inlet);
-            turn(&mut owner, &inlet);
+            turn(&mut owner, &receiver);
+            turn(&mut owner, &receiver);
             assert!(readable(shard.fd()) && shard.has_backlog());
             let mut seen = Seen::default();
             exchange::take(&mut shard, &path.flow, &mut seen);
@@ -478,24 +478,24 @@ mod tests {
     #[test]
     fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (shard, inlet) = add_shard(&mut owner);
+        let (shard, receiver) = add_shard(&mut owner);
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };
         let (arena, ip_id) = (ArenaId(0), RxIpId::Likely(0));
         let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, inside: false };
         for _ in 0..DATAGRAMS.0 + 10 {
-            inlet.hand_over(&train, &[0; 64]);
+            receiver.hand_over(&train, &[0; 64]);
         }
-        assert_eq!(inlet.lost(), 10);
+        assert_eq!(receiver.lost(), 10);
         drop(shard);
-        inlet.hand_over(&train, &[0; 64]);
-        assert_eq!(inlet.lost(), 11);
+        receiver.hand_over(&train, &[0; 64]);
+        assert_eq!(receiver.lost(), 11);
     }
 
     #[test]
     fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
         let mut owner = DeviceWire::new("loopback".into(), None, HopTable::new());
-        let (mut shard, inlet) = add_shard(&mut owner);
+        let (mut shard, receiver) = add_shard(&mut owner);
         let path = tests::loopback_path();
         let shape = Shape { count: 1, len: 64, last: 64 };
         exchange::put(&mut shard, &path, 0, 0, shape).unwrap();
@@ -503,7 +503,7 @@ mod tests {
         drop(shard);
         owner.end_shard(1);
         let before = owner.fds().len();
-        turn(&mut owner, &inlet);
+        turn(&mut owner, &receiver);
         assert_eq!(owner.fds().len(), before - 1);
         assert!(owner.counters().contains(&("shard_tx_trains", 1)));
     }
