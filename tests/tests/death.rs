@@ -86,7 +86,7 @@ fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
         victim.wait()?;
         let output = survivor.wait()?;
         let failure = output.stdout.lines().last().unwrap_or_default().to_owned();
-        // Told by the daemon, whose write found no process, or by nobody, after all tries.
+        // Told by the daemon, whose write found no process, or not at all, after all tries.
         let reasons = ["send REM_ACCESS_ERR", "send REM_OP_ERR", "send RETRY_EXC_ERR"];
         ensure!(reasons.iter().any(|reason| failure.contains(reason)), "{output}");
         // Eight tries, each given up between once and four times 67 ms.

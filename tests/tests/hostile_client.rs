@@ -2,13 +2,13 @@
 //!
 //! The attacker is another user, pinned to CPU 1, and has an engine of its own. The tenant is a
 //! checker, both ends pinned to CPU 0, that works from the first measurement to the last. What is
-//! compared is not who gets how much of a CPU: the tenant's rate beside the attacker must be at
+//! compared is not how much of a CPU each gets: the tenant's rate beside the attacker must be at
 //! least 80% of its rate beside two programs on CPU 1 that do nothing but spin. Both are measured
 //! in turn, for equally long and not before they have settled, and the median of the rounds
 //! counts, since the machine may have other work; [`share_left`] says when it has too much. CPU 1
 //! is never idle, whatever the attacker waits for: two CPUs may be one core.
 //!
-//! Every byte and completion of the tenant is checked all the time, and so is memory that nobody
+//! Every byte and completion of the tenant is checked all the time, and so is memory that nothing
 //! has a key for; afterwards the daemon has nothing left of the attacker.
 //!
 //! The rounds of an attack take 20 seconds, 10 minutes with `RNIC_LONG=1`, or `RNIC_ATTACK_SECONDS`,

@@ -172,8 +172,8 @@ fn queues_do_not_use_up_the_address_space() -> Result<()> {
     outlives("queues_in_an_address_space", "rings", &words("prlimit --as=805306368"), 768 / 8 / 2)
 }
 
-/// Whose administrator lets users have more than there is: nobody is promised to be served while
-/// one has it all, but everybody is when that one has gone.
+/// The administrator lets users have more than there is: no user is promised to be served while one
+/// has it all, but every user is when that one has gone.
 #[test]
 fn a_daemon_that_promises_too_much_lives_on() -> Result<()> {
     const PROMISE: &str = "[quota]\nring-bytes = 1099511627776\nsessions = 4096\n\

@@ -1,7 +1,7 @@
-//! Somebody on the path between two hosts who sends what nobody should: damaged, replayed and
-//! forged packets, while a checker works.
+//! An attacker on the path between two hosts sends damaged, replayed and forged packets, while a
+//! checker works.
 //!
-//! Whoever can read the wire and forge the peer's address knows everything that a connection
+//! One that can read the wire and forge the peer's address knows everything that a connection
 //! knows: RoCEv2 has no cryptography. What is shown here is that nothing less is enough: not a
 //! wrong ICRC, not another source, not a PSN outside the window, not an old packet.
 
@@ -25,7 +25,7 @@ use system_tests::place::{Host, Node};
 use system_tests::programs::Dialogue;
 use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
 
-/// Packets that somebody on the path remembers.
+/// Packets that the attacker remembers.
 const MEMORY: usize = 4096;
 /// Packets sent in one go, before the next look at the wire, which takes a millisecond: what is
 /// tried here is bad packets, not too many of them.

@@ -29,7 +29,7 @@ impl Stage {
         self.0.node(&Spec { user, extra, ..Spec::new(Io::Loopback) })
     }
 
-    /// A copy of [`WATCH`] that runs as root whoever starts it.
+    /// A copy of [`WATCH`] that runs as root whichever user starts it.
     fn program_of_roots(&self) -> Result<PathBuf> {
         let path = self.0.scratch.join("watch-as-root");
         fs::copy(self.0.scratch.join(WATCH), &path)?;
@@ -89,7 +89,7 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
         let cmd = Cmd::new(stage.0.dist.bin("rnic")).args([what, "--json"]);
         let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket());
         let text = cmd.as_user(Some(User::NOBODY)).check()?;
-        // Keys, QP numbers and PSNs are all that it takes to write into somebody's memory.
+        // Keys, QP numbers and PSNs are all that it takes to write into a user's memory.
         ensure!(text.trim() == "[]", "another user sees root's {what}: {text}");
     }
     drop(holder);

@@ -177,8 +177,8 @@ impl Engine {
         let slot = handle & ((1 << SLOT_BITS) - 1);
         let qpn = self.free_qpn(slot, handle >> SLOT_BITS).ok_or(full)?;
         let (pd, send_cq, recv_cq) = (new.pd, new.send_cq, new.recv_cq);
-        let who = QpIdentity { handle, slot, qpn, client_id: client, client_slot };
-        self.qps.insert(Qp::new(who, new)).map_err(|_| full)?;
+        let identity = QpIdentity { handle, slot, qpn, client_id: client, client_slot };
+        self.qps.insert(Qp::new(identity, new)).map_err(|_| full)?;
         // Room for every QP once, so that the data path never grows these lists.
         let qps = self.qps.len();
         self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);

@@ -1,4 +1,4 @@
-//! Packets as text: one line for logs and tests, a tree for people who look closely.
+//! Packets as text: one line for logs and tests, a tree for a close look.
 //!
 //! All of it is `Display`: nothing allocates, and malformed input prints its reason.
 

@@ -87,7 +87,7 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
 }
 
 /// Checks that a file holds at least `len` bytes and can never hold fewer: only then may memory
-/// that somebody else controls be mapped.
+/// that another process controls be mapped.
 ///
 /// Huge pages are refused: they come from a pool, and a store to one that was punched out of the
 /// file when the pool is empty is a SIGBUS.

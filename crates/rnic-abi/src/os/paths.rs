@@ -1,14 +1,14 @@
 //! Where the control socket is.
 //!
-//! | who | where |
+//! | user | socket |
 //! |---|---|
-//! | anybody with `RNIC_SOCKET` set | there, and nowhere else; several paths are separated by `:` |
+//! | any user with `RNIC_SOCKET` set | there, and nowhere else; several paths are separated by `:` |
 //! | root | `/run/rnicd/rnicd.sock` |
 //! | another user, or root where `/run/rnicd` cannot be made | `rnicd.sock` in the user's own folder |
 //!
 //! A user's own folder is `$XDG_RUNTIME_DIR`, when it belongs to the user and only the user can
-//! write to it; else `/tmp/rnicd-UID`, or `/tmp/rnicd-UID.1` to `.7` when somebody else took that
-//! name: anybody may make folders in `/tmp`. The root of a user namespace has the number of the
+//! write to it; else `/tmp/rnicd-UID`, or `/tmp/rnicd-UID.1` to `.7` when another user took that
+//! name: every user may make folders in `/tmp`. The root of a user namespace has the number of the
 //! host's root, whose folders there are another user's.
 //!
 //! A program that is not root's looks at its own user's places first and then at root's daemon.
@@ -56,7 +56,7 @@ pub fn own_directories() -> Vec<PathBuf> {
 /// The best of [`own_directories`], made when there is none.
 ///
 /// # Errors
-/// When every possible place belongs to somebody else, is open to others, or cannot be written to;
+/// When every possible place belongs to another user, is open to others, or cannot be written to;
 /// the text has each.
 pub fn own_directory() -> io::Result<PathBuf> {
     User::current().directory()
@@ -153,7 +153,7 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// A socket of somebody else's in the folder would get whatever the program sends: the folder must
+/// Another user's socket in the folder would get whatever the program sends: the folder must
 /// be the user's, closed to others, and of use.
 fn check_own(path: &Path, uid: u32) -> io::Result<()> {
     let wrong = |what: String| Err(invalid(format!("{} {what}", path.display())));
@@ -283,7 +283,7 @@ mod tests {
         let place = Folder::new("taken");
         let user = place.user(place.uid(), None);
         let names: Vec<PathBuf> = user.temporaries().collect();
-        // Not a folder, as good as somebody else's: only root can make one of those.
+        // Not a folder, as good as another user's: only root can make one of those.
         fs::write(&names[0], "").unwrap();
         assert_eq!(user.directory().unwrap(), names[1]);
         // The name became free, but a daemon may listen in the other one.

@@ -115,11 +115,11 @@ impl Qp {
     pub(crate) fn new(who: QpIdentity, new: NewQp) -> Self {
         let rq = RecvQueue::new(new.rq);
         Self {
-            handle: who.handle,
-            slot: who.slot,
-            qpn: who.qpn,
-            client_id: who.client_id,
-            client_slot: who.client_slot,
+            handle: identity.handle,
+            slot: identity.slot,
+            qpn: identity.qpn,
+            client_id: identity.client_id,
+            client_slot: identity.client_slot,
             qp_type: new.qp_type,
             rules: TransportRules::of(new.qp_type),
             pd: new.pd,

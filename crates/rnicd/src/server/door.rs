@@ -89,7 +89,7 @@ impl Door {
         self.leaving.push_back(Leaving { connection, why, until: now + PATIENCE });
     }
 
-    /// Answers whoever has said something, and hangs up on those who say nothing.
+    /// Answers those that sent something, and hangs up on those that send nothing.
     fn see_off(&mut self, now: Instant) {
         let buffer = &mut self.buffer;
         self.leaving.retain(|one| match one.connection.try_recv(buffer) {

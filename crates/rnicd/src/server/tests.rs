@@ -470,14 +470,14 @@ fn long_lists_come_in_pages() {
     seen.sort_unstable();
     cqs.sort_unstable();
     assert_eq!(seen, cqs);
-    // A place that is nobody's is at the end.
+    // A place without an object is at the end.
     for from in [u32::MAX, 1 << 31, 1400, 5000] {
         let answer = client.call(&Request::Inspect { what: Inspect::Cqs, from });
         assert_eq!(answer, Ok(Reply::Inspected { json: "[]".into(), next: None }), "{from}");
     }
 }
 
-/// An engine works between two looks at its objects, however many there are and whoever asks.
+/// An engine works between two looks at its objects, however many there are and however many sessions ask.
 #[test]
 fn looking_at_many_objects_keeps_no_engine() {
     let daemon = Daemon::start("looks", &[]);

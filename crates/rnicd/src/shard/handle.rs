@@ -29,7 +29,7 @@ impl Shard {
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
-            // Nor must those who only look.
+            // Nor must requests that only look.
             let was_a_look = matches!(message, Message::Inspect(..));
             self.handle_message(message);
             any = true;
