@@ -1,5 +1,7 @@
 //! What happens to a frame: a pure function of seed and order of arrival.
 
+use fastrand::Rng;
+
 /// Probabilities of each fault, per frame and direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
@@ -58,7 +60,7 @@ pub struct Fate {
 /// A reproducible sequence of fates.
 #[derive(Debug)]
 pub struct Dice {
-    state: u64,
+    random: Rng,
     faults: Faults,
 }
 
@@ -66,22 +68,11 @@ impl Dice {
     /// The sequence of this seed.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Self {
-        Self { state: seed, faults }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.state;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        Self { random: Rng::with_seed(seed), faults }
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        // 53 random bits, as a number in [0, 1).
-        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
-        let drawn = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        drawn < probability
+        self.random.f64() < probability
     }
 
     /// The fate of the next frame.
@@ -91,7 +82,7 @@ impl Dice {
         let (lost, duplicated) = (self.happens(faults.loss), self.happens(faults.duplicate));
         let (reordered, corrupted) = (self.happens(faults.reorder), self.happens(faults.corrupt));
         let marked = self.happens(faults.mark);
-        let (span, bit) = (self.next(), self.next());
+        let (span, bit) = (self.random.u64(..), self.random.u64(..));
         Fate {
             lost,
             duplicated,

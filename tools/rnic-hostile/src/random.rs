@@ -1,26 +1,25 @@
-//! Reproducible randomness (SplitMix64), with a taste for extreme values.
+//! Reproducible randomness, with a taste for extreme values.
 
-pub(crate) struct Random(u64);
+use fastrand::Rng;
+
+pub(crate) struct Random(Rng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Rng::with_seed(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        self.0.u64(..)
     }
 
     /// A number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap_or(0)
+        self.0.usize(..bound)
     }
 
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n)
+        self.0.u64(..n) == 0
     }
 
     /// A word as bad luck would have it: random, small, all ones, one bit, near a 32-bit edge.
@@ -38,6 +37,8 @@ impl Random {
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next().to_le_bytes()[0]).collect()
+        let mut bytes = vec![0; len];
+        self.0.fill(&mut bytes);
+        bytes
     }
 }

@@ -6,6 +6,7 @@ mod hold;
 mod spec;
 
 use super::LinkCounters;
+use fastrand::Rng;
 use hold::{Hold, Until};
 use rnic_core::ports::{ArenaId, Range, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use roce_wire::Ecn;
@@ -29,7 +30,7 @@ pub(crate) struct FaultWire<W> {
     inner: W,
     arena: ArenaId,
     faults: Vec<Fault>,
-    random: Random,
+    random: Rng,
     hold: Hold,
     /// What the inner wire delivered, before faults.
     arrived: Vec<RxTrain>,
@@ -72,7 +73,7 @@ impl<W: Wire> FaultWire<W> {
             inner,
             arena,
             faults: Vec::new(),
-            random: Random(FIRST_SEED),
+            random: Rng::with_seed(FIRST_SEED),
             hold: Hold::new(),
             arrived: Vec::new(),
             counts: Counts::default(),
@@ -97,7 +98,7 @@ impl<W: Wire> FaultWire<W> {
             FaultChange::Add(more, seed) => {
                 // The same commands disturb alike, also in a daemon that was disturbed before.
                 if let Some(seed) = seed.or(self.faults.is_empty().then_some(FIRST_SEED)) {
-                    self.random = Random(seed);
+                    self.random = Rng::with_seed(seed);
                 }
                 self.faults.extend(more);
             }
@@ -171,7 +172,7 @@ impl<W: Wire> FaultWire<W> {
         let bytes = slice(self.inner.rx(item.train.arena), item.range);
         let mut kind = None;
         for fault in &mut self.faults {
-            if fault.matches(bytes) && fault.strikes(self.random.next()) {
+            if fault.matches(bytes) && fault.strikes(self.random.u64(..)) {
                 kind = Some(fault.kind);
                 break;
             }
@@ -192,7 +193,7 @@ impl<W: Wire> FaultWire<W> {
                 self.push(now, marked, trains);
             }
             Some(FaultKind::Corrupt) => {
-                let bit = self.random.next();
+                let bit = self.random.u64(..);
                 if self.keep(&item, Until::Now, |bytes| flip(bytes, bit), trains) {
                     self.counts.corrupted += 1;
                 }
@@ -204,7 +205,7 @@ impl<W: Wire> FaultWire<W> {
                 }
             }
             Some(FaultKind::Reorder) => {
-                let overtakers = 1 + (self.random.next() % u64::from(MOST_OVERTAKERS)) as u32;
+                let overtakers = 1 + self.random.u32(..MOST_OVERTAKERS);
                 let until = Until::Overtaken(overtakers, now + LONGEST_REORDER);
                 if self.keep(&item, until, |_| {}, trains) {
                     self.counts.reordered += 1;
@@ -319,19 +320,6 @@ impl<W: Wire> Wire for FaultWire<W> {
 
     fn submit(&mut self) {
         self.inner.submit();
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

@@ -108,12 +108,7 @@ pub(crate) fn is_ipv4_udp(frame: &[u8]) -> bool {
 /// Fills with a sequence that depends on `seed` and the position, so that shifted, mixed or stale
 /// bytes show.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for chunk in bytes.chunks_mut(8) {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        let word = (state ^ (state >> 29)).to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
-    }
+    fastrand::Rng::with_seed(seed).fill(bytes);
 }
 
 /// A filled vector.
