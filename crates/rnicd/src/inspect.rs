@@ -1,17 +1,17 @@
 //! What `rnic status|qp|mr|cq|counters` show.
 //!
 //! Lists may be long, and any client may ask for them without pause. So an engine copies only a few
-//! slots of a table between two turns. The session's own thread formats them and leaves out what
+//! slots of a table between two turns. The session's own thread makes a [report](crate::report) of
+//! them, without what
 //! its user may not see.
 
 use crate::dma::SystemDma;
-use crate::shard::Port;
+use crate::report;
+use crate::wire::LinkCounters;
 use rnic_abi::control::Inspect;
-use rnic_abi::verbs::AccessFlags;
 use rnic_core::mr::Region;
 use rnic_core::slab::Slab;
 use rnic_core::{CqView, Engine, QpView};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
@@ -80,8 +80,8 @@ pub(crate) struct MrView {
 pub(crate) fn answer(
     engine: &Engine,
     dma: &SystemDma,
-    wire: &mut Port,
     lost: u64,
+    links: impl FnOnce() -> LinkCounters,
     question: Question,
 ) -> Found {
     match question {
@@ -92,7 +92,7 @@ pub(crate) fn answer(
         Question::Counters => {
             let mut all: Numbers = engine.counters().iter().collect();
             all.insert("shard_rx_lost", lost);
-            all.extend(wire.counters());
+            all.extend(links());
             Found::Numbers(all)
         }
         Question::Objects(kind, from) => {
@@ -139,70 +139,65 @@ impl Object {
         u32::try_from(Slab::<()>::slot_of(handle)).unwrap_or(u32::MAX)
     }
 
-    /// As it is shown.
-    pub(crate) fn describe(&self) -> Value {
+    /// As it is reported.
+    pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         match self {
-            Self::Qp(view) => qp(view),
-            Self::Mr(view) => mr(view),
-            Self::Cq(view) => cq(view),
+            Self::Qp(view) => serde_json::to_string(&qp(view)),
+            Self::Mr(view) => serde_json::to_string(&mr(view)),
+            Self::Cq(view) => serde_json::to_string(&cq(view)),
         }
     }
 }
 
-fn qp(view: &QpView) -> Value {
+fn qp(view: &QpView) -> report::Qp {
     let attr = &view.attr;
     // Set on the way to RTR.
     let peer = Some(attr).filter(|attr| attr.path_mtu != 0);
-    json!({
-        "qp": view.qp,
-        "qpn": view.qpn,
-        "client": view.client.0,
-        "type": format!("{:?}", view.qp_type).to_uppercase(),
-        "state": format!("{:?}", attr.state).to_uppercase(),
-        "dest_qpn": peer.map(|attr| attr.dest_qpn),
-        "dgid": peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),
-        "path_mtu": peer.map(|attr| 128u32 << attr.path_mtu),
-        "outstanding": view.outstanding,
-        "una": view.in_flight.0,
-        "next_psn": view.in_flight.1,
-        "expected_psn": view.expected_psn,
-        "timeout": attr.timeout,
-        "retry_cnt": attr.retry_cnt,
-        "send_cq": view.cqs.0,
-        "recv_cq": view.cqs.1,
-        "counters": serde_json::to_value(view.counters).unwrap_or_default(),
-    })
+    report::Qp {
+        qp: view.qp,
+        qpn: view.qpn,
+        client: view.client.0,
+        transport: format!("{:?}", view.qp_type).to_uppercase(),
+        state: format!("{:?}", attr.state).to_uppercase(),
+        dest_qpn: peer.map(|attr| attr.dest_qpn),
+        dgid: peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),
+        path_mtu: peer.map(|attr| 128u32 << attr.path_mtu),
+        outstanding: view.outstanding,
+        una: view.in_flight.0,
+        next_psn: view.in_flight.1,
+        expected_psn: view.expected_psn,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        send_cq: view.cqs.0,
+        recv_cq: view.cqs.1,
+        counters: view.counters,
+    }
 }
 
-fn mr(view: &MrView) -> Value {
+fn mr(view: &MrView) -> report::Mr {
     let mr = &view.region.mr;
-    json!({
-        "mr": view.mr,
-        "client": mr.client.0,
-        "pd": mr.pd,
-        "iova": mr.iova,
-        "length": mr.length,
-        "key": view.region.key,
-        "access": access(mr.access),
-        "memory": if view.mapped { "shared" } else { "process" },
-    })
+    report::Mr {
+        mr: view.mr,
+        client: mr.client.0,
+        pd: mr.pd,
+        iova: mr.iova,
+        length: mr.length,
+        key: view.region.key,
+        access: mr.access.iter_names().map(|(name, _)| name.to_lowercase()).collect(),
+        memory: if view.mapped { "shared" } else { "process" }.to_owned(),
+    }
 }
 
-/// The rights as verbs call them, without `IBV_ACCESS_`.
-fn access(flags: AccessFlags) -> Vec<String> {
-    flags.iter_names().map(|(name, _)| name.to_lowercase()).collect()
-}
-
-fn cq(view: &CqView) -> Value {
-    json!({
-        "cq": view.cq,
-        "client": view.client.0,
-        "capacity": view.capacity,
-        "written": view.written,
-        "polled": view.polled,
-        "queues": view.users,
-        "broken": view.broken,
-    })
+fn cq(view: &CqView) -> report::Cq {
+    report::Cq {
+        cq: view.cq,
+        client: view.client.0,
+        capacity: view.capacity,
+        written: view.written,
+        polled: view.polled,
+        queues: view.users,
+        broken: view.broken,
+    }
 }
 
 /// Adds up what engines have.

@@ -26,6 +26,7 @@ mod memory;
 mod net;
 mod pcapng;
 mod refusal;
+mod report;
 mod server;
 mod shard;
 mod system;

@@ -59,6 +59,9 @@ pub struct Transcript {
     pub client: Output,
 }
 
+/// How long either end may run, unless a dialogue says otherwise. Only a hang takes so long: beside
+/// others that compute, a program that spins on memory moves one message in each slice.
+const LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
 
@@ -82,7 +85,7 @@ impl Dialogue {
             name if name.starts_with("ib_") => Family::Perftest,
             name => panic!("{name} belongs to no known family of programs"),
         };
-        let limit = Duration::from_secs(30);
+        let limit = LIMIT;
         let (server_args, client_args) = (Vec::new(), Vec::new());
         Self { family, program, args: words.collect(), server_args, client_args, limit }
     }

@@ -1,11 +1,12 @@
 //! A session with a daemon.
 
 use super::private;
+use crate::report::Fault;
 use anyhow::{Context, Result, bail};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
@@ -162,22 +163,28 @@ impl Client {
         }
     }
 
-    /// What the daemon has: all pages together.
-    pub(super) fn inspect(&self, what: Inspect) -> Result<Value> {
+    /// One report of the daemon.
+    pub(super) fn inspect<T: DeserializeOwned>(&self, what: Inspect) -> Result<T> {
+        Ok(serde_json::from_str(&self.page(what, 0)?.0)?)
+    }
+
+    /// A list of reports, which comes in pages.
+    pub(super) fn list<T: DeserializeOwned>(&self, what: Inspect) -> Result<Vec<T>> {
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
-            let Reply::Inspected { json, next } = self.call(&Request::Inspect { what, from })?
-            else {
-                bail!("protocol error: unexpected reply from rnicd (are both of one version?)");
-            };
-            match serde_json::from_str(&json)? {
-                Value::Array(page) => all.extend(page),
-                whole => return Ok(whole),
-            }
+            let (json, next) = self.page(what, from)?;
+            all.extend(serde_json::from_str::<Vec<T>>(&json)?);
             match next {
                 Some(next) if next > from => from = next,
-                _ => return Ok(Value::Array(all)),
+                _ => return Ok(all),
             }
+        }
+    }
+
+    fn page(&self, what: Inspect, from: u32) -> Result<(String, Option<u32>)> {
+        match self.call(&Request::Inspect { what, from })? {
+            Reply::Inspected { json, next } => Ok((json, next)),
+            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
         }
     }
 
@@ -189,7 +196,7 @@ impl Client {
     }
 
     /// Changes the faults in force. Returns those that then are.
-    pub(super) fn faults(&self, change: FaultChange) -> Result<Vec<Value>> {
+    pub(super) fn faults(&self, change: FaultChange) -> Result<Vec<Fault>> {
         match self.call(&Request::Faults(change))? {
             Reply::Inspected { json, .. } => Ok(serde_json::from_str(&json)?),
             _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),

@@ -3,12 +3,12 @@
 use super::Target;
 use super::client::Client;
 use super::show::json;
-use super::table::{Column, Show, render};
+use super::table::{Cell, Column, render};
+use crate::report;
 use crate::wire::Fault;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use rnic_abi::control::FaultChange;
-use serde_json::Value;
 use std::path::PathBuf;
 
 /// What to do with the faults.
@@ -69,19 +69,19 @@ pub(super) fn fault(action: Action) -> Result<String> {
     }
     let found = client.faults(change)?;
     if as_json {
-        return json(&Value::Array(found));
+        return json(&found);
     }
     Ok(if found.is_empty() { "no faults are injected".into() } else { render(COLUMNS, &found) })
 }
 
-const COLUMNS: &[Column] = &[
-    ("KIND", "kind", Show::Plain),
-    ("DELAY", "delay_us", Show::Micros),
-    ("PROBABILITY", "probability", Show::Plain),
-    ("QPN", "qpn", Show::Hex(6)),
-    ("OPCODE", "opcode", Show::Opcode),
-    ("FIRST-PSN", "psn_first", Show::Hex(6)),
-    ("LAST-PSN", "psn_last", Show::Hex(6)),
-    ("LEFT", "left", Show::Plain),
-    ("STRUCK", "struck", Show::Plain),
+const COLUMNS: &[Column<report::Fault>] = &[
+    ("KIND", |fault| Cell::from(&*fault.kind)),
+    ("DELAY", |fault| Cell::of(fault.delay_us, |us| Cell::amount(format_args!("{us}us")))),
+    ("PROBABILITY", |fault| Cell::amount(format_args!("{:?}", fault.probability))),
+    ("QPN", |fault| Cell::of(fault.qpn, |qpn| Cell::hex(qpn, 6))),
+    ("OPCODE", |fault| Cell::of(fault.opcode, Cell::opcode)),
+    ("FIRST-PSN", |fault| Cell::of(fault.psn_first, |psn| Cell::hex(psn, 6))),
+    ("LAST-PSN", |fault| Cell::of(fault.psn_last, |psn| Cell::hex(psn, 6))),
+    ("LEFT", |fault| Cell::of(fault.left, Cell::amount)),
+    ("STRUCK", |fault| Cell::amount(fault.struck)),
 ];

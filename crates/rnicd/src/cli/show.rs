@@ -2,57 +2,69 @@
 
 use super::Target;
 use super::client::{Client, Places};
-use super::table::{Column, Show, cell, render};
+use super::table::{Cell, Column, render};
+use crate::report::{Cq, Made, Mr, Owned, Qp, Session, Status};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 use std::time::Duration;
 
 /// Columns of `rnic qp`.
-pub(super) const QP: &[Column] = &[
-    ("QPN", "qpn", Show::Hex(6)),
-    ("TYPE", "type", Show::Plain),
-    ("STATE", "state", Show::Plain),
-    ("DEST-QPN", "dest_qpn", Show::Hex(6)),
-    ("DGID", "dgid", Show::Plain),
-    ("MTU", "path_mtu", Show::Plain),
-    ("OUTSTANDING", "outstanding", Show::Plain),
-    ("UNACKED-PSN", "una", Show::Hex(6)),
-    ("NEXT-PSN", "next_psn", Show::Hex(6)),
-    ("EXPECTED-PSN", "expected_psn", Show::Hex(6)),
-    ("PID", "pid", Show::Plain),
-    ("COMMAND", "command", Show::Plain),
+pub(super) const QP: &[Column<Made<Qp>>] = &[
+    ("QPN", |made| Cell::hex(made.object.qpn, 6)),
+    ("TYPE", |made| Cell::from(&*made.object.transport)),
+    ("STATE", |made| Cell::from(&*made.object.state)),
+    ("DEST-QPN", |made| Cell::of(made.object.dest_qpn, |qpn| Cell::hex(qpn, 6))),
+    ("DGID", |made| Cell::of(made.object.dgid.as_deref(), Cell::from)),
+    ("MTU", |made| Cell::of(made.object.path_mtu, Cell::amount)),
+    ("OUTSTANDING", |made| Cell::amount(made.object.outstanding)),
+    ("UNACKED-PSN", |made| Cell::hex(made.object.una, 6)),
+    ("NEXT-PSN", |made| Cell::hex(made.object.next_psn, 6)),
+    ("EXPECTED-PSN", |made| Cell::hex(made.object.expected_psn, 6)),
+    ("PID", pid),
+    ("COMMAND", command),
 ];
 
 /// Columns of `rnic mr`.
-pub(super) const MR: &[Column] = &[
-    ("MR", "mr", Show::Plain),
-    ("KEY", "key", Show::Hex(8)),
-    ("ADDRESS", "iova", Show::Hex(12)),
-    ("LENGTH", "length", Show::Plain),
-    ("ACCESS", "access", Show::Plain),
-    ("MEMORY", "memory", Show::Plain),
-    ("PD", "pd", Show::Plain),
-    ("PID", "pid", Show::Plain),
-    ("COMMAND", "command", Show::Plain),
+pub(super) const MR: &[Column<Made<Mr>>] = &[
+    ("MR", |made| Cell::amount(made.object.mr)),
+    ("KEY", |made| Cell::hex(made.object.key, 8)),
+    ("ADDRESS", |made| Cell::hex(made.object.iova, 12)),
+    ("LENGTH", |made| Cell::amount(made.object.length)),
+    ("ACCESS", |made| Cell::names(&made.object.access)),
+    ("MEMORY", |made| Cell::from(&*made.object.memory)),
+    ("PD", |made| Cell::amount(made.object.pd)),
+    ("PID", pid),
+    ("COMMAND", command),
 ];
 
 /// Columns of `rnic cq`.
-pub(super) const CQ: &[Column] = &[
-    ("CQ", "cq", Show::Plain),
-    ("CQES", "capacity", Show::Plain),
-    ("WRITTEN", "written", Show::Plain),
-    ("POLLED", "polled", Show::Plain),
-    ("QUEUES", "queues", Show::Plain),
-    ("BROKEN", "broken", Show::Plain),
-    ("PID", "pid", Show::Plain),
-    ("COMMAND", "command", Show::Plain),
+pub(super) const CQ: &[Column<Made<Cq>>] = &[
+    ("CQ", |made| Cell::amount(made.object.cq)),
+    ("CQES", |made| Cell::amount(made.object.capacity)),
+    ("WRITTEN", |made| Cell::amount(made.object.written)),
+    ("POLLED", |made| Cell::amount(made.object.polled)),
+    ("QUEUES", |made| Cell::amount(made.object.queues)),
+    ("BROKEN", |made| Cell::Text(made.object.broken.to_string())),
+    ("PID", pid),
+    ("COMMAND", command),
 ];
 
-/// A value as JSON text.
-pub(super) fn json(value: &Value) -> Result<String> {
-    Ok(serde_json::to_string_pretty(value)?)
+fn pid<T>(made: &Made<T>) -> Cell {
+    Cell::of(made.pid, Cell::amount)
+}
+
+fn command<T>(made: &Made<T>) -> Cell {
+    Cell::of(made.command.as_deref(), Cell::from)
+}
+
+/// A report as JSON text.
+pub(super) fn json(report: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(report)?)
 }
 
 /// A session with the daemon. People are told which it is, as there may be several.
@@ -65,55 +77,60 @@ fn connect(target: &Target) -> Result<Client> {
 }
 
 /// Objects as a table, each with the process that made it.
-pub(super) fn list(target: &Target, what: Inspect, columns: &[Column]) -> Result<String> {
+pub(super) fn list<T>(target: &Target, what: Inspect, columns: &[Column<Made<T>>]) -> Result<String>
+where
+    T: Owned + Serialize + DeserializeOwned,
+{
     let client = connect(target)?;
-    let mut found = client.inspect(what)?;
-    let status = client.inspect(Inspect::Status)?;
-    let objects = found.as_array_mut().map_or(&mut [][..], Vec::as_mut_slice);
-    for object in &mut *objects {
-        let sessions = status["sessions"].as_array().into_iter().flatten();
-        let maker = sessions.into_iter().find(|session| session["client"] == object["client"]);
-        for key in ["pid", "command"] {
-            object[key] = maker.map_or(Value::Null, |session| session[key].clone());
-        }
-    }
-    Ok(if target.json { json(&found)? } else { render(columns, objects) })
+    let found: Vec<T> = client.list(what)?;
+    let status: Status = client.inspect(Inspect::Status)?;
+    let made_by = |object: &T| {
+        let client = Some(object.client());
+        status.sessions.iter().find(|session| session.client == client)
+    };
+    let made = found.into_iter().map(|object| {
+        let maker = made_by(&object);
+        let (pid, command) = (maker.map(|m| m.pid), maker.and_then(|m| m.command.clone()));
+        Made { object, pid, command }
+    });
+    let made: Vec<_> = made.collect();
+    Ok(if target.json { json(&made)? } else { render(columns, &made) })
 }
 
 /// Counters that are not zero, or all of them as JSON.
 pub(super) fn counters(target: &Target) -> Result<String> {
-    let found = connect(target)?.inspect(Inspect::Counters)?;
+    let mut found: BTreeMap<String, u64> = connect(target)?.inspect(Inspect::Counters)?;
     if target.json {
         return json(&found);
     }
-    let counted: Vec<Value> = found
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, value)| value.as_u64() != Some(0))
-        .map(|(name, value)| json!({ "name": name, "value": value }))
-        .collect();
-    Ok(render(&[("COUNTER", "name", Show::Plain), ("VALUE", "value", Show::Plain)], &counted))
+    found.retain(|_, value| *value != 0);
+    let columns: [Column<(String, u64)>; 2] =
+        [("COUNTER", |(name, _)| Cell::from(&**name)), ("VALUE", |(_, value)| Cell::amount(value))];
+    Ok(render(&columns, &found.into_iter().collect::<Vec<_>>()))
+}
+
+/// A status, and where it came from.
+#[derive(Serialize)]
+struct Located<'a> {
+    #[serde(flatten)]
+    status: Status,
+    socket: &'a Path,
+    /// It was started by `rnic run`.
+    private: bool,
 }
 
 /// The daemon.
 pub(super) fn status(target: &Target) -> Result<String> {
     let client = Client::connect(target.place.socket.as_deref())?;
-    let mut found = client.inspect(Inspect::Status)?;
-    found["socket"] = json!(client.path);
-    found["private"] = json!(client.is_private());
+    let status = client.inspect(Inspect::Status)?;
+    let found = Located { status, socket: &client.path, private: client.is_private() };
     Ok(if target.json { json(&found)? } else { describe(&found) })
 }
 
-fn describe(found: &Value) -> String {
-    let get = |path: &str| found.pointer(path).map_or_else(|| "-".to_owned(), cell);
-    let is = |path: &str| found.pointer(path) == Some(&Value::Bool(true));
-    let list = |key: &str| found[key].as_array().map_or(&[][..], Vec::as_slice);
-    let gids: Vec<String> = list("gids")
-        .iter()
-        .map(|gid| format!("{}: {}", cell(&gid["index"]), cell(&gid["address"])))
-        .collect();
-    let up = Duration::from_secs(found["uptime_seconds"].as_u64().unwrap_or(0));
+fn describe(found: &Located<'_>) -> String {
+    let Located { status, socket, private } = found;
+    let gids: Vec<String> =
+        status.gids.iter().map(|gid| format!("{}: {}", gid.index, gid.address)).collect();
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = write!(
@@ -123,25 +140,29 @@ fn describe(found: &Value) -> String {
          port {}, path MTU {}, interface MTU {}\n\
          GIDs {}\n\
          resources: qp {}, cq {}, mr {}\n\n",
-        get("/version"),
-        get("/pid"),
-        duration(up),
-        get("/socket"),
-        if is("/private") { " (private to `rnic run`)" } else { "" },
-        get("/device"),
-        get("/netdev"),
-        get("/io"),
-        get("/profile"),
-        if is("/port/active") { "active" } else { "down" },
-        get("/port/active_mtu"),
-        get("/port/netdev_mtu"),
+        status.version,
+        status.pid,
+        duration(Duration::from_secs(status.uptime_seconds)),
+        socket.display(),
+        if *private { " (private to `rnic run`)" } else { "" },
+        status.device,
+        status.netdev.as_deref().unwrap_or("-"),
+        status.io,
+        status.profile,
+        if status.port.active { "active" } else { "down" },
+        status.port.active_mtu,
+        status.port.netdev_mtu,
         if gids.is_empty() { "-".to_owned() } else { gids.join(", ") },
-        get("/totals/qps"),
-        get("/totals/cqs"),
-        get("/totals/mrs"),
+        status.totals.qps,
+        status.totals.cqs,
+        status.totals.mrs,
     );
-    let columns = [("PID", "pid"), ("UID", "uid"), ("COMMAND", "command")];
-    text += &render(&columns.map(|(title, key)| (title, key, Show::Plain)), list("sessions"));
+    let columns: [Column<Session>; 3] = [
+        ("PID", |session| Cell::amount(session.pid)),
+        ("UID", |session| Cell::amount(session.uid)),
+        ("COMMAND", |session| Cell::of(session.command.as_deref(), Cell::from)),
+    ];
+    text += &render(&columns, &status.sessions);
     text
 }
 
@@ -162,6 +183,17 @@ fn duration(time: Duration) -> String {
         .join(" ")
 }
 
+/// A device of a daemon.
+#[derive(Serialize)]
+struct Device {
+    device: String,
+    netdev: Option<String>,
+    profile: String,
+    node_guid: String,
+    fw_version: String,
+    socket: String,
+}
+
 /// Devices of every daemon that answers.
 pub(super) fn devices(target: &Target) -> Result<String> {
     let places = Places::new(target.place.socket.as_deref()).and_private();
@@ -171,34 +203,34 @@ pub(super) fn devices(target: &Target) -> Result<String> {
     }
     let mut rows = Vec::new();
     for client in &clients {
-        let profile = client.inspect(Inspect::Status)?["profile"].clone();
+        let status: Status = client.inspect(Inspect::Status)?;
         for device in client.devices()? {
             let guid: Vec<_> = device
                 .node_guid
                 .chunks(2)
                 .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
                 .collect();
-            rows.push(json!({
-                "device": device.name,
-                "netdev": device.netdev,
-                "profile": profile,
-                "node_guid": guid.join(":"),
-                "fw_version": device.fw_version,
-                "socket": client.path,
-            }));
+            rows.push(Device {
+                device: device.name,
+                netdev: device.netdev,
+                profile: status.profile.clone(),
+                node_guid: guid.join(":"),
+                fw_version: device.fw_version,
+                socket: client.path.display().to_string(),
+            });
         }
     }
     if target.json {
-        return json(&Value::Array(rows));
+        return json(&rows);
     }
-    let columns = [
-        ("DEVICE", "device"),
-        ("INTERFACE", "netdev"),
-        ("PROFILE", "profile"),
-        ("NODE GUID", "node_guid"),
-        ("SOCKET", "socket"),
+    let columns: [Column<Device>; 5] = [
+        ("DEVICE", |row| Cell::from(&*row.device)),
+        ("INTERFACE", |row| Cell::of(row.netdev.as_deref(), Cell::from)),
+        ("PROFILE", |row| Cell::from(&*row.profile)),
+        ("NODE GUID", |row| Cell::from(&*row.node_guid)),
+        ("SOCKET", |row| Cell::from(&*row.socket)),
     ];
-    Ok(render(&columns.map(|(title, key)| (title, key, Show::Plain)), &rows))
+    Ok(render(&columns, &rows))
 }
 
 #[cfg(test)]

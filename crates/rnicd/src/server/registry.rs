@@ -5,12 +5,12 @@ use crate::config::{Config, Profile, Resource, name_of};
 use crate::dma::{slot_of, space_id};
 use crate::net::Network;
 use crate::refusal::Refused;
+use crate::report::{self, Totals};
 use crate::shard::ShardSet;
 use anyhow::Context;
 use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
 use rnic_core::SpaceId;
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -171,16 +171,14 @@ impl Registry {
     }
 
     /// For `rnic status`.
-    pub(crate) fn describe(&self) -> Vec<Value> {
+    pub(crate) fn report(&self) -> Vec<report::Session> {
         let inner = self.lock();
-        let sessions = inner.sessions.iter().map(|(session, info)| {
-            json!({
-                "session": session,
-                "pid": info.peer.pid,
-                "uid": info.peer.uid,
-                "client": info.client,
-                "command": command_of(info.peer.pid),
-            })
+        let sessions = inner.sessions.iter().map(|(session, info)| report::Session {
+            session: *session,
+            pid: info.peer.pid,
+            uid: info.peer.uid,
+            client: info.client,
+            command: command_of(info.peer.pid),
         });
         sessions.collect()
     }
@@ -219,35 +217,30 @@ impl Drop for Place {
 
 impl Service {
     /// For `rnic status`: the daemon in one object. `totals` is what the engine has.
-    pub(crate) fn describe(&self, totals: Value) -> Value {
+    pub(crate) fn report(&self, totals: Totals) -> report::Status {
         let port = self.network.port();
-        let gids: Vec<Value> = self
-            .network
-            .gids()
-            .iter()
-            .map(|entry| {
-                let address = std::net::Ipv6Addr::from(entry.gid).to_canonical();
-                json!({ "index": entry.index, "address": address.to_string() })
-            })
-            .collect();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_seconds": self.started.elapsed().as_secs(),
-            "device": self.device.name,
-            "netdev": self.device.netdev,
-            "io": self.io,
-            "profile": name_of(&self.profile),
-            "port": {
-                "active": port.active,
-                "active_mtu": 128u32 << port.active_mtu,
-                "netdev_mtu": port.netdev_mtu,
-                "speed_mbps": port.speed_mbps,
+        let gids = self.network.gids().into_iter().map(|entry| report::Gid {
+            index: entry.index,
+            address: std::net::Ipv6Addr::from(entry.gid).to_canonical().to_string(),
+        });
+        report::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            device: self.device.name.clone(),
+            netdev: self.device.netdev.clone(),
+            io: self.io.clone(),
+            profile: name_of(&self.profile),
+            port: report::Port {
+                active: port.active,
+                active_mtu: 128u32 << port.active_mtu,
+                netdev_mtu: port.netdev_mtu,
+                speed_mbps: port.speed_mbps,
             },
-            "gids": gids,
-            "sessions": self.registry.describe(),
-            "totals": totals,
-        })
+            gids: gids.collect(),
+            sessions: self.registry.report(),
+            totals,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::capture::Capture;
 use super::context::Context;
 use super::registry::{Place, Service};
 use crate::config::Resource;
-use crate::inspect::{Kind, Question};
+use crate::inspect::Kind;
 use crate::memory;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
@@ -19,7 +19,6 @@ use rnic_abi::control::{
 };
 use rnic_abi::os::{Connection, Credentials, Descriptors};
 use rustix::event::{PollFd, PollFlags, poll};
-use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -288,8 +287,8 @@ impl Session<'_> {
                 format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");
             refuse(libc::ENOSPC, text)
         })?;
-        let json = Value::Array(faults.iter().map(Fault::describe).collect()).to_string();
-        Ok(Reply::Inspected { json, next: None })
+        let faults: Vec<_> = faults.iter().map(Fault::report).collect();
+        Ok(inspected(serde_json::to_string(&faults)))
     }
 
     fn inspect(&self, what: Inspect, from: u32) -> Reply {
@@ -297,11 +296,11 @@ impl Session<'_> {
         if let Some(kind) = Kind::of(what) {
             return self.list(kind, from);
         }
-        let whole = match what {
-            Inspect::Status => self.service.describe(json!(shards.numbers(Question::Totals))),
-            _ => json!(shards.numbers(Question::Counters)),
+        let json = match what {
+            Inspect::Status => serde_json::to_string(&self.service.report(shards.totals())),
+            _ => serde_json::to_string(&shards.counters()),
         };
-        Reply::Inspected { json: whole.to_string(), next: None }
+        inspected(json)
     }
 
     /// As many objects as fit a message, from a place on, and found in so many looks.
@@ -321,7 +320,7 @@ impl Session<'_> {
             let Some(place) = at else { break };
             let (objects, next) = self.service.shards.objects(kind, place);
             for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
-                let text = object.describe().to_string();
+                let text = text_of(object.to_json());
                 if json.len() + text.len() >= PAGE {
                     return page(json, Some((*place).into()));
                 }
@@ -334,6 +333,18 @@ impl Session<'_> {
         }
         page(json, at.map(Into::into))
     }
+}
+
+fn inspected(json: serde_json::Result<String>) -> Reply {
+    Reply::Inspected { json: text_of(json), next: None }
+}
+
+/// Strings and numbers of our own always become JSON.
+fn text_of(json: serde_json::Result<String>) -> String {
+    json.unwrap_or_else(|error| {
+        tracing::error!("a report does not become JSON: {error}");
+        "null".to_owned()
+    })
 }
 
 /// Requests that make the daemon hold more.

@@ -2,8 +2,9 @@
 
 use super::{Accounts, Door, Registry, Service};
 use crate::config::{Config, Io, Limits, Machine, Profile, Resource, Section, XdpMode};
-use crate::inspect::{Kind, Question};
+use crate::inspect::Kind;
 use crate::net::{NetConfig, Network};
+use crate::report::Totals;
 use crate::shard::ShardSet;
 use crate::wire::{self, WireConfig};
 use clap::Parser;
@@ -83,8 +84,8 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let found = self.service.shards.numbers(Question::Totals);
-        ["qps", "cqs", "mrs"].map(|key| found[key])
+        let Totals { qps, cqs, mrs } = self.service.shards.totals();
+        [qps, cqs, mrs]
     }
 
     /// Waits until all sessions have ended.

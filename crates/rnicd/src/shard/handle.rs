@@ -117,7 +117,8 @@ impl Shard {
 
     pub(super) fn inspect(&mut self, question: Question) -> Found {
         let lost = self.nic.events.lost_in_hand_over();
-        inspect::answer(&self.nic.engine, &self.nic.dma, &mut self.nic.wire, lost, question)
+        let wire = &mut self.nic.wire;
+        inspect::answer(&self.nic.engine, &self.nic.dma, lost, || wire.counters(), question)
     }
 
     fn check_groups(&mut self) {

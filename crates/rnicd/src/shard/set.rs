@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::inspect::{self, Found, Kind, Numbers, Object, Question};
 use crate::net::Change;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
+use crate::report::Totals;
 use crate::system::{self, User};
 use crate::thread::{self, STACK};
 use crate::wire::{DeviceWire, Junction};
@@ -260,21 +261,28 @@ impl ShardSet {
         std::iter::once(&self.first).chain(others).cloned().collect()
     }
 
+    /// How many objects all shards have.
+    pub(crate) fn totals(&self) -> Totals {
+        let numbers = self.numbers(Question::Totals);
+        let of = |kind: &str| numbers.get(kind).copied().unwrap_or(0);
+        Totals { qps: of("qps"), cqs: of("cqs"), mrs: of("mrs") }
+    }
+
+    /// What all shards have counted, those that have ended too.
+    pub(crate) fn counters(&self) -> Numbers {
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        inspect::add_up([self.numbers(Question::Counters), past])
+    }
+
     /// Numbers of all shards, added up; those that do not answer within a second are left out.
-    pub(crate) fn numbers(&self, question: Question) -> Numbers {
+    fn numbers(&self, question: Question) -> Numbers {
         let asked: Vec<_> = self.all().iter().map(|shard| ask(shard, question)).collect();
         let deadline = Instant::now() + ANSWER_PATIENCE;
         let answers = asked.iter().filter_map(|answered| answered.recv_deadline(deadline).ok());
-        let mut found: Vec<_> = answers
-            .filter_map(|found| match found {
-                Found::Numbers(numbers) => Some(numbers),
-                Found::Objects { .. } => None,
-            })
-            .collect();
-        if question == Question::Counters {
-            found.push(self.past.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        }
-        inspect::add_up(found)
+        inspect::add_up(answers.filter_map(|found| match found {
+            Found::Numbers(numbers) => Some(numbers),
+            Found::Objects { .. } => None,
+        }))
     }
 
     /// A few objects of a kind, with their places, and where to go on. A shard that does not answer

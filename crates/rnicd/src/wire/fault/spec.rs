@@ -1,8 +1,8 @@
 //! Parses which faults to inject, how often, and into which packets:
 //! `drop=1%,qp=0x000011,opcode=RC_SEND_ONLY,psn=100-200,count=3`.
 
+use crate::report;
 use roce_wire::{Opcode, Psn, Qpn};
-use serde_json::{Value, json};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -60,23 +60,23 @@ impl Fault {
         Self { kind, probability, qpn: None, opcode: None, psn: None, left: None, struck: 0 }
     }
 
-    /// For `rnic fault list`. Absent filters are null.
-    pub(crate) fn describe(&self) -> Value {
-        let delay = match self.kind {
+    /// For `rnic fault list`.
+    pub(crate) fn report(&self) -> report::Fault {
+        let delay_us = match self.kind {
             FaultKind::Delay(time) => Some(time.as_micros() as u64),
             _ => None,
         };
-        json!({
-            "kind": self.kind.name(),
-            "delay_us": delay,
-            "probability": self.probability,
-            "qpn": self.qpn,
-            "opcode": self.opcode,
-            "psn_first": self.psn.as_ref().map(RangeInclusive::start),
-            "psn_last": self.psn.as_ref().map(RangeInclusive::end),
-            "left": self.left,
-            "struck": self.struck,
-        })
+        report::Fault {
+            kind: self.kind.name().to_owned(),
+            delay_us,
+            probability: self.probability,
+            qpn: self.qpn,
+            opcode: self.opcode,
+            psn_first: self.psn.as_ref().map(|psn| *psn.start()),
+            psn_last: self.psn.as_ref().map(|psn| *psn.end()),
+            left: self.left,
+            struck: self.struck,
+        }
     }
 
     /// Whether the datagram is one of those it strikes.

@@ -2,7 +2,6 @@ use super::super::loopback::Loopback;
 use super::*;
 use rnic_core::ports::{HopId, TxIpId};
 use roce_wire::Flow;
-use serde_json::Value;
 
 /// A loopback that is a whole wire.
 struct Line(Loopback);
@@ -226,10 +225,10 @@ fn faults_add_up_and_say_how_often_they_struck() {
     world.take();
     assert_eq!(world.numbers(), [0, 1, 2, 4, 4, 5, 5, 6, 7]);
     let found = world.wire.change(FaultChange::Keep).unwrap();
-    let shown: Vec<_> = found.iter().map(Fault::describe).collect();
-    assert_eq!((&shown[0]["struck"], &shown[0]["left"]), (&1.into(), &Value::Null));
-    assert_eq!((&shown[1]["struck"], &shown[1]["left"]), (&2.into(), &0.into()));
-    assert_eq!((&shown[1]["psn_first"], &shown[1]["psn_last"]), (&3.into(), &5.into()));
+    let reports: Vec<_> = found.iter().map(Fault::report).collect();
+    assert_eq!((reports[0].struck, reports[0].left), (1, None));
+    assert_eq!((reports[1].struck, reports[1].left), (2, Some(0)));
+    assert_eq!((reports[1].psn_first, reports[1].psn_last), (Some(3), Some(5)));
 
     let many = vec![Fault::new(FaultKind::Drop, 1.0); MAX_FAULTS - 1];
     assert!(world.wire.change(FaultChange::Add(many, None)).is_none());
