@@ -2,8 +2,7 @@
 //!
 //! Lists may be long, and any client may ask for them without pause. So an engine copies only a few
 //! slots of a table between two turns. The session's own thread makes a [report](crate::report) of
-//! them, without what
-//! its user may not see.
+//! them, without what its user may not see.
 
 use crate::dma::SystemDma;
 use crate::report;
