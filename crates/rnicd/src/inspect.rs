@@ -1,7 +1,7 @@
 //! What `rnic status|qp|mr|cq|counters` show.
 //!
 //! Lists may be long, and any client may ask for them without pause. So an engine copies only a few
-//! slots of a table between two turns. The session's own thread makes a [report](crate::report) of
+//! slots of a table between two turns. The session's own thread makes a [report] of
 //! them, without what its user may not see.
 
 use crate::dma::SystemDma;

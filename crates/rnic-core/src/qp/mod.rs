@@ -112,7 +112,7 @@ const _: () = assert!(size_of::<Qp>() <= 1024);
 const FLUSH_PER_VISIT: u32 = 64;
 
 impl Qp {
-    pub(crate) fn new(who: QpIdentity, new: NewQp) -> Self {
+    pub(crate) fn new(identity: QpIdentity, new: NewQp) -> Self {
         let rq = RecvQueue::new(new.rq);
         Self {
             handle: identity.handle,
