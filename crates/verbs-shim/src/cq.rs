@@ -42,7 +42,7 @@ pub(crate) struct Cq {
     arm: SpinLock<CqArm>,
     /// Asked for an event and has not read one since.
     waits: AtomicBool,
-    /// Threads that sleep until there is a completion, see [`crate::wait`].
+    /// Threads that sleep until there is a completion, see [`crate::cpu_sharing`].
     pub(crate) sleepers: AtomicU32,
 }
 
