@@ -122,6 +122,8 @@ fn rules(table: &Table, source: &Source, mutations: &Mutations) -> Vec<String> {
     if known.len() != table.rules.len() {
         faults.push("two rules have the same name".into());
     }
+    let others = table.other_places.iter().filter(|place| !source.has(place));
+    faults.extend(others.map(|place| format!("there is no {place}")));
     let cited = source.names().filter(|name| !known.contains(name));
     faults.extend(cited.map(|name| format!("{name}: the code cites it, and it has no row")));
     faults

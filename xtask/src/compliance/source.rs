@@ -3,7 +3,7 @@
 //! A citation is a comment that begins with `Rule: ` and lists names: `// Rule: FirstPsn`,
 //! `/// Rule: Fence, ReadDepth`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -16,6 +16,8 @@ use super::splice::declared;
 #[derive(Debug, Default)]
 pub(super) struct Source {
     citations: BTreeMap<String, Vec<String>>,
+    /// All functions, as `file.rs::function`.
+    functions: BTreeSet<String>,
 }
 
 const ROOT: &str = "crates/rnic-core/src";
@@ -35,6 +37,10 @@ impl Source {
 
     pub(super) fn places(&self, name: &str) -> &[String] {
         self.citations.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn has(&self, place: &str) -> bool {
+        self.functions.contains(place)
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
@@ -61,6 +67,7 @@ impl Source {
         for line in text.lines() {
             if let Some(next) = declared(line) {
                 function = next;
+                self.functions.insert(format!("{name}::{function}"));
                 for rule in documented.drain(..) {
                     self.cite(rule, name, function);
                 }
@@ -98,5 +105,6 @@ mod tests {
             assert_eq!(source.places(name), ["qp/a.rs::one"]);
         }
         assert_eq!(source.places("None"), [""; 0]);
+        assert!(source.has("qp/a.rs::one") && !source.has("qp/a.rs::two"));
     }
 }

@@ -27,12 +27,14 @@ pub(super) struct Test {
 pub(super) struct Table {
     pub(super) rules: Vec<Row>,
     pub(super) bugs: Vec<Row>,
-    /// Of rules without a switch.
+    /// Of rules without a mutation.
     pub(super) others: Vec<Test>,
+    /// Where those rules are kept in rnic-core.
+    pub(super) other_places: Vec<String>,
 }
 
 const FILE: &str = "docs/compliance.md";
-/// Headings of tables whose rows have no switch.
+/// Headings of tables whose rows have no mutation.
 const BY_CONSTRUCTION: &str = "Kept by construction";
 const NOT_BUILT: &str = "Not built yet";
 const BUGS: &str = "Planted bugs";
@@ -61,8 +63,12 @@ impl Table {
             return Ok(());
         }
         if heading == BY_CONSTRUCTION {
-            let [_, _, test] = cells[..] else { bail!("a row here is rule, code, test") };
+            let [_, code, test] = cells[..] else { bail!("a row here is rule, code, test") };
             self.others.push(Test::parse(test)?);
+            // What other crates keep is named with the crate.
+            if code.starts_with('`') {
+                self.other_places.push(quoted(code).into());
+            }
             return Ok(());
         }
         let (name, code, test) = match cells[..] {
