@@ -10,7 +10,8 @@ use crate::net::{NetConfig, Network};
 use crate::wire::{self, WireConfig};
 use clap::Parser;
 use rnic_abi::control::CompletionEvent;
-use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
+use rnic_abi::cpu_hints::HintWord;
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, Poller, RecordIndex};
 use rnic_abi::os::{EventFd, memory};
 use rnic_core::EngineConfig;
 use rnic_core::command::{ChannelId, ClientId};
@@ -41,6 +42,10 @@ struct Client {
 }
 
 fn add_client(shard: &mut Shard, handle: &ShardHandle) -> Client {
+    add_client_of(shard, handle, false)
+}
+
+fn add_client_of(shard: &mut Shard, handle: &ShardHandle, other_group: bool) -> Client {
     let (_file, area) = memory::create("test", AREA_WORDS).unwrap();
     let wake = EventFd::new().unwrap();
     let (events, theirs) = EventSocket::pair().unwrap();
@@ -52,7 +57,7 @@ fn add_client(shard: &mut Shard, handle: &ShardHandle) -> Client {
         doorbells: Doorbells::new(area.clone()).unwrap(),
         wake: wake.as_fd().try_clone_to_owned().unwrap().into(),
         events,
-        other_group: false,
+        other_group,
     };
     handle.tell(Message::AddClient(Box::new(new), answer));
     shard.step();
@@ -144,4 +149,69 @@ fn a_closed_channel_leaves_nothing_to_look_at() {
     handle.tell(Message::RemoveChannel(CLIENT, channel));
     shard.step();
     assert!(!shard.nic.events.any_full());
+}
+
+/// Turns a shard in which threads poll for nothing until the program reads what is `expected` of
+/// it.
+fn step_polled(shard: &mut Shard, client: &Client, pollers: u32, expected: fn(HintWord) -> bool) {
+    let began = std::time::Instant::now();
+    while !expected(client.bell.cpu_hints()) {
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", client.bell.cpu_hints());
+        (0..pollers).for_each(|number| client.bell.publish_poller(Poller::new(number)));
+        shard.step();
+    }
+}
+
+#[test]
+fn an_engine_with_cpus_enough_asks_programs_for_nothing() {
+    for other_group in [false, true] {
+        let (mut shard, handle) = shard(&["--placement", "free", "--busy-poll"]);
+        let client = add_client_of(&mut shard, &handle, other_group);
+        client.bell.publish_cpu(0);
+        shard.step();
+        let hints = client.bell.cpu_hints();
+        assert!(!hints.reports_cpu() && !hints.sleeps() && !hints.yields_on(0));
+        assert!(shard.cpu_sharing.may_spin());
+    }
+}
+
+#[test]
+fn an_engine_that_follows_programs_says_where_they_yield() {
+    let (mut shard, handle) = shard(&["--placement", "program", "--busy-poll"]);
+    let client = add_client(&mut shard, &handle);
+    let hints = client.bell.cpu_hints();
+    assert!(hints.reports_cpu() && !hints.sleeps());
+    let cpu = u32::try_from(rustix::thread::sched_getcpu()).unwrap();
+    client.bell.publish_cpu(cpu);
+    let began = std::time::Instant::now();
+    while !client.bell.cpu_hints().yields_on(cpu) {
+        assert!(began.elapsed() < Duration::from_secs(2), "it does not follow the program");
+        shard.step();
+    }
+    assert!(!client.bell.cpu_hints().yields_everywhere() && shard.cpu_sharing.may_spin());
+}
+
+#[test]
+fn an_engine_and_programs_of_another_group_sleep() {
+    let (mut shard, handle) = shard(&["--placement", "program", "--busy-poll"]);
+    let client = add_client_of(&mut shard, &handle, true);
+    client.bell.publish_cpu(0);
+    shard.step();
+    let hints = client.bell.cpu_hints();
+    assert!(hints.sleeps() && !hints.yields_on(0));
+    assert!(!shard.cpu_sharing.may_spin());
+}
+
+#[test]
+fn more_threads_that_poll_than_cpus_yield_everywhere_for_a_while() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let Some(many) = u32::try_from(cpus + 1).ok().filter(|many| *many <= u64::BITS) else { return };
+    for placement in ["free", "program"] {
+        let (mut shard, handle) = shard(&["--placement", placement, "--busy-poll"]);
+        let client = add_client(&mut shard, &handle);
+        step_polled(&mut shard, &client, many, HintWord::yields_everywhere);
+        assert!(!client.bell.cpu_hints().sleeps() && !shard.cpu_sharing.may_spin());
+        step_polled(&mut shard, &client, 0, |hints| !hints.yields_everywhere());
+        assert!(shard.cpu_sharing.may_spin());
+    }
 }

@@ -1,6 +1,7 @@
 //! Work requests to WQEs, CQEs to work completions.
 
 use rnic_abi::{
+    cpu_hints::{CpuHints, YieldOn},
     verbs::{SendFlags, WcStatus, WrOpcode},
     work_queue::WorkConsumer,
     wqe::{RecvControl, SendControl, Sge},
@@ -380,4 +381,19 @@ fn resizing_keeps_completions_and_arming() {
         assert_eq!(ibv_resize_cq(world.cq, 0), libc::EINVAL);
     }
     assert_eq!(world.poll().len(), 1);
+}
+
+#[test]
+fn a_program_reports_its_cpu_only_where_the_engine_asks() {
+    let world = World::new();
+    let reported = |hints| {
+        world.fake.state().bells.as_ref().unwrap().ask(hints);
+        assert_eq!(world.send(&mut request(IBV_WR_SEND, 0, &mut [])), 0);
+        assert!(world.poll().is_empty());
+        world.fake.state().bells.as_ref().unwrap().client_cpu()
+    };
+    // There are CPUs enough, or more threads than CPUs on a machine with many.
+    assert_eq!(reported(CpuHints::default()), None);
+    assert_eq!(reported(CpuHints { yield_on: YieldOn::Everywhere, ..CpuHints::default() }), None);
+    assert!(reported(CpuHints { report_cpu: true, ..CpuHints::default() }).is_some());
 }

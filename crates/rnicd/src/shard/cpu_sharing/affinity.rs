@@ -77,3 +77,42 @@ impl Affinity {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CPUs that the calling thread may run on.
+    fn here() -> Vec<usize> {
+        let set = sched_getaffinity(None).unwrap();
+        (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+    }
+
+    #[test]
+    fn the_thread_follows_a_program_to_cpus_that_it_may_run_on() {
+        let all = here();
+        let mut affinity = Affinity::new();
+        let mut micros = 0;
+        let mut follow = |affinity: &mut Affinity, target| {
+            micros += LOOK_EVERY / 1000;
+            affinity.follow(Instant::from_nanos(micros * 1000), |_| target)
+        };
+        for &cpu in &all {
+            let target = u32::try_from(cpu).unwrap();
+            assert!(follow(&mut affinity, Some(target)));
+            assert_eq!((affinity.shared(), here()), (Some(target), vec![cpu]));
+            assert!(!follow(&mut affinity, Some(target)), "it is there already");
+        }
+        // A program writes any number.
+        let max = u32::try_from(CpuSet::MAX_CPU).unwrap();
+        let absent = (0..max).find(|cpu| !all.contains(&(*cpu as usize)));
+        for target in [absent, Some(max), Some(u32::MAX - 1), Some(u32::MAX), None] {
+            follow(&mut affinity, u32::try_from(all[0]).ok());
+            assert!(follow(&mut affinity, target));
+            assert_eq!((affinity.shared(), here()), (None, all.clone()), "{target:?}");
+        }
+        follow(&mut affinity, u32::try_from(all[0]).ok());
+        affinity.leave();
+        assert_eq!((affinity.shared(), here()), (None, all));
+    }
+}
