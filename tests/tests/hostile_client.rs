@@ -11,8 +11,8 @@
 //! Every byte and completion of the tenant is checked all the time, and so is memory that nothing
 //! has a key for; afterwards the daemon has nothing left of the attacker.
 //!
-//! The rounds of an attack take 20 seconds, 10 minutes with `RNIC_LONG=1`, or `RNIC_ATTACK_SECONDS`,
-//! and longer where some have to be repeated.
+//! The rounds of an attack take 20 seconds, 10 minutes with `RNIC_LONG=1`, or
+//! `RNIC_ATTACK_SECONDS`, and longer where some have to be repeated.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -5,14 +5,15 @@ use std::time::Duration;
 use anyhow::Result;
 use system_tests::dist::cargo;
 
-use crate::layers;
 use crate::stages::Stage;
+use crate::{layers, prose};
 
 pub(crate) fn stages() -> Vec<Stage> {
     vec![
         Stage::new("format", format),
         Stage::new("clippy", clippy),
         Stage::new("layers", layers::check),
+        Stage::new("prose", prose::check),
         Stage::new("rustdoc", rustdoc),
     ]
 }

@@ -11,6 +11,7 @@ mod fuzz;
 mod interop;
 mod layers;
 mod lint;
+mod prose;
 mod stages;
 mod test;
 mod tool;
@@ -56,7 +57,7 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the interoperability suite against a card in another host
     Interop(interop::Options),
-    /// Check formatting, clippy, layering and documentation
+    /// Check formatting, clippy, layering, comments and documentation
     Lint,
     /// Check the licences, advisories and versions of our dependencies; needs a network
     Deny,

@@ -198,8 +198,8 @@ impl CqConsumer {
         })
     }
 
-    /// The next completion, if there is one. Its slot is free again at once, not only at the end of a
-    /// batch: a program may post what the completion made room for before it takes the next one.
+    /// The next completion, if there is one. Its slot is free again at once, not only at the end of
+    /// a batch: a program may post what the completion made room for before it takes the next one.
     #[inline]
     pub fn poll(&mut self) -> Option<Cqe> {
         let at = slot(self.polled, self.mask);

@@ -317,8 +317,8 @@ impl Doorbells {
         }
     }
 
-    /// CPU of the application's last thread to post or poll, when it told. Any number, to be checked
-    /// before use.
+    /// CPU of the application's last thread to post or poll, when it told. Any number, to be
+    /// checked before use.
     pub fn client_cpu(&self) -> Option<u32> {
         self.area.get(AT_CPU).checked_sub(1).and_then(|cpu| u32::try_from(cpu).ok())
     }

@@ -1,4 +1,5 @@
-//! System calls: memory files, address spaces, descriptor passing, wake-ups, and where the control socket is.
+//! System calls: memory files, address spaces, descriptor passing, wake-ups, and where the control
+//! socket is.
 
 pub mod event_fd;
 #[cfg(not(loom))]

@@ -1,8 +1,8 @@
 //! Device contexts: their doorbells, and which of them are worth polling.
 //!
 //! A context that stays silent is **parked**: its `need_wakeup` word stays set, so it writes its
-//! eventfd at the next doorbell, and until then it costs a turn nothing. Whoever turns the engine
-//! must look at those eventfds now and then, however busy it is.
+//! eventfd at the next doorbell, and until then it costs a turn nothing. The host that turns the
+//! engine must look at those eventfds now and then, however busy it is.
 
 use crate::command::{ClientId, CommandError, Errno};
 use crate::time::Instant;
@@ -93,8 +93,8 @@ impl Clients {
         u32::try_from(slot).ok()
     }
 
-    /// From now on a doorbell of `record` means the queue of `owner`, which begins at index 0; `None`
-    /// forgets it.
+    /// From now on a doorbell of `record` means the queue of `owner`, which begins at index 0;
+    /// `None` forgets it.
     pub(crate) fn bind(&mut self, slot: u32, record: RecordIndex, owner: Option<RecordOwner>) {
         let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
         let at = record.value() as usize;

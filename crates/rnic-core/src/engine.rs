@@ -437,8 +437,8 @@ impl Engine {
         Instant::from_nanos(nanos)
     }
 
-    /// How many threads of active contexts polled for nothing since the last call, as their programs
-    /// tell.
+    /// How many threads of active contexts polled for nothing since the last call, as their
+    /// programs tell.
     pub fn take_pollers(&self, now: Instant) -> u32 {
         self.shared.clients.take_pollers(self.active_since(now))
     }

@@ -15,7 +15,7 @@ pub struct ChannelId(pub u32);
 pub struct HopId(pub u32);
 
 /// An address space that memory regions live in: one per client process, and one for each region
-/// that is shared memory. No other space ever has the same number: a payload passed by reference names its space
-/// by it, and may arrive when the space is gone.
+/// that is shared memory. No other space ever has the same number: a payload passed by reference
+/// names its space by it, and may arrive when the space is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SpaceId(pub u64);

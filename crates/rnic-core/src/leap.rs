@@ -11,7 +11,8 @@ use rnic_abi::verbs::QpState;
 const STEP: u32 = 1 << 16;
 
 impl Engine {
-    /// The queue pair is in RTS, nothing is posted, under way, timeout_nanos for, or owed to its peer.
+    /// The queue pair is in RTS, nothing is posted, under way, waited for, or owed to its
+    /// peer.
     pub fn is_at_rest(&self, qp: u32) -> bool {
         self.qps.get(qp).is_some_and(|qp| {
             let posted = self.shared.clients.producer(qp.client_slot, qp.sq.record);

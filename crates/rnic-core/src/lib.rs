@@ -7,12 +7,13 @@
 //!
 //! 1. [`ports`] (what the engine needs), [`command`] (what it can be told), [`engine`] (the loop).
 //! 2. One message, down: `clients` (doorbells), `qp/requester/sq` (the WQE is copied and checked),
-//!    `qp/requester` (may it go?), `segment` (which packet?), `transport` (in which form?), `egress`
-//!    (the packet leaves).
+//!    `qp/requester` (may it go?), `segment` (which packet?), `transport` (in which form?),
+//!    `egress` (the packet leaves).
 //! 3. Up at the peer: `ingress` (whose is it?), `qp/responder` (checks and effect), `delivery`
 //!    (data into memory, then completions), and back through `egress` as an acknowledgement.
 //! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
-//! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`] (timers).
+//! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`]
+//!    (timers).
 //! 6. The tables behind it: [`mr`], [`modify_qp`], [`qpn`], [`slab`]; vendor behaviour:
 //!    [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! What each transport service is, as rules that the engine asks for.
 //!
-//! What depends on the type of a queue pair is asked of its row here, so that another transport is a
-//! row and the code that only it needs, not a search for places that assume RC.
+//! What depends on the type of a queue pair is asked of its row here, so that another transport is
+//! a row and the code that only it needs, not a search for places that assume RC.
 
 use rnic_abi::verbs::{QpType, WrOpcode};
 use roce_wire::{Opcode, Transport};

@@ -1,10 +1,10 @@
 //! How a program shares CPUs with its engine and with other threads that poll.
 //!
 //! docs/cpu-sharing.md tells it with a picture. The engine says in the doorbell area what it asks
-//! for ([`HintWord`]): with fewer CPUs than spinning threads it shares a CPU with its program, which
-//! then yields (`sched_yield`) after an empty poll and, where [`YieldPredictor`] says so, after a
-//! post; or it asks threads that poll for nothing to sleep ([`streak`]). With CPUs enough it asks
-//! for nothing, and each of the three functions here returns after a load or two.
+//! for ([`HintWord`]): with fewer CPUs than spinning threads it shares a CPU with its program,
+//! which then yields (`sched_yield`) after an empty poll and, where [`YieldPredictor`] says so,
+//! after a post; or it asks threads that poll for nothing to sleep ([`streak`]). With CPUs enough
+//! it asks for nothing, and each of the three functions here returns after a load or two.
 
 mod predictor;
 mod streak;

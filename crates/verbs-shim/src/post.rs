@@ -32,10 +32,12 @@ impl Context {
     }
 }
 
-/// Posts a list of sends. 0, or an errno value with `*bad_wr` the first request that was not posted.
+/// Posts a list of sends. 0, or an errno value with `*bad_wr` the first request that was not
+/// posted.
 ///
 /// # Safety
-/// `qp` is a queue pair of this library; the list and what it points to are valid; `bad_wr` is writable.
+/// `qp` is a queue pair of this library; the list and what it points to are valid; `bad_wr` is
+/// writable.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -242,7 +244,8 @@ unsafe fn sg_list<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge
     }
 }
 
-/// Posts a list of receives. 0, or an errno value with `*bad_wr` the first request that was not posted.
+/// Posts a list of receives. 0, or an errno value with `*bad_wr` the first request that was not
+/// posted.
 ///
 /// # Safety
 /// As [`post_send`].

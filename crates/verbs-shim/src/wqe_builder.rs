@@ -1,4 +1,5 @@
-//! One send WQE being written, in memory of this process, before it is copied to its slot in one go.
+//! One send WQE being written, in memory of this process, before it is copied to its slot in one
+//! go.
 
 use std::mem::MaybeUninit;
 
@@ -10,8 +11,8 @@ use rnic_abi::{
 
 use crate::{error::Errno, mr_table::MrTable, qp::SendRules};
 
-/// Longest payload that the library copies into the WQE without being asked to: one packet of the smallest path MTU.
-/// The engine then needs no system call to read it.
+/// Longest payload that the library copies into the WQE without being asked to: one packet of the
+/// smallest path MTU. The engine then needs no system call to read it.
 const CARRY_LIMIT: usize = 256;
 
 /// A WQE: control block, SGEs, data.
@@ -93,8 +94,8 @@ impl SendWqeBuilder {
         Ok(())
     }
 
-    /// Adds a copy of what the SGEs name, when it is small and nothing forbids to read it already now: a fenced
-    /// request may send what an earlier READ is still writing.
+    /// Adds a copy of what the SGEs name, when it is small and nothing forbids to read it already
+    /// now: a fenced request may send what an earlier READ is still writing.
     #[inline]
     pub(crate) fn carry(&mut self, mrs: &MrTable, stride: usize) {
         use WrOpcode::{Send, SendImm, SendInv, Write, WriteImm};

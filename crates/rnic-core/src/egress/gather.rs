@@ -171,7 +171,8 @@ impl Gather {
     }
 }
 
-/// Passes the whole payload of a segment by reference instead of copying it, where that is possible.
+/// Passes the whole payload of a segment by reference instead of copying it, where that is
+/// possible.
 fn refer<W: Wire, D: Dma>(
     wire: &mut W,
     dma: &D,

@@ -138,8 +138,8 @@ impl Egress {
         result
     }
 
-    /// The wire cut its visit short: it goes on next time. Where others wait, only until it has sent
-    /// what one visit may: a slow wire cuts every visit short.
+    /// The wire cut its visit short: it goes on next time. Where others wait, only until it has
+    /// sent what one visit may: a slow wire cuts every visit short.
     fn keep_turn<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, sent: u32) {
         if !ctx.shared.active.is_empty() {
             let left = self.allowed.saturating_sub(sent);
@@ -354,7 +354,8 @@ impl Egress {
         })
     }
 
-    /// Reads all payloads that are in application memory, also those before one that cannot be read.
+    /// Reads all payloads that are in application memory, also those before one that cannot be
+    /// read.
     fn read_payloads<W: Wire, D: Dma, T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,

@@ -210,8 +210,8 @@ fn sessions_without_rights_resolve_too() {
     let (network, _changes) = start(&pair, on_eth0());
     for (peer, index) in [(V4_B, 0), (V6_B, 1)] {
         let path = pair.a.run(|| {
-            let nobody = rustix::process::Uid::from_raw(65534);
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let other = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(other, other, other).unwrap();
             network.resolve(&to(&peer.to_string(), index)).unwrap()
         });
         let hop = network.hops().get(path.hop).unwrap();

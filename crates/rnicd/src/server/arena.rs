@@ -2,8 +2,9 @@
 //!
 //! A ring is a run of words of an arena, 64-byte aligned and zeroed. Arenas grow with need, so
 //! that ten thousand queue pairs take a handful of files. Pages exist from the moment a ring is
-//! handed out: a machine without memory refuses the queue instead of killing the daemon later. Those
-//! of a ring that came back stay, so what a client takes of the daemon's memory is its arenas.
+//! handed out: a machine without memory refuses the queue instead of killing the daemon later.
+//! Those of a ring that came back stay, so what a client takes of the daemon's memory is its
+//! arenas.
 
 use super::accounts::{Account, Charge};
 use crate::config::Resource;

@@ -305,7 +305,7 @@ impl Session<'_> {
 
     /// As many objects as fit a message, from a place on, and found in so many looks.
     ///
-    /// Keys, QP numbers and PSNs are all that it takes to reach somebody's memory: each user sees
+    /// Keys, QP numbers and PSNs are all that it takes to reach a user's memory: each user sees
     /// the objects of that user's clients only, root and the daemon's own user see all.
     fn list(&self, kind: Kind, from: u32) -> Reply {
         let own = match self.only_the_owner() {

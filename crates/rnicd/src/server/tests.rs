@@ -478,7 +478,8 @@ fn long_lists_come_in_pages() {
     }
 }
 
-/// An engine works between two looks at its objects, however many there are and however many sessions ask.
+/// An engine works between two looks at its objects, however many there are and however many
+/// sessions ask.
 #[test]
 fn looking_at_many_objects_keeps_no_engine() {
     let daemon = Daemon::start("looks", &[]);

@@ -215,7 +215,8 @@ impl ShardSet {
         let number = u8::try_from(1 + place).unwrap_or(u8::MAX);
         let serial = shards.started;
         let (wire, branch, receiver) = self.junction.branch(serial).map_err(&failed)?;
-        // Users must not be able to guess each other's keys, nor those of who had the number before.
+        // Users must not be able to guess each other's keys, nor those of who had the number
+        // before.
         let keys = Secret::new(system::random().map_err(&failed)?);
         let engine = EngineConfig { shard: number, keys, ..self.engine };
         let (answer, started) = bounded(1);

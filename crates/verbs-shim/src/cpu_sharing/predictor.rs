@@ -22,8 +22,8 @@ pub(crate) struct YieldPredictor {
     trust: AtomicU32,
 }
 
-/// Least and most of [`YieldPredictor::trust`]. It doubles each time that the prediction is dropped, because
-/// a program that really spins on memory loses a time slice then.
+/// Least and most of [`YieldPredictor::trust`]. It doubles each time that the prediction is
+/// dropped, because a program that really spins on memory loses a time slice then.
 const TRUST: (u32, u32) = (128, 4096);
 
 /// A pause of so many ticks after a post means that the program spins on memory or computes: half

@@ -286,7 +286,8 @@ impl Qp {
         self.requester.set_oldest(index);
     }
 
-    /// Writes the completions of what is acknowledged, in order. The data of READs must be in place.
+    /// Writes the completions of what is acknowledged, in order. The data of READs must be in
+    /// place.
     pub(crate) fn complete_acknowledged<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         while self.sq.retired != self.requester.oldest() {
             let index = self.sq.retired;

@@ -201,8 +201,8 @@ impl Requester {
         self.una = psn;
     }
 
-    /// The response with this PSN came, in the middle of the oldest READ. Where it ends a piece, the
-    /// request that asked for it is answered.
+    /// The response with this PSN came, in the middle of the oldest READ. Where it ends a piece,
+    /// the request that asked for it is answered.
     #[inline]
     pub(super) fn ack_response(&mut self, psn: Psn, ends_piece: bool) {
         self.una = psn.wrapping_add(1);
@@ -236,7 +236,7 @@ impl Requester {
         // Rule: ProgressReloadsRnrRetries
         self.rnr_retries = attr.rnr_retry;
         (self.timeouts, self.timeout_nanos) = (0, 0);
-        // What was timeout_nanos for is received: an answer to another transmission says so.
+        // What was waited for is received: an answer to another transmission says so.
         // Rule: ProgressEndsRnrWait
         self.in_rnr_wait = false;
         (self.rnr_echoes_due, self.pauses) = (0, 0);

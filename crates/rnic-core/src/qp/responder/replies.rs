@@ -205,8 +205,9 @@ impl Replies {
         });
     }
 
-    /// First PSN of the oldest remembered request after `psn`, a duplicate of what is before `epsn`:
-    /// an acknowledgement that reached it would tell the requester that its response was lost.
+    /// First PSN of the oldest remembered request after `psn`, a duplicate of what is before
+    /// `epsn`: an acknowledgement that reached it would tell the requester that its response was
+    /// lost.
     pub(crate) fn first_after(&self, psn: Psn, epsn: Psn) -> Option<Psn> {
         let behind = psn.steps_to(epsn);
         self.remembered.iter().map(|r| r.first).find(|first| first.steps_to(epsn) < behind)
