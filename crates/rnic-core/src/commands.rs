@@ -19,7 +19,7 @@ use rnic_abi::cq::CqProducer;
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
 use roce_wire::Qpn;
 
-type Answer = Result<Outcome, CommandError>;
+type CommandResult = Result<Outcome, CommandError>;
 
 fn refuse(errno: Errno, reason: &'static str) -> CommandError {
     CommandError { errno, reason }
@@ -40,7 +40,7 @@ impl Engine {
     ///
     /// # Errors
     /// The errno that the verb returns, with a reason for people. Nothing has changed then.
-    pub fn execute(&mut self, now: Instant, command: Command) -> Answer {
+    pub fn execute(&mut self, now: Instant, command: Command) -> CommandResult {
         match command {
             Command::AddClient { client, space: _, doorbells } => {
                 self.shared.clients.add(client, doorbells, now)?;
@@ -52,7 +52,12 @@ impl Engine {
         }
     }
 
-    fn execute_for(&mut self, now: Instant, client: ClientId, command: ClientCommand) -> Answer {
+    fn execute_for(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        command: ClientCommand,
+    ) -> CommandResult {
         match command {
             ClientCommand::AllocPd => self.alloc_pd(client),
             ClientCommand::DeallocPd { pd } => self.dealloc_pd(client, pd),
@@ -80,7 +85,7 @@ impl Engine {
     }
 
     /// Keys first, so that nothing touches the memory any more; then QPs; then the rest.
-    fn remove_client(&mut self, client: ClientId) -> Answer {
+    fn remove_client(&mut self, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         self.shared.mrs.remove_client(client);
         for qp in handles(&self.qps, |qp: &Qp| qp.client_id == client) {
@@ -115,7 +120,7 @@ impl Engine {
         Outcome::Done
     }
 
-    fn alloc_pd(&mut self, client: ClientId) -> Answer {
+    fn alloc_pd(&mut self, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         let pd = Pd { client, qps: 0 };
         let full = |_| refuse(Errno::NoMem, "the device has no free protection domain");
@@ -126,7 +131,7 @@ impl Engine {
         self.shared.pds.get_mut(pd).filter(|pd| pd.client == client).ok_or(NO_PD)
     }
 
-    fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> Answer {
+    fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> CommandResult {
         let qps = self.owned_pd(client, pd)?.qps;
         let used = qps > 0 || self.shared.mrs.pd_in_use(pd);
         // Rule: DomainInUse
@@ -137,7 +142,7 @@ impl Engine {
         Ok(Outcome::Done)
     }
 
-    fn create_cq(&mut self, cq: Cq) -> Answer {
+    fn create_cq(&mut self, cq: Cq) -> CommandResult {
         self.shared.clients.slot_of(cq.client).ok_or(NO_CLIENT)?;
         let full = |_| refuse(Errno::NoMem, "the device has no free completion queue");
         self.shared.cqs.insert(cq).map(Outcome::Handle).map_err(full)
@@ -147,7 +152,7 @@ impl Engine {
         self.shared.cqs.get_mut(cq).filter(|cq| cq.client == client).ok_or(NO_CQ)
     }
 
-    fn destroy_cq(&mut self, client: ClientId, cq: u32) -> Answer {
+    fn destroy_cq(&mut self, client: ClientId, cq: u32) -> CommandResult {
         let object = self.owned_cq(client, cq)?;
         // Rule: CqInUse
         if object.users > 0 {
@@ -158,7 +163,7 @@ impl Engine {
         Ok(Outcome::CqGone { completion_events, async_events })
     }
 
-    fn create_qp(&mut self, client: ClientId, new: NewQp) -> Answer {
+    fn create_qp(&mut self, client: ClientId, new: NewQp) -> CommandResult {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         // Rule: QpTypes
         if !TransportRules::of(new.qp_type).is_offered {
@@ -215,7 +220,7 @@ impl Engine {
         mask: AttrMask,
         new: &QpAttr,
         path: Option<Path>,
-    ) -> Answer {
+    ) -> CommandResult {
         let config = &self.shared.config;
         let limits = AttrLimits {
             active_mtu: config.port.active_mtu,
@@ -236,7 +241,7 @@ impl Engine {
         Ok(state_of(qp))
     }
 
-    fn destroy_qp(&mut self, client: ClientId, handle: u32) -> Answer {
+    fn destroy_qp(&mut self, client: ClientId, handle: u32) -> CommandResult {
         self.owned_qp(client, handle)?;
         let qp = self.qps.remove(handle).ok_or(NO_QP)?;
         self.ingress.forget();

@@ -1,4 +1,4 @@
-//! Ingress: a burst of received trains becomes state changes, placements and completions.
+//! Ingress: a burst of received trains becomes state changes, deliveries and completions.
 //!
 //! Per datagram: parse, ICRC, QP, state, P_Key, peer address; then the responder half takes
 //! requests and the completer responses. Neither sends anything.

@@ -16,7 +16,7 @@ mod tokens;
 
 pub(crate) use host::EventSocket;
 pub(crate) use message::{Message, NewClient, ShardHandle};
-pub(crate) use port::Port;
+pub(crate) use port::ShardPort;
 pub(crate) use set::{ShardLease, ShardSet};
 
 use message::channel;

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::umem::Mapping;
+use crate::umem::MappedMemory;
 
 /// One packet descriptor (`struct xdp_desc`).
 #[repr(C)]
@@ -45,7 +45,7 @@ unsafe impl Element for Descriptor {}
 struct Shared<T> {
     /// Keeps the pointers below alive. Unmapped before the socket is closed, because a mapping
     /// holds the socket, and with it the queue, in use.
-    _mapping: Mapping,
+    _mapping: MappedMemory,
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     flags: NonNull<AtomicU32>,
@@ -66,7 +66,7 @@ impl<T: Element> Shared<T> {
     ) -> io::Result<Self> {
         assert!(size.is_power_of_two());
         let len = offsets.desc as usize + size as usize * size_of::<T>();
-        let mapping = Mapping::shared(fd, len, page_offset)?;
+        let mapping = MappedMemory::shared(fd, len, page_offset)?;
         let at = |offset: u64, bytes: usize, align: usize| {
             let offset = offset as usize;
             if offset + bytes > len || !offset.is_multiple_of(align) {

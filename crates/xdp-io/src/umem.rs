@@ -6,27 +6,27 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 /// A readable and writable mapping, unmapped on drop.
-pub(crate) struct Mapping {
+pub(crate) struct MappedMemory {
     map: MmapRaw,
 }
 
-impl Mapping {
+impl MappedMemory {
     /// Maps `len` bytes of zeroed private memory, populated, on huge pages where possible, and not
     /// inherited by child processes (a fork must not copy pages the kernel writes packets into).
-    pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
+    pub(crate) fn anonymous(len: usize) -> io::Result<MappedMemory> {
         let map = MmapRaw::from(MmapMut::map_anon(len)?);
         for advice in [Advice::HugePage, Advice::DontFork, Advice::PopulateWrite] {
             // The advice is optional: a kernel that does not know it returns an error and the
             // memory is populated by use.
             let _ = map.advise(advice);
         }
-        Ok(Mapping { map })
+        Ok(MappedMemory { map })
     }
 
     /// Maps `len` bytes of `fd` from `offset`, shared with the kernel.
-    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Mapping> {
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<MappedMemory> {
         let map = MmapOptions::new().len(len).offset(offset).populate().map_raw(fd.as_raw_fd())?;
-        Ok(Mapping { map })
+        Ok(MappedMemory { map })
     }
 
     /// The first byte.
@@ -84,7 +84,7 @@ pub(crate) const TX_FRAME: usize = 2 * CHUNK;
 /// Bounce area and receive chunks are the receive arena. The kernel is given the memory behind the
 /// bounce area as UMEM, so that UMEM address = mapping offset - bounce bytes.
 pub(crate) struct Umem {
-    memory: Mapping,
+    memory: MappedMemory,
     bounce: usize,
     rx_chunks: usize,
     tx_frames: usize,
@@ -94,7 +94,7 @@ impl Umem {
     /// Maps the memory; `bounce` is rounded up to whole chunks.
     pub(crate) fn new(bounce: usize, rx_chunks: usize, tx_frames: usize) -> io::Result<Umem> {
         let bounce = bounce.next_multiple_of(CHUNK);
-        let memory = Mapping::anonymous(bounce + rx_chunks * CHUNK + tx_frames * TX_FRAME)?;
+        let memory = MappedMemory::anonymous(bounce + rx_chunks * CHUNK + tx_frames * TX_FRAME)?;
         Ok(Umem { memory, bounce, rx_chunks, tx_frames })
     }
 

@@ -2,7 +2,7 @@
 
 use super::message::{CommandResult, Message, NewClient};
 use super::monotonic;
-use super::port::Port;
+use super::port::ShardPort;
 use super::run::{Client, Shard};
 use super::tokens::Token;
 use crate::dma::{Space, SystemDma};
@@ -99,7 +99,7 @@ impl Shard {
     }
 
     /// Does something to the wire for which a user has no right.
-    fn as_root(&mut self, act: impl FnOnce(&mut Port)) {
+    fn as_root(&mut self, act: impl FnOnce(&mut ShardPort)) {
         let Some(user) = self.acts_as else { return act(&mut self.nic.wire) };
         let changed = system::act_as_root();
         act(&mut self.nic.wire);

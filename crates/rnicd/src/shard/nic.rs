@@ -1,7 +1,7 @@
 //! An engine with its ports.
 
 use super::host::ClientEvents;
-use super::port::Port;
+use super::port::ShardPort;
 use crate::dma::SystemDma;
 use rnic_core::ports::Ports;
 use rnic_core::{Engine, Instant, Turn};
@@ -9,7 +9,7 @@ use rnic_core::{Engine, Instant, Turn};
 /// See the [module](self).
 pub(crate) struct Nic {
     pub(super) engine: Engine,
-    pub(super) wire: Port,
+    pub(super) wire: ShardPort,
     pub(super) dma: SystemDma,
     pub(super) events: ClientEvents,
 }

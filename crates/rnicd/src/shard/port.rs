@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 /// See the [module](self).
-pub(crate) enum Port {
+pub(crate) enum ShardPort {
     /// The first shard's.
     Device(Box<DeviceWire>),
     /// A further shard's.
     Shard(Box<ShardWire>),
 }
 
-impl Port {
+impl ShardPort {
     /// Descriptors that are readable while frames wait.
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         match self {
@@ -87,13 +87,13 @@ impl Port {
 macro_rules! either {
     ($self:expr, $wire:ident => $do:expr) => {
         match $self {
-            Port::Device($wire) => $do,
-            Port::Shard($wire) => $do,
+            ShardPort::Device($wire) => $do,
+            ShardPort::Shard($wire) => $do,
         }
     };
 }
 
-impl Wire for Port {
+impl Wire for ShardPort {
     fn caps(&self) -> WireCaps {
         either!(self, wire => wire.caps())
     }

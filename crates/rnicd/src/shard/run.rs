@@ -6,7 +6,7 @@ use super::idle::{IdlePolicy, Next};
 use super::message::Inbox;
 use super::monotonic;
 use super::nic::Nic;
-use super::port::Port;
+use super::port::ShardPort;
 use super::tokens::Token;
 use crate::config::Config;
 use crate::dma::SystemDma;
@@ -57,7 +57,7 @@ impl Shard {
     /// When there are too many open files.
     pub(crate) fn new(
         engine: EngineConfig,
-        wire: Port,
+        wire: ShardPort,
         inbox: Inbox,
         config: &Config,
     ) -> io::Result<Self> {

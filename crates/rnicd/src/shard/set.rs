@@ -10,7 +10,7 @@
 //! An engine may be kept by its clients' memory for as long as they like. So nothing here waits for
 //! one, but the end of the daemon, and that for a moment only.
 
-use super::{Message, Port, Shard, ShardHandle, channel};
+use super::{Message, Shard, ShardHandle, ShardPort, channel};
 use crate::config::Config;
 use crate::inspect::{self, Found, Kind, Numbers, Object, Question};
 use crate::net::Change;
@@ -137,7 +137,7 @@ impl ShardSet {
     ) -> io::Result<Self> {
         let groups = config.groups;
         let junction = wire.junction();
-        let port = Port::Device(Box::new(wire));
+        let port = ShardPort::Device(Box::new(wire));
         let past = Arc::default();
         let (running, ended) = bounded(0);
         let (starter, starts) = bounded::<Start>(0);
@@ -223,7 +223,7 @@ impl ShardSet {
         let first = self.first.clone();
         let start = Start {
             engine,
-            port: Port::Shard(Box::new(wire)),
+            port: ShardPort::Shard(Box::new(wire)),
             user,
             at_end: Box::new(move || first.tell(Message::EndShard(serial))),
             answer,
@@ -351,7 +351,7 @@ impl From<u32> for Place {
 /// What the starter is asked for.
 struct Start {
     engine: EngineConfig,
-    port: Port,
+    port: ShardPort,
     user: User,
     at_end: Box<dyn FnOnce() + Send>,
     answer: Sender<io::Result<ShardHandle>>,
@@ -370,7 +370,7 @@ impl Maker {
     fn start(
         &self,
         engine: EngineConfig,
-        port: Port,
+        port: ShardPort,
         user: Option<User>,
         at_end: impl FnOnce() + Send + 'static,
     ) -> io::Result<ShardHandle> {

@@ -3,7 +3,7 @@
 use super::host::EventSocket;
 use super::message::{CommandResult, NewClient};
 use super::run::Shard;
-use super::{Message, Port, ShardHandle, channel};
+use super::{Message, ShardHandle, ShardPort, channel};
 use crate::config::{Args, Config, Io, XdpMode};
 use crate::dma::Process;
 use crate::net::{NetConfig, Network};
@@ -29,7 +29,7 @@ fn shard(options: &[&str]) -> (Shard, ShardHandle) {
     let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
     let network = Network::start(place, Box::new(|_| ())).unwrap();
     let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
-    let port = Port::Device(Box::new(wire::open(&wires, &network).unwrap()));
+    let port = ShardPort::Device(Box::new(wire::open(&wires, &network).unwrap()));
     let (handle, inbox) = channel().unwrap();
     (Shard::new(EngineConfig::new([1, 2]), port, inbox, &config).unwrap(), handle)
 }

@@ -27,14 +27,14 @@ struct TrainBuf<T> {
 }
 
 /// Sends trains one way and gets their buffers back.
-struct Outbox<T> {
+struct TrainSender<T> {
     trains: Sender<TrainBuf<T>>,
     empties: Receiver<Vec<u8>>,
     wake: Arc<OwnedFd>,
 }
 
 /// Takes trains and gives their buffers back.
-struct Inbox<T> {
+struct TrainReceiver<T> {
     trains: Receiver<TrainBuf<T>>,
     empties: Sender<Vec<u8>>,
     wake: Arc<OwnedFd>,
@@ -42,12 +42,12 @@ struct Inbox<T> {
 
 /// A queue of so many trains, of which the buffers of `kept` stay for later ones: what a burst
 /// needed more is given back.
-fn queue<T>((capacity, kept): (usize, usize)) -> io::Result<(Outbox<T>, Inbox<T>)> {
+fn queue<T>((capacity, kept): (usize, usize)) -> io::Result<(TrainSender<T>, TrainReceiver<T>)> {
     let (trains, taken) = bounded(capacity);
     let (returned, empties) = bounded(kept);
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let outbox = Outbox { trains, empties, wake: Arc::clone(&wake) };
-    Ok((outbox, Inbox { trains: taken, empties: returned, wake }))
+    let outbox = TrainSender { trains, empties, wake: Arc::clone(&wake) };
+    Ok((outbox, TrainReceiver { trains: taken, empties: returned, wake }))
 }
 
 fn wake(eventfd: &OwnedFd) {
@@ -55,7 +55,7 @@ fn wake(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
-impl<T> Outbox<T> {
+impl<T> TrainSender<T> {
     /// False when the queue is full, or the engine that takes them is gone.
     fn send(&self, train: T, bytes: &[u8]) -> bool {
         if self.trains.is_full() {
@@ -72,7 +72,7 @@ impl<T> Outbox<T> {
     }
 }
 
-impl<T> Inbox<T> {
+impl<T> TrainReceiver<T> {
     /// Shows the trains that wait to `each`, until that refuses one, which is then lost.
     fn empty(&self, mut room: impl FnMut(usize) -> bool, mut each: impl FnMut(T, &[u8])) {
         if self.trains.is_empty() {
@@ -133,7 +133,7 @@ pub(crate) struct Junction {
 pub(crate) struct Branch {
     /// Tells it from all others that there ever are.
     serial: u64,
-    from_shard: Inbox<TxTrain>,
+    from_shard: TrainReceiver<TxTrain>,
     /// It has ended: what is in the queue is all that comes.
     ends: bool,
 }
@@ -250,7 +250,7 @@ fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
 /// Where the owner puts frames for the other shard.
 pub(crate) struct ShardRx {
     serial: u64,
-    to_shard: Outbox<RxTrain>,
+    to_shard: TrainSender<RxTrain>,
     lost: AtomicU64,
 }
 
@@ -276,8 +276,8 @@ impl ShardRx {
 /// The wire of a further shard. See the [module](self).
 pub(crate) struct ShardWire {
     caps: Arc<SharedCaps>,
-    to_owner: Outbox<TxTrain>,
-    from_owner: Inbox<RxTrain>,
+    to_owner: TrainSender<TxTrain>,
+    from_owner: TrainReceiver<RxTrain>,
     tx: Vec<u8>,
     tx_used: usize,
     /// Trains with their bytes in `tx`, in order; the first `submitted` wait for the queue.

@@ -8,7 +8,7 @@ use xdp_io::TxRefusal;
 
 /// Frames refused on receive, by reason.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Refused {
+pub(super) struct RefusedFrames {
     /// For another Ethernet address.
     pub(super) foreign: u64,
     /// Not RoCEv2, or with broken headers.
@@ -18,13 +18,13 @@ pub(super) struct Refused {
 /// The Ethernet side of a link.
 pub(super) struct Ethernet {
     hops: HopTable,
-    pub(super) refused: Refused,
+    pub(super) refused: RefusedFrames,
 }
 
 impl Ethernet {
     /// With our addresses and the next hops.
     pub(super) fn new(hops: HopTable) -> Self {
-        Self { hops, refused: Refused::default() }
+        Self { hops, refused: RefusedFrames::default() }
     }
 
     /// The datagrams in the frame of `len` bytes at `offset` of `arena`, as one datagram.

@@ -8,7 +8,7 @@ use std::ptr;
 
 use crate::address::{SOCKADDR_MAX, SockAddr};
 use crate::control::{Control, Messages};
-use crate::umem::Mapping;
+use crate::umem::MappedMemory;
 use crate::{TxRefusal, TxSlot};
 
 /// Most messages of one system call.
@@ -97,7 +97,7 @@ const MANY_SINGLES: u32 = 8;
 /// Fixed slots of a receive arena, used from the lowest up so that few of them stay in the cache.
 pub(crate) struct RxBatch {
     vectors: Vectors,
-    arena: Mapping,
+    arena: MappedMemory,
     slot_bytes: usize,
     used: usize,
 }
@@ -105,7 +105,7 @@ pub(crate) struct RxBatch {
 impl RxBatch {
     /// `slots` slots of `slot_bytes`; a message is written from `skip` bytes into its slot.
     pub(crate) fn new(slots: usize, slot_bytes: usize, skip: usize) -> io::Result<RxBatch> {
-        let arena = Mapping::anonymous(slots * slot_bytes)?;
+        let arena = MappedMemory::anonymous(slots * slot_bytes)?;
         let mut vectors = Vectors::new(slots);
         for (index, iovec) in vectors.iovecs.iter_mut().enumerate() {
             // SAFETY: inside the arena, which has `slots * slot_bytes` bytes.
@@ -204,7 +204,7 @@ pub(crate) enum SendOutcome {
 /// is filled from the start again as soon as the queue is empty.
 pub(crate) struct TxBatch {
     vectors: Vectors,
-    arena: Mapping,
+    arena: MappedMemory,
     /// For each entry: which socket of the port sends it.
     sockets: Vec<u32>,
     /// Bytes the kernel reads before an entry's arena offset (a vnet header).
@@ -224,7 +224,7 @@ impl TxBatch {
     /// line) belong to the kernel in front of each message.
     pub(crate) fn new(messages: usize, arena_bytes: usize, prefix: usize) -> io::Result<TxBatch> {
         assert!(prefix <= TX_ALIGN);
-        let arena = Mapping::anonymous(arena_bytes)?;
+        let arena = MappedMemory::anonymous(arena_bytes)?;
         let vectors = Vectors::new(messages);
         let sockets = vec![0; messages];
         Ok(TxBatch { vectors, arena, sockets, prefix, head: 0, tail: 0, free_from: 0 })

@@ -1,4 +1,4 @@
-//! What an accepted request does: data to the placement batch, completions behind it, replies.
+//! What an accepted request does: data to the delivery batch, completions behind it, replies.
 
 use super::super::Qp;
 use super::super::packet::Packet;
