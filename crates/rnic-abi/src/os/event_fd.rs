@@ -1,8 +1,9 @@
 //! The eventfd by which an application wakes a sleeping engine.
 
-use super::{check, check_len};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, write};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A wake-up: any number of [`wake`](Self::wake) calls make it readable once.
 ///
@@ -17,11 +18,7 @@ impl EventFd {
     /// # Errors
     /// What the kernel says, e.g. too many open files.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: a descriptor that the kernel returns is ours alone.
-        unsafe {
-            let fd = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
-            Ok(Self(OwnedFd::from_raw_fd(fd)))
-        }
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Makes it readable.
@@ -29,13 +26,9 @@ impl EventFd {
     /// # Errors
     /// None in practice: a full counter is readable already, which is all that is asked for.
     pub fn wake(&self) -> io::Result<()> {
-        let one = 1_u64;
-        // SAFETY: the kernel reads eight bytes from a live variable.
-        let written =
-            unsafe { libc::write(self.0.as_raw_fd(), std::ptr::from_ref(&one).cast(), 8) };
-        match check_len(written) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            result => result.map(drop),
+        match write(&self.0, &1_u64.to_ne_bytes()) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -45,19 +38,18 @@ impl EventFd {
     /// # Errors
     /// What the kernel says, when the descriptor is not an eventfd.
     pub fn drain(&self) -> io::Result<bool> {
-        let mut count = 0_u64;
-        let iov = libc::iovec { iov_base: std::ptr::from_mut(&mut count).cast(), iov_len: 8 };
-        // SAFETY: the kernel writes eight bytes to a live variable.
-        let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const iov, 1, -1, NOWAIT) };
-        match check_len(read) {
+        let mut count = [0; size_of::<u64>()];
+        let into = &mut [IoSliceMut::new(&mut count)];
+        match preadv2(&self.0, into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
             Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
-const NOWAIT: libc::c_int = libc::RWF_NOWAIT;
+/// Reads as `read` does: an eventfd has no offsets.
+const NO_OFFSET: u64 = u64::MAX;
 
 impl From<OwnedFd> for EventFd {
     fn from(fd: OwnedFd) -> Self {

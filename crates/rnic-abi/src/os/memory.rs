@@ -7,18 +7,22 @@
 //! What a seal cannot prevent is an application that punches holes into the file. The daemon then
 //! reads zeroes, and its next store allocates the page again, within the size of the file.
 
-use super::{check, invalid, retry};
+use super::invalid;
 use crate::words::{WORD, Words};
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use std::ffi::CString;
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    fstatfs, ftruncate, memfd_create,
+};
+use rustix::io::{Errno, retry_on_intr};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Makes a zeroed, sealed memory file of `words` words and maps it.
 ///
@@ -29,7 +33,7 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 /// `InvalidInput` when `words` is 0 or too large, or `name` contains a zero byte; else what the
 /// kernel says.
 pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
-    let fd = reserve(name, bytes(words)?.unsigned_abs())?;
+    let fd = reserve(name, bytes(words)?)?;
     let words = Mapping::new(fd.as_fd(), words)?.into_words()?;
     Ok((fd, words))
 }
@@ -40,18 +44,17 @@ pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
 /// `InvalidInput` when `len` is 0 or too large, or `name` contains a zero byte; else what the
 /// kernel says.
 pub fn reserve(name: &str, len: u64) -> io::Result<OwnedFd> {
-    let len = libc::off_t::try_from(len).ok().filter(|len| *len > 0).ok_or_else(impossible_size)?;
-    let name = CString::new(name)?;
-    let fd = match memfd(&name, libc::MFD_NOEXEC_SEAL) {
+    if len == 0 || i64::try_from(len).is_err() {
+        return Err(impossible_size());
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         // Before Linux 6.3.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => memfd(&name, 0)?,
+        Err(Errno::INVAL) => memfd_create(name, flags)?,
         result => result?,
     };
-    // SAFETY: plain system calls on a descriptor that we own.
-    unsafe {
-        check(libc::ftruncate(fd.as_raw_fd(), len))?;
-        check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
-    }
+    ftruncate(&fd, len)?;
+    fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
@@ -66,9 +69,7 @@ pub fn populate(fd: impl AsFd, range: Range<usize>) -> io::Result<()> {
     };
     let len = bytes(words)?;
     let start = if range.start == 0 { 0 } else { bytes(range.start)? };
-    let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: a plain system call on a borrowed descriptor.
-    retry(|| check(unsafe { libc::fallocate(fd, 0, start, len) })).map(drop)
+    Ok(retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), start, len))?)
 }
 
 /// Maps a memory file that the daemon sent.
@@ -80,7 +81,7 @@ pub fn populate(fd: impl AsFd, range: Range<usize>) -> io::Result<()> {
 /// the kernel says.
 pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
     let fd = fd.as_fd();
-    check_sealed(fd, bytes(words)?.unsigned_abs())?;
+    check_sealed(fd, bytes(words)?)?;
     let mut mapping = Mapping::new(fd, words)?;
     mapping.exclude_from_fork()?;
     mapping.into_words()
@@ -95,47 +96,28 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
 /// # Errors
 /// `InvalidData` when it does not.
 pub fn check_sealed(fd: impl AsFd, len: u64) -> io::Result<()> {
-    let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: a plain system call on a borrowed descriptor.
-    let seals = check(unsafe { libc::fcntl(fd, libc::F_GET_SEALS) })
+    let seals = fcntl_get_seals(&fd)
         .map_err(|error| invalid(format!("not a memory file that can be sealed: {error}")))?;
-    if seals & libc::F_SEAL_SHRINK == 0 {
+    if !seals.contains(SealFlags::SHRINK) {
         return Err(invalid("the memory file is not sealed against shrinking (F_SEAL_SHRINK)"));
     }
     // The size is read after the seal was seen: it can only have grown since.
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: fstat writes one `stat`, for which all-zero bytes are valid too.
-    let stat = unsafe {
-        check(libc::fstat(fd, stat.as_mut_ptr()))?;
-        stat.assume_init()
-    };
-    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: fstatfs writes one `statfs`, for which all-zero bytes are valid too.
-    let system = unsafe {
-        check(libc::fstatfs(fd, system.as_mut_ptr()))?;
-        system.assume_init()
-    };
-    if system.f_type != libc::TMPFS_MAGIC {
+    let size = fstat(&fd)?.st_size;
+    if fstatfs(&fd)?.f_type != libc::TMPFS_MAGIC {
         return Err(invalid("the memory file is not of ordinary pages"));
     }
-    if u64::try_from(stat.st_size).is_ok_and(|size| size >= len) {
+    if u64::try_from(size).is_ok_and(|size| size >= len) {
         Ok(())
     } else {
-        Err(invalid(format!("the memory file has {} bytes, {len} are needed", stat.st_size)))
+        Err(invalid(format!("the memory file has {size} bytes, {len} are needed")))
     }
 }
 
-fn memfd(name: &CString, extra: libc::c_uint) -> io::Result<OwnedFd> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | extra;
-    // SAFETY: `name` is a C string, and a descriptor that the kernel returns is ours alone.
-    unsafe { Ok(OwnedFd::from_raw_fd(check(libc::memfd_create(name.as_ptr(), flags))?)) }
-}
-
-fn bytes(words: usize) -> io::Result<libc::off_t> {
+fn bytes(words: usize) -> io::Result<u64> {
     words
         .checked_mul(WORD)
         .filter(|len| *len > 0 && isize::try_from(*len).is_ok())
-        .and_then(|len| libc::off_t::try_from(len).ok())
+        .and_then(|len| u64::try_from(len).ok())
         .ok_or_else(impossible_size)
 }
 

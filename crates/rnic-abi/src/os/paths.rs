@@ -13,12 +13,12 @@
 //!
 //! A program that is not root's looks at its own user's places first and then at root's daemon.
 
-use super::{check, invalid};
+use super::invalid;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::env;
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -75,8 +75,9 @@ struct User {
 
 impl User {
     fn current() -> Self {
-        // SAFETY: both only ask about this process and touch no memory.
-        let (uid, secure) = unsafe { (libc::geteuid(), libc::getauxval(libc::AT_SECURE) != 0) };
+        let uid = rustix::process::geteuid().as_raw();
+        // SAFETY: only asks about this process and touches no memory. rustix does not tell it.
+        let secure = unsafe { libc::getauxval(libc::AT_SECURE) != 0 };
         // A setuid program must not be led to a socket of its caller's choice.
         let variable = |name| if secure { None } else { env::var_os(name) };
         Self::new(uid, variable("RNIC_SOCKET"), variable("XDG_RUNTIME_DIR"))
@@ -171,12 +172,8 @@ fn check_own(path: &Path, uid: u32) -> io::Result<()> {
     if mode & 0o022 != 0 {
         return wrong(format!("can be written to by others (mode {mode:04o})"));
     }
-    let text = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: a live string that ends with a zero byte.
-    let reachable = check(unsafe {
-        libc::faccessat(libc::AT_FDCWD, text.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS)
-    });
-    reachable.map(drop).or_else(|error| wrong(format!("cannot be written to: {error}")))
+    accessat(CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .or_else(|error| wrong(format!("cannot be written to: {error}")))
 }
 
 const SYSTEM_DIRECTORY: &str = "/run/rnicd";

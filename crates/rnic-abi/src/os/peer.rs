@@ -1,6 +1,8 @@
 //! The process at the other end of a control connection.
 
-use super::{check, retry};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -56,11 +58,8 @@ pub(super) fn pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// named anyway.
 fn open_by_pid(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let peer = credentials(socket)?;
-    // SAFETY: a plain system call; a descriptor that the kernel returns is ours alone.
-    let pidfd = unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, peer.pid, 0);
-        OwnedFd::from_raw_fd(check(libc::c_int::try_from(fd).unwrap_or(-1))?)
-    };
+    let pid = i32::try_from(peer.pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid))?;
     let uid = effective_uid_in(&status);
     // Read before the process is seen alive: what was read was about the process of the pidfd.
@@ -77,21 +76,21 @@ fn effective_uid_in(status: &str) -> Option<u32> {
 }
 
 fn has_exited(pidfd: &OwnedFd) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one live `pollfd`, and no waiting.
-    retry(|| check(unsafe { libc::poll(&raw mut poll, 1, 0) })).map(|ready| ready > 0)
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    Ok(retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? > 0)
 }
 
+/// A socket option by its C name. rustix has no `SO_PEERPIDFD`, and its `SO_PEERCRED` cannot hold
+/// the process number 0, which stands for a process that this pid namespace does not see.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, initial: T) -> io::Result<T> {
     let mut value = initial;
     let mut len = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     let at = std::ptr::from_mut(&mut value).cast();
     // SAFETY: the kernel writes at most `len` bytes to a live variable of a plain C type whose
     // every bit pattern is valid.
-    check(unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, &raw mut len)
-    })?;
-    Ok(value)
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, &raw mut len) };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

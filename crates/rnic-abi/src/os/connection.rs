@@ -1,0 +1,248 @@
+//! A control connection: SEQPACKET, so that one send is one message, with descriptors beside it.
+
+use super::address::{self, KIND};
+use super::invalid;
+use super::peer::{self, Credentials};
+use crate::control::{self, Answer, MAX_DESCRIPTORS, MAX_MESSAGE, Request};
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, recvmsg, sendmsg,
+    socketpair,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// The descriptors that came with a message, in the order in which they were sent. Those that
+/// the caller does not take are closed.
+#[derive(Debug, Default)]
+pub struct Descriptors(std::vec::IntoIter<OwnedFd>);
+
+impl Descriptors {
+    /// Takes all of them.
+    ///
+    /// # Errors
+    /// `InvalidData` when there are not exactly `N`.
+    pub fn exactly<const N: usize>(self) -> io::Result<[OwnedFd; N]> {
+        let found = self.len();
+        <[OwnedFd; N]>::try_from(self.0.collect::<Vec<_>>())
+            .map_err(|_| invalid(format!("{N} descriptors expected, {found} received")))
+    }
+}
+
+impl Iterator for Descriptors {
+    type Item = OwnedFd;
+
+    fn next(&mut self) -> Option<OwnedFd> {
+        self.0.next()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Descriptors {}
+
+/// One end of a control connection, or of any SEQPACKET socket pair.
+#[derive(Debug)]
+pub struct Connection(pub(super) OwnedFd);
+
+impl Connection {
+    /// Connects to a daemon.
+    ///
+    /// # Errors
+    /// `NotFound` or `ConnectionRefused` when no daemon listens there, `PermissionDenied` when the
+    /// user may not use it.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        address::connect(path, SocketFlags::empty()).map(Self)
+    }
+
+    /// Two connected ends.
+    ///
+    /// # Errors
+    /// What the kernel says, e.g. too many open files.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Sends one message, waiting while the peer's queue is full.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an empty message (it would read as the end) or too many descriptors;
+    /// `BrokenPipe` when the peer is gone.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.0.as_fd(), bytes, fds, SendFlags::empty())
+    }
+
+    /// As [`send`](Self::send), but never waits.
+    ///
+    /// # Errors
+    /// Also `WouldBlock` when the peer's queue is full; nothing was sent then.
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.0.as_fd(), bytes, fds, SendFlags::DONTWAIT)
+    }
+
+    /// Receives one message, waiting for it. No bytes: the peer is gone.
+    ///
+    /// # Errors
+    /// `InvalidData` when the message is longer than `buffer` or carries more than
+    /// [`MAX_DESCRIPTORS`] descriptors; its descriptors are closed then.
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<(usize, Descriptors)> {
+        recv(self.0.as_fd(), buffer, RecvFlags::empty())
+    }
+
+    /// As [`recv`](Self::recv), but never waits.
+    ///
+    /// # Errors
+    /// Also `WouldBlock` when there is no message.
+    pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<(usize, Descriptors)> {
+        recv(self.0.as_fd(), buffer, RecvFlags::DONTWAIT)
+    }
+
+    /// Encodes and sends one message, waiting while the peer's queue is full.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), or `InvalidData` when the message is longer than [`MAX_MESSAGE`].
+    pub fn send_message<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let bytes =
+            control::encode(message).map_err(|_| invalid("a control message is too long"))?;
+        self.send(&bytes, fds)
+    }
+
+    /// Receives and decodes one message, waiting for it; `None` when the peer is gone.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), or `InvalidData` when the bytes are not a `T`.
+    pub fn recv_message<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Descriptors)>> {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let (len, fds) = self.recv(&mut buffer)?;
+        if len == 0 {
+            return Ok(None);
+        }
+        let message = control::decode(&buffer[..len]).map_err(|_| {
+            invalid("malformed control message: library and daemon are of different versions")
+        })?;
+        Ok(Some((message, fds)))
+    }
+
+    /// One request and the answer to it. Not for two threads at a time.
+    ///
+    /// # Errors
+    /// `ConnectionReset` or `BrokenPipe` when the daemon is gone; else as
+    /// [`recv_message`](Self::recv_message).
+    pub fn call(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<(Answer, Descriptors)> {
+        self.send_message(request, fds)?;
+        self.recv_message()?
+            .ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
+    }
+
+    /// Who connected, as the kernel noted it then.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when the peer's process cannot be seen from this pid namespace.
+    pub fn peer_credentials(&self) -> io::Result<Credentials> {
+        peer::credentials(self.0.as_fd())
+    }
+
+    /// The effective user at the other end, also of a process that cannot be seen.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        peer::user(self.0.as_fd())
+    }
+
+    /// A pidfd of the process that connected: readable once it is dead.
+    ///
+    /// # Errors
+    /// When the process is gone already.
+    pub fn peer_pidfd(&self) -> io::Result<OwnedFd> {
+        peer::pidfd(self.0.as_fd())
+    }
+}
+
+impl From<OwnedFd> for Connection {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> Self {
+        connection.0
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Room for one control message with [`MAX_DESCRIPTORS`] descriptors and not one more. Aligned as
+/// the kernel's header is, so that none of it is lost to alignment.
+#[repr(align(8))]
+struct ControlBuffer([MaybeUninit<u8>; CONTROL_LEN]);
+
+const CONTROL_LEN: usize = rustix::cmsg_aligned_space!(ScmRights(MAX_DESCRIPTORS));
+// An odd number of descriptors would leave room for one more behind them.
+const _: () = assert!(MAX_DESCRIPTORS.is_multiple_of(2));
+
+impl ControlBuffer {
+    const fn new() -> Self {
+        Self([MaybeUninit::uninit(); CONTROL_LEN])
+    }
+}
+
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
+    let mut room = ControlBuffer::new();
+    let mut control = SendAncillaryBuffer::new(&mut room.0);
+    let fit = fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds));
+    if bytes.is_empty() || !fit {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "empty, or too many descriptors"));
+    }
+    let flags = flags | SendFlags::NOSIGNAL;
+    retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
+    Ok(())
+}
+
+fn recv(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<(usize, Descriptors)> {
+    let mut room = ControlBuffer::new();
+    let mut control = RecvAncillaryBuffer::new(&mut room.0);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let mut iov = [IoSliceMut::new(buffer)];
+    let received = retry_on_intr(|| recvmsg(socket, &mut iov, &mut control, flags))?;
+    // First of all: from here on the descriptors close themselves.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(invalid("a control message is too long or carries too many descriptors"));
+    }
+    Ok((received.bytes, Descriptors(fds.into_iter())))
+}

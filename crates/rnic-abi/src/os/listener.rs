@@ -1,0 +1,101 @@
+//! The daemon's listening socket.
+
+use super::address::{address_of, connect, new_socket};
+use super::connection::Connection;
+use super::lock_file::{LockFile, in_use};
+use rustix::io::retry_on_intr;
+use rustix::net::{SocketFlags, accept_with};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A daemon's listening socket. Its path goes away with it.
+///
+/// A file with the added suffix `.lock` beside the socket, locked while the daemon lives, keeps
+/// two daemons that start at once from removing each other's socket as a stale one.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    _lock: LockFile,
+}
+
+impl Listener {
+    /// Listens at `path`, which gets the permission bits `mode`. A socket left there by a daemon
+    /// that died is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` when another daemon listens there; `AlreadyExists` when something other than a
+    /// socket is there; `InvalidInput` when the path is longer than 107 bytes.
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
+        let address = address_of(path)?;
+        let lock = LockFile::take(path)?;
+        remove_stale(path)?;
+        let socket = new_socket(SocketFlags::empty())?;
+        rustix::net::bind(&socket, &address)?;
+        // From here on a failure must take the path away again.
+        let listener = Self { socket, path: path.to_path_buf(), _lock: lock };
+        // Before listening: until then no process can connect, whatever the mode.
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+        rustix::net::listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
+    }
+
+    /// Waits for a client; never waits after [`set_nonblocking`](Self::set_nonblocking).
+    ///
+    /// # Errors
+    /// `WouldBlock` when no connection waits; else what the kernel says.
+    pub fn accept(&self) -> io::Result<Connection> {
+        let accepted = retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC))?;
+        Ok(Connection(accepted))
+    }
+
+    /// Makes [`accept`](Self::accept) wait or not.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.socket, nonblocking)?)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // The lock is still held: what is at the path is ours. Nothing can be done about a
+        // failure, and the next daemon copes with it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            let message = format!("{} exists and is not a socket", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+        }
+        Ok(_) => {}
+    }
+    match connect(path, SocketFlags::NONBLOCK) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // A process listens, with room in its queue or without, or with another type of socket.
+        _ => Err(in_use(path)),
+    }
+}
+
+const BACKLOG: i32 = 128;
