@@ -9,16 +9,21 @@ mod arena;
 mod capture;
 mod context;
 mod door;
+mod groups;
 mod maps;
 mod memory;
 mod queues;
 mod records;
 mod registry;
+mod reply;
+mod service;
 mod session;
 
 pub(crate) use accounts::Accounts;
 pub(crate) use door::Door;
-pub(crate) use registry::{Registry, Service, socket_group};
+pub(crate) use groups::socket_group;
+pub(crate) use registry::Registry;
+pub(crate) use service::Service;
 
 #[cfg(test)]
 mod tests;

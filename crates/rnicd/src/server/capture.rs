@@ -1,7 +1,7 @@
 //! A capture on its way to a client: frames from the wire, written as pcapng to a descriptor that
 //! the client sent.
 
-use super::registry::Service;
+use super::service::Service;
 use crate::pcapng;
 use crate::refusal::{Refused, refused_by_kernel};
 use crate::shard::Message;

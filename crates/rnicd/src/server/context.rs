@@ -4,8 +4,8 @@ use super::accounts::{Account, Charge};
 use super::arena::{Arenas, Ring};
 use super::memory::Regions;
 use super::records::Records;
-use super::registry::Service;
-use super::session::{Attached, COMP_VECTORS};
+use super::reply::{Attached, COMP_VECTORS, duplicate, engine_gone, unexpected_outcome};
+use super::service::Service;
 use crate::config::Resource;
 use crate::dma::Process;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
@@ -18,7 +18,6 @@ use rnic_abi::verbs::{AttrMask, QpAttr};
 use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Command, Outcome, SpaceId};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// See the [module](self). Dropping it removes the client.
@@ -218,18 +217,4 @@ fn qp_state(outcome: Outcome) -> Result<Reply, Refused> {
         }
         _ => Err(unexpected_outcome()),
     }
-}
-
-/// A copy of a descriptor, to be sent and closed.
-pub(super) fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Refused> {
-    fd.as_fd().try_clone_to_owned().map_err(refused_by_kernel("too many open files"))
-}
-
-/// The engine answered another question.
-pub(super) fn unexpected_outcome() -> Refused {
-    refuse(libc::EIO, "unexpected reply from the engine")
-}
-
-pub(super) fn engine_gone<T>(_: T) -> Refused {
-    refuse(libc::EIO, "the engine has stopped")
 }

@@ -3,7 +3,7 @@
 //! One who is turned away takes no thread and nothing else of what is short: it waits here until
 //! it has said something, so that the answer reaches it, or for a second.
 
-use super::registry::Service;
+use super::service::Service;
 use super::session::serve;
 use crate::refusal::Refused;
 use rnic_abi::control::{Answer, MAX_MESSAGE};

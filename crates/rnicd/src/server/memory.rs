@@ -1,9 +1,10 @@
 //! Registration of memory.
 
 use super::accounts::Charge;
-use super::context::{Context, unexpected_outcome};
+use super::context::Context;
 use super::maps;
 use super::registry::Registry;
+use super::reply::unexpected_outcome;
 use crate::config::Resource;
 use crate::dma::{Mapping, Space, probe};
 use crate::refusal::{Refused, refuse, refused_by_kernel};

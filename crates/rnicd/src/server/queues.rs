@@ -1,8 +1,8 @@
 //! Completion queues and queue pairs: their rings, and what is granted for what was wanted.
 
 use super::arena::Ring;
-use super::context::{Context, QpParts, unexpected_outcome};
-use super::session::Attached;
+use super::context::{Context, QpParts};
+use super::reply::{Attached, duplicate, unexpected_outcome};
 use crate::config::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use rnic_abi::control::{CreateQp, DeviceLimits, QueuePlace, Reply};
@@ -205,7 +205,7 @@ impl Context {
         memory: &Ring,
         attached: &mut Attached,
     ) -> Result<rnic_abi::control::RingPlace, Refused> {
-        let copy = super::context::duplicate(self.arenas.file(memory))?;
+        let copy = duplicate(self.arenas.file(memory))?;
         let place = self.arenas.place(memory);
         if place.arena_is_new {
             attached.push(copy);

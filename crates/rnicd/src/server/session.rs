@@ -3,7 +3,8 @@
 use super::accounts::Account;
 use super::capture::Capture;
 use super::context::Context;
-use super::registry::{Place, Service};
+use super::reply::{Attached, COMP_VECTORS};
+use super::service::{Place, Service};
 use crate::config::Resource;
 use crate::inspect::Kind;
 use crate::memory;
@@ -86,9 +87,6 @@ struct Session<'a> {
     /// The daemon's user.
     owner: u32,
 }
-
-/// What travels beside a reply.
-pub(super) type Attached = Vec<OwnedFd>;
 
 impl Session<'_> {
     fn run(self) -> anyhow::Result<()> {
@@ -382,5 +380,3 @@ const LOOKS: usize = 64;
 const PAGE: usize = MAX_MESSAGE - 4096;
 /// Bytes that a session takes at its start, and more than others take meanwhile.
 const ROOM: usize = 4 << 20;
-/// All CQs are served by one engine thread.
-pub(super) const COMP_VECTORS: u32 = 1;
