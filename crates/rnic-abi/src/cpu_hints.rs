@@ -2,8 +2,8 @@
 //!
 //! The word is 0 where there are CPUs enough for all. Then a post or a poll costs the program one
 //! load of it. A poll that finds nothing also sees to it that its thread is counted
-//! ([`Bell::publish_poller`](crate::doorbell::Bell::publish_poller)): a load, and a store after each
-//! count.
+//! ([`Bell::publish_poller`](crate::doorbell::Bell::publish_poller)): a load, and a store after
+//! each count.
 
 /// As the engine sets it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
