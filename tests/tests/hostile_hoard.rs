@@ -245,7 +245,7 @@ fn long_lists_do_not_keep_engines() -> Result<()> {
         stream.rate(2.0)
     };
     let calm = || {
-        let _spinners = [there("spin").start()?, there("spin").start()?];
+        let _spinner = there("spin").start()?;
         rate()
     };
     let disturbed = || {
