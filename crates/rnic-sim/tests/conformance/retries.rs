@@ -368,6 +368,24 @@ fn each_of_several_rnr_naks_may_have_an_echo() {
     assert_eq!(statuses(&d.sent()), ok([1, 2]));
 }
 
+/// A peer that answers each transmission with an RNR NAK and, later, a sequence NAK does not hold the
+/// requester for ever.
+#[test]
+fn an_rnr_nak_within_a_pause_costs_a_retry() {
+    let mut d = Dialogue::new(Connection { rnr_retry: 2, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    let rnr = Say::rnr_nak(1, d.our_psn(0), 0);
+    let echo = Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&rnr);
+    for _ in 0..2 {
+        assert_eq!(psns(&mut d), [0, 1]);
+        d.say_all(&[echo.clone(), rnr.clone()]);
+    }
+    let expected = [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.sent()), expected);
+}
+
 #[test]
 fn a_lost_last_packet_repeats_little_of_a_long_message() {
     let mut pair = Pair::new(1, small_mtu());

@@ -151,6 +151,7 @@ impl Qp {
     fn pause_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let until = ctx.now.after_nanos(self.requester.next_pause());
         self.wait_to_repeat(ctx, until);
+        self.requester.begin_pause();
     }
 
     /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
@@ -188,13 +189,15 @@ impl Qp {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.expect_echo();
-        let until = ctx.now.after_nanos(rnr_timer_ns(timer));
-        if self.requester.in_rnr_wait() {
-            // The wait may be the pause for an echo, and shorter than what this one demands.
-            if self.deadline.is_some_and(|deadline| deadline < until) {
-                self.set_deadline(ctx, until);
-            }
+        // Within a wait, another one answers an earlier transmission. Within a pause, one may answer
+        // the latest: if it were free too, a peer could hold the requester for ever.
+        // Rule: RnrNakInPauseCounts
+        if self.requester.in_rnr_wait() && !self.requester.in_pause() {
             return Verdict::Done;
+        }
+        let mut until = ctx.now.after_nanos(rnr_timer_ns(timer));
+        if self.requester.in_pause() {
+            until = self.deadline.map_or(until, |end_of_pause| until.max(end_of_pause));
         }
         if !self.requester.take_rnr_retry() {
             ctx.shared.counters.rnr_nak_retry_err += 1;

@@ -34,6 +34,8 @@ pub(crate) struct Requester {
     timeouts: u8,
     timeout_nanos: u64,
     in_rnr_wait: bool,
+    /// The wait is a pause before a repetition: no RNR NAK demands it.
+    in_pause: bool,
     /// RNR NAKs for `una` that came, without the sequence NAKs that may follow each.
     rnr_echoes_due: u8,
     /// Pauses before a repetition since progress.
@@ -335,7 +337,7 @@ impl Requester {
         // Rule: RnrResends
         self.rewind();
         self.stale = None;
-        self.in_rnr_wait = true;
+        (self.in_rnr_wait, self.in_pause) = (true, false);
     }
 
     pub(super) fn end_rnr_wait(&mut self) {
@@ -353,6 +355,15 @@ impl Requester {
         let is_due = self.rnr_echoes_due > 0;
         self.rnr_echoes_due = self.rnr_echoes_due.saturating_sub(1);
         is_due
+    }
+
+    /// The wait that begins is a pause.
+    pub(super) fn begin_pause(&mut self) {
+        self.in_pause = true;
+    }
+
+    pub(super) fn in_pause(&self) -> bool {
+        self.in_rnr_wait && self.in_pause
     }
 
     /// Nanoseconds to pause before the next repetition.
