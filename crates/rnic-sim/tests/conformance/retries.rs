@@ -368,8 +368,8 @@ fn each_of_several_rnr_naks_may_have_an_echo() {
     assert_eq!(statuses(&d.sent()), ok([1, 2]));
 }
 
-/// A peer that answers each transmission with an RNR NAK and, later, a sequence NAK does not hold the
-/// requester for ever.
+/// A peer that answers each transmission with an RNR NAK and, later, a sequence NAK does not hold
+/// the requester for ever.
 #[test]
 fn an_rnr_nak_within_a_pause_costs_a_retry() {
     let mut d = Dialogue::new(Connection { rnr_retry: 2, ..small_mtu() });
