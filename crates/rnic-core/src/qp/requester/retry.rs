@@ -190,8 +190,8 @@ impl Qp {
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.expect_echo();
         // Within a wait, another one answers an earlier transmission. Within a pause, one may
-        // answer the latest: if it were free too, a peer could hold the requester for ever. Rule:
-        // RnrNakInPauseCounts
+        // answer the latest: if it were free too, a peer could hold the requester for ever.
+        // Rule: RnrNakInPauseCounts
         if self.requester.in_rnr_wait() && !self.requester.in_pause() {
             return Verdict::Done;
         }
