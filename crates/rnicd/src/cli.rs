@@ -72,9 +72,9 @@ pub fn main(command: Command) -> ExitCode {
         Action::Run(options) => return run::run(&options),
         Action::Status(target) => show::status(&target),
         Action::Devices(target) => show::devices(&target),
-        Action::Qp(target) => show::list(&target, Inspect::Qps, show::QP),
-        Action::Mr(target) => show::list(&target, Inspect::Mrs, show::MR),
-        Action::Cq(target) => show::list(&target, Inspect::Cqs, show::CQ),
+        Action::Qp(target) => show::list(&target, Inspect::Qps, |qp| qp.client, show::QP),
+        Action::Mr(target) => show::list(&target, Inspect::Mrs, |mr| mr.client, show::MR),
+        Action::Cq(target) => show::list(&target, Inspect::Cqs, |cq| cq.client, show::CQ),
         Action::Counters(target) => show::counters(&target),
         Action::Fault(action) => fault::fault(action),
         Action::Capture(options) => match capture::capture(&options) {

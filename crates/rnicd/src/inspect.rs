@@ -5,7 +5,7 @@
 //! them, without what its user may not see.
 
 use crate::dma::SystemDma;
-use crate::report;
+use crate::report::{self, Totals};
 use crate::wire::LinkCounters;
 use rnic_abi::control::Inspect;
 use rnic_core::mr::Region;
@@ -50,8 +50,10 @@ impl Kind {
 
 /// What an engine answers.
 pub(crate) enum Found {
-    /// To [`Question::Totals`] and [`Question::Counters`].
-    Numbers(Numbers),
+    /// To [`Question::Totals`].
+    Totals(Totals),
+    /// To [`Question::Counters`].
+    Counters(Numbers),
     /// To [`Question::Objects`].
     Objects {
         /// In order of their slots.
@@ -86,13 +88,13 @@ pub(crate) fn answer(
     match question {
         Question::Totals => {
             let [qps, cqs, mrs] = engine.totals().map(|count| count as u64);
-            Found::Numbers(Numbers::from([("qps", qps), ("cqs", cqs), ("mrs", mrs)]))
+            Found::Totals(Totals { qps, cqs, mrs })
         }
         Question::Counters => {
             let mut all: Numbers = engine.counters().iter().collect();
             all.insert("shard_rx_lost", lost);
             all.extend(links());
-            Found::Numbers(all)
+            Found::Counters(all)
         }
         Question::Objects(kind, from) => {
             let slots = from as usize..(from as usize).saturating_add(SLOTS);

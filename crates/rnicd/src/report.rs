@@ -51,7 +51,7 @@ pub(crate) struct Session {
 }
 
 /// How many objects there are.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Totals {
     pub(crate) qps: u64,
     pub(crate) cqs: u64,
@@ -126,30 +126,6 @@ pub(crate) struct Fault {
     /// How many packets more it strikes.
     pub(crate) left: Option<u64>,
     pub(crate) struck: u64,
-}
-
-/// An object that a client made.
-pub(crate) trait Owned {
-    /// The number of the client's context.
-    fn client(&self) -> u32;
-}
-
-impl Owned for Qp {
-    fn client(&self) -> u32 {
-        self.client
-    }
-}
-
-impl Owned for Mr {
-    fn client(&self) -> u32 {
-        self.client
-    }
-}
-
-impl Owned for Cq {
-    fn client(&self) -> u32 {
-        self.client
-    }
 }
 
 /// With the process that made it.

@@ -2,7 +2,7 @@
 
 use super::private;
 use crate::report::Fault;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
@@ -159,20 +159,20 @@ impl Client {
     pub(super) fn devices(&self) -> Result<Vec<DeviceInfo>> {
         match self.call(&Request::ListDevices)? {
             Reply::Devices(devices) => Ok(devices),
-            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
+            _ => Err(unexpected_reply()),
         }
     }
 
     /// One report of the daemon.
     pub(super) fn inspect<T: DeserializeOwned>(&self, what: Inspect) -> Result<T> {
-        Ok(serde_json::from_str(&self.page(what, 0)?.0)?)
+        Ok(serde_json::from_str(&self.report(&Request::Inspect { what, from: 0 })?.0)?)
     }
 
     /// A list of reports, which comes in pages.
     pub(super) fn list<T: DeserializeOwned>(&self, what: Inspect) -> Result<Vec<T>> {
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
-            let (json, next) = self.page(what, from)?;
+            let (json, next) = self.report(&Request::Inspect { what, from })?;
             all.extend(serde_json::from_str::<Vec<T>>(&json)?);
             match next {
                 Some(next) if next > from => from = next,
@@ -181,10 +181,11 @@ impl Client {
         }
     }
 
-    fn page(&self, what: Inspect, from: u32) -> Result<(String, Option<u32>)> {
-        match self.call(&Request::Inspect { what, from })? {
+    /// What the daemon reports, as JSON, and where a list goes on.
+    fn report(&self, request: &Request) -> Result<(String, Option<u32>)> {
+        match self.call(request)? {
             Reply::Inspected { json, next } => Ok((json, next)),
-            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -197,9 +198,10 @@ impl Client {
 
     /// Changes the faults in force. Returns those that then are.
     pub(super) fn faults(&self, change: FaultChange) -> Result<Vec<Fault>> {
-        match self.call(&Request::Faults(change))? {
-            Reply::Inspected { json, .. } => Ok(serde_json::from_str(&json)?),
-            _ => bail!("protocol error: unexpected reply from rnicd (are both of one version?)"),
-        }
+        Ok(serde_json::from_str(&self.report(&Request::Faults(change))?.0)?)
     }
+}
+
+fn unexpected_reply() -> anyhow::Error {
+    anyhow::anyhow!("protocol error: unexpected reply from rnicd (are both of one version?)")
 }

@@ -3,7 +3,7 @@
 use super::Target;
 use super::client::{Client, Places};
 use super::table::{Cell, Column, render};
-use crate::report::{Cq, Made, Mr, Owned, Qp, Session, Status};
+use crate::report::{Cq, Made, Mr, Qp, Session, Status};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
 use serde::Serialize;
@@ -77,15 +77,17 @@ fn connect(target: &Target) -> Result<Client> {
 }
 
 /// Objects as a table, each with the process that made it.
-pub(super) fn list<T>(target: &Target, what: Inspect, columns: &[Column<Made<T>>]) -> Result<String>
-where
-    T: Owned + Serialize + DeserializeOwned,
-{
+pub(super) fn list<T: Serialize + DeserializeOwned>(
+    target: &Target,
+    what: Inspect,
+    client_of: fn(&T) -> u32,
+    columns: &[Column<Made<T>>],
+) -> Result<String> {
     let client = connect(target)?;
     let found: Vec<T> = client.list(what)?;
     let status: Status = client.inspect(Inspect::Status)?;
     let made_by = |object: &T| {
-        let client = Some(object.client());
+        let client = Some(client_of(object));
         status.sessions.iter().find(|session| session.client == client)
     };
     let made = found.into_iter().map(|object| {

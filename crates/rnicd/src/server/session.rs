@@ -3,7 +3,7 @@
 use super::accounts::Account;
 use super::capture::Capture;
 use super::context::Context;
-use super::reply::{Attached, COMP_VECTORS};
+use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
 use crate::config::Resource;
 use crate::inspect::Kind;
@@ -279,7 +279,7 @@ impl Session<'_> {
             }
         };
         let asked = self.service.shards.first().ask(|answer| Message::Faults(change, answer));
-        let found = asked.map_err(|_| refuse(libc::EIO, "the engine has stopped"))?;
+        let found = asked.map_err(engine_gone)?;
         let faults = found.ok_or_else(|| {
             let text =
                 format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");

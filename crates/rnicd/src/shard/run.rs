@@ -93,8 +93,8 @@ impl Shard {
             self.step();
         }
         match self.inspect(Question::Counters) {
-            Found::Numbers(counted) => counted,
-            Found::Objects { .. } => Numbers::new(),
+            Found::Counters(counted) => counted,
+            Found::Totals(_) | Found::Objects { .. } => Numbers::new(),
         }
     }
 

@@ -264,26 +264,32 @@ impl ShardSet {
 
     /// How many objects all shards have.
     pub(crate) fn totals(&self) -> Totals {
-        let numbers = self.numbers(Question::Totals);
-        let of = |kind: &str| numbers.get(kind).copied().unwrap_or(0);
-        Totals { qps: of("qps"), cqs: of("cqs"), mrs: of("mrs") }
+        let found = self.answers(Question::Totals).into_iter().filter_map(|found| match found {
+            Found::Totals(totals) => Some(totals),
+            _ => None,
+        });
+        found.fold(Totals::default(), |sum, one| Totals {
+            qps: sum.qps + one.qps,
+            cqs: sum.cqs + one.cqs,
+            mrs: sum.mrs + one.mrs,
+        })
     }
 
     /// What all shards have counted, those that have ended too.
     pub(crate) fn counters(&self) -> Numbers {
         let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        inspect::add_up([self.numbers(Question::Counters), past])
+        let found = self.answers(Question::Counters).into_iter().filter_map(|found| match found {
+            Found::Counters(counted) => Some(counted),
+            _ => None,
+        });
+        inspect::add_up(found.chain([past]))
     }
 
-    /// Numbers of all shards, added up; those that do not answer within a second are left out.
-    fn numbers(&self, question: Question) -> Numbers {
+    /// What all shards answer; those that do not within a second are left out.
+    fn answers(&self, question: Question) -> Vec<Found> {
         let asked: Vec<_> = self.all().iter().map(|shard| ask(shard, question)).collect();
         let deadline = Instant::now() + ANSWER_PATIENCE;
-        let answers = asked.iter().filter_map(|answered| answered.recv_deadline(deadline).ok());
-        inspect::add_up(answers.filter_map(|found| match found {
-            Found::Numbers(numbers) => Some(numbers),
-            Found::Objects { .. } => None,
-        }))
+        asked.iter().filter_map(|answered| answered.recv_deadline(deadline).ok()).collect()
     }
 
     /// A few objects of a kind, with their places, and where to go on. A shard that does not answer
