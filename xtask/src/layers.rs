@@ -19,29 +19,54 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rnic-fuzz-targets", &["rnic-sim", "rnic-core", "roce-wire", "rnic-abi"]),
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
-    ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-sim", "xdp-io"]),
+    ("rnic-net", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
+    ("rnic-host", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "xdp-io"]),
+    ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "rnic-host", "xdp-io"]),
     ("rnic-bench", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
     ("rnic-hostile", &["rnic-abi"]),
     ("system-tests", &[]),
     ("xtask", &["system-tests"]),
 ];
 
-/// The modules of the engine, from the bottom to the top: each may use those of earlier rows only,
-/// so that it can be read without those above it.
-const ENGINE_ROWS: &[&[&str]] = &[
-    &["ids", "profile", "secret", "slab", "time", "transport"],
-    &["command", "ports", "qpn", "wheel"],
-    &["by_reference", "clients", "cq", "modify_qp", "mr"],
-    &["batch", "config", "event"],
-    &["counters"],
-    &["shared"],
-    &["qp"],
-    &["delivery"],
-    &["egress", "ingress"],
-    &["engine"],
-    &["commands", "leap"],
-];
-const ENGINE: &str = "crates/rnic-core/src";
+/// The modules of a crate, from the bottom to the top: each may use those of earlier rows only, so
+/// that it can be read without those above it.
+struct Rows {
+    source: &'static str,
+    rows: &'static [&'static [&'static str]],
+}
+
+const ENGINE: Rows = Rows {
+    source: "crates/rnic-core/src",
+    rows: &[
+        &["ids", "profile", "secret", "slab", "time", "transport"],
+        &["command", "ports", "qpn", "wheel"],
+        &["by_reference", "clients", "cq", "modify_qp", "mr"],
+        &["batch", "config", "event"],
+        &["counters"],
+        &["shared"],
+        &["qp"],
+        &["delivery"],
+        &["egress", "ingress"],
+        &["engine"],
+        &["commands", "leap"],
+    ],
+};
+
+const HOST: Rows = Rows {
+    source: "crates/rnic-host/src",
+    rows: &[
+        &["memory", "refusal", "report", "settings", "system"],
+        &["dma", "quota", "thread", "wire"],
+        &["inspect", "pcapng"],
+        &["shard"],
+        &["server"],
+    ],
+};
+
+const DAEMON: Rows = Rows {
+    source: "crates/rnicd/src",
+    rows: &[&["config", "log", "system"], &["cli", "daemon"], &["bin"]],
+};
 
 /// Crates that must work without an operating system, with their default features.
 const SANS_IO: [&str; 3] = ["roce-wire", "rnic-abi", "rnic-core"];
@@ -65,16 +90,18 @@ pub(crate) fn check() -> Result<()> {
             faults.push(format!("{name} must forbid unsafe code in its lib.rs"));
         }
     }
-    faults.extend(module_faults()?);
+    for crate_rows in [ENGINE, HOST, DAEMON] {
+        faults.extend(module_faults(&crate_rows)?);
+    }
     if !faults.is_empty() {
         bail!("the layering is broken:\n  {}", faults.join("\n  "));
     }
     Ok(())
 }
 
-/// Modules of the engine that use one that is not below them.
-fn module_faults() -> Result<Vec<String>> {
-    let root = paths::repository().join(ENGINE);
+/// Modules of a crate that use one that is not below them.
+fn module_faults(of: &Rows) -> Result<Vec<String>> {
+    let root = paths::repository().join(of.source);
     let mut faults = Vec::new();
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
@@ -84,19 +111,19 @@ fn module_faults() -> Result<Vec<String>> {
             if path.is_dir() {
                 folders.push(path);
             } else if name != "lib.rs" {
-                faults.extend(upward(&name, &fs::read_to_string(&path)?));
+                faults.extend(upward(of, &name, &fs::read_to_string(&path)?));
             }
         }
     }
     Ok(faults)
 }
 
-/// What a file of the engine uses that is not below it.
-fn upward(file: &str, text: &str) -> Vec<String> {
-    let row = |module: &str| ENGINE_ROWS.iter().position(|row| row.contains(&module));
+/// What a file of a crate uses that is not below it.
+fn upward(of: &Rows, file: &str, text: &str) -> Vec<String> {
+    let row = |module: &str| of.rows.iter().position(|row| row.contains(&module));
     let module = file.split(['/', '.']).next().unwrap_or_default();
     let Some(own) = row(module) else {
-        return vec![format!("{file} has no place in xtask/src/layers.rs")];
+        return vec![format!("{}/{file} has no place in xtask/src/layers.rs", of.source)];
     };
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -105,7 +132,7 @@ fn upward(file: &str, text: &str) -> Vec<String> {
     let mut faults: Vec<String> = names
         .flatten()
         .filter(|name| *name != module && row(name).is_some_and(|other| other >= own))
-        .map(|name| format!("{file} must not use {name}"))
+        .map(|name| format!("{}/{file} must not use {name}", of.source))
         .collect();
     faults.sort();
     faults.dedup();
@@ -168,9 +195,12 @@ mod tests {
     #[test]
     fn a_module_that_uses_one_above_it_is_a_fault() {
         let text = "use crate::shared::Ctx;\nuse crate::slab::Slab;\n// crate::engine is above\n";
-        assert_eq!(upward("cq.rs", text), ["cq.rs must not use shared"]);
-        assert_eq!(upward("qp/mod.rs", text), [""; 0]);
-        assert_eq!(upward("new.rs", text).len(), 1);
+        assert_eq!(
+            upward(&ENGINE, "cq.rs", text),
+            ["crates/rnic-core/src/cq.rs must not use shared"]
+        );
+        assert_eq!(upward(&ENGINE, "qp/mod.rs", text), [""; 0]);
+        assert_eq!(upward(&ENGINE, "new.rs", text).len(), 1);
     }
 
     fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Value {

@@ -3,89 +3,16 @@
 //! The keys of the TOML file are named like the options of the command line, which wins. Settings
 //! are checked only against each other here; `net` checks whether an interface exists.
 
-mod machine;
-mod quota;
+pub(crate) mod groups;
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use rnic_host::quota::{Limits, Machine, Section, UserSection};
+use rnic_host::settings::{Idle, Io, Placement, Profile, Settings, XdpMode};
 use serde::Deserialize;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-pub use machine::Machine;
-use quota::UserSection;
-pub use quota::{Amounts, Limits, Resource, Section};
-
-/// Packet I/O.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Io {
-    /// The best that the interface and the privileges allow
-    Auto,
-    /// AF_XDP sockets: needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN
-    AfXdp,
-    /// AF_PACKET sockets: needs CAP_NET_RAW; much slower before Linux 6.2
-    AfPacket,
-    /// Kernel UDP sockets: needs no privilege
-    Udp,
-    /// No network: only queue pairs of this device reach each other
-    Loopback,
-}
-
-/// How the XDP program is attached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum XdpMode {
-    /// Zero-copy, else native, else generic
-    Auto,
-    /// In the driver, frames shared with the NIC
-    ZeroCopy,
-    /// In the driver, frames copied
-    Native,
-    /// In the network stack, works on every interface
-    Generic,
-}
-
-/// What an idle engine does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Idle {
-    /// Spin for --spin microseconds after the last work, then sleep
-    Adaptive,
-    /// Never sleep: lowest latency, one core always busy
-    Busy,
-    /// Sleep at once
-    Event,
-}
-
-/// Where the engine's thread runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Placement {
-    /// Beside the program on machines with fewer than four CPUs, else free
-    Auto,
-    /// On the CPU of the program it serves; each yields to the other when it has nothing to do
-    Program,
-    /// Wherever the scheduler puts it; neither engine nor programs yield the CPU
-    Free,
-}
-
-/// Vendor behaviour where implementations differ.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Profile {
-    /// As the InfiniBand architecture says
-    Spec,
-    /// As ConnectX does it: timeouts, ACK requests, credits, ECN bits
-    #[value(name = "connectx")]
-    ConnectX,
-}
-
-/// A choice as the command line has it.
-pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
-    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
 
 /// Run an RDMA network card (RoCEv2) on a network interface
 ///
@@ -187,12 +114,8 @@ pub struct Config {
     pub group: Option<String>,
     /// Permission bits of the control socket.
     pub mode: u32,
-    /// Idle behaviour.
-    pub idle: Idle,
-    /// Spin budget of [`Idle::Adaptive`].
-    pub spin: Duration,
-    /// Where the engine's thread runs.
-    pub placement: Placement,
+    /// Of each engine's thread.
+    pub engine: Settings,
     /// Vendor behaviour where implementations differ.
     pub profile: Profile,
     /// End with the last client.
@@ -228,6 +151,7 @@ impl Config {
                 .context("no place for the control socket; name one with --socket")?,
         };
         let idle = if args.busy_poll { Some(Idle::Busy) } else { args.idle.or(file.idle) };
+        let defaults = Settings::default();
         let config = Self {
             device: args.device.or(file.device).unwrap_or_else(|| "rnic0".into()),
             netdev: args.netdev.or(file.netdev),
@@ -237,9 +161,11 @@ impl Config {
             socket,
             group: args.group.or(file.group),
             mode,
-            idle: idle.unwrap_or(Idle::Adaptive),
-            spin: Duration::from_micros(args.spin.or(file.spin).unwrap_or(DEFAULT_SPIN)),
-            placement: args.placement.or(file.placement).unwrap_or(Placement::Auto),
+            engine: Settings {
+                idle: idle.unwrap_or(defaults.idle),
+                spin: args.spin.or(file.spin).map_or(defaults.spin, Duration::from_micros),
+                placement: args.placement.or(file.placement).unwrap_or(defaults.placement),
+            },
             profile: args.profile.or(file.profile).unwrap_or(Profile::Spec),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
@@ -295,8 +221,6 @@ fn read_file(path: &Path) -> Result<File> {
     toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))
 }
 
-/// Long enough to bridge the gaps of a busy connection, too short to be seen in `top`.
-const DEFAULT_SPIN: u64 = 50;
 /// More than a user's programs are of at a time.
 const DEFAULT_GROUPS: u32 = 4;
 /// `IBV_SYSFS_NAME_MAX` less the terminator.

@@ -1,18 +1,21 @@
 //! The daemon from start to end.
 
-use crate::config::{Args, Config, Io, Profile, XdpMode, name_of};
+use crate::config::groups::socket_group;
+use crate::config::{Args, Config};
 use crate::log;
-use crate::memory;
-use crate::net::{Change, Claims, NetConfig, Network};
-use crate::server::{Accounts, Door, Registry, Service, socket_group};
-use crate::shard::ShardSet;
 use crate::system::{self, notify};
-use crate::wire::{self, WireConfig};
 use anyhow::{Context, Result, bail};
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::{EventFd, Listener};
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
+use rnic_host::memory;
+use rnic_host::server::{Accounts, Door, Registry, Service};
+use rnic_host::settings::{Io, Profile, XdpMode, name_of};
+use rnic_host::shard::ShardSet;
+use rnic_host::system::random;
+use rnic_host::wire::{self, WireConfig};
+use rnic_net::{Change, Claims, NetConfig, Network};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -107,14 +110,14 @@ fn start_engine(
     let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
     let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
     let io = wire.mode().to_owned();
-    let mut engine = EngineConfig::new(system::random().context("no randomness")?);
+    let mut engine = EngineConfig::new(random().context("no randomness")?);
     engine.gid_table_len = network.port().gid_table_len;
     engine.profile = match config.profile {
         Profile::Spec => rnic_core::Profile::Spec,
         Profile::ConnectX => rnic_core::Profile::ConnectX,
     };
-    let started =
-        ShardSet::start(config.clone(), engine, wire).context("cannot start the engine")?;
+    let started = ShardSet::start(config.engine, config.groups, engine, wire)
+        .context("cannot start the engine")?;
     let started = Arc::clone(shards.get_or_init(|| Arc::new(started)));
     // Changes from before the shards could follow them.
     started.follow(network.now());

@@ -1,37 +1,19 @@
-//! The soft-rnic daemon: everything around the engine that needs an operating system.
+//! The soft-rnic daemon and its command-line tool: the control plane around engines, which run in
+//! `rnic_host` on the network that `rnic_net` describes.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
-//! | `server` | control socket: sessions, quotas, ring memory |
-//! | `shard` | the engine's thread |
-//! | `dma` | the memory of applications |
-//! | `wire` | packet I/O |
-//! | `net` | interfaces, addresses, routes, neighbours |
-//! | `pcapng` | capture files |
 //! | `log` | lines on standard error, not too many |
-//! | `memory` | a reserve for the moment when there is none |
-//! | `thread` | threads that clients cause to exist |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
 pub mod cli;
 pub mod config;
 pub mod daemon;
-mod dma;
-mod inspect;
 mod log;
-mod memory;
-mod net;
-mod pcapng;
-mod refusal;
-mod report;
-mod server;
-mod shard;
 mod system;
-mod thread;
-mod wire;
 
 /// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.
 #[must_use]

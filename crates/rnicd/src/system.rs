@@ -1,54 +1,6 @@
-//! Things asked of the operating system that belong nowhere else.
+//! What the daemon asks of the operating system for its process.
 
-use rustix::process::{Gid, Uid};
-use rustix::rand::GetRandomFlags;
 use sd_notify::NotifyState;
-use std::io;
-
-/// A user and a group.
-pub(crate) type User = (u32, u32);
-
-/// Makes the calling thread, and it alone, act as `user`, for good and without capabilities. A
-/// daemon that is not root has no other identity to take: the kernel then checks for itself.
-///
-/// # Errors
-/// What the kernel says.
-pub(crate) fn become_user((uid, gid): User) -> io::Result<()> {
-    if !rustix::process::geteuid().is_root() || uid == 0 {
-        return Ok(());
-    }
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-    // Leaving user 0 in all three ways also drops every capability.
-    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
-}
-
-/// Makes the calling thread, and it alone, act as `user` until [`act_as_root`]. Its effective
-/// capabilities are gone meanwhile, and the kernel judges what it does to other processes by the
-/// user's rights.
-///
-/// # Errors
-/// What the kernel says.
-pub(crate) fn act_as((uid, gid): User) -> io::Result<()> {
-    act_as_root()?;
-    if uid == 0 {
-        return Ok(());
-    }
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(gid, gid, Gid::ROOT)?;
-    Ok(rustix::thread::set_thread_res_uid(uid, uid, Uid::ROOT)?)
-}
-
-/// Ends [`act_as`].
-///
-/// # Errors
-/// When the thread never was root.
-pub(crate) fn act_as_root() -> io::Result<()> {
-    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    Ok(rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?)
-}
 
 /// Lets this process have as many descriptors as it may ask for.
 pub(crate) fn raise_descriptor_limit() {
@@ -71,71 +23,9 @@ pub(crate) fn prepare_for_little_memory() {
     }
 }
 
-/// Asks the scheduler for slices of so many nanoseconds for the calling thread: the shorter they
-/// are, the sooner it gets a CPU when it wakes (Linux 6.12 and later; earlier ones ignore it).
-///
-/// # Errors
-/// What the kernel says.
-#[allow(unsafe_code, reason = "no library wraps sched_setattr")]
-pub(crate) fn request_slice(nanos: u64) -> io::Result<()> {
-    /// `struct sched_attr`, first version.
-    #[repr(C)]
-    struct SchedAttr {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    const SCHED_OTHER: u32 = 0;
-    let attr = SchedAttr {
-        size: 48,
-        policy: SCHED_OTHER,
-        flags: 0,
-        nice: rustix::process::nice(0).unwrap_or(0),
-        priority: 0,
-        runtime: nanos,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: thread 0 is the calling one, and the kernel reads `size` bytes of a live structure.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// The scheduling group of the process with this name in `/proc`: its control group and its
-/// session's autogroup. `sched_yield` yields only to threads of the same group.
-pub(crate) fn scheduling_group(process: &str) -> (String, String) {
-    let read =
-        |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
-    // "number:controllers:path"; version 2 has one line without controllers.
-    let is_cpu = |line: &&str| {
-        line.split(':')
-            .nth(1)
-            .is_some_and(|all| all.is_empty() || all.split(',').any(|c| c == "cpu"))
-    };
-    let control_groups = read("cgroup").lines().filter(is_cpu).collect();
-    (control_groups, read("autogroup"))
-}
-
 /// Tells the service manager, when there is one.
 pub(crate) fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!("cannot notify the service manager: {error}");
     }
-}
-
-/// Random words, not to be guessed.
-///
-/// # Errors
-/// What the kernel says.
-pub(crate) fn random() -> io::Result<[u64; 2]> {
-    let mut bytes = [0; 16];
-    // So few come all at once.
-    rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
-    let word = u128::from_ne_bytes(bytes);
-    Ok([word as u64, (word >> 64) as u64])
 }

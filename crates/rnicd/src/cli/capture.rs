@@ -1,10 +1,10 @@
 //! `rnic capture`: frames as lines, or as a file for Wireshark.
 
 use super::client::Client;
-use crate::pcapng;
-use crate::wire::Captured;
 use anyhow::{Context, Result};
 use clap::Args;
+use rnic_host::pcapng;
+use rnic_host::wire::Captured;
 use roce_wire::{Datagram, Frame};
 use std::fs::File;
 use std::io::{self, BufReader, Write};

@@ -1,11 +1,11 @@
 //! A session with a daemon.
 
 use super::private;
-use crate::report::Fault;
 use anyhow::{Context, Result};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
+use rnic_host::report::Fault;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::io::{self, ErrorKind};

@@ -4,11 +4,11 @@ use super::Target;
 use super::client::Client;
 use super::show::json;
 use super::table::{Cell, Column, render};
-use crate::report;
-use crate::wire::Fault;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use rnic_abi::control::FaultChange;
+use rnic_host::report;
+use rnic_host::wire::Fault;
 use std::path::PathBuf;
 
 /// What to do with the faults.

@@ -3,9 +3,9 @@
 use super::Target;
 use super::client::{Client, Places};
 use super::table::{Cell, Column, render};
-use crate::report::{Cq, Made, Mr, Qp, Session, Status};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
+use rnic_host::report::{Cq, Made, Mr, Qp, Session, Status};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
 use super::*;
+use rnic_host::quota::Resource;
 
 fn args(words: &[&str]) -> Args {
     Args::try_parse_from(std::iter::once("rnicd").chain(words.iter().copied())).unwrap()
@@ -34,7 +35,7 @@ fn the_command_line_of_the_documentation_is_understood() {
     assert_eq!(config.device, "nic7");
     assert_eq!((config.io, config.xdp_mode), (Io::Udp, XdpMode::ZeroCopy));
     assert_eq!(config.addresses.len(), 2);
-    assert_eq!((config.mode, config.idle), (0o660, Idle::Busy));
+    assert_eq!((config.mode, config.engine.idle), (0o660, Idle::Busy));
     assert_eq!(config.profile, Profile::ConnectX);
 }
 
@@ -48,7 +49,7 @@ fn the_command_line_wins_over_the_file() {
     let config = Config::resolve(args(&["--config", &name, "--device", "b"])).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(config.device, "b");
-    assert_eq!((config.io, config.spin), (Io::Udp, Duration::from_micros(7)));
+    assert_eq!((config.io, config.engine.spin), (Io::Udp, Duration::from_micros(7)));
     assert_eq!(config.profile, Profile::ConnectX);
     let usual = Limits::new(&Section::new(), &Section::new(), &Machine::look());
     assert_eq!((config.limits.user[Resource::Qps], config.groups), (3, 2));

@@ -1,0 +1,263 @@
+//! Application memory: what the engine's [`Dma`] calls become.
+//!
+//! Two kinds of address space:
+//!
+//! * a **process**: `process_vm_readv` and `process_vm_writev`, which work for whatever the
+//!   application registered. A wrong address is a partial count, never a signal. The kernel checks
+//!   the rights of the calling thread against the process at every call, so the thread must carry
+//!   the rights of the client and no more.
+//! * **mapped** memory: a memfd that can no longer shrink, mapped by both; no system call.
+//!
+//! One `process_vm_writev` copies in no useful order inside an iovec, so the last 8 bytes of every
+//! message get an iovec of their own: programs poll the last byte of a message.
+
+#[allow(unsafe_code)]
+mod mapped;
+#[allow(unsafe_code)]
+mod process;
+
+use rnic_core::ports::{Dma, DmaFault, MemRange, Range, SpaceId};
+
+pub(crate) use mapped::Mapping;
+pub(crate) use process::{Process, probe};
+
+/// An address space.
+#[derive(Debug)]
+pub enum Space {
+    /// Of a client process.
+    Process(Process),
+    /// Of a shared memory file; address 0 is where the registration starts.
+    Mapped(Mapping),
+}
+
+/// The address spaces of one engine's clients.
+#[derive(Debug)]
+pub struct SystemDma {
+    /// By [`slot_of`]. Each knows its whole number: a slot is used again, a number is not.
+    spaces: Vec<Option<(SpaceId, Space)>>,
+    scratch: process::Scratch,
+}
+
+/// The number of a space that has a slot for itself among those that exist. `generation`: how many
+/// there were before.
+pub(crate) fn space_id(slot: u32, generation: u32) -> SpaceId {
+    SpaceId(u64::from(generation) << 32 | u64::from(slot))
+}
+
+/// The slot of a space.
+pub(crate) fn slot_of(id: SpaceId) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+    let slot = id.0 as u32;
+    slot
+}
+
+impl SystemDma {
+    /// No space yet.
+    pub fn new() -> Self {
+        Self { spaces: Vec::new(), scratch: process::Scratch::new() }
+    }
+
+    /// Adds or replaces a space.
+    pub fn insert(&mut self, id: SpaceId, space: Space) {
+        let at = slot_of(id) as usize;
+        if at >= self.spaces.len() {
+            self.spaces.resize_with(at + 1, || None);
+        }
+        self.spaces[at] = Some((id, space));
+    }
+
+    #[inline]
+    fn get(&self, id: SpaceId) -> Option<&Space> {
+        match self.spaces.get(slot_of(id) as usize) {
+            Some(Some((own, space))) if *own == id => Some(space),
+            _ => None,
+        }
+    }
+
+    /// Whether a space is memory that this process maps.
+    pub fn is_mapped(&self, id: SpaceId) -> bool {
+        matches!(self.get(id), Some(Space::Mapped(_)))
+    }
+
+    /// Takes a space out; accesses to it are faults from now on.
+    pub fn remove(&mut self, id: SpaceId) -> Option<Space> {
+        let slot = self.spaces.get_mut(slot_of(id) as usize)?;
+        slot.take_if(|(own, _)| *own == id).map(|(_, space)| space)
+    }
+}
+
+/// As [`SystemDma::get`], beside which the scratch memory is used.
+#[inline]
+fn find(spaces: &mut [Option<(SpaceId, Space)>], id: SpaceId) -> Option<&mut Space> {
+    match spaces.get_mut(slot_of(id) as usize) {
+        Some(Some((own, space))) if *own == id => Some(space),
+        _ => None,
+    }
+}
+
+/// Nothing was transferred.
+const NOTHING: DmaFault = DmaFault { done: 0 };
+
+impl Dma for SystemDma {
+    fn read(
+        &mut self,
+        space: SpaceId,
+        from: &[MemRange],
+        arena: &mut [u8],
+        to: &[Range],
+    ) -> Result<(), DmaFault> {
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => process.read(from, arena, to, &mut self.scratch),
+            Some(Space::Mapped(mapping)) => mapping.read(from, arena, to),
+            None => Err(NOTHING),
+        }
+    }
+
+    fn write(
+        &mut self,
+        space: SpaceId,
+        arena: &[u8],
+        from: &[Range],
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => {
+                process.write(arena, from, to, tails, &mut self.scratch)
+            }
+            Some(Space::Mapped(mapping)) => mapping.write(arena, from, to, tails),
+            None => Err(NOTHING),
+        }
+    }
+
+    fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
+        match self.get(space) {
+            Some(Space::Mapped(mapping)) => mapping.contains(from),
+            _ => false,
+        }
+    }
+
+    fn copy(
+        &mut self,
+        source: SpaceId,
+        from: &[MemRange],
+        target: SpaceId,
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        if source == target {
+            return match self.get(source) {
+                Some(Space::Mapped(mapping)) => mapping.copy(mapping, from, to, tails),
+                _ => Err(NOTHING),
+            };
+        }
+        let slots = [source, target].map(|id| slot_of(id) as usize);
+        let Ok([Some(found_source), Some(found_target)]) = self.spaces.get_disjoint_mut(slots)
+        else {
+            return Err(NOTHING);
+        };
+        if (found_source.0, found_target.0) != (source, target) {
+            return Err(NOTHING);
+        }
+        match (&found_source.1, &mut found_target.1) {
+            (Space::Mapped(source), Space::Mapped(target)) => target.copy(source, from, to, tails),
+            (Space::Mapped(source), Space::Process(target)) => {
+                target.write_mapped(source, from, to, tails, &mut self.scratch)
+            }
+            _ => Err(NOTHING),
+        }
+    }
+
+    fn atomic(
+        &mut self,
+        space: SpaceId,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        match find(&mut self.spaces, space) {
+            Some(Space::Process(process)) => process.atomic(addr, update),
+            Some(Space::Mapped(mapping)) => mapping.atomic(addr, update),
+            None => Err(NOTHING),
+        }
+    }
+}
+
+/// Bytes at the end of a message that become visible last.
+const TAIL: u64 = 8;
+
+/// The pieces of a transfer of `total` bytes that must be stored one after the other: bodies and
+/// tails of messages, as (start, end) byte counts. `ends` are the ends of messages before the last.
+fn pieces(ends: &[u64], total: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut start = 0;
+    ends.iter()
+        .copied()
+        .chain([total])
+        .flat_map(move |end| {
+            let end = end.clamp(start, total);
+            let cut = end.saturating_sub(TAIL).max(start);
+            let body = (start, cut);
+            start = end;
+            [body, (cut, end)]
+        })
+        .filter(|(start, end)| start < end)
+}
+
+/// A run of bytes somewhere.
+trait Run: Copy {
+    fn len(&self) -> u32;
+    /// Splits off the first `len` bytes, of at least as many.
+    fn take(&mut self, len: u32) -> Self;
+}
+
+impl Run for Range {
+    fn len(&self) -> u32 {
+        self.len
+    }
+
+    fn take(&mut self, len: u32) -> Self {
+        let first = Self { len, ..*self };
+        *self = Self { offset: self.offset + len, len: self.len - len };
+        first
+    }
+}
+
+impl Run for MemRange {
+    fn len(&self) -> u32 {
+        self.len
+    }
+
+    fn take(&mut self, len: u32) -> Self {
+        let first = Self { len, ..*self };
+        *self = Self { addr: self.addr.wrapping_add(len.into()), len: self.len - len };
+        first
+    }
+}
+
+/// Calls `step` with equally long pieces of both lists until it says false. True when all of
+/// `ranges` was taken.
+fn walk<R: Run>(
+    memory: &[MemRange],
+    ranges: &[R],
+    mut step: impl FnMut(MemRange, R) -> bool,
+) -> bool {
+    let mut memory = memory.iter().copied();
+    let mut current = MemRange::default();
+    for range in ranges {
+        let mut left = *range;
+        while left.len() > 0 {
+            if current.len == 0 {
+                let Some(next) = memory.next() else { return false };
+                current = next;
+                continue;
+            }
+            let len = left.len().min(current.len);
+            if !step(current.take(len), left.take(len)) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

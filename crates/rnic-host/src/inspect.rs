@@ -1,0 +1,215 @@
+//! What `rnic status|qp|mr|cq|counters` show.
+//!
+//! Lists may be long, and any client may ask for them without pause. So an engine copies only a few
+//! slots of a table between two turns. The session's own thread makes a [report] of
+//! them, without what its user may not see.
+
+use crate::dma::SystemDma;
+use crate::report::{self, Totals};
+use crate::wire::LinkCounters;
+use rnic_abi::control::Inspect;
+use rnic_core::mr::Region;
+use rnic_core::slab::Slab;
+use rnic_core::{CqView, Engine, QpView};
+use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
+
+/// Numbers by name.
+pub type Numbers = BTreeMap<&'static str, u64>;
+
+/// What an engine is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Question {
+    /// How many objects it has.
+    Totals,
+    /// What it has counted.
+    Counters,
+    /// The objects of a kind in a few slots from this one on.
+    Objects(Kind, u32),
+}
+
+/// A kind of objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Qps,
+    Mrs,
+    Cqs,
+}
+
+impl Kind {
+    /// What a user asked for, when it is a list.
+    pub const fn of(what: Inspect) -> Option<Self> {
+        match what {
+            Inspect::Qps => Some(Self::Qps),
+            Inspect::Mrs => Some(Self::Mrs),
+            Inspect::Cqs => Some(Self::Cqs),
+            Inspect::Status | Inspect::Counters => None,
+        }
+    }
+}
+
+/// What an engine answers.
+pub enum Found {
+    /// To [`Question::Totals`].
+    Totals(Totals),
+    /// To [`Question::Counters`].
+    Counters(Numbers),
+    /// To [`Question::Objects`].
+    Objects {
+        /// In order of their slots.
+        objects: Vec<Object>,
+        /// Ask for this slot next; `None` behind the last.
+        next: Option<u32>,
+    },
+}
+
+/// A copy of an object.
+pub enum Object {
+    Qp(Box<QpView>),
+    Mr(MrView),
+    Cq(CqView),
+}
+
+/// A memory region, for display.
+pub struct MrView {
+    mr: u32,
+    region: Region,
+    mapped: bool,
+}
+
+/// Answers a question to an engine, in bounded time.
+pub fn answer(
+    engine: &Engine,
+    dma: &SystemDma,
+    lost: u64,
+    links: impl FnOnce() -> LinkCounters,
+    question: Question,
+) -> Found {
+    match question {
+        Question::Totals => {
+            let [qps, cqs, mrs] = engine.totals().map(|count| count as u64);
+            Found::Totals(Totals { qps, cqs, mrs })
+        }
+        Question::Counters => {
+            let mut all: Numbers = engine.counters().iter().collect();
+            all.insert("shard_rx_lost", lost);
+            all.extend(links());
+            Found::Counters(all)
+        }
+        Question::Objects(kind, from) => {
+            let slots = from as usize..(from as usize).saturating_add(SLOTS);
+            let (objects, end) = match kind {
+                Kind::Qps => {
+                    let views = engine.qps_within(slots.clone());
+                    (views.map(|view| Object::Qp(Box::new(view))).collect(), engine.slots()[0])
+                }
+                Kind::Cqs => {
+                    (engine.cqs_within(slots.clone()).map(Object::Cq).collect(), engine.slots()[1])
+                }
+                Kind::Mrs => {
+                    let mrs = engine.mrs_within(slots.clone()).map(|(mr, region)| {
+                        let mapped = dma.is_mapped(region.mr.space);
+                        Object::Mr(MrView { mr, region: *region, mapped })
+                    });
+                    (mrs.collect(), engine.slots()[2])
+                }
+            };
+            let next = u32::try_from(slots.end).ok().filter(|_| slots.end < end);
+            Found::Objects { objects, next }
+        }
+    }
+}
+
+impl Object {
+    /// Whose it is.
+    pub fn client(&self) -> u32 {
+        match self {
+            Self::Qp(view) => view.client.0,
+            Self::Mr(view) => view.region.mr.client.0,
+            Self::Cq(view) => view.client.0,
+        }
+    }
+
+    /// Where it is.
+    pub fn slot(&self) -> u32 {
+        let handle = match self {
+            Self::Qp(view) => view.qp,
+            Self::Mr(view) => view.mr,
+            Self::Cq(view) => view.cq,
+        };
+        u32::try_from(Slab::<()>::slot_of(handle)).unwrap_or(u32::MAX)
+    }
+
+    /// As it is reported.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        match self {
+            Self::Qp(view) => serde_json::to_string(&qp(view)),
+            Self::Mr(view) => serde_json::to_string(&mr(view)),
+            Self::Cq(view) => serde_json::to_string(&cq(view)),
+        }
+    }
+}
+
+fn qp(view: &QpView) -> report::Qp {
+    let attr = &view.attr;
+    // Set on the way to RTR.
+    let peer = Some(attr).filter(|attr| attr.path_mtu != 0);
+    report::Qp {
+        qp: view.qp,
+        qpn: view.qpn,
+        client: view.client.0,
+        transport: format!("{:?}", view.qp_type).to_uppercase(),
+        state: format!("{:?}", attr.state).to_uppercase(),
+        dest_qpn: peer.map(|attr| attr.dest_qpn),
+        dgid: peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),
+        path_mtu: peer.map(|attr| 128u32 << attr.path_mtu),
+        outstanding: view.outstanding,
+        una: view.in_flight.0,
+        next_psn: view.in_flight.1,
+        expected_psn: view.expected_psn,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        send_cq: view.cqs.0,
+        recv_cq: view.cqs.1,
+        counters: view.counters,
+    }
+}
+
+fn mr(view: &MrView) -> report::Mr {
+    let mr = &view.region.mr;
+    report::Mr {
+        mr: view.mr,
+        client: mr.client.0,
+        pd: mr.pd,
+        iova: mr.iova,
+        length: mr.length,
+        key: view.region.key,
+        access: mr.access.iter_names().map(|(name, _)| name.to_lowercase()).collect(),
+        memory: if view.mapped { "shared" } else { "process" }.to_owned(),
+    }
+}
+
+fn cq(view: &CqView) -> report::Cq {
+    report::Cq {
+        cq: view.cq,
+        client: view.client.0,
+        capacity: view.capacity,
+        written: view.written,
+        polled: view.polled,
+        queues: view.users,
+        broken: view.broken,
+    }
+}
+
+/// Adds up what engines have.
+pub fn add_up(found: impl IntoIterator<Item = Numbers>) -> Numbers {
+    let mut sums = Numbers::new();
+    for (name, number) in found.into_iter().flatten() {
+        *sums.entry(name).or_default() += number;
+    }
+    sums
+}
+
+/// Slots of a table that are looked at between two turns of an engine: what is copied of them takes
+/// about as long as a few packets.
+const SLOTS: usize = 64;

@@ -1,0 +1,29 @@
+//! Where a soft-rnic engine runs: everything around it that needs an operating system.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`shard`] | the engine's thread: its loop, its messages, when it sleeps |
+//! | [`wire`] | packet I/O |
+//! | `dma` | the memory of applications |
+//! | [`server`] | sessions of clients: what they create, and what it costs them |
+//! | [`inspect`], [`report`] | what an engine and its sessions tell about themselves |
+//! | [`quota`], [`settings`] | what users may have, and what they may choose |
+//! | `pcapng` | capture files |
+//! | [`memory`] | a reserve for the moment when there is none |
+//! | `thread` | threads that clients cause to exist |
+//! | [`system`] | what is asked of the operating system and belongs nowhere else |
+#![deny(unsafe_code)]
+
+mod dma;
+pub mod inspect;
+pub mod memory;
+pub mod pcapng;
+pub mod quota;
+pub mod refusal;
+pub mod report;
+pub mod server;
+pub mod settings;
+pub mod shard;
+pub mod system;
+mod thread;
+pub mod wire;

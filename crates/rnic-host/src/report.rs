@@ -1,0 +1,138 @@
+//! What a daemon tells about itself: written by the daemon, read by `rnic`, and shown to programs
+//! as `rnic status|qp|mr|cq|fault list --json`. The names of the fields are for others to rely on.
+
+use rnic_core::QpCounters;
+use serde::{Deserialize, Serialize};
+
+/// `rnic status`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub uptime_seconds: u64,
+    pub device: String,
+    /// Absent where the device has no interface of its own.
+    pub netdev: Option<String>,
+    /// Packet I/O in words.
+    pub io: String,
+    pub profile: String,
+    pub port: Port,
+    pub gids: Vec<Gid>,
+    pub sessions: Vec<Session>,
+    pub totals: Totals,
+}
+
+/// The device's port.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Port {
+    pub active: bool,
+    /// Bytes of payload in a packet at most.
+    pub active_mtu: u32,
+    pub netdev_mtu: u32,
+    pub speed_mbps: u32,
+}
+
+/// An entry of the GID table.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Gid {
+    pub index: u32,
+    pub address: String,
+}
+
+/// A connection to the daemon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Session {
+    pub session: u32,
+    pub pid: u32,
+    pub uid: u32,
+    /// Of the context, when it opened the device.
+    pub client: Option<u32>,
+    pub command: Option<String>,
+}
+
+/// How many objects there are.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Totals {
+    pub qps: u64,
+    pub cqs: u64,
+    pub mrs: u64,
+}
+
+/// A queue pair of `rnic qp`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Qp {
+    pub qp: u32,
+    pub qpn: u32,
+    pub client: u32,
+    #[serde(rename = "type")]
+    pub transport: String,
+    pub state: String,
+    /// The peer, from RTR on.
+    pub dest_qpn: Option<u32>,
+    pub dgid: Option<String>,
+    /// Bytes.
+    pub path_mtu: Option<u32>,
+    /// Send WQEs that are not complete.
+    pub outstanding: u32,
+    /// The oldest PSN without an acknowledgement.
+    pub una: u32,
+    pub next_psn: u32,
+    pub expected_psn: u32,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub counters: QpCounters,
+}
+
+/// A memory region of `rnic mr`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Mr {
+    pub mr: u32,
+    pub client: u32,
+    pub pd: u32,
+    pub iova: u64,
+    pub length: u64,
+    pub key: u32,
+    /// The rights as verbs call them, without `IBV_ACCESS_`.
+    pub access: Vec<String>,
+    /// How the daemon reaches it: `process`, or `shared` where it maps it.
+    pub memory: String,
+}
+
+/// A completion queue of `rnic cq`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Cq {
+    pub cq: u32,
+    pub client: u32,
+    pub capacity: u32,
+    pub written: u64,
+    pub polled: u64,
+    /// Work queues that complete into it.
+    pub queues: u32,
+    pub broken: bool,
+}
+
+/// A fault in force, of `rnic fault list`. Absent filters are null.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Fault {
+    pub kind: String,
+    pub delay_us: Option<u64>,
+    pub probability: f64,
+    pub qpn: Option<u32>,
+    pub opcode: Option<u8>,
+    pub psn_first: Option<u32>,
+    pub psn_last: Option<u32>,
+    /// How many packets more it strikes.
+    pub left: Option<u64>,
+    pub struck: u64,
+}
+
+/// With the process that made it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Made<T> {
+    #[serde(flatten)]
+    pub object: T,
+    pub pid: Option<u32>,
+    pub command: Option<String>,
+}

@@ -1,0 +1,256 @@
+//! What each user makes the daemon hold, by user id and whatever number of sessions.
+//!
+//! Everything that a client causes to exist is taken here first, and given back when it is gone:
+//! a [`Charge`] lives where the object lives.
+
+use crate::quota::{Amounts, Limits, Resource};
+use crate::refusal::{Refused, refuse};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The books of all users.
+#[derive(Debug)]
+pub struct Accounts {
+    limits: Limits,
+    /// Root and the daemon's own user.
+    owners: [u32; 2],
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: Amounts,
+    users: BTreeMap<u32, Amounts>,
+}
+
+/// One user's.
+#[derive(Clone, Debug)]
+pub struct Account {
+    accounts: Arc<Accounts>,
+    user: u32,
+}
+
+/// Something taken; dropped, it is given back.
+#[derive(Debug)]
+#[must_use = "it is given back at once"]
+pub struct Charge {
+    account: Account,
+    resource: Resource,
+    amount: u64,
+}
+
+impl Accounts {
+    /// With nothing taken, of a daemon that runs as user `own`.
+    pub fn new(limits: Limits, own: u32) -> Arc<Self> {
+        Arc::new(Self { limits, owners: [0, own], taken: Mutex::default() })
+    }
+
+    /// The account of a user.
+    pub fn of(self: &Arc<Self>, user: u32) -> Account {
+        Account { accounts: Arc::clone(self), user }
+    }
+
+    /// How much a user may have.
+    pub fn limit(&self, user: u32, resource: Resource) -> u64 {
+        self.limits_of(user).0[resource]
+    }
+
+    /// Of this user, and of all together.
+    fn limits_of(&self, user: u32) -> (&Amounts, &Amounts) {
+        match self.owners.contains(&user) {
+            true => (&self.limits.owner, &self.limits.all),
+            false => (&self.limits.user, &self.limits.others),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, user: u32, resource: Resource, amount: u64) -> Result<(), Refused> {
+        let (own, together) = self.limits_of(user);
+        let mut taken = self.lock();
+        let taken = &mut *taken;
+        let had = taken.users.get(&user).copied().unwrap_or_default();
+        let wanted = parts(resource, amount);
+        for (resource, amount) in wanted {
+            let more = |had: u64| had.saturating_add(amount);
+            if more(had[resource]) > own[resource] {
+                return Err(over_quota(user, resource, own[resource]));
+            }
+            if more(taken.all[resource]) > together[resource] {
+                return Err(over_total(resource, together[resource]));
+            }
+        }
+        let mine = taken.users.entry(user).or_default();
+        for (resource, amount) in wanted {
+            mine[resource] += amount;
+            taken.all[resource] += amount;
+        }
+        Ok(())
+    }
+
+    fn give(&self, user: u32, resource: Resource, amount: u64) {
+        let mut taken = self.lock();
+        let taken = &mut *taken;
+        let Some(mine) = taken.users.get_mut(&user) else { return };
+        for (resource, amount) in parts(resource, amount) {
+            mine[resource] -= amount;
+            taken.all[resource] -= amount;
+        }
+        if *mine == Amounts::default() {
+            taken.users.remove(&user);
+        }
+    }
+}
+
+/// Itself, and the memory that it takes.
+fn parts(resource: Resource, amount: u64) -> [(Resource, u64); 2] {
+    [(resource, amount), (Resource::RingBytes, amount.saturating_mul(resource.weight()))]
+}
+
+impl Account {
+    /// Takes so much.
+    ///
+    /// # Errors
+    /// EAGAIN for a session, EMFILE for a descriptor, else ENOMEM, when this user or all users
+    /// together have as much as they may have.
+    pub fn take(&self, resource: Resource, amount: u64) -> Result<Charge, Refused> {
+        self.accounts.take(self.user, resource, amount)?;
+        Ok(Charge { account: self.clone(), resource, amount })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let Account { accounts, user } = &self.account;
+        accounts.give(*user, self.resource, self.amount);
+    }
+}
+
+fn over_quota(user: u32, resource: Resource, limit: u64) -> Refused {
+    let key = resource.key();
+    let text = format!("user {user} may have {limit} {} here (quota.{key})", words(resource));
+    refuse(errno(resource), text)
+}
+
+fn over_total(resource: Resource, limit: u64) -> Refused {
+    let key = resource.key();
+    let text = format!("this daemon gives {limit} {} in all (total.{key})", words(resource));
+    refuse(errno(resource), text)
+}
+
+fn errno(resource: Resource) -> i32 {
+    match resource {
+        Resource::Sessions => libc::EAGAIN,
+        Resource::Descriptors => libc::EMFILE,
+        _ => libc::ENOMEM,
+    }
+}
+
+fn words(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Sessions => "sessions",
+        Resource::Descriptors => "descriptors of the daemon",
+        Resource::Mappings => "mappings of the daemon",
+        Resource::Qps => "queue pairs",
+        Resource::Cqs => "completion queues",
+        Resource::Mrs => "memory regions",
+        Resource::Pds => "protection domains",
+        Resource::Channels => "completion channels",
+        Resource::RegisteredBytes => "bytes registered",
+        Resource::RingBytes => "bytes of the daemon's memory",
+        Resource::SharedBytes => "bytes that the daemon maps",
+    }
+}
+
+#[cfg(test)]
+impl Account {
+    /// Of a daemon that refuses nothing below `ring_bytes`.
+    pub(super) fn for_test(ring_bytes: u64) -> Self {
+        use crate::quota::{Machine, Section};
+        let machine =
+            Machine { memory: 1 << 40, descriptors: 1 << 20, tasks: 1 << 20, mappings: 1 << 20 };
+        let quota = Section::from([(Resource::RingBytes, ring_bytes)]);
+        Accounts::new(Limits::new(&quota, &Section::new(), &machine), 0).of(0)
+    }
+
+    /// What the user has.
+    pub(super) fn taken(&self, resource: Resource) -> u64 {
+        self.accounts.lock().users.get(&self.user).map_or(0, |mine| mine[resource])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::{Machine, Section};
+
+    const OWN: u32 = 7;
+
+    fn accounts(quota: &[(Resource, u64)], total: &[(Resource, u64)]) -> Arc<Accounts> {
+        let section = |pairs: &[_]| pairs.iter().copied().collect::<Section>();
+        let machine =
+            Machine { memory: 1 << 40, descriptors: 1 << 20, tasks: 1 << 20, mappings: 1 << 20 };
+        Accounts::new(Limits::new(&section(quota), &section(total), &machine), OWN)
+    }
+
+    fn take_all(account: &Account, resource: Resource) -> Vec<Charge> {
+        std::iter::from_fn(|| account.take(resource, 1).ok()).collect()
+    }
+
+    #[test]
+    fn sessions_of_one_user_share_a_quota() {
+        let accounts = accounts(&[(Resource::Qps, 5)], &[]);
+        let (one, other) = (accounts.of(1000), accounts.of(1000));
+        let held = one.take(Resource::Qps, 3).unwrap();
+        let refusal = other.take(Resource::Qps, 3).unwrap_err();
+        assert_eq!(refusal.errno, libc::ENOMEM);
+        assert!(refusal.message.contains("quota.qps"), "{refusal}");
+        let _more = other.take(Resource::Qps, 2).unwrap();
+        // Another user has another.
+        let _theirs = accounts.of(1001).take(Resource::Qps, 5).unwrap();
+        drop(held);
+        let _again = other.take(Resource::Qps, 3).unwrap();
+    }
+
+    #[test]
+    fn objects_take_memory_of_the_daemon() {
+        let weight = Resource::Qps.weight();
+        let accounts = accounts(&[(Resource::RingBytes, 3 * weight)], &[]);
+        let user = accounts.of(1000);
+        let _rings = user.take(Resource::RingBytes, weight).unwrap();
+        let qps = take_all(&user, Resource::Qps);
+        assert_eq!(qps.len(), 2);
+        drop(qps);
+        assert_eq!(user.taken(Resource::RingBytes), weight);
+    }
+
+    #[test]
+    fn a_part_of_everything_is_left_for_root_and_the_daemons_user() {
+        let quota = (Resource::Sessions, 1000);
+        let accounts = accounts(&[quota], &[(Resource::Sessions, 80)]);
+        let others: Vec<_> = (1000..1009)
+            .flat_map(|user| take_all(&accounts.of(user), Resource::Sessions))
+            .collect();
+        assert_eq!(others.len(), 70);
+        let refusal = accounts.of(1010).take(Resource::Sessions, 1).unwrap_err();
+        assert_eq!(refusal.errno, libc::EAGAIN);
+        assert!(refusal.message.contains("total.sessions"), "{refusal}");
+        let root = accounts.of(0).take(Resource::Sessions, 4).unwrap();
+        let own = take_all(&accounts.of(OWN), Resource::Sessions);
+        assert_eq!(own.len(), 6);
+        drop((root, own, others));
+        assert_eq!(accounts.lock().all, Amounts::default());
+        assert!(accounts.lock().users.is_empty());
+    }
+
+    #[test]
+    fn amounts_that_overflow_are_refused() {
+        let accounts = accounts(&[], &[]);
+        let user = accounts.of(0);
+        let _one = user.take(Resource::RegisteredBytes, 1).unwrap();
+        assert!(user.take(Resource::RegisteredBytes, u64::MAX).is_err());
+        assert!(user.take(Resource::Qps, u64::MAX).is_err());
+    }
+}

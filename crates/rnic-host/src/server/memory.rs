@@ -1,0 +1,168 @@
+//! Registration of memory.
+
+use super::accounts::Charge;
+use super::context::Context;
+use super::maps;
+use super::registry::Registry;
+use super::reply::unexpected_outcome;
+use crate::dma::{Mapping, Space, probe};
+use crate::quota::Resource;
+use crate::refusal::{Refused, refuse, refused_by_kernel};
+use crate::shard::{Message, ShardHandle};
+use rnic_abi::control::Reply;
+use rnic_abi::verbs::AccessFlags;
+use rnic_core::{ClientCommand, Outcome, SpaceId};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+/// The memory regions of a client.
+#[derive(Default)]
+pub(super) struct Regions {
+    regions: HashMap<u32, Region>,
+}
+
+struct Region {
+    mapped: Option<Mapped>,
+    _charges: [Charge; 2],
+}
+
+/// Memory of a client that the daemon maps.
+struct Mapped {
+    space: SpaceId,
+    _charges: [Charge; 2],
+}
+
+impl Regions {
+    /// Gives the address spaces back, once the client is gone.
+    pub(super) fn release_spaces(&mut self, shard: &ShardHandle, registry: &Registry) {
+        for (_, region) in self.regions.drain() {
+            release(region.mapped, shard, registry);
+        }
+    }
+}
+
+/// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
+fn release(mapped: Option<Mapped>, shard: &ShardHandle, registry: &Registry) {
+    if let Some(mapped) = mapped {
+        drop(shard.ask(|answer| Message::RemoveSpace(mapped.space, answer)));
+        registry.give_space(mapped.space);
+    }
+}
+
+impl Context {
+    /// Registers memory of the client, or a part of a shared file with its offset.
+    pub(super) fn register(
+        &mut self,
+        pd: u32,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: AccessFlags,
+        file: Option<(OwnedFd, u64)>,
+    ) -> Result<Reply, Refused> {
+        let charges = [
+            self.account.take(Resource::Mrs, 1)?,
+            self.account.take(Resource::RegisteredBytes, length)?,
+        ];
+        let (space, addr, mapped) = match file.filter(|_| length > 0) {
+            Some((file, offset)) => {
+                let mapped = self.map(&file, offset, length, access)?;
+                (mapped.space, 0, Some(mapped))
+            }
+            None => {
+                self.check_reachable(addr, length, access)?;
+                (self.space, addr, None)
+            }
+        };
+        let command = ClientCommand::RegMr { pd, space, addr, length, iova, access };
+        match self.engine(command) {
+            Ok(Outcome::Mr { mr, lkey, rkey }) => {
+                self.regions.regions.insert(mr, Region { mapped, _charges: charges });
+                Ok(Reply::Mr { mr, lkey, rkey })
+            }
+            other => {
+                release(mapped, &self.shard, &self.service.registry);
+                other.and_then(|_| Err(unexpected_outcome()))
+            }
+        }
+    }
+
+    pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
+        self.engine(ClientCommand::DeregMr { mr })?;
+        if let Some(region) = self.regions.regions.remove(&mr) {
+            release(region.mapped, &self.shard, &self.service.registry);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn map(
+        &self,
+        file: &OwnedFd,
+        offset: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<Mapped, Refused> {
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
+        // First: what is mapped is allocated, too.
+        let charges = [
+            self.account.take(Resource::SharedBytes, length)?,
+            self.account.take(Resource::Mappings, 1)?,
+        ];
+        let mapping = Mapping::new(file, offset, length, writable)
+            .map_err(refused_by_kernel("the memory file cannot be used"))?;
+        let space = self.service.registry.take_space();
+        self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
+        Ok(Mapped { space, _charges: charges })
+    }
+
+    /// Whether the engine will be able to reach the memory: better now than at the first packet.
+    fn check_reachable(&self, addr: u64, length: u64, access: AccessFlags) -> Result<(), Refused> {
+        // No byte of an empty region is ever reached.
+        let Some(length) = length.checked_sub(1) else { return Ok(()) };
+        let Some(last) = addr.checked_add(length) else {
+            return Err(refuse(libc::EINVAL, "the region wraps around"));
+        };
+        for at in [addr, last] {
+            let Err(error) = probe(self.peer.pid, at) else { continue };
+            match error.raw_os_error() {
+                Some(libc::EPERM) => return Err(self.may_not_reach()),
+                // On-demand memory may appear later.
+                Some(libc::EFAULT) if access.contains(AccessFlags::ON_DEMAND) => {}
+                // The main thread has ended; the engine looks for another one.
+                Some(libc::ESRCH) => {}
+                _ => {
+                    let text = format!("there is no readable memory at {at:#x}: {error}");
+                    return Err(refuse(libc::EFAULT, text));
+                }
+            }
+        }
+        if access.contains(AccessFlags::ON_DEMAND) {
+            return Ok(());
+        }
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
+        match maps::hole(self.peer.pid, addr, last, writable) {
+            Some(at) => {
+                let kind = if writable { "writable" } else { "readable" };
+                Err(refuse(libc::EFAULT, format!("there is no {kind} memory at {at:#x}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn may_not_reach(&self) -> Refused {
+        let own = rustix::process::geteuid().as_raw();
+        let hint = if own != 0 && own != self.peer.uid {
+            format!(
+                "the daemon runs as user {own} and the program as user {}: run both as one user, \
+                 or the daemon as root",
+                self.peer.uid
+            )
+        } else {
+            "the kernel's ptrace rules forbid it: the program must be dumpable, in the daemon's \
+             user namespace or one below it, and /proc/sys/kernel/yama/ptrace_scope at most 1"
+                .to_owned()
+        };
+        let pid = self.peer.pid;
+        refuse(libc::EPERM, format!("the daemon may not reach the memory of process {pid}: {hint}"))
+    }
+}

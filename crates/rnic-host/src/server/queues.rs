@@ -1,0 +1,270 @@
+//! Completion queues and queue pairs: their rings, and what is granted for what was wanted.
+
+use super::arena::Ring;
+use super::context::{Context, QpParts};
+use super::reply::{Attached, duplicate, unexpected_outcome};
+use crate::quota::Resource;
+use crate::refusal::{Refused, refuse, refused_by_kernel};
+use rnic_abi::control::{CreateQp, DeviceLimits, QueuePlace, Reply};
+use rnic_abi::cq::{CqProducer, cq_words};
+use rnic_abi::doorbell::RecordIndex;
+use rnic_abi::verbs::QpCaps;
+use rnic_abi::words::WORD;
+use rnic_abi::work_queue::{QueueShape, WorkConsumer};
+use rnic_abi::wqe::{CONTROL_WORDS, MAX_INLINE, SGE_WORDS, recv_stride, send_stride};
+use rnic_core::{ClientCommand, EngineQueue, NewQp, Outcome};
+
+/// Shapes of both queues, and the capabilities that they give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Grant {
+    pub(super) sq: QueueShape,
+    pub(super) rq: QueueShape,
+    pub(super) caps: QpCaps,
+}
+
+/// What is granted for `wanted`: at least that.
+pub(super) fn grant(wanted: &QpCaps, limits: &DeviceLimits) -> Result<Grant, Refused> {
+    let within = |name, wanted: u32, limit: u32| match wanted <= limit {
+        true => Ok(()),
+        false => Err(refuse(libc::EINVAL, format!("{name} {wanted} is above the limit {limit}"))),
+    };
+    within("max_send_wr", wanted.max_send_wr, limits.max_qp_wr)?;
+    within("max_recv_wr", wanted.max_recv_wr, limits.max_qp_wr)?;
+    within("max_send_sge", wanted.max_send_sge, limits.max_sge)?;
+    within("max_recv_sge", wanted.max_recv_sge, limits.max_sge)?;
+    within("max_inline_data", wanted.max_inline_data, limits.max_inline)?;
+    let sges = wanted.max_send_sge.max(1);
+    let stride = send_stride(sges, wanted.max_inline_data.max(SMALL_SEND));
+    // Whatever is left of the last basic block is inline room, too.
+    let room = (stride - CONTROL_WORDS - sges as usize * SGE_WORDS) * WORD;
+    let sq = shape(wanted.max_send_wr, stride);
+    let rq = shape(wanted.max_recv_wr, recv_stride(wanted.max_recv_sge.max(1)));
+    let caps = QpCaps {
+        max_send_wr: sq.capacity,
+        max_recv_wr: if wanted.max_recv_wr == 0 { 0 } else { rq.capacity },
+        max_send_sge: sges,
+        max_recv_sge: wanted.max_recv_sge.max(1),
+        max_inline_data: room.min(MAX_INLINE).min(limits.max_inline as usize) as u32,
+    };
+    Ok(Grant { sq, rq, caps })
+}
+
+fn shape(wqes: u32, stride: usize) -> QueueShape {
+    QueueShape { capacity: wqes.max(1).next_power_of_two(), stride: stride as u32 }
+}
+
+impl Context {
+    pub(super) fn create_cq(
+        &mut self,
+        cqe: u32,
+        channel: Option<u32>,
+    ) -> Result<(Reply, Attached), Refused> {
+        let limit = self.service.device.limits.max_cqe;
+        if cqe == 0 || cqe > limit {
+            return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
+        }
+        let charge = self.account.take(Resource::Cqs, 1)?;
+        let channel = self.channel(channel)?;
+        let capacity = cqe.next_power_of_two();
+        let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
+        let memory = self.ring(words)?;
+        let created = match CqProducer::new(memory.words(), capacity) {
+            Some(ring) => self.engine(ClientCommand::CreateCq { ring, capacity, channel }),
+            None => Err(unexpected_outcome()),
+        };
+        let cq = match created {
+            Ok(Outcome::Handle(cq)) => cq,
+            other => {
+                self.arenas.free(memory);
+                return other.and_then(|_| Err(unexpected_outcome()));
+            }
+        };
+        let mut attached = Vec::new();
+        let ring = self.announce(&memory, &mut attached)?;
+        self.cqs.insert(cq, (memory, charge));
+        Ok((Reply::Cq { cq, ring, cqe: capacity }, attached))
+    }
+
+    pub(super) fn destroy_cq(&mut self, cq: u32) -> Result<Reply, Refused> {
+        let Outcome::CqGone { completion_events, async_events } =
+            self.engine(ClientCommand::DestroyCq { cq })?
+        else {
+            return Err(unexpected_outcome());
+        };
+        if let Some((ring, _)) = self.cqs.remove(&cq) {
+            self.arenas.free(ring);
+        }
+        Ok(Reply::CqGone { completion_events, async_events })
+    }
+
+    pub(super) fn create_qp(&mut self, wanted: &CreateQp) -> Result<(Reply, Attached), Refused> {
+        let unsupported =
+            |what: &str| refuse(libc::EOPNOTSUPP, format!("this device does not support {what}"));
+        let limits = &self.service.device.limits;
+        if limits.qp_types & 1 << wanted.qp_type.number() == 0 {
+            return Err(unsupported(&format!("{:?} queue pairs", wanted.qp_type)));
+        }
+        if wanted.srq.is_some() || wanted.xrcd.is_some() {
+            return Err(unsupported("shared receive queues"));
+        }
+        let (Some(send_cq), Some(recv_cq)) = (wanted.send_cq, wanted.recv_cq) else {
+            return Err(refuse(libc::EINVAL, "a queue pair needs two completion queues"));
+        };
+        let charge = self.account.take(Resource::Qps, 1)?;
+        let grant = grant(&wanted.caps, limits)?;
+        let parts = self.qp_parts(&grant)?;
+        let created = queues(&parts, &grant).and_then(|[sq, rq]| {
+            self.engine(ClientCommand::CreateQp(Box::new(NewQp {
+                pd: wanted.pd,
+                qp_type: wanted.qp_type,
+                send_cq,
+                recv_cq,
+                caps: grant.caps,
+                sq_sig_all: wanted.sq_sig_all,
+                sq,
+                rq,
+            })))
+        });
+        let (qp, qpn) = match created {
+            Ok(Outcome::Qp { qp, qpn }) => (qp, qpn),
+            other => {
+                self.free_parts(parts);
+                return other.and_then(|_| Err(unexpected_outcome()));
+            }
+        };
+        let mut attached = Vec::new();
+        let mut places = [grant.sq, grant.rq].into_iter().zip(parts.records).zip(&parts.rings);
+        let mut next = || -> Result<Option<QueuePlace>, Refused> {
+            let Some(((shape, record), memory)) = places.next() else { return Ok(None) };
+            let ring = self.announce(memory, &mut attached)?;
+            Ok(Some(QueuePlace { ring, shape, record }))
+        };
+        let (sq, rq) = (next()?, next()?);
+        drop(places);
+        self.qps.insert(qp, (parts, charge));
+        Ok((Reply::Qp { qp, qpn, caps: grant.caps, sq, rq }, attached))
+    }
+
+    pub(super) fn destroy_qp(&mut self, qp: u32) -> Result<Reply, Refused> {
+        let Outcome::QpGone { async_events } = self.engine(ClientCommand::DestroyQp { qp })? else {
+            return Err(unexpected_outcome());
+        };
+        if let Some((parts, _)) = self.qps.remove(&qp) {
+            self.free_parts(parts);
+        }
+        Ok(Reply::QpGone { async_events })
+    }
+
+    fn ring(&mut self, words: usize) -> Result<Ring, Refused> {
+        self.arenas.allocate(words)
+    }
+
+    fn record(&mut self) -> Result<RecordIndex, Refused> {
+        self.records.allocate().map_err(refused_by_kernel("no doorbell is left"))
+    }
+
+    /// Rings and records of a QP: all or nothing.
+    fn qp_parts(&mut self, grant: &Grant) -> Result<QpParts, Refused> {
+        let words = |shape: QueueShape| {
+            shape.words().ok_or_else(|| refuse(libc::EINVAL, "the queue is too large"))
+        };
+        let (sq_words, rq_words) = (words(grant.sq)?, words(grant.rq)?);
+        let sq = self.ring(sq_words)?;
+        let rq = match self.ring(rq_words) {
+            Ok(rq) => rq,
+            Err(refusal) => {
+                self.arenas.free(sq);
+                return Err(refusal);
+            }
+        };
+        let records = self.record().and_then(|first| match self.record() {
+            Ok(second) => Ok([first, second]),
+            Err(refusal) => {
+                self.records.free(first);
+                Err(refusal)
+            }
+        });
+        match records {
+            Ok(records) => Ok(QpParts { rings: [sq, rq], records }),
+            Err(refusal) => {
+                self.arenas.free(sq);
+                self.arenas.free(rq);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn free_parts(&mut self, parts: QpParts) {
+        parts.rings.into_iter().for_each(|ring| self.arenas.free(ring));
+        parts.records.into_iter().for_each(|record| self.records.free(record));
+    }
+
+    /// Where a ring is; a new arena's file is attached.
+    fn announce(
+        &mut self,
+        memory: &Ring,
+        attached: &mut Attached,
+    ) -> Result<rnic_abi::control::RingPlace, Refused> {
+        let copy = duplicate(self.arenas.file(memory))?;
+        let place = self.arenas.place(memory);
+        if place.arena_is_new {
+            attached.push(copy);
+        }
+        Ok(place)
+    }
+}
+
+/// The engine's side of both queues.
+fn queues(parts: &QpParts, grant: &Grant) -> Result<[EngineQueue; 2], Refused> {
+    let queue = |at: usize, shape| {
+        let ring =
+            WorkConsumer::new(parts.rings[at].words(), shape).ok_or_else(unexpected_outcome)?;
+        Ok(EngineQueue { ring, record: parts.records[at] })
+    };
+    Ok([queue(0, grant.sq)?, queue(1, grant.rq)?])
+}
+
+/// Small messages are copied into the WQE beside their SGE; this is what they need.
+const SMALL_SEND: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_core::config::default_limits;
+
+    #[test]
+    fn at_least_what_was_wanted_is_granted() {
+        for wr in [0, 1, 3, 128, 32_768] {
+            for sge in [0, 1, 2, 16, 32] {
+                for inline in [0, 1, 36, 220, 512, 1024] {
+                    let wanted = QpCaps {
+                        max_send_wr: wr,
+                        max_recv_wr: wr,
+                        max_send_sge: sge,
+                        max_recv_sge: sge,
+                        max_inline_data: inline,
+                    };
+                    let Grant { sq, rq, caps } = grant(&wanted, &default_limits()).unwrap();
+                    assert!(caps.max_send_wr >= wr && caps.max_recv_wr >= wr, "{caps:?}");
+                    assert!(caps.max_send_sge >= sge && caps.max_recv_sge >= sge, "{caps:?}");
+                    assert!(caps.max_inline_data >= inline, "{caps:?}");
+                    assert!(sq.words().is_some() && rq.words().is_some());
+                    let used = CONTROL_WORDS
+                        + caps.max_send_sge as usize * SGE_WORDS
+                        + caps.max_inline_data as usize / WORD;
+                    assert!(used <= sq.stride as usize);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn above_the_limits_is_refused_by_name() {
+        let wanted = QpCaps { max_send_sge: 33, ..QpCaps::default() };
+        let refusal = grant(&wanted, &default_limits()).unwrap_err();
+        assert_eq!(refusal.errno, libc::EINVAL);
+        assert!(refusal.message.contains("max_send_sge 33"), "{refusal}");
+        let wanted = QpCaps { max_send_wr: u32::MAX, ..QpCaps::default() };
+        assert!(grant(&wanted, &default_limits()).is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! The sessions there are, and the numbers of clients and address spaces.
+
+use crate::dma::{slot_of, space_id};
+use crate::report;
+use rnic_abi::os::{Credentials, EventFd};
+use rnic_core::SpaceId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Sessions and the numbers they use.
+pub struct Registry {
+    inner: Mutex<Inner>,
+    /// Written whenever a session ends.
+    ended: EventFd,
+}
+
+#[derive(Default)]
+struct Inner {
+    clients: Numbers,
+    spaces: Spaces,
+    sessions: BTreeMap<u32, SessionInfo>,
+    next_session: u32,
+    opened_ever: u64,
+}
+
+/// A session, for display.
+#[derive(Clone, Debug)]
+pub(super) struct SessionInfo {
+    /// Client process.
+    pub peer: Credentials,
+    /// Its context, when it opened the device.
+    pub client: Option<u32>,
+}
+
+/// Small numbers that are used again.
+#[derive(Default)]
+struct Numbers {
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl Numbers {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
+/// Numbers of address spaces, never used again.
+#[derive(Default)]
+struct Spaces {
+    slots: Numbers,
+    ever: u32,
+}
+
+impl Spaces {
+    fn take(&mut self) -> SpaceId {
+        self.ever = self.ever.wrapping_add(1);
+        space_id(self.slots.take(), self.ever)
+    }
+
+    fn give(&mut self, space: SpaceId) {
+        self.slots.free.push(slot_of(space));
+    }
+}
+
+impl Registry {
+    /// Without sessions.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { inner: Mutex::default(), ended: EventFd::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session of `peer` begins; its number.
+    pub(super) fn enter(&self, peer: Credentials) -> u32 {
+        let mut inner = self.lock();
+        inner.next_session = inner.next_session.wrapping_add(1);
+        let session = inner.next_session;
+        inner.sessions.insert(session, SessionInfo { peer, client: None });
+        session
+    }
+
+    /// It is over.
+    pub(super) fn leave(&self, session: u32) {
+        self.lock().sessions.remove(&session);
+        if let Err(error) = self.ended.wake() {
+            tracing::error!("cannot tell that a session ended: {error}");
+        }
+    }
+
+    /// Readable after a session ended.
+    pub fn ended(&self) -> &EventFd {
+        &self.ended
+    }
+
+    /// Sessions now, and contexts opened ever.
+    pub fn counts(&self) -> (usize, u64) {
+        let inner = self.lock();
+        (inner.sessions.len(), inner.opened_ever)
+    }
+
+    /// The clients of a user.
+    pub fn clients_of(&self, uid: u32) -> BTreeSet<u32> {
+        let inner = self.lock();
+        let sessions = inner.sessions.values().filter(|session| session.peer.uid == uid);
+        sessions.filter_map(|session| session.client).collect()
+    }
+
+    /// Numbers for a context of `session`: client and address space.
+    pub fn open(&self, session: u32) -> (u32, SpaceId) {
+        let mut inner = self.lock();
+        let (client, space) = (inner.clients.take(), inner.spaces.take());
+        inner.opened_ever += 1;
+        if let Some(info) = inner.sessions.get_mut(&session) {
+            info.client = Some(client);
+        }
+        (client, space)
+    }
+
+    /// The context is gone.
+    pub fn close(&self, client: u32, space: SpaceId) {
+        let mut inner = self.lock();
+        inner.clients.free.push(client);
+        inner.spaces.give(space);
+    }
+
+    /// A number for an address space that the daemon will map.
+    pub fn take_space(&self) -> SpaceId {
+        self.lock().spaces.take()
+    }
+
+    /// It is no longer used.
+    pub fn give_space(&self, space: SpaceId) {
+        self.lock().spaces.give(space);
+    }
+
+    /// For `rnic status`.
+    pub fn report(&self) -> Vec<report::Session> {
+        let inner = self.lock();
+        let sessions = inner.sessions.iter().map(|(session, info)| report::Session {
+            session: *session,
+            pid: info.peer.pid,
+            uid: info.peer.uid,
+            client: info.client,
+            command: command_of(info.peer.pid),
+        });
+        sessions.collect()
+    }
+}
+
+fn command_of(pid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}

@@ -1,0 +1,101 @@
+//! What all sessions share, and a session's place in it.
+
+use super::accounts::{Accounts, Charge};
+use super::registry::Registry;
+use crate::quota::Resource;
+use crate::refusal::Refused;
+use crate::report::{self, Totals};
+use crate::settings::{Profile, name_of};
+use crate::shard::ShardSet;
+use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
+use rnic_abi::os::{Credentials, EventFd};
+use rnic_net::Network;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The daemon as its sessions see it.
+pub struct Service {
+    /// The device.
+    pub device: DeviceInfo,
+    /// Its network.
+    pub network: Arc<Network>,
+    /// Its engines.
+    pub shards: Arc<ShardSet>,
+    /// What each user has of it.
+    pub accounts: Arc<Accounts>,
+    /// Packet I/O in words.
+    pub io: String,
+    /// Vendor whose behaviour the device follows where implementations differ.
+    pub profile: Profile,
+    /// The clients that are connected.
+    pub registry: Registry,
+    /// When the daemon started.
+    pub started: Instant,
+    /// Readable once the daemon stops: sessions end then.
+    pub stop: EventFd,
+}
+
+/// A session's place among all; dropped, the session is over.
+pub(super) struct Place {
+    service: Arc<Service>,
+    /// The session's number.
+    pub session: u32,
+    _charges: [Charge; 3],
+}
+
+impl Place {
+    /// A place for a session of `peer`.
+    ///
+    /// # Errors
+    /// When this user or the daemon has too many.
+    pub(super) fn take(service: &Arc<Service>, peer: Credentials) -> Result<Self, Refused> {
+        let account = service.accounts.of(peer.uid);
+        let charges = [
+            account.take(Resource::Sessions, 1)?,
+            account.take(Resource::Descriptors, SESSION_DESCRIPTORS)?,
+            account.take(Resource::Mappings, SESSION_MAPPINGS)?,
+        ];
+        let session = service.registry.enter(peer);
+        Ok(Self { service: Arc::clone(service), session, _charges: charges })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.service.registry.leave(self.session);
+    }
+}
+
+impl Service {
+    /// For `rnic status`: the daemon in one object. `totals` is what the engine has.
+    pub fn report(&self, totals: Totals) -> report::Status {
+        let port = self.network.port();
+        let gids = self.network.gids().into_iter().map(|entry| report::Gid {
+            index: entry.index,
+            address: std::net::Ipv6Addr::from(entry.gid).to_canonical().to_string(),
+        });
+        report::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            device: self.device.name.clone(),
+            netdev: self.device.netdev.clone(),
+            io: self.io.clone(),
+            profile: name_of(&self.profile),
+            port: report::Port {
+                active: port.active,
+                active_mtu: 128u32 << port.active_mtu,
+                netdev_mtu: port.netdev_mtu,
+                speed_mbps: port.speed_mbps,
+            },
+            gids: gids.collect(),
+            sessions: self.registry.report(),
+            totals,
+        }
+    }
+}
+
+/// Connection, pidfd, and what comes or goes with a message.
+const SESSION_DESCRIPTORS: u64 = 2 + MAX_DESCRIPTORS as u64;
+/// Its thread's stack, signal stack and their guards.
+const SESSION_MAPPINGS: u64 = 4;

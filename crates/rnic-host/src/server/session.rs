@@ -1,0 +1,382 @@
+//! One connection: its requests, one after the other, until it hangs up or its process dies.
+
+use super::accounts::Account;
+use super::capture::Capture;
+use super::context::Context;
+use super::reply::{Attached, COMP_VECTORS, engine_gone};
+use super::service::{Place, Service};
+use crate::inspect::Kind;
+use crate::memory;
+use crate::quota::Resource;
+use crate::refusal::{Refused, refuse};
+use crate::shard::Message;
+use crate::system;
+use crate::thread;
+use crate::wire::{Fault, FaultChange, MAX_FAULTS};
+use crossbeam_channel::{Sender, bounded};
+use rnic_abi::ABI_VERSION;
+use rnic_abi::control::{
+    self, Answer, DeviceInfo, Inspect, MAX_MESSAGE, Reply, Request, decode, encode,
+};
+use rnic_abi::os::{Connection, Credentials, Descriptors};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Serves `connection` in a thread of its own.
+///
+/// # Errors
+/// The connection, and why it is not served.
+pub(super) fn serve(
+    service: &Arc<Service>,
+    connection: Connection,
+) -> Result<(), (Connection, Refused)> {
+    let admitted = connection
+        .peer_credentials()
+        .map_err(|error| refuse(libc::EPERM, error.to_string()))
+        .and_then(|peer| Ok((peer, Place::take(service, peer)?)));
+    let (peer, place) = match admitted {
+        Ok(admitted) => admitted,
+        Err(why) => return Err((connection, why)),
+    };
+    let why = match start(Arc::clone(service), peer, place) {
+        Ok(session) => match session.send(connection) {
+            Ok(()) => return Ok(()),
+            Err(back) => return Err((back.0, no_memory())),
+        },
+        Err(error) => {
+            tracing::error!("cannot serve a client: {error}");
+            refuse(libc::EAGAIN, format!("the daemon cannot start a thread for it: {error}"))
+        }
+    };
+    Err((connection, why))
+}
+
+/// Starts the thread of a session, which begins once it is given the connection.
+fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<Sender<Connection>> {
+    // What is left is for those who are served already.
+    if memory::is_short() || !memory::has_room(ROOM) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let (sender, receiver) = bounded(1);
+    thread::spawn("rnic-session", STACK, move || {
+        let Ok(connection) = receiver.recv() else { return };
+        let owner = rustix::process::geteuid().as_raw();
+        let account = service.accounts.of(peer.uid);
+        let session = Session { service: &service, connection, peer, account, place, owner };
+        if let Err(error) = session.run() {
+            // Quietly: a hostile client must not be able to fill the log.
+            tracing::debug!("a session of process {} ends: {error:#}", peer.pid);
+        }
+    })?;
+    Ok(sender)
+}
+
+fn no_memory() -> Refused {
+    refuse(libc::ENOMEM, "the daemon has no memory left for more")
+}
+
+struct Session<'a> {
+    service: &'a Arc<Service>,
+    connection: Connection,
+    peer: Credentials,
+    account: Account,
+    /// The last to go.
+    place: Place,
+    /// The daemon's user.
+    owner: u32,
+}
+
+impl Session<'_> {
+    fn run(self) -> anyhow::Result<()> {
+        let process = self.connection.peer_pidfd()?;
+        // Memory of the client is looked at with the client's rights.
+        system::become_user((self.peer.uid, self.peer.gid))?;
+        let mut greeted = false;
+        let mut context = None;
+        let mut capture = None;
+        let mut buffer = vec![0; MAX_MESSAGE];
+        while let Some((len, fds)) = self.next(&process, &mut buffer)? {
+            let request: Request = match decode(&buffer[..len]) {
+                Ok(request) => request,
+                Err(_) => {
+                    let text = "malformed request: library and daemon are of different \
+                                versions";
+                    self.reply(&Err(refuse(libc::EPROTO, text)), &[])?;
+                    anyhow::bail!("a malformed request");
+                }
+            };
+            let answer = match request {
+                Request::Capture if greeted => self.capture(fds, &mut capture),
+                request if takes_memory(&request) && memory::is_short() => Err(no_memory()),
+                request => self.answer(request, fds, &mut greeted, &mut context),
+            };
+            let (answer, attached) = match answer {
+                Ok((reply, attached)) => (Ok(reply), attached),
+                Err(refusal) => {
+                    tracing::debug!("refused to process {}: {refusal}", self.peer.pid);
+                    (Err(refusal), Vec::new())
+                }
+            };
+            let attached: Vec<BorrowedFd<'_>> = attached.iter().map(AsFd::as_fd).collect();
+            self.reply(&answer, &attached)?;
+        }
+        Ok(())
+    }
+
+    fn reply(&self, answer: &Answer, attached: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+        let bytes = match encode(answer) {
+            Ok(bytes) => bytes,
+            Err(_) => encode(&Answer::Err(refuse(libc::EMSGSIZE, "the answer is too long")))
+                .map_err(|_| anyhow::anyhow!("an answer cannot be encoded"))?,
+        };
+        // A client that does not read its answers has no right to keep a thread waiting.
+        Ok(self.connection.try_send(&bytes, attached)?)
+    }
+
+    /// The next request; `None` when the session is over.
+    fn next(
+        &self,
+        process: &OwnedFd,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<(usize, Descriptors)>> {
+        loop {
+            let mut fds = [
+                PollFd::new(&self.connection, PollFlags::IN),
+                PollFd::new(process, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.service.stop.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let [connection, process, stop] = fds.map(|fd| fd.revents());
+            // A child may hold a copy of the socket; the process is what counts.
+            if !process.is_empty() || !stop.is_empty() {
+                return Ok(None);
+            }
+            if connection.is_empty() {
+                continue;
+            }
+            match self.connection.try_recv(buffer) {
+                Ok((0, _)) => return Ok(None),
+                Ok(received) => return Ok(Some(received)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        request: Request,
+        fds: Descriptors,
+        greeted: &mut bool,
+        context: &mut Option<Context>,
+    ) -> Result<(Reply, Attached), Refused> {
+        if !*greeted && !matches!(request, Request::Hello { .. }) {
+            return Err(refuse(libc::EPROTO, "the first request must be a greeting"));
+        }
+        let reply = match request {
+            Request::Hello { abi } => {
+                hello(abi)?;
+                *greeted = true;
+                Reply::Hello {
+                    abi: ABI_VERSION,
+                    server: concat!("rnicd ", env!("CARGO_PKG_VERSION")).into(),
+                }
+            }
+            Request::ListDevices => Reply::Devices(vec![self.device()]),
+            Request::QueryPort => Reply::Port(self.service.network.port()),
+            Request::QueryGids { start } => {
+                let mut gids = self.service.network.gids();
+                gids.retain(|entry| entry.index >= start);
+                Reply::Gids(gids)
+            }
+            Request::Inspect { what, from } => self.inspect(what, from),
+            Request::Faults(change) => self.change_faults(change)?,
+            Request::OpenDevice { name } => return self.open(&name, context),
+            request => match context {
+                Some(context) => return context.execute(request, fds),
+                None => return Err(refuse(libc::EINVAL, "no device is open in this session")),
+            },
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        context: &mut Option<Context>,
+    ) -> Result<(Reply, Attached), Refused> {
+        if context.is_some() {
+            return Err(refuse(libc::EBUSY, "this session has a device open already"));
+        }
+        if name != self.service.device.name {
+            let text = format!("there is no device {name:?}, but {}", self.service.device.name);
+            return Err(refuse(libc::ENODEV, text));
+        }
+        let (opened, attached) =
+            Context::open(self.service, self.place.session, self.peer, self.account.clone())?;
+        *context = Some(opened);
+        let device = self.device();
+        Ok((Reply::Opened { device, num_comp_vectors: COMP_VECTORS }, attached))
+    }
+
+    /// The device as this user may use it.
+    fn device(&self) -> DeviceInfo {
+        let mut device = self.service.device.clone();
+        let may = |resource| self.service.accounts.limit(self.peer.uid, resource);
+        let count = |limit: u32, resource| limit.min(may(resource).try_into().unwrap_or(u32::MAX));
+        let limits = &mut device.limits;
+        limits.max_qp = count(limits.max_qp, Resource::Qps);
+        limits.max_cq = count(limits.max_cq, Resource::Cqs);
+        limits.max_mr = count(limits.max_mr, Resource::Mrs);
+        limits.max_pd = count(limits.max_pd, Resource::Pds);
+        limits.max_mr_size = limits.max_mr_size.min(may(Resource::RegisteredBytes));
+        device
+    }
+
+    /// Capture and faults concern every user's traffic.
+    fn only_the_owner(&self) -> Result<(), Refused> {
+        if [0, self.owner].contains(&self.peer.uid) {
+            return Ok(());
+        }
+        let text = "this concerns the traffic of all users: only root and the daemon's own user \
+                    may do it";
+        Err(refuse(libc::EPERM, text))
+    }
+
+    fn capture(
+        &self,
+        fds: Descriptors,
+        capture: &mut Option<Capture>,
+    ) -> Result<(Reply, Attached), Refused> {
+        self.only_the_owner()?;
+        let [fd] = fds.exactly().map_err(|error| refuse(libc::EINVAL, error.to_string()))?;
+        *capture = Some(Capture::start(self.service, fd)?);
+        Ok((Reply::Done, Vec::new()))
+    }
+
+    fn change_faults(&self, change: control::FaultChange) -> Result<Reply, Refused> {
+        self.only_the_owner()?;
+        let change = match change {
+            control::FaultChange::Keep => FaultChange::Keep,
+            control::FaultChange::Add { faults, seed } => {
+                let faults: Result<Vec<Fault>, String> =
+                    faults.iter().map(|fault| fault.parse()).collect();
+                let faults = faults.map_err(|error| refuse(libc::EINVAL, error))?;
+                for fault in &faults {
+                    tracing::warn!("injecting {fault}");
+                }
+                FaultChange::Add(faults, seed)
+            }
+            control::FaultChange::Clear => {
+                tracing::warn!("injecting no faults any more");
+                FaultChange::Clear
+            }
+        };
+        let asked = self.service.shards.first().ask(|answer| Message::Faults(change, answer));
+        let found = asked.map_err(engine_gone)?;
+        let faults = found.ok_or_else(|| {
+            let text =
+                format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");
+            refuse(libc::ENOSPC, text)
+        })?;
+        let faults: Vec<_> = faults.iter().map(Fault::report).collect();
+        Ok(inspected(serde_json::to_string(&faults)))
+    }
+
+    fn inspect(&self, what: Inspect, from: u32) -> Reply {
+        let shards = &self.service.shards;
+        if let Some(kind) = Kind::of(what) {
+            return self.list(kind, from);
+        }
+        let json = match what {
+            Inspect::Status => serde_json::to_string(&self.service.report(shards.totals())),
+            _ => serde_json::to_string(&shards.counters()),
+        };
+        inspected(json)
+    }
+
+    /// As many objects as fit a message, from a place on, and found in so many looks.
+    ///
+    /// Keys, QP numbers and PSNs are all that it takes to reach a user's memory: each user sees
+    /// the objects of that user's clients only, root and the daemon's own user see all.
+    fn list(&self, kind: Kind, from: u32) -> Reply {
+        let own = match self.only_the_owner() {
+            Ok(()) => None,
+            Err(_) => Some(self.service.registry.clients_of(self.peer.uid)),
+        };
+        let may_see = |client: u32| own.as_ref().is_none_or(|own| own.contains(&client));
+        let page = |json: String, next| Reply::Inspected { json: json + "]", next };
+        let mut json = String::from("[");
+        let mut at = Some(from.into());
+        for _ in 0..LOOKS {
+            let Some(place) = at else { break };
+            let (objects, next) = self.service.shards.objects(kind, place);
+            for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
+                let text = text_of(object.to_json());
+                if json.len() + text.len() >= PAGE {
+                    return page(json, Some((*place).into()));
+                }
+                if json.len() > 1 {
+                    json.push(',');
+                }
+                json.push_str(&text);
+            }
+            at = next;
+        }
+        page(json, at.map(Into::into))
+    }
+}
+
+fn inspected(json: serde_json::Result<String>) -> Reply {
+    Reply::Inspected { json: text_of(json), next: None }
+}
+
+/// Strings and numbers of our own always become JSON.
+fn text_of(json: serde_json::Result<String>) -> String {
+    json.unwrap_or_else(|error| {
+        tracing::error!("a report does not become JSON: {error}");
+        "null".to_owned()
+    })
+}
+
+/// Requests that make the daemon hold more.
+fn takes_memory(request: &Request) -> bool {
+    use Request as R;
+    matches!(
+        request,
+        R::OpenDevice { .. }
+            | R::AllocPd
+            | R::RegMr { .. }
+            | R::CreateChannel
+            | R::CreateCq { .. }
+            | R::CreateQp(_)
+            | R::Inspect { .. }
+            | R::Capture
+    )
+}
+
+fn hello(abi: u32) -> Result<(), Refused> {
+    if abi == ABI_VERSION {
+        return Ok(());
+    }
+    let text = format!(
+        "the library speaks version {abi} and this daemon version {ABI_VERSION}: use the library \
+         that came with the daemon, and restart a daemon that is older than its libraries"
+    );
+    Err(refuse(libc::EPROTO, text))
+}
+
+/// Requests are handled on small stacks: there may be thousands of sessions.
+const STACK: usize = 256 * 1024;
+/// Looks at an engine's objects for one answer.
+const LOOKS: usize = 64;
+/// Bytes of JSON in one answer.
+const PAGE: usize = MAX_MESSAGE - 4096;
+/// Bytes that a session takes at its start, and more than others take meanwhile.
+const ROOM: usize = 4 << 20;

@@ -1,0 +1,37 @@
+//! One engine and the thread that turns it.
+//!
+//! The thread owns engine, wire and DMA; other threads send it [`Message`]s. It spins while
+//! there is work and sleeps in epoll when there is none (see [`idle`]).
+
+mod cpu_sharing;
+mod handle;
+mod host;
+mod idle;
+mod message;
+mod nic;
+mod port;
+mod run;
+mod set;
+mod tokens;
+
+pub use host::EventSocket;
+pub use message::{Message, NewClient, ShardHandle};
+pub use port::ShardPort;
+pub use set::{ShardLease, ShardSet};
+
+use message::channel;
+use rnic_core::Instant;
+use run::Shard;
+use rustix::time::{ClockId, clock_gettime};
+
+/// What completions are stamped with, in every engine: programs compare it with the clock that
+/// `ibv_query_rt_values_ex` reads, which is this one.
+fn monotonic() -> Instant {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Instant::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+#[cfg(test)]
+mod tests;

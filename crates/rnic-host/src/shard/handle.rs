@@ -1,0 +1,161 @@
+//! What the thread does with a message.
+
+use super::message::{CommandResult, Message, NewClient};
+use super::monotonic;
+use super::port::ShardPort;
+use super::run::{Client, Shard};
+use super::tokens::Token;
+use crate::dma::{Space, SystemDma};
+use crate::inspect::{self, Found, Question};
+use crate::system::{self, User};
+use rnic_core::command::{self, CommandError};
+use rnic_core::{ClientCommand, Command, Instant, Outcome};
+use rnic_net::Change;
+use rustix::event::epoll;
+use std::io;
+use std::os::fd::AsFd;
+
+/// Most messages between two turns.
+const MAX_MESSAGES: usize = 16;
+
+impl Shard {
+    /// True when there were any.
+    pub(super) fn handle_messages(&mut self) -> bool {
+        // The look is a load; the attempt would be a fence, every turn.
+        if self.inbox.receiver.is_empty() {
+            return false;
+        }
+        let mut any = false;
+        // A flood of commands must not keep packets waiting.
+        for _ in 0..MAX_MESSAGES {
+            let Ok(message) = self.inbox.receiver.try_recv() else { break };
+            // Nor must requests that only look.
+            let was_a_look = matches!(message, Message::Inspect(..));
+            self.handle_message(message);
+            any = true;
+            if was_a_look {
+                break;
+            }
+        }
+        any
+    }
+
+    fn handle_message(&mut self, message: Message) {
+        let now = monotonic();
+        match message {
+            Message::Execute(command, answer) => {
+                let _ = answer.send(self.execute(now, command));
+            }
+            Message::AddClient(new, answer) => {
+                let _ = answer.send(self.add_client(now, *new));
+            }
+            Message::RemoveClient(client, space, answer) => {
+                let outcome = self.nic.engine.execute(now, Command::RemoveClient { client });
+                self.nic.dma.remove(space);
+                self.nic.events.remove_client(client);
+                if let Some(known) = self.clients.remove(&client) {
+                    let _ = epoll::delete(&*self.epoll, known.wake.as_fd());
+                }
+                self.check_groups();
+                let _ = answer.send(outcome);
+            }
+            Message::AddSpace(id, space) => self.nic.dma.insert(id, space),
+            Message::RemoveSpace(id, answer) => {
+                let _ = answer.send(self.nic.dma.remove(id));
+            }
+            Message::AddChannel(client, channel, socket) => {
+                self.nic.events.add_channel(client, channel, socket);
+            }
+            Message::RemoveChannel(client, channel) => {
+                self.nic.events.remove_channel(client, channel)
+            }
+            Message::Network(Change { port, addresses, mtu }) => {
+                self.as_root(|wire| wire.follow(&addresses, mtu));
+                if let Err(error) = self.nic.engine.execute(now, Command::SetPort(port)) {
+                    tracing::error!("the engine refuses a port state: {}", error.reason);
+                }
+            }
+            Message::ActAs(user) => {
+                self.acts_as = Some(user);
+                self.became(user, system::act_as(user));
+            }
+            Message::AddShard(number, branch, receiver) => {
+                self.nic.wire.add_shard(branch);
+                self.nic.events.add_receiver(number, receiver);
+            }
+            Message::EndShard(serial) => {
+                self.nic.wire.end_shard(serial);
+                self.nic.events.remove_receiver(serial);
+            }
+            Message::Inspect(question, answer) => {
+                let _ = answer.send(self.inspect(question));
+            }
+            Message::Capture(tap) => self.nic.wire.capture(tap),
+            Message::Faults(change, answer) => {
+                let _ = answer.send(self.nic.wire.change_faults(change));
+            }
+            Message::Stop => self.stopping = true,
+        }
+    }
+
+    /// Does something to the wire for which a user has no right.
+    fn as_root(&mut self, act: impl FnOnce(&mut ShardPort)) {
+        let Some(user) = self.acts_as else { return act(&mut self.nic.wire) };
+        let changed = system::act_as_root();
+        act(&mut self.nic.wire);
+        self.became(user, changed.and_then(|()| system::act_as(user)));
+    }
+
+    fn became(&mut self, user: User, result: io::Result<()>) {
+        self.is_unfit = result.is_err();
+        if let Err(error) = result {
+            tracing::error!("an engine cannot act as user {}: {error}", user.0);
+            // With more rights than its clients it must not touch their memory.
+            self.nic.dma = SystemDma::new();
+        }
+    }
+
+    pub(super) fn inspect(&mut self, question: Question) -> Found {
+        let lost = self.nic.events.lost_in_hand_over();
+        let wire = &mut self.nic.wire;
+        inspect::answer(&self.nic.engine, &self.nic.dma, lost, || wire.counters(), question)
+    }
+
+    fn check_groups(&mut self) {
+        let other_group = self.clients.values().any(|client| client.other_group);
+        self.cpu_sharing.set_other_group(other_group, &mut self.nic.engine);
+    }
+
+    fn execute(&mut self, now: Instant, command: Command) -> CommandResult {
+        let destroyed_cq = match &command {
+            Command::Client(client, ClientCommand::DestroyCq { cq }) => Some((*client, *cq)),
+            _ => None,
+        };
+        let mut outcome = self.nic.engine.execute(now, command)?;
+        if let (Some((client, cq)), Outcome::CqGone { completion_events, .. }) =
+            (destroyed_cq, &mut outcome)
+        {
+            // Those never arrive, so they cannot be acknowledged.
+            *completion_events -= self.nic.events.forget_cq(client, cq).min(*completion_events);
+        }
+        Ok(outcome)
+    }
+
+    fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
+        if self.is_unfit {
+            let reason = "the engine cannot act as the client's user";
+            return Err(CommandError { errno: command::Errno::Perm, reason });
+        }
+        let NewClient { client, space, process, doorbells, wake, events, other_group } = new;
+        let outcome =
+            self.nic.engine.execute(now, Command::AddClient { client, space, doorbells })?;
+        if let Err(error) = self.watch(wake.as_fd(), Token::Client(client)) {
+            tracing::error!("a client cannot wake its engine: {error}");
+        }
+        self.nic.dma.insert(space, Space::Process(process));
+        self.nic.events.add_client(client, events);
+        self.clients.insert(client, Client { wake, other_group });
+        self.check_groups();
+        Ok(outcome)
+    }
+}

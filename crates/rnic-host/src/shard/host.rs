@@ -1,0 +1,302 @@
+//! Completion and async events on their way to applications.
+//!
+//! Events are datagrams on socket pairs; our end never waits. What a full socket does not take is
+//! kept here and follows when it has room again.
+
+use super::tokens::Token;
+use crate::wire::ShardRx;
+use rnic_abi::control::{AsyncEvent, CompletionEvent};
+use rnic_abi::os::futex;
+use rnic_abi::verbs::AsyncEventType;
+use rnic_abi::words::AtomicU64;
+use rnic_core::command::{ChannelId, ClientId};
+use rnic_core::ports::{Host, RxTrain};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Our end of a socket pair that carries events.
+#[derive(Debug)]
+pub struct EventSocket {
+    socket: OwnedFd,
+    pending: VecDeque<[u8; 8]>,
+    lost: u64,
+}
+
+impl EventSocket {
+    /// A pair: our end, and the client's.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Self { socket: ours, pending: VecDeque::new(), lost: 0 }, theirs))
+    }
+
+    /// Sends now or keeps. True when something is kept.
+    fn send(&mut self, event: [u8; 8]) -> bool {
+        if self.pending.is_empty() && self.try_send(&event) {
+            return false;
+        }
+        if self.pending.len() == MAX_PENDING {
+            self.lost += 1;
+        } else {
+            self.pending.push_back(event);
+        }
+        true
+    }
+
+    /// True when it is sent, or never can be.
+    fn try_send(&self, event: &[u8; 8]) -> bool {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(&self.socket, event, flags) {
+            Err(Errno::AGAIN | Errno::NOBUFS) => false,
+            // Also when the other end is closed: no thread waits for it then.
+            _ => true,
+        }
+    }
+
+    /// Sends what was kept. True when nothing is left.
+    fn flush(&mut self) -> bool {
+        while let Some(event) = self.pending.front() {
+            if !self.try_send(event) {
+                return false;
+            }
+            self.pending.pop_front();
+        }
+        true
+    }
+}
+
+/// The clients of one shard.
+pub(super) struct ClientEvents {
+    epoll: Arc<OwnedFd>,
+    clients: HashMap<ClientId, Sockets>,
+    /// The sockets that epoll watches until they have room again.
+    full: HashSet<Token>,
+    /// The ways to further shards, by their number.
+    receivers: Vec<Option<ShardRx>>,
+    /// Datagrams lost on the way to shards that have ended.
+    lost_before: u64,
+}
+
+struct Sockets {
+    events: EventSocket,
+    channels: HashMap<ChannelId, EventSocket>,
+}
+
+impl ClientEvents {
+    pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
+        Self {
+            epoll,
+            clients: HashMap::new(),
+            full: HashSet::new(),
+            receivers: Vec::new(),
+            lost_before: 0,
+        }
+    }
+
+    pub(super) fn add_receiver(&mut self, shard: u8, receiver: ShardRx) {
+        let at = usize::from(shard);
+        if at >= self.receivers.len() {
+            self.receivers.resize_with(at + 1, || None);
+        }
+        self.lost_before += self.receivers[at].replace(receiver).map_or(0, |old| old.lost());
+    }
+
+    /// The shard of this serial number has ended; another one may have its number already.
+    pub(super) fn remove_receiver(&mut self, serial: u64) {
+        for receiver in &mut self.receivers {
+            if let Some(old) = receiver.take_if(|receiver| receiver.serial() == serial) {
+                self.lost_before += old.lost();
+            }
+        }
+    }
+
+    /// Datagrams for further shards that did not keep up.
+    pub(super) fn lost_in_hand_over(&self) -> u64 {
+        self.lost_before + self.receivers.iter().flatten().map(ShardRx::lost).sum::<u64>()
+    }
+
+    pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
+        self.clients.insert(client, Sockets { events, channels: HashMap::new() });
+    }
+
+    pub(super) fn remove_client(&mut self, client: ClientId) {
+        self.clients.remove(&client);
+        self.full.retain(|token| token.client() != Some(client));
+    }
+
+    /// Some socket took no more events when it was last tried.
+    #[inline]
+    pub(super) fn any_full(&self) -> bool {
+        !self.full.is_empty()
+    }
+
+    pub(super) fn add_channel(
+        &mut self,
+        client: ClientId,
+        channel: ChannelId,
+        socket: EventSocket,
+    ) {
+        if let Some(sockets) = self.clients.get_mut(&client) {
+            sockets.channels.insert(channel, socket);
+        }
+    }
+
+    pub(super) fn remove_channel(&mut self, client: ClientId, channel: ChannelId) {
+        if let Some(sockets) = self.clients.get_mut(&client) {
+            sockets.channels.remove(&channel);
+            self.full.remove(&Token::Channel(client, channel));
+        }
+    }
+
+    /// A CQ is gone: drops what its channel did not take yet and says how many events those were.
+    pub(super) fn forget_cq(&mut self, client: ClientId, cq: u32) -> u64 {
+        let event = CompletionEvent { cq }.encode();
+        let Some(sockets) = self.clients.get_mut(&client) else { return 0 };
+        let mut dropped = 0;
+        for socket in sockets.channels.values_mut() {
+            let before = socket.pending.len();
+            socket.pending.retain(|pending| *pending != event);
+            dropped += before - socket.pending.len();
+        }
+        dropped as u64
+    }
+
+    /// A socket has room again.
+    pub(super) fn writable(&mut self, token: Token) {
+        let socket = match token {
+            Token::Events(client) => self.clients.get_mut(&client).map(|c| &mut c.events),
+            Token::Channel(client, channel) => {
+                self.clients.get_mut(&client).and_then(|c| c.channels.get_mut(&channel))
+            }
+            _ => None,
+        };
+        if let Some(socket) = socket
+            && socket.flush()
+        {
+            self.full.remove(&token);
+            // It was added by us; a failure leaves a spurious wake-up.
+            let _ = epoll::delete(&*self.epoll, socket.socket.as_fd());
+        }
+    }
+}
+
+/// `socket` keeps something: it is tried again when epoll says so.
+fn watch(full: &mut HashSet<Token>, epoll: &OwnedFd, socket: &EventSocket, token: Token) {
+    if !full.insert(token) {
+        return;
+    }
+    let data = EventData::new_u64(token.encode());
+    if let Err(error) = epoll::add(epoll, socket.socket.as_fd(), data, EventFlags::OUT) {
+        tracing::warn!("events of a client are stuck: {error}");
+    }
+}
+
+impl Host for ClientEvents {
+    fn completion_event(&mut self, client: ClientId, channel: ChannelId, cq: u32) {
+        let Some(sockets) = self.clients.get_mut(&client) else { return };
+        let Some(socket) = sockets.channels.get_mut(&channel) else { return };
+        if socket.send(CompletionEvent { cq }.encode()) {
+            watch(&mut self.full, &self.epoll, socket, Token::Channel(client, channel));
+        }
+    }
+
+    fn wake(&mut self, word: &AtomicU64, at_most: u32) {
+        // A sleep that is not ended ends by itself.
+        let _ = futex::wake(word, at_most);
+    }
+
+    fn async_event(&mut self, client: ClientId, event: AsyncEvent) {
+        if event.event == AsyncEventType::CqErr {
+            // Once for each queue. Few programs read this event: what they see is a peer that gives
+            // up, or a completion that never comes.
+            tracing::warn!(
+                "completion queue {} of client {} overflowed, and its queue pairs with it: make it \
+                 as deep as all requests that may complete to it",
+                event.element,
+                client.0
+            );
+        }
+        let Some(sockets) = self.clients.get_mut(&client) else { return };
+        if sockets.events.send(event.encode()) {
+            watch(&mut self.full, &self.epoll, &sockets.events, Token::Events(client));
+        }
+    }
+
+    fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
+        // A QPN names a shard that does not exist only when it was never given out.
+        if let Some(Some(receiver)) = self.receivers.get(usize::from(shard)) {
+            receiver.hand_over(train, datagram);
+        }
+    }
+}
+
+/// Events kept for a client that does not read. One that has not read so many will not miss them.
+const MAX_PENDING: usize = 1 << 17;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_abi::verbs::AsyncEventType;
+
+    fn read(socket: &OwnedFd) -> Option<[u8; 8]> {
+        let mut event = [0; 8];
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recv(socket, &mut event, flags).ok().map(|_| event)
+    }
+
+    #[test]
+    fn a_full_socket_loses_nothing() {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let mut host = ClientEvents::new(Arc::clone(&epoll));
+        let (client, channel) = (ClientId(1), ChannelId(2));
+        let (events, _async_end) = EventSocket::pair().unwrap();
+        let (ours, theirs) = EventSocket::pair().unwrap();
+        host.add_client(client, events);
+        host.add_channel(client, channel, ours);
+        const EVENTS: u32 = 5000;
+        for cq in 0..EVENTS {
+            host.completion_event(client, channel, cq);
+        }
+        assert_eq!(host.forget_cq(client, EVENTS - 1), 1);
+        let mut seen = Vec::new();
+        loop {
+            while let Some(event) = read(&theirs) {
+                seen.push(CompletionEvent::decode(event).cq);
+            }
+            let mut ready = Vec::with_capacity(4);
+            let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&*epoll, rustix::buffer::spare_capacity(&mut ready), Some(&none)).unwrap();
+            if ready.is_empty() {
+                break;
+            }
+            for event in ready {
+                host.writable(Token::decode(event.data.u64()).unwrap());
+            }
+        }
+        assert_eq!(seen, (0..EVENTS - 1).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn events_of_strangers_are_ignored() {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let mut host = ClientEvents::new(epoll);
+        host.completion_event(ClientId(9), ChannelId(9), 1);
+        host.async_event(ClientId(9), AsyncEvent { event: AsyncEventType::CommEst, element: 1 });
+        let (events, theirs) = EventSocket::pair().unwrap();
+        host.add_client(ClientId(9), events);
+        drop(theirs);
+        host.async_event(ClientId(9), AsyncEvent { event: AsyncEventType::CommEst, element: 1 });
+    }
+}

@@ -1,0 +1,119 @@
+//! What others tell a shard.
+
+use super::host::EventSocket;
+use crate::dma::{Process, Space};
+use crate::inspect::{Found, Question};
+use crate::system::User;
+use crate::wire::{Branch, CaptureTap, Fault, FaultChange, ShardRx};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use rnic_abi::doorbell::Doorbells;
+use rnic_abi::os::EventFd;
+use rnic_core::command::{ChannelId, ClientId, Command, CommandError, Outcome};
+use rnic_core::ports::SpaceId;
+use rnic_net::Change;
+use std::io;
+use std::sync::Arc;
+
+/// A client with everything the shard keeps of it.
+pub struct NewClient {
+    /// Number.
+    pub client: ClientId,
+    /// Number of its address space.
+    pub space: SpaceId,
+    /// Its process.
+    pub process: Process,
+    /// Its doorbells, for the engine.
+    pub doorbells: Doorbells,
+    /// Written by the client when the engine sleeps.
+    pub wake: EventFd,
+    /// Our end of its async event socket.
+    pub events: EventSocket,
+    /// Its process is in another scheduling group than the daemon.
+    pub other_group: bool,
+}
+
+/// The answer to a command.
+pub(super) type CommandResult = Result<Outcome, CommandError>;
+
+/// See the [module](self).
+pub enum Message {
+    /// A command for the engine.
+    Execute(Command, Sender<CommandResult>),
+    /// A new client.
+    AddClient(Box<NewClient>, Sender<CommandResult>),
+    /// A client is gone. Once answered, nothing touches its memory or its rings any more.
+    RemoveClient(ClientId, SpaceId, Sender<CommandResult>),
+    /// A further address space.
+    AddSpace(SpaceId, Space),
+    /// It is no longer used, and comes back: it takes long to unmap. Once answered, nothing touches
+    /// its memory any more, not even what was lent of it and has not arrived.
+    RemoveSpace(SpaceId, Sender<Option<Space>>),
+    /// A completion channel, our end.
+    AddChannel(ClientId, ChannelId, EventSocket),
+    /// It is gone.
+    RemoveChannel(ClientId, ChannelId),
+    /// The network changed.
+    Network(Change),
+    /// Act as this user from now on; only for a shard without clients whose thread is root's. When
+    /// that fails it takes no clients.
+    ActAs(User),
+    /// A further shard of this number sends through this one, and how to reach it.
+    AddShard(u8, Branch, ShardRx),
+    /// The shard of this serial number has ended.
+    EndShard(u64),
+    /// For display. Answered within a turn, which has time for one of these.
+    Inspect(Question, Sender<Found>),
+    /// A capture wants what is sent and received.
+    Capture(CaptureTap),
+    /// Faults for what arrives. Answered with those in force, as
+    /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).
+    Faults(FaultChange, Sender<Option<Vec<Fault>>>),
+    /// End.
+    Stop,
+}
+
+/// The way to a shard.
+#[derive(Clone)]
+pub struct ShardHandle {
+    sender: Sender<Message>,
+    wake: Arc<EventFd>,
+}
+
+/// The shard's side of a [`ShardHandle`].
+pub(super) struct Inbox {
+    pub(super) receiver: Receiver<Message>,
+    pub(super) wake: Arc<EventFd>,
+}
+
+/// A way to a shard that is to be started.
+///
+/// # Errors
+/// When there are too many open files.
+pub(super) fn channel() -> io::Result<(ShardHandle, Inbox)> {
+    let wake = Arc::new(EventFd::new()?);
+    let (sender, receiver) = unbounded();
+    Ok((ShardHandle { sender, wake: Arc::clone(&wake) }, Inbox { receiver, wake }))
+}
+
+/// The shard's thread has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardStopped;
+
+impl ShardHandle {
+    /// Sends a message that has no answer.
+    pub fn tell(&self, message: Message) {
+        if self.sender.send(message).is_ok()
+            && let Err(error) = self.wake.wake()
+        {
+            tracing::error!("cannot wake an engine: {error}");
+        }
+    }
+
+    /// Sends a message and waits for the answer. That takes as long as the memory of this shard's
+    /// clients makes its engine wait: only those who belong to it may.
+    pub fn ask<T>(&self, message: impl FnOnce(Sender<T>) -> Message) -> Result<T, ShardStopped> {
+        let (answer, answered) = bounded(1);
+        self.tell(message(answer));
+        answered.recv().map_err(|_| ShardStopped)
+    }
+}

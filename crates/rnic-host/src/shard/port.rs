@@ -1,0 +1,128 @@
+//! The wire of a shard: the device's own, or the way through the shard that has it.
+
+use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, ShardWire};
+use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+/// See the [module](self).
+pub enum ShardPort {
+    /// The first shard's.
+    Device(Box<DeviceWire>),
+    /// A further shard's.
+    Shard(Box<ShardWire>),
+}
+
+impl ShardPort {
+    /// Descriptors that are readable while frames wait.
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Device(wire) => wire.fds(),
+            Self::Shard(wire) => vec![wire.fd()],
+        }
+    }
+
+    /// Frames wait that no descriptor tells about.
+    pub(super) fn has_backlog(&self) -> bool {
+        match self {
+            Self::Device(wire) => wire.has_backlog(),
+            Self::Shard(wire) => wire.has_backlog(),
+        }
+    }
+
+    /// More may follow at once what arrived last: it came from another host.
+    pub(super) fn expects_more(&self) -> bool {
+        match self {
+            Self::Device(wire) => wire.heard_outside(),
+            Self::Shard(_) => true,
+        }
+    }
+
+    /// Follows a change of the interface; a further shard's wire does so by itself.
+    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        if let Self::Device(wire) = self {
+            wire.follow(addresses, mtu);
+        }
+    }
+
+    /// Counters of the links, which only their owner has.
+    pub fn counters(&mut self) -> LinkCounters {
+        match self {
+            Self::Device(wire) => wire.counters(),
+            Self::Shard(_) => Vec::new(),
+        }
+    }
+
+    /// Disturbs what arrives, as [`DeviceWire::change_faults`].
+    pub(super) fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+        match self {
+            Self::Device(wire) => wire.change_faults(change),
+            Self::Shard(_) => None,
+        }
+    }
+
+    /// Shows what is sent and received to one more watcher.
+    pub(super) fn capture(&mut self, tap: CaptureTap) {
+        if let Self::Device(wire) = self {
+            wire.capture(tap);
+        }
+    }
+
+    /// Takes what one more shard sends.
+    pub(super) fn add_shard(&mut self, branch: Branch) {
+        if let Self::Device(wire) = self {
+            wire.add_shard(branch);
+        }
+    }
+
+    /// That shard has ended.
+    pub(super) fn end_shard(&mut self, serial: u64) {
+        if let Self::Device(wire) = self {
+            wire.end_shard(serial);
+        }
+    }
+}
+
+/// The same for both.
+macro_rules! either {
+    ($self:expr, $wire:ident => $do:expr) => {
+        match $self {
+            ShardPort::Device($wire) => $do,
+            ShardPort::Shard($wire) => $do,
+        }
+    };
+}
+
+impl Wire for ShardPort {
+    fn caps(&self) -> WireCaps {
+        either!(self, wire => wire.caps())
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        either!(self, wire => wire.receive(trains));
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        either!(self, wire => wire.rx(arena))
+    }
+
+    fn release(&mut self) {
+        either!(self, wire => wire.release());
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        either!(self, wire => wire.reserve(train))
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        either!(self, wire => wire.cancel_from(slot));
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        either!(self, wire => wire.tx(arena))
+    }
+
+    fn submit(&mut self) {
+        either!(self, wire => wire.submit());
+    }
+}

@@ -1,0 +1,229 @@
+//! The thread's loop.
+
+use super::cpu_sharing::CpuSharing;
+use super::host::ClientEvents;
+use super::idle::{IdlePolicy, Next};
+use super::message::Inbox;
+use super::monotonic;
+use super::nic::Nic;
+use super::port::ShardPort;
+use super::tokens::Token;
+use crate::dma::SystemDma;
+use crate::inspect::{Found, Numbers, Question};
+use crate::settings::Settings;
+use crate::system::User;
+use rnic_abi::os::EventFd;
+use rnic_core::{ClientId, Engine, EngineConfig, Instant, Turn};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An engine with everything around it. See [`run`](Self::run).
+pub(super) struct Shard {
+    pub(super) nic: Nic,
+    pub(super) clients: HashMap<ClientId, Client>,
+    pub(super) inbox: Inbox,
+    pub(super) epoll: Arc<OwnedFd>,
+    idle: IdlePolicy,
+    pub(super) cpu_sharing: CpuSharing,
+    /// What an epoll told, until it is handled.
+    ready: Vec<Event>,
+    /// When it was asked last.
+    looked: Instant,
+    /// The user whose rights the thread has for the time being.
+    pub(super) acts_as: Option<User>,
+    /// The thread may have other rights than that user.
+    pub(super) is_unfit: bool,
+    pub(super) stopping: bool,
+}
+
+/// What the thread keeps of a client.
+pub(super) struct Client {
+    /// Written by the client when it rings while the engine sleeps.
+    pub(super) wake: EventFd,
+    /// In another scheduling group.
+    pub(super) other_group: bool,
+}
+
+impl Shard {
+    /// An engine on `wire`, fed by `inbox`, for the calling thread.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(super) fn new(
+        engine: EngineConfig,
+        wire: ShardPort,
+        inbox: Inbox,
+        settings: &Settings,
+    ) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
+        let mut engine = Engine::new(engine, monotonic());
+        let cpu_sharing = CpuSharing::new(settings.placement, &mut engine);
+        let events = ClientEvents::new(Arc::clone(&epoll));
+        let shard = Self {
+            nic: Nic { engine, wire, dma: SystemDma::new(), events },
+            clients: HashMap::new(),
+            inbox,
+            epoll,
+            idle: IdlePolicy::new(settings),
+            cpu_sharing,
+            ready: Vec::with_capacity(MAX_READY),
+            looked: Instant::ZERO,
+            acts_as: None,
+            is_unfit: false,
+            stopping: false,
+        };
+        shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
+        Ok(shard)
+    }
+
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
+        let data = EventData::new_u64(token.encode());
+        Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
+    }
+
+    /// Turns the engine until told to stop. Returns what it has counted.
+    pub(super) fn run(mut self) -> Numbers {
+        while !self.stopping {
+            self.step();
+        }
+        match self.inspect(Question::Counters) {
+            Found::Counters(counted) => counted,
+            Found::Totals(_) | Found::Objects { .. } => Numbers::new(),
+        }
+    }
+
+    /// A turn, and a sleep where there is nothing to do.
+    pub(super) fn step(&mut self) {
+        let told = self.handle_messages();
+        let now = monotonic();
+        let turn = self.turn(now);
+        self.cpu_sharing.after_turn(now, &mut self.nic.engine);
+        let worked = told || turn.worked || turn.more;
+        let may_spin = self.cpu_sharing.may_spin();
+        match self.idle.after_turn(now, worked, may_spin) {
+            Next::Sleep => self.sleep(now),
+            Next::Turn => self.look_around(now, worked),
+        }
+    }
+
+    /// A turn of the engine.
+    fn turn(&mut self, now: Instant) -> Turn {
+        let arrived = self.nic.arrivals(now);
+        let (arrived, now) = self.cpu_sharing.after_arrivals(now, arrived, &mut self.nic);
+        let departed = self.nic.departures(now);
+        self.cpu_sharing.after_departures(departed, &mut self.nic);
+        arrived.and(departed)
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        if self.nic.engine.prepare_sleep() && self.inbox.receiver.is_empty() {
+            let timeout = self.timeout(now);
+            if let Err(error) = self.wait(timeout.as_ref()) {
+                tracing::error!("waiting for events: {error}");
+            }
+        }
+        self.nic.engine.awake();
+        let now = monotonic();
+        self.handle_ready(now);
+    }
+
+    /// Takes what a sleep would have been woken by: a client that was silent for long rings by its
+    /// eventfd only, and nothing else tells that a full event socket has room again. An engine that
+    /// always has something to do, for others, would not hear of either until it sleeps.
+    fn look_around(&mut self, now: Instant, worked: bool) {
+        let every = if worked { LOOK_AT_WORK } else { LOOK_IDLE };
+        let is_due = now >= self.looked.after(every);
+        if !is_due || !(self.nic.engine.any_parked() || self.nic.events.any_full()) {
+            return;
+        }
+        self.ready.clear();
+        if let Err(error) = self.ask_epoll() {
+            tracing::error!("looking for events: {error}");
+        }
+        self.handle_ready(now);
+        // After what it took, so that events without end leave time for work.
+        self.looked = monotonic();
+    }
+
+    fn handle_ready(&mut self, now: Instant) {
+        let mut ready = std::mem::take(&mut self.ready);
+        for event in ready.drain(..) {
+            self.handle_event(now, Token::decode(event.data.u64()));
+        }
+        self.ready = ready;
+    }
+
+    /// What is ready now, into `ready`.
+    fn ask_epoll(&mut self) -> rustix::io::Result<()> {
+        let room = rustix::buffer::spare_capacity(&mut self.ready);
+        epoll::wait(&*self.epoll, room, Some(&Timespec::default()))?;
+        Ok(())
+    }
+
+    /// Waits for the wire or for an event, which is then in `ready`. The wire's descriptors are in
+    /// no epoll set: there, every packet would make the kernel walk the wait queue,
+    /// and over a virtual link the sender would pay for that.
+    fn wait(&mut self, timeout: Option<&Timespec>) -> rustix::io::Result<()> {
+        self.ready.clear();
+        let wire = self.nic.wire.fds();
+        let all = wire.iter().copied().chain([self.epoll.as_fd()]);
+        let mut fds: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match event::poll(&mut fds, timeout) {
+            Err(Errno::INTR) => return Ok(()),
+            result => result?,
+        };
+        if fds.last().is_some_and(|epoll| !epoll.revents().is_empty()) {
+            self.ask_epoll()?;
+        }
+        Ok(())
+    }
+
+    /// How long the sleep may be; `None` is for ever.
+    fn timeout(&self, now: Instant) -> Option<Timespec> {
+        let deadline = self.nic.engine.next_deadline().map(|deadline| deadline.since(now));
+        let backlog = self.nic.wire.has_backlog().then_some(BACKLOG_PATIENCE);
+        let wait = match (deadline, backlog) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b)?,
+        };
+        Some(Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        })
+    }
+
+    fn handle_event(&mut self, now: Instant, token: Option<Token>) {
+        match token {
+            Some(Token::Messages) => {
+                let _ = self.inbox.wake.drain();
+            }
+            Some(Token::Client(client)) => {
+                if let Some(known) = self.clients.get(&client) {
+                    let _ = known.wake.drain();
+                    self.nic.engine.client_rang(now, client);
+                    self.cpu_sharing.note_wakeup();
+                }
+            }
+            Some(token @ (Token::Events(_) | Token::Channel(..))) => {
+                self.nic.events.writable(token)
+            }
+            None => {}
+        }
+    }
+}
+
+/// Most events handled in one go; a ready descriptor stays ready.
+const MAX_READY: usize = 16;
+/// How often an engine asks for events that has other things to do, which costs it a system call.
+const LOOK_AT_WORK: Duration = Duration::from_micros(50);
+/// And one that has nothing to do and does not sleep.
+const LOOK_IDLE: Duration = Duration::from_micros(5);
+/// How soon to try again what the link did not take.
+const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);

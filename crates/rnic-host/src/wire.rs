@@ -1,0 +1,210 @@
+//! The device's wire: where the engine's frames go and come from.
+//!
+//! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, [`capture`](mod@capture), a
+//! [`composite`] of the internal [`loopback`] (queue pairs of the device among themselves) and at
+//! most one way outside ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
+//! [`HopId`](rnic_core::ports::HopId) says which of the two it takes.
+
+mod auto;
+mod capture;
+mod composite;
+mod cross_shard;
+mod fault;
+mod frames;
+mod loopback;
+mod packet;
+mod split;
+mod udp;
+mod xdp;
+
+use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_net::HopTable;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use xdp_io::TxRefusal;
+
+pub use auto::{WireConfig, open};
+use capture::CaptureWire;
+pub use capture::{CaptureFeed, CaptureTap, Captured, capture};
+use composite::Composite;
+use cross_shard::Shards;
+pub use cross_shard::{Branch, Junction, ShardRx, ShardWire};
+use fault::FaultWire;
+pub use fault::{Fault, FaultChange, MAX_FAULTS};
+
+/// A way outside.
+trait Link: Send {
+    /// What it can do now.
+    fn caps(&self) -> WireCaps;
+    /// Readable while frames wait.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+    /// As [`Wire::receive`].
+    fn receive(&mut self, trains: &mut Vec<RxTrain>);
+    /// As [`Wire::rx`].
+    fn rx(&self, arena: ArenaId) -> &[u8];
+    /// As [`Wire::release`].
+    fn release(&mut self);
+    /// As [`Wire::reserve`], with the reason of a refusal.
+    fn reserve(&mut self, train: &TxTrain) -> Result<TxSlot, TxRefusal>;
+    /// Gives up a reservation of this turn.
+    fn cancel(&mut self, slot: &TxSlot);
+    /// As [`Wire::tx`].
+    fn tx(&mut self) -> &mut [u8];
+    /// As [`Wire::submit`].
+    fn submit(&mut self);
+    /// Frames wait that the link could not take yet.
+    fn has_backlog(&self) -> bool;
+    /// Follows a change of the interface: its addresses and its MTU.
+    fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
+    /// What it counts.
+    fn counters(&mut self) -> LinkCounters;
+}
+
+/// Counters by the names that `rnic counters` shows.
+pub type LinkCounters = Vec<(&'static str, u64)>;
+
+/// Everything a device sends and receives through. See the [module](self).
+pub struct DeviceWire {
+    mode: String,
+    inner: FaultWire<CaptureWire<Composite>>,
+    shards: Shards,
+}
+
+impl DeviceWire {
+    /// A device with `outside`, or with loopback only.
+    fn new(mode: String, outside: Option<Box<dyn Link>>, hops: HopTable) -> Self {
+        let inner = FaultWire::new(CaptureWire::new(Composite::new(outside), hops), FAULT);
+        Self { mode, inner, shards: Shards::default() }
+    }
+
+    /// The packet I/O in use, e.g. `udp` or `af-xdp native`.
+    pub fn mode(&self) -> &str {
+        &self.mode
+    }
+
+    /// Descriptors that are readable while frames wait.
+    pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.get().get().fds().into_iter().chain(self.shards.fds()).collect()
+    }
+
+    /// Where wires for further shards are made, which send through this one.
+    pub fn junction(&self) -> Junction {
+        self.shards.junction(self.inner.caps())
+    }
+
+    /// Takes what a further shard sends from now on.
+    pub fn add_shard(&mut self, branch: Branch) {
+        self.shards.add(branch);
+    }
+
+    /// The further shard of this serial number has ended.
+    pub fn end_shard(&mut self, serial: u64) {
+        self.shards.end(serial);
+    }
+
+    /// Frames wait that no descriptor tells about: what was looped back, what the link could not
+    /// take yet, or what an injected fault holds back.
+    pub fn has_backlog(&self) -> bool {
+        self.inner.has_backlog()
+            || self.inner.get().get().has_backlog()
+            || self.shards.has_backlog()
+    }
+
+    /// Whether what arrived last came from outside, where more may follow at any moment.
+    pub fn heard_outside(&self) -> bool {
+        self.inner.get().get().heard_outside()
+    }
+
+    /// Follows a change of the interface.
+    pub fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        self.inner.get_mut().get_mut().follow(addresses, mtu);
+    }
+
+    /// Counters of the links and of injected faults.
+    pub fn counters(&mut self) -> LinkCounters {
+        let mut counters = self.inner.get_mut().get_mut().counters();
+        counters.extend(self.inner.counters());
+        counters.extend(self.shards.counters());
+        counters
+    }
+
+    /// Shows what is sent and received to one more watcher.
+    pub fn capture(&mut self, tap: CaptureTap) {
+        self.inner.get_mut().add_tap(tap);
+    }
+
+    /// Changes the faults that are injected into what arrives from now on. Returns those in force,
+    /// or `None` when there would be more than [`MAX_FAULTS`] and nothing is changed. Equal seeds
+    /// treat equal arrivals alike.
+    pub fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+        self.inner.change(change)
+    }
+}
+
+impl Wire for DeviceWire {
+    fn caps(&self) -> WireCaps {
+        self.inner.caps()
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let open = self.inner.disturbs() || self.inner.get().is_watched();
+        self.inner.get_mut().get_mut().set_open(open);
+        self.inner.receive(trains);
+        self.shards.collect(&mut self.inner);
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        self.inner.rx(arena)
+    }
+
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        self.inner.reserve(train)
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        self.inner.cancel_from(slot);
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        self.inner.tx(arena)
+    }
+
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+}
+
+/// UDP payload that an interface of this MTU carries, in the family with the longer header when
+/// IPv6 is among `addresses`.
+fn max_datagram(mtu: u32, addresses: &[IpAddr]) -> u32 {
+    let headers = if addresses.iter().any(IpAddr::is_ipv6) { IPV6_UDP } else { IPV4_UDP };
+    mtu.saturating_sub(headers).min(MAX_DATAGRAM)
+}
+
+/// Bytes of all datagrams of a train; `None` for one without datagrams.
+fn train_len(train: &TxTrain) -> Option<u32> {
+    let before_last = train.segments.checked_sub(1)?.checked_mul(train.segment_len)?;
+    before_last.checked_add(train.last_len)
+}
+
+const LOOPBACK: ArenaId = ArenaId(0);
+const OUTSIDE: ArenaId = ArenaId(1);
+const DISCARD: ArenaId = ArenaId(2);
+const FAULT: ArenaId = ArenaId(3);
+/// Receive queue n of an interface, where n is not 0: this plus n.
+const QUEUES: ArenaId = ArenaId(4);
+/// The longest datagram of RoCEv2: path MTU 4096 and every header there is.
+const MAX_DATAGRAM: u32 = 4096 + 96;
+const IPV4_UDP: u32 = 28;
+const IPV6_UDP: u32 = 48;
+/// Most reservations of one turn.
+const MAX_RESERVED: usize = 1024;
+/// Most trains that a link takes from the kernel at once.
+const MAX_BURST: usize = 64;
+
+#[cfg(test)]
+mod tests;

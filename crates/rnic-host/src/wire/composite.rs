@@ -1,0 +1,199 @@
+//! Loopback and the device's packet I/O as one wire.
+
+use super::loopback::Loopback;
+use super::{
+    DISCARD, LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, train_len,
+};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use xdp_io::TxRefusal;
+
+/// Loopback and the device's packet I/O.
+pub(super) struct Composite {
+    loopback: Loopback,
+    outside: Option<Box<dyn Link>>,
+    /// Where trains go that can never be sent: the transport's retries decide what follows.
+    discard: Vec<u8>,
+    discarded: u64,
+    /// Reservations since the last submit, in order.
+    reserved: Vec<TxSlot>,
+    /// Loopback had packets, and the device was not polled.
+    outside_waits: bool,
+    /// What was received last came from outside.
+    heard_outside: bool,
+}
+
+impl Composite {
+    /// A device with `outside`, or with loopback only.
+    pub(super) fn new(outside: Option<Box<dyn Link>>) -> Self {
+        let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
+        Self {
+            loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
+            outside,
+            discard: vec![0; DISCARD_LEN],
+            discarded: 0,
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            outside_waits: false,
+            heard_outside: false,
+        }
+    }
+
+    /// Descriptors that are readable while frames wait.
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.outside.as_ref().map_or_else(Vec::new, |link| link.fds())
+    }
+
+    /// Frames wait that no descriptor tells about: what was looped back, or what the link could
+    /// not take yet.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.loopback.has_backlog() || self.outside.as_ref().is_some_and(|link| link.has_backlog())
+    }
+
+    /// Whether what was received last came from outside, where more may follow without a turn of
+    /// this engine.
+    pub(super) fn heard_outside(&self) -> bool {
+        self.heard_outside
+    }
+
+    /// Follows a change of the interface.
+    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        if let Some(link) = &mut self.outside {
+            link.follow(addresses, mtu);
+        }
+    }
+
+    /// Counters of the link.
+    pub(super) fn counters(&mut self) -> LinkCounters {
+        let mut counters = self.loopback.counters();
+        counters.push(("link_tx_no_route", self.discarded));
+        if let Some(link) = &mut self.outside {
+            counters.extend(link.counters());
+        }
+        counters
+    }
+
+    /// Whether captures or faults see from now on what is looped back.
+    pub(super) fn set_open(&mut self, open: bool) {
+        self.loopback.set_open(open);
+    }
+
+    fn reserve_outside(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let refusal = match &mut self.outside {
+            Some(link) => match link.reserve(train) {
+                Ok(slot) => return Some(slot),
+                Err(refusal) => refusal,
+            },
+            None => TxRefusal::NoSource,
+        };
+        if refusal == TxRefusal::Full {
+            return None;
+        }
+        self.discarded += 1;
+        // Slots differ, so that each can be cancelled.
+        let offset = self.reserved.len() as u32 * 4;
+        let end = offset.checked_add(train_len(train)?)?;
+        let slot = TxSlot { arena: DISCARD, offset, stride: train.segment_len, inside: false };
+        (end as usize <= self.discard.len()).then_some(slot)
+    }
+}
+
+impl Wire for Composite {
+    fn caps(&self) -> WireCaps {
+        self.outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps())
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        // In turns while both have something, so that neither starves the other. To look outside
+        // takes a system call.
+        if !self.outside_waits {
+            self.loopback.receive(trains);
+            if !trains.is_empty() {
+                self.outside_waits = true;
+                self.heard_outside = false;
+                return;
+            }
+        }
+        if let Some(link) = &mut self.outside {
+            link.receive(trains);
+            if trains.is_empty() {
+                // The engine gives back what it has seen; what was refused it never sees.
+                link.release();
+            } else {
+                self.heard_outside = true;
+            }
+        }
+        if std::mem::take(&mut self.outside_waits) {
+            self.heard_outside &= !trains.is_empty();
+            self.loopback.receive(trains);
+        }
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        match (arena, &self.outside) {
+            (LOOPBACK, _) => self.loopback.rx(),
+            (_, Some(link)) => link.rx(arena),
+            (_, None) => &[],
+        }
+    }
+
+    fn release(&mut self) {
+        self.loopback.release();
+        if let Some(link) = &mut self.outside {
+            link.release();
+        }
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        if self.reserved.len() == MAX_RESERVED {
+            return None;
+        }
+        let slot = match train.hop {
+            rnic_net::LOOPBACK => self.loopback.reserve(train),
+            _ => self.reserve_outside(train),
+        }?;
+        self.reserved.push(slot);
+        Some(slot)
+    }
+
+    fn cancel_from(&mut self, slot: &TxSlot) {
+        let Some(first) = self.reserved.iter().rposition(|reserved| reserved == slot) else {
+            return;
+        };
+        for slot in self.reserved.drain(first..).rev() {
+            match (slot.arena, &mut self.outside) {
+                (LOOPBACK, _) => self.loopback.cancel_last(),
+                (OUTSIDE, Some(link)) => link.cancel(&slot),
+                _ => {}
+            }
+        }
+    }
+
+    fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
+        match (arena, &mut self.outside) {
+            (LOOPBACK, _) => self.loopback.tx(),
+            (OUTSIDE, Some(link)) => link.tx(),
+            (DISCARD, _) => &mut self.discard,
+            _ => &mut [],
+        }
+    }
+
+    fn submit(&mut self) {
+        self.reserved.clear();
+        self.loopback.submit();
+        if let Some(link) = &mut self.outside {
+            link.submit();
+        }
+    }
+}
+
+/// What the loopback can do when there is nothing else.
+const LOOPBACK_CAPS: WireCaps = WireCaps {
+    max_datagram: MAX_DATAGRAM,
+    max_segments: 64,
+    max_train: 64 * 1024,
+    tx_ip_id: TxIpId::Ours,
+};
+
+/// The longest train, and a different start for each reservation.
+const DISCARD_LEN: usize = 64 * 1024 + 4 * MAX_RESERVED;

@@ -1,0 +1,70 @@
+//! What the links that carry whole Ethernet frames have in common.
+
+use super::OUTSIDE;
+use rnic_core::ports::{Range, RxIpId, RxTrain, TxTrain};
+use rnic_net::{Hop, HopTable};
+use roce_wire::{Frame, FrameHeader};
+use xdp_io::TxRefusal;
+
+/// Frames refused on receive, by reason.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct RefusedFrames {
+    /// For another Ethernet address.
+    pub(super) foreign: u64,
+    /// Not RoCEv2, or with broken headers.
+    pub(super) malformed: u64,
+}
+
+/// The Ethernet side of a link.
+pub(super) struct Ethernet {
+    hops: HopTable,
+    pub(super) refused: RefusedFrames,
+}
+
+impl Ethernet {
+    /// With our addresses and the next hops.
+    pub(super) fn new(hops: HopTable) -> Self {
+        Self { hops, refused: RefusedFrames::default() }
+    }
+
+    /// The datagrams in the frame of `len` bytes at `offset` of `arena`, as one datagram.
+    pub(super) fn strip(&mut self, arena: &[u8], offset: usize, len: usize) -> Option<RxTrain> {
+        let bytes = offset.checked_add(len).and_then(|end| arena.get(offset..end));
+        let Some(frame) = bytes.and_then(|bytes| Frame::parse(bytes).ok()) else {
+            self.refused.malformed += 1;
+            return None;
+        };
+        if frame.dst_mac.0[0] & MULTICAST == 0 && !self.hops.is_own(frame.dst_mac) {
+            self.refused.foreign += 1;
+            return None;
+        }
+        let payload = frame.payload_range();
+        let len = payload.len() as u32;
+        Some(RxTrain {
+            flow: frame.flow,
+            arena: OUTSIDE,
+            range: Range { offset: (offset + payload.start) as u32, len },
+            segment_len: len,
+            ip_id: RxIpId::Seen(frame.ip_id),
+            inside: false,
+        })
+    }
+
+    /// The headers of a train's frames.
+    pub(super) fn header(&self, train: &TxTrain) -> Result<FrameHeader, TxRefusal> {
+        let Hop { dst_mac, src_mac, vlan } = self.hops.get(train.hop).ok_or(TxRefusal::NoSource)?;
+        Ok(FrameHeader { dst_mac, src_mac, vlan, flow: train.flow })
+    }
+}
+
+/// Clears what follows the datagram in a frame of minimal length.
+pub(super) fn pad(frame: &mut [u8], used: usize) {
+    if let Some(padding) = frame.get_mut(used..) {
+        padding.fill(0);
+    }
+}
+
+/// Shortest Ethernet frame without FCS. An RC SEND without payload would be two bytes shorter.
+pub(super) const MIN_FRAME: usize = 60;
+/// The group bit of an Ethernet address.
+const MULTICAST: u8 = 1;

@@ -1,0 +1,166 @@
+//! RoCEv2 frames over AF_PACKET, and trains of them where the kernel knows them.
+
+use super::frames::{Ethernet, MIN_FRAME, pad};
+use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split, train_len};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_net::HopTable;
+use roce_wire::ROCE_PORT;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use xdp_io::TxRefusal;
+use xdp_io::packet::{self, PacketConfig, PacketPort};
+
+/// See the [module](self).
+pub(super) struct PacketWire {
+    port: PacketPort,
+    ethernet: Ethernet,
+    addresses: Vec<IpAddr>,
+    max_datagram: u32,
+    frames: Vec<packet::RxTrain>,
+    reserved: Vec<(xdp_io::TxSlot, u32)>,
+    backlog: bool,
+    /// Frames to addresses that are not ours: the socket does not filter them.
+    not_ours: u64,
+}
+
+impl PacketWire {
+    /// Opens `interface`, with or without trains.
+    ///
+    /// # Errors
+    /// As [`PacketPort::open`].
+    pub(super) fn new(
+        interface: &str,
+        trains: bool,
+        addresses: &[IpAddr],
+        mtu: u32,
+        hops: HopTable,
+    ) -> xdp_io::Result<Self> {
+        let mut config = PacketConfig::new(interface, ROCE_PORT);
+        config.trains = trains;
+        config.addresses = addresses.to_vec();
+        Ok(Self {
+            port: PacketPort::open(&config)?,
+            ethernet: Ethernet::new(hops),
+            addresses: addresses.to_vec(),
+            max_datagram: max_datagram(mtu, addresses),
+            frames: vec![packet::RxTrain::default(); MAX_BURST],
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            backlog: false,
+            not_ours: 0,
+        })
+    }
+}
+
+impl Link for PacketWire {
+    fn caps(&self) -> WireCaps {
+        let caps = self.port.caps();
+        WireCaps {
+            max_datagram: self.max_datagram,
+            max_segments: caps.max_segments as u32,
+            max_train: caps.max_bytes as u32,
+            tx_ip_id: TxIpId::Ours,
+        }
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.port.as_fd()]
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let room = (trains.capacity() - trains.len()).min(self.frames.len());
+        let count = self.port.receive(&mut self.frames[..room]);
+        let arena = self.port.rx_arena();
+        // Where the port knows no trains, the kernel does not tell what it joined.
+        let unmarked = self.port.caps().max_segments == 1;
+        for frame in &self.frames[..count] {
+            let Some(mut train) = self.ethernet.strip(arena, frame.offset, frame.len) else {
+                continue;
+            };
+            let dst = train.flow.dst;
+            if !dst.is_multicast() && !self.addresses.contains(&dst) {
+                self.not_ours += 1;
+                continue;
+            }
+            if frame.gso_size > 0 {
+                train.segment_len = frame.gso_size as u32;
+            } else if unmarked {
+                split::take_apart(&mut train, arena);
+            }
+            trains.push(train);
+        }
+    }
+
+    fn rx(&self, _: ArenaId) -> &[u8] {
+        self.port.rx_arena()
+    }
+
+    fn release(&mut self) {
+        self.port.release_rx();
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Result<TxSlot, TxRefusal> {
+        let header = self.ethernet.header(train)?;
+        let len = train_len(train).ok_or(TxRefusal::Length)? as usize;
+        let gso = match train.segments {
+            1 => 0,
+            _ => u16::try_from(train.segment_len).map_err(|_| TxRefusal::Length)?,
+        };
+        let slot = self.port.reserve((header.len() + len).max(MIN_FRAME), gso)?;
+        let frame = &mut self.port.tx_arena_mut()[slot.range()];
+        pad(frame, header.len() + len);
+        let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
+        self.reserved.push((slot, offset));
+        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len, inside: false })
+    }
+
+    fn cancel(&mut self, slot: &TxSlot) {
+        if let Some(index) = self.reserved.iter().rposition(|(_, at)| *at == slot.offset) {
+            self.port.truncate(&self.reserved.swap_remove(index).0, 0);
+        }
+    }
+
+    fn tx(&mut self) -> &mut [u8] {
+        self.port.tx_arena_mut()
+    }
+
+    fn submit(&mut self) {
+        if self.reserved.is_empty() && !self.backlog {
+            return;
+        }
+        self.reserved.clear();
+        self.backlog = self.port.submit().queued > 0;
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.backlog
+    }
+
+    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
+            self.port.guard().remove_address(*gone);
+        }
+        for new in addresses.iter().filter(|new| !self.addresses.contains(new)) {
+            if let Err(error) = self.port.guard().add_address(*new) {
+                tracing::warn!("cannot hold UDP port {ROCE_PORT} on {new}: {error}");
+            }
+        }
+        self.addresses = addresses.to_vec();
+        self.max_datagram = max_datagram(mtu, addresses);
+    }
+
+    fn counters(&mut self) -> LinkCounters {
+        let stats = self.port.stats();
+        vec![
+            ("link_rx_trains", stats.rx_trains),
+            ("link_rx_bytes", stats.rx_bytes),
+            ("link_rx_malformed", stats.rx_malformed + self.ethernet.refused.malformed),
+            ("link_rx_foreign_mac", self.ethernet.refused.foreign),
+            ("link_rx_foreign_ip", self.not_ours),
+            ("link_rx_errors", stats.rx_errors),
+            ("link_rx_no_buffer", stats.rx_kernel_drops),
+            ("link_tx_trains", stats.tx_trains),
+            ("link_tx_backpressure", stats.tx_backpressure),
+            ("link_tx_errors", stats.tx_errors.total()),
+        ]
+    }
+}

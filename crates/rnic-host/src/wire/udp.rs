@@ -1,0 +1,165 @@
+//! RoCEv2 over the kernel's UDP sockets.
+//!
+//! The source port is the destination port: one socket per address serves all queue pairs, so the
+//! control plane gives their flows that port (the ICRC covers it).
+
+use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
+use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use roce_wire::{Flow, ROCE_PORT};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::BorrowedFd;
+use xdp_io::TxRefusal;
+use xdp_io::udp::{self, UdpConfig, UdpPort};
+
+/// See the [module](self).
+pub(super) struct UdpWire {
+    port: UdpPort,
+    scope_id: u32,
+    max_datagram: u32,
+    /// What the last receive call filled.
+    trains: Vec<udp::RxTrain>,
+    /// Reserved since the last submit.
+    reserved: Vec<xdp_io::TxSlot>,
+    backlog: bool,
+}
+
+impl UdpWire {
+    /// Binds port 4791 on `addresses`, which interface `scope_id` (0: none) with `mtu` has.
+    ///
+    /// # Errors
+    /// As [`UdpPort::bind`].
+    pub(super) fn new(addresses: &[IpAddr], scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
+        let mut config = UdpConfig::new(addresses.to_vec(), ROCE_PORT);
+        config.scope_id = scope_id;
+        config.tx_arena_bytes = TX_ARENA;
+        Ok(Self {
+            port: UdpPort::bind(&config)?,
+            scope_id,
+            max_datagram: max_datagram(mtu, addresses),
+            trains: vec![udp::RxTrain::default(); MAX_BURST],
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            backlog: false,
+        })
+    }
+
+    fn destination(&self, address: IpAddr) -> SocketAddr {
+        match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                SocketAddr::V6(SocketAddrV6::new(v6, ROCE_PORT, 0, self.scope_id))
+            }
+            _ => SocketAddr::new(address, ROCE_PORT),
+        }
+    }
+}
+
+impl Link for UdpWire {
+    fn caps(&self) -> WireCaps {
+        let caps = self.port.caps();
+        WireCaps {
+            max_datagram: self.max_datagram,
+            max_segments: caps.max_segments as u32,
+            max_train: caps.max_bytes as u32,
+            tx_ip_id: TxIpId::SegmentIndex,
+        }
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.port.fds().collect()
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let room = (trains.capacity() - trains.len()).min(self.trains.len());
+        let count = self.port.receive(&mut self.trains[..room]);
+        trains.extend(self.trains[..count].iter().map(|train| RxTrain {
+            flow: Flow {
+                src: train.src.ip(),
+                dst: train.dst,
+                sport: train.src.port(),
+                tos: train.tos,
+                hop_limit: train.hop_limit,
+                flow_label: 0,
+                df: true,
+            },
+            arena: OUTSIDE,
+            range: Range { offset: train.offset as u32, len: train.len as u32 },
+            segment_len: train.segment_len as u32,
+            ip_id: RxIpId::Likely(0),
+            inside: false,
+        }));
+    }
+
+    fn rx(&self, _: ArenaId) -> &[u8] {
+        self.port.rx_arena()
+    }
+
+    fn release(&mut self) {
+        self.port.release_rx();
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Result<TxSlot, TxRefusal> {
+        let len = train_len(train).ok_or(TxRefusal::Length)?;
+        let to = udp::TxTrain {
+            src: train.flow.src,
+            dst: self.destination(train.flow.dst),
+            tos: train.flow.tos,
+            hop_limit: train.flow.hop_limit.max(1),
+            segment_len: u16::try_from(train.segment_len).map_err(|_| TxRefusal::Length)?,
+        };
+        let slot = self.port.reserve(&to, len as usize)?;
+        self.reserved.push(slot);
+        Ok(TxSlot {
+            arena: OUTSIDE,
+            offset: slot.offset as u32,
+            stride: train.segment_len,
+            inside: false,
+        })
+    }
+
+    fn cancel(&mut self, slot: &TxSlot) {
+        let found = self.reserved.iter().rposition(|r| r.offset == slot.offset as usize);
+        if let Some(index) = found {
+            self.port.truncate(&self.reserved.swap_remove(index), 0);
+        }
+    }
+
+    fn tx(&mut self) -> &mut [u8] {
+        self.port.tx_arena_mut()
+    }
+
+    fn submit(&mut self) {
+        self.reserved.clear();
+        self.backlog = self.port.submit().queued > 0;
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.backlog
+    }
+
+    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        let gone: Vec<_> =
+            self.port.local_addresses().filter(|bound| !addresses.contains(bound)).collect();
+        gone.into_iter().for_each(|address| self.port.remove_address(address));
+        for address in addresses {
+            if let Err(error) = self.port.add_address(*address) {
+                tracing::warn!("cannot serve {address}: {error}");
+            }
+        }
+        self.max_datagram = max_datagram(mtu, addresses);
+    }
+
+    fn counters(&mut self) -> LinkCounters {
+        let stats = self.port.stats();
+        vec![
+            ("link_rx_trains", stats.rx_trains),
+            ("link_rx_bytes", stats.rx_bytes),
+            ("link_rx_malformed", stats.rx_truncated + stats.rx_without_address),
+            ("link_rx_errors", stats.rx_errors),
+            ("link_rx_no_buffer", stats.rx_kernel_drops),
+            ("link_tx_trains", stats.tx_trains),
+            ("link_tx_backpressure", stats.tx_backpressure),
+            ("link_tx_errors", stats.tx_errors.total()),
+        ]
+    }
+}
+
+const TX_ARENA: usize = 4 << 20;

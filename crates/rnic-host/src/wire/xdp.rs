@@ -1,0 +1,249 @@
+//! RoCEv2 frames over AF_XDP.
+
+use super::frames::{Ethernet, MIN_FRAME, pad};
+use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, QUEUES, max_datagram, split};
+use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_net::HopTable;
+use roce_wire::{FrameHeader, ROCE_PORT};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use xdp_io::TxRefusal;
+use xdp_io::program::AttachMode;
+use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
+
+/// See the [module](self).
+pub(super) struct XdpWire {
+    /// One per receive queue; the first one sends.
+    ports: Vec<XskPort>,
+    /// Which queue is asked first.
+    turn: usize,
+    ethernet: Ethernet,
+    addresses: Vec<IpAddr>,
+    max_datagram: u32,
+    frames: Vec<RxFrame>,
+    reserved: Vec<(xdp_io::TxSlot, u32)>,
+    backlog: bool,
+}
+
+impl XdpWire {
+    /// Opens all queues of `interface`.
+    ///
+    /// # Errors
+    /// As [`XskPort::open`].
+    pub(super) fn new(
+        interface: &str,
+        mode: XdpMode,
+        addresses: &[IpAddr],
+        mtu: u32,
+        hops: HopTable,
+    ) -> xdp_io::Result<Self> {
+        let mut config = XskConfig::new(interface, ROCE_PORT);
+        config.addresses = addresses.to_vec();
+        config.mode = mode;
+        let mut ports = vec![XskPort::open(&config)?];
+        open_further(&mut ports, config)?;
+        let mut wire = Self {
+            ports,
+            turn: 0,
+            ethernet: Ethernet::new(hops),
+            addresses: addresses.to_vec(),
+            max_datagram: 0,
+            frames: vec![RxFrame::default(); MAX_BURST],
+            reserved: Vec::with_capacity(MAX_RESERVED),
+            backlog: false,
+        };
+        wire.set_mtu(mtu);
+        Ok(wire)
+    }
+
+    fn first(&self) -> &XskPort {
+        &self.ports[0]
+    }
+
+    fn first_mut(&mut self) -> &mut XskPort {
+        &mut self.ports[0]
+    }
+
+    /// Takes what waits on one queue.
+    fn receive_from(&mut self, queue: usize, trains: &mut Vec<RxTrain>) {
+        let port = &mut self.ports[queue];
+        let room = (trains.capacity() - trains.len()).min(self.frames.len());
+        let count = port.receive(&mut self.frames[..room]);
+        let bytes = port.rx_arena();
+        let joined = port.caps().mode == AttachMode::Generic;
+        for frame in &self.frames[..count] {
+            let Some(mut train) = self.ethernet.strip(bytes, frame.offset, frame.len) else {
+                continue;
+            };
+            train.arena = arena_of(queue);
+            if joined {
+                split::take_apart(&mut train, bytes);
+            }
+            trains.push(train);
+        }
+    }
+
+    /// Whether frames that a sender's kernel left joined are too long to be received.
+    pub(super) fn loses_trains(&self) -> bool {
+        let caps = self.first().caps();
+        caps.mode == AttachMode::Generic && !caps.multi_buffer
+    }
+
+    /// e.g. `af-xdp native`.
+    pub(super) fn describe(&self) -> String {
+        let caps = self.first().caps();
+        if caps.zero_copy { "af-xdp zero-copy".into() } else { format!("af-xdp {}", caps.mode) }
+    }
+
+    fn set_mtu(&mut self, mtu: u32) {
+        let frame_room = (self.first().caps().max_frame - FrameHeader::MAX_LEN) as u32;
+        self.max_datagram = max_datagram(mtu, &self.addresses).min(frame_room);
+    }
+}
+
+impl Link for XdpWire {
+    fn caps(&self) -> WireCaps {
+        WireCaps {
+            max_datagram: self.max_datagram,
+            max_segments: 1,
+            max_train: self.max_datagram,
+            tx_ip_id: TxIpId::Ours,
+        }
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.ports.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn receive(&mut self, trains: &mut Vec<RxTrain>) {
+        let queues = self.ports.len();
+        self.turn = self.turn.wrapping_add(1);
+        for step in 0..queues {
+            self.receive_from(self.turn.wrapping_add(step) % queues, trains);
+        }
+    }
+
+    fn rx(&self, arena: ArenaId) -> &[u8] {
+        self.ports.get(queue_of(arena)).map_or(&[], |port| port.rx_arena())
+    }
+
+    fn release(&mut self) {
+        self.ports.iter_mut().for_each(XskPort::release_rx);
+    }
+
+    fn reserve(&mut self, train: &TxTrain) -> Result<TxSlot, TxRefusal> {
+        if train.segments != 1 {
+            return Err(TxRefusal::Length);
+        }
+        let header = self.ethernet.header(train)?;
+        let len = train.last_len as usize;
+        let slot = self.first_mut().reserve((header.len() + len).max(MIN_FRAME))?;
+        let frame = &mut self.first_mut().tx_arena_mut()[slot.range()];
+        pad(frame, header.len() + len);
+        let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
+        self.reserved.push((slot, offset));
+        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len, inside: false })
+    }
+
+    fn cancel(&mut self, slot: &TxSlot) {
+        if let Some(index) = self.reserved.iter().rposition(|(_, at)| *at == slot.offset) {
+            let slot = self.reserved.swap_remove(index).0;
+            self.first_mut().truncate(&slot, 0);
+        }
+    }
+
+    fn tx(&mut self) -> &mut [u8] {
+        self.first_mut().tx_arena_mut()
+    }
+
+    fn submit(&mut self) {
+        if self.reserved.is_empty() && !self.backlog {
+            return;
+        }
+        self.reserved.clear();
+        self.backlog = self.first_mut().submit().queued > 0;
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.backlog
+    }
+
+    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+        for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
+            if let Err(error) = self.first().remove_address(*gone) {
+                tracing::warn!("cannot give {gone} back to the kernel: {error}");
+            }
+        }
+        for new in addresses.iter().filter(|new| !self.addresses.contains(new)) {
+            if let Err(error) = self.first().add_address(*new) {
+                tracing::warn!("cannot serve {new}: {error}");
+            }
+        }
+        self.addresses = addresses.to_vec();
+        self.set_mtu(mtu);
+    }
+
+    fn counters(&mut self) -> LinkCounters {
+        let mut sum = [0; 6];
+        for port in &self.ports {
+            let stats = port.stats();
+            let lost = stats.rx_dropped + stats.rx_oversized + stats.rx_bad_descriptors;
+            let all = [
+                stats.rx_frames,
+                lost,
+                stats.rx_ring_full + stats.fill_empty,
+                stats.tx_frames,
+                stats.tx_backpressure,
+                stats.tx_errors.total() + stats.tx_invalid,
+            ];
+            sum.iter_mut().zip(all).for_each(|(sum, one)| *sum += one);
+        }
+        let [rx_frames, rx_dropped, rx_no_buffer, tx_frames, tx_backpressure, tx_errors] = sum;
+        vec![
+            ("link_rx_frames", rx_frames),
+            ("link_rx_malformed", self.ethernet.refused.malformed),
+            ("link_rx_foreign_mac", self.ethernet.refused.foreign),
+            ("link_rx_dropped", rx_dropped),
+            ("link_rx_no_buffer", rx_no_buffer),
+            ("link_tx_frames", tx_frames),
+            ("link_tx_backpressure", tx_backpressure),
+            ("link_tx_errors", tx_errors),
+        ]
+    }
+}
+
+/// Opens the queues behind the first, as many as there are: receive side scaling may put frames on
+/// any of them, and what no socket takes goes to the kernel.
+fn open_further(ports: &mut Vec<XskPort>, mut config: XskConfig) -> xdp_io::Result<()> {
+    config.rx_frames = FURTHER_RX_FRAMES;
+    config.tx_frames = FURTHER_TX_FRAMES;
+    let program = Arc::clone(ports[0].program());
+    while ports.len() < MAX_QUEUES {
+        config.queue = ports.len() as u32;
+        match XskPort::open_queue(&config, Arc::clone(&program)) {
+            Ok(port) => ports.push(port),
+            Err(xdp_io::Error::QueueMissing { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    tracing::warn!(
+        "only {MAX_QUEUES} queues of {0} are served; use `ethtool -L {0} combined {MAX_QUEUES}`",
+        config.interface
+    );
+    Ok(())
+}
+
+fn arena_of(queue: usize) -> ArenaId {
+    if queue == 0 { OUTSIDE } else { ArenaId(QUEUES.0 + queue as u8) }
+}
+
+fn queue_of(arena: ArenaId) -> usize {
+    if arena == OUTSIDE { 0 } else { usize::from(arena.0.saturating_sub(QUEUES.0)) }
+}
+
+/// Most receive queues of one interface.
+const MAX_QUEUES: usize = 64;
+/// Memory of a queue behind the first, which does not send.
+const FURTHER_RX_FRAMES: usize = 2048;
+const FURTHER_TX_FRAMES: usize = 16;
