@@ -97,7 +97,7 @@ pub fn name_of(choice: &impl Serialize) -> String {
     value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// Microseconds: long enough to bridge the gaps of a busy connection, too short to be seen in `top`.
+/// Microseconds: bridges the gaps of a busy connection, and is too short to be seen in `top`.
 const DEFAULT_SPIN: u64 = 50;
 
 #[cfg(test)]
