@@ -200,10 +200,7 @@ impl Engine {
 
     /// The number of the QP in `slot`; a few numbers are reserved, then the next generation's.
     fn free_qpn(&self, slot: u32, generation: u32) -> Option<Qpn> {
-        let shard = self.shared.config.shard;
-        (0..3).find_map(|skip| {
-            self.codec.encode(QpnParts { shard, slot, generation: generation + skip })
-        })
+        (0..3).find_map(|skip| self.codec.encode(QpnParts { slot, generation: generation + skip }))
     }
 
     fn owned_qp(&mut self, client: ClientId, qp: u32) -> Result<&mut Qp, CommandError> {

@@ -12,11 +12,9 @@ use rnic_abi::wqe::{MAX_INLINE, MAX_SGE};
 /// Parameters of an engine; [`EngineConfig::new`] gives sensible ones.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
-    /// Makes QPNs unpredictable. All shards of a device share it: they tell each other's apart.
-    pub numbers: Secret,
-    /// Makes memory keys unpredictable. Each shard has one of its own, and so has the one that
-    /// takes its place.
-    pub keys: Secret,
+    /// Makes QPNs and memory keys unpredictable. Each shard has one of its own, and so has the one
+    /// that takes its place.
+    pub secret: Secret,
     /// Number of this shard, below [`MAX_SHARDS`](crate::qpn::MAX_SHARDS).
     pub shard: u8,
     /// Limits of the device.
@@ -47,8 +45,7 @@ impl EngineConfig {
     /// not to be guessed.
     pub fn new(random: [u64; 2]) -> Self {
         Self {
-            numbers: Secret::new(random),
-            keys: Secret::new(random),
+            secret: Secret::new(random),
             shard: 0,
             limits: default_limits(),
             port: PortState { active: true, active_mtu: 5, gids_changed: false },

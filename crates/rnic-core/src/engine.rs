@@ -139,14 +139,14 @@ pub struct CqView {
 impl Engine {
     /// An engine without clients.
     pub fn new(config: EngineConfig, now: Instant) -> Self {
-        let codec = QpnCodec::new(config.numbers);
+        let codec = QpnCodec::new(config.secret, config.shard);
         let max_qp = (config.limits.max_qp as usize).min(MAX_QPS);
         Self {
             shared: Shared::new(config, now),
             qps: Slab::new(max_qp),
             codec,
             ingress: Ingress::new(codec, config.shard),
-            egress: Egress::new(codec, config.shard),
+            egress: Egress::new(config.shard),
             due: Vec::new(),
             behind: 0,
         }

@@ -10,7 +10,7 @@ use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, 
 use crate::qp::Qp;
 use crate::qp::packet::Packet;
 use crate::qp::verdict::{AtomicRequest, Deferred, Verdict};
-use crate::qpn::{QpnCodec, QpnParts};
+use crate::qpn::{QpnCodec, shard_of};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::WcStatus;
@@ -148,13 +148,14 @@ impl Ingress {
         {
             return Ok(slot);
         }
-        let QpnParts { shard, slot, .. } = self.codec.decode(qpn);
+        let shard = shard_of(qpn);
         if shard != self.shard {
             let ip_id = RxIpId::Seen(check.ip_id(hint));
             let train = RxTrain { ip_id, flow: check.flow(*flow), ..*arrival.train };
             host.hand_over(shard, &train, arrival.bytes);
             return Err(None);
         }
+        let slot = self.codec.decode(qpn).slot;
         match target.qps.by_slot(slot as usize) {
             // Rule: WholeQpn
             Some(qp) if qp.qpn == qpn => {

@@ -1,8 +1,9 @@
-//! QP numbers that look random and still name shard, slot and generation.
+//! QP numbers that name their shard and slot, and otherwise look random.
 //!
-//! A QPN is a keyed permutation of `(shard 5 bits, slot 15 bits, generation 4 bits)`: a peer or a
-//! neighbour tenant cannot guess the numbers of others, a reused slot gets a new number, and no
-//! table is needed to find the QP of a packet.
+//! The upper 5 bits of a QPN are the number of the shard, as they are, so that a packet filter can
+//! lead a datagram to its shard by one byte. The other 19 bits are a keyed permutation of
+//! `(slot 15 bits, generation 4 bits)`: a peer or another tenant cannot guess the numbers of
+//! others, a reused slot gets a new number, and no table is needed to find the QP of a packet.
 
 use crate::secret::{Purpose, Secret, low32};
 use roce_wire::Qpn;
@@ -11,84 +12,91 @@ use roce_wire::Qpn;
 pub const MAX_QPS: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 15;
 const GENERATION_BITS: u32 = 4;
-const SHARD_BITS: u32 = 2 * HALF_BITS - SLOT_BITS - GENERATION_BITS;
+const SHARD_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
+const SHARD_BITS: u32 = 24 - SHARD_SHIFT;
 /// Most shards of one device.
 pub const MAX_SHARDS: u8 = 1 << SHARD_BITS;
 
-const HALF_BITS: u32 = 12;
-const HALF_MASK: u32 = (1 << HALF_BITS) - 1;
-const ROUNDS: usize = 6;
+const LOW_BITS: u32 = 10;
+const LOW_MASK: u32 = (1 << LOW_BITS) - 1;
+const HIGH_MASK: u32 = (1 << (SHARD_SHIFT - LOW_BITS)) - 1;
+/// Pairs of rounds.
+const ROUNDS: usize = 3;
 
-/// What a QPN names.
+/// The shard whose QP has this number.
+#[inline]
+pub fn shard_of(qpn: Qpn) -> u8 {
+    #[expect(clippy::cast_possible_truncation, reason = "five bits are left")]
+    let shard = (qpn.value() >> SHARD_SHIFT) as u8;
+    shard
+}
+
+/// What a QPN names in its shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpnParts {
-    /// Shard that owns the QP.
-    pub shard: u8,
-    /// Slot in that shard's table.
+    /// Slot in the shard's table.
     pub slot: u32,
     /// How often the slot was reused, modulo 16.
     pub generation: u32,
 }
 
-/// The permutation, fixed by a secret at start.
+/// The permutation of one shard, fixed by a secret at start.
 #[derive(Clone, Copy, Debug)]
 pub struct QpnCodec {
-    keys: [u32; ROUNDS],
+    shard: u8,
+    keys: [[u32; 2]; ROUNDS],
 }
 
 impl QpnCodec {
-    /// Derives the permutation from a secret. All shards of a device share it.
-    pub fn new(secret: Secret) -> Self {
+    /// Derives the permutation of a shard from its secret.
+    pub fn new(secret: Secret, shard: u8) -> Self {
         let mut nth = 0;
-        let keys = [(); ROUNDS].map(|()| {
+        let mut key = || {
             nth += 1;
             low32(secret.draw(Purpose::QpNumbers, nth))
-        });
-        Self { keys }
+        };
+        let keys = [(); ROUNDS].map(|()| [key(), key()]);
+        Self { shard: shard & (MAX_SHARDS - 1), keys }
     }
 
     /// The QPN of these parts, or `None` when it would be one of the reserved numbers
     /// (0, 1 and 0xFFFFFF); the caller then uses another generation.
     pub fn encode(&self, parts: QpnParts) -> Option<Qpn> {
-        let plain = u32::from(parts.shard & (MAX_SHARDS - 1)) << (SLOT_BITS + GENERATION_BITS)
-            | (parts.generation & ((1 << GENERATION_BITS) - 1)) << SLOT_BITS
+        let plain = (parts.generation & ((1 << GENERATION_BITS) - 1)) << SLOT_BITS
             | (parts.slot & ((1 << SLOT_BITS) - 1));
-        let (mut left, mut right) = (plain >> HALF_BITS, plain & HALF_MASK);
-        for key in self.keys {
-            (left, right) = (right, left ^ round(right, key));
+        let (mut high, mut low) = (plain >> LOW_BITS, plain & LOW_MASK);
+        for [first, second] in self.keys {
+            high ^= round(low, first) & HIGH_MASK;
+            low ^= round(high, second) & LOW_MASK;
         }
-        let number = left << HALF_BITS | right;
+        let number = u32::from(self.shard) << SHARD_SHIFT | high << LOW_BITS | low;
         (number > 1 && number != 0x00ff_ffff).then(|| Qpn::new(number))
     }
 
-    /// What a QPN from the wire would name. The caller compares the whole QPN with that of the QP
-    /// it finds.
+    /// What a QPN from the wire would name in this shard. The caller compares the whole QPN with
+    /// that of the QP it finds.
     #[inline]
     pub fn decode(&self, qpn: Qpn) -> QpnParts {
         let number = qpn.value();
-        let (mut left, mut right) = (number >> HALF_BITS, number & HALF_MASK);
-        for key in self.keys.iter().rev() {
-            (left, right) = (right ^ round(left, *key), left);
+        let (mut high, mut low) = (number >> LOW_BITS & HIGH_MASK, number & LOW_MASK);
+        for [first, second] in self.keys.iter().rev() {
+            low ^= round(high, *second) & LOW_MASK;
+            high ^= round(low, *first) & HIGH_MASK;
         }
-        let plain = left << HALF_BITS | right;
-        #[expect(clippy::cast_possible_truncation, reason = "five bits are left")]
-        QpnParts {
-            shard: (plain >> (SLOT_BITS + GENERATION_BITS)) as u8,
-            slot: plain & ((1 << SLOT_BITS) - 1),
-            generation: plain >> SLOT_BITS & ((1 << GENERATION_BITS) - 1),
-        }
+        let plain = high << LOW_BITS | low;
+        QpnParts { slot: plain & ((1 << SLOT_BITS) - 1), generation: plain >> SLOT_BITS }
     }
 }
 
 #[inline]
-fn round(half: u32, key: u32) -> u32 {
-    let x = (half ^ key).wrapping_mul(0x9e37_79b1);
-    ((x >> 15) ^ x.wrapping_mul(0x85eb_ca6b) >> 20 ^ key >> 20) & HALF_MASK
+fn round(part: u32, key: u32) -> u32 {
+    let x = (part ^ key).wrapping_mul(0x9e37_79b1);
+    (x >> 15) ^ x.wrapping_mul(0x85eb_ca6b) >> 20 ^ key >> 20
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{QpnCodec, QpnParts};
+    use super::{QpnCodec, QpnParts, shard_of};
     use crate::secret::Secret;
     use proptest::prelude::*;
 
@@ -97,20 +105,19 @@ mod tests {
         fn decode_undoes_encode(
             a: u64, b: u64, shard in 0u8..32, slot in 0u32..1 << 15, generation in 0u32..16,
         ) {
-            let codec = QpnCodec::new(Secret::new([a, b]));
-            let parts = QpnParts { shard, slot, generation };
+            let codec = QpnCodec::new(Secret::new([a, b]), shard);
+            let parts = QpnParts { slot, generation };
             if let Some(qpn) = codec.encode(parts) {
-                prop_assert_eq!(codec.decode(qpn), parts);
+                prop_assert_eq!((shard_of(qpn), codec.decode(qpn)), (shard, parts));
             }
         }
     }
 
     #[test]
     fn neighbouring_slots_get_unrelated_numbers() {
-        let codec = QpnCodec::new(Secret::new([3, 4]));
-        let number = |slot| {
-            codec.encode(QpnParts { shard: 0, slot, generation: 0 }).map_or(0, |qpn| qpn.value())
-        };
+        let codec = QpnCodec::new(Secret::new([3, 4]), 0);
+        let number =
+            |slot| codec.encode(QpnParts { slot, generation: 0 }).map_or(0, |qpn| qpn.value());
         let mut steps: Vec<u32> =
             (0..64).map(|slot| number(slot + 1).wrapping_sub(number(slot)) & 0x00ff_ffff).collect();
         steps.sort_unstable();

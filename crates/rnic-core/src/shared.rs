@@ -55,7 +55,7 @@ impl Shared {
             config,
             clients: Clients::default(),
             pds: Slab::new(config.limits.max_pd as usize),
-            mrs: MrTable::new(config.limits.max_mr as usize, config.keys),
+            mrs: MrTable::new(config.limits.max_mr as usize, config.secret),
             cqs: Slab::new(config.limits.max_cq as usize),
             wheel: Wheel::new(now),
             active: VecDeque::new(),

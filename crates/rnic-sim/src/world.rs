@@ -148,8 +148,7 @@ impl World {
                 let secret = Secret::new([rng.word(), rng.word()]);
                 let profile = config.profiles.get(id).or(config.profiles.last());
                 let profile = profile.copied().unwrap_or_default();
-                let engine =
-                    EngineConfig { numbers: secret, keys: secret, profile, ..config.engine };
+                let engine = EngineConfig { secret, profile, ..config.engine };
                 let mut host = Host::new(address(id, config.ipv6), engine, config.ports[id], START);
                 if std::env::var_os(sweep::TRACE).is_some() {
                     host.trace.keep_all();

@@ -19,7 +19,7 @@ use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::plan::{Budget, Segment, Source, train_from};
 use crate::qp::requester::sq::Work;
-use crate::qpn::QpnCodec;
+use crate::qpn::shard_of;
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use gather::{Gather, Place, Unreadable};
@@ -53,7 +53,6 @@ pub(crate) struct Egress {
     trains: Vec<Train>,
     gather: Gather,
     ip_id: u16,
-    codec: QpnCodec,
     shard: u8,
     /// Bytes that the visit may send.
     allowed: u32,
@@ -82,13 +81,12 @@ pub(crate) struct Transmitted {
 }
 
 impl Egress {
-    pub(crate) fn new(codec: QpnCodec, shard: u8) -> Self {
+    pub(crate) fn new(shard: u8) -> Self {
         Self {
             plan: Vec::with_capacity(MAX_SEGMENTS),
             trains: Vec::with_capacity(MAX_SEGMENTS),
             gather: Gather::new(),
             ip_id: 0,
-            codec,
             shard,
             allowed: 0,
             cut_short: None,
@@ -243,7 +241,7 @@ impl Egress {
 
     /// The peer is a queue pair of this engine, if it is one of this device.
     fn is_to_self(&self, qp: &Qp) -> bool {
-        self.codec.decode(qp.dest_qpn()).shard == self.shard
+        shard_of(qp.dest_qpn()) == self.shard
     }
 
     /// What may leave now, in the order it must leave. Returns true when the budget ended it.

@@ -217,8 +217,8 @@ impl ShardSet {
         let (wire, branch, receiver) = self.junction.branch(serial).map_err(&failed)?;
         // Users must not be able to guess each other's keys, nor those of who had the number
         // before.
-        let keys = Secret::new(system::random().map_err(&failed)?);
-        let engine = EngineConfig { shard: number, keys, ..self.engine };
+        let secret = Secret::new(system::random().map_err(&failed)?);
+        let engine = EngineConfig { shard: number, secret, ..self.engine };
         let (answer, started) = bounded(1);
         let first = self.first.clone();
         let start = Start {
