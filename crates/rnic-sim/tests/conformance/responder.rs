@@ -77,6 +77,22 @@ fn a_nak_that_waits_asks_for_what_was_dropped_behind_the_late_packet() {
 }
 
 #[test]
+fn a_nak_that_waits_asks_for_what_was_dropped_behind_a_late_read() {
+    let answers = [
+        (Opcode::RcReadRequest, Opcode::RcReadRespOnly),
+        (Opcode::RcFetchAdd, Opcode::RcAtomicAck),
+    ];
+    for (late, answer) in answers {
+        let mut d = dialogue();
+        d.say_all(&[write_only(&d, 1, 0, &[1; 8]), request(&d, late, 0, (0, 8))]);
+        d.expect(answer, d.peer_psn(0));
+        d.expect_aeth(d.peer_psn(1), SEQUENCE, 1);
+        d.say(&write_only(&d, 1, 0, &[1; 8]));
+        d.expect_aeth(d.peer_psn(1), ACK, 2);
+    }
+}
+
+#[test]
 fn packets_repaired_in_the_same_burst_take_the_nak_back() {
     let mut d = dialogue();
     let psns = [1, 0, 1];

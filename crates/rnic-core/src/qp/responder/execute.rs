@@ -226,12 +226,15 @@ impl Qp {
         Ok(())
     }
 
-    /// The response acknowledges everything before it, so a waiting ACK is not needed any more.
+    /// The response acknowledges everything before it, so a waiting ACK is not needed any more. A
+    /// waiting NAK stays: it asks for what was dropped behind this request.
     fn reply(&mut self, psn: Psn, packets: u32, kind: ReplyKind) {
         // Rule: MsnCountsAtomics, MsnCountsReads
         self.responder.accept(psn, packets, true, false);
-        // Rule: ReplyReplacesAck
-        self.responder.ack = None;
+        // Rule: ReplyReplacesAck, ReplyKeepsNak
+        if !self.responder.nak_waits() {
+            self.responder.ack = None;
+        }
         self.responder.replies.push_new(kind, psn, packets);
     }
 
