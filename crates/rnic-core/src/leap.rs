@@ -19,7 +19,7 @@ impl Engine {
             qp.attr.state == QpState::Rts
                 && qp.sq.fetched() == posted
                 && qp.sq.retired == posted
-                && !qp.requester.in_rnr_wait()
+                && qp.requester.wait().is_none()
                 && qp.responder.is_at_rest()
         })
     }

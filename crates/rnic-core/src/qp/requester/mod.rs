@@ -61,7 +61,7 @@ impl Qp {
         plan: &mut Vec<Segment>,
     ) -> bool {
         // Rule: RnrWait
-        if !self.sends() || self.requester.in_rnr_wait() {
+        if !self.sends() || self.requester.wait().is_some() {
             return false;
         }
         self.requester.refused(false);

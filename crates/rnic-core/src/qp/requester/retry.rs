@@ -2,7 +2,7 @@
 
 use super::super::Qp;
 use super::super::verdict::Verdict;
-use super::state::Loss;
+use super::state::{Loss, Wait};
 use crate::event::{Event, RewindCause, Tap};
 use crate::profile::Profile;
 use crate::shared::Ctx;
@@ -34,9 +34,9 @@ impl Qp {
     }
 
     /// Starts the ACK timer over while something is outstanding or waits for the wire, stops it
-    /// otherwise. During an RNR wait it stands still: the QP has one deadline.
+    /// otherwise. During a wait it stands still: the QP has one deadline.
     pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.requester.in_rnr_wait() {
+        if self.requester.wait().is_some() {
             return;
         }
         // Rule: TimerOutlastsStall
@@ -63,8 +63,8 @@ impl Qp {
     /// The QP's deadline has passed.
     pub(crate) fn handle_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         self.deadline = None;
-        if self.requester.in_rnr_wait() {
-            self.requester.end_rnr_wait();
+        if self.requester.wait().is_some() {
+            self.requester.end_wait();
             let (qpn, to) = (self.qpn, self.requester.una());
             ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
             self.activate(ctx);
@@ -128,7 +128,7 @@ impl Qp {
         ctx.shared.counters.packet_seq_err += 1;
         // Some peers send one behind an RNR NAK, for the packets that they dropped.
         let may_echo = self.requester.take_echo();
-        let waits = self.requester.in_rnr_wait();
+        let waits = self.requester.wait().is_some();
         // Nothing was sent since it went back: a second copy, or such an echo.
         // Rule: RepeatedNakIgnored
         let is_copy = !waits && self.requester.is_rewound();
@@ -150,8 +150,7 @@ impl Qp {
     /// with every round trip. What arrives within the pause adds none.
     fn pause_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let until = ctx.now.after_nanos(self.requester.next_pause());
-        self.wait_to_repeat(ctx, until);
-        self.requester.begin_pause();
+        self.wait_to_repeat(ctx, Wait::Pause, until);
     }
 
     /// A later response, with this PSN, came although an earlier READ or atomic has none: it was
@@ -189,27 +188,27 @@ impl Qp {
         self.counters.rnr_naks_received += 1;
         ctx.shared.counters.rcvd_rnr_err += 1;
         self.requester.expect_echo();
-        // Within a wait, another one answers an earlier transmission. Within a pause, one may
-        // answer the latest: if it were free too, a peer could hold the requester for ever.
-        // Rule: RnrNakInPauseCounts
-        if self.requester.in_rnr_wait() && !self.requester.in_pause() {
-            return Verdict::Done;
-        }
-        let mut until = ctx.now.after_nanos(rnr_timer_ns(timer));
-        if self.requester.in_pause() {
-            until = self.deadline.map_or(until, |end_of_pause| until.max(end_of_pause));
-        }
+        let told = ctx.now.after_nanos(rnr_timer_ns(timer));
+        let until = match self.requester.wait() {
+            // It answers an earlier transmission than the one that began the wait.
+            Some(Wait::Rnr) => return Verdict::Done,
+            // It may answer the latest: if it were free too, a peer could hold the requester for
+            // ever.
+            // Rule: RnrNakInPauseCounts
+            Some(Wait::Pause) => self.deadline.map_or(told, |end_of_pause| told.max(end_of_pause)),
+            None => told,
+        };
         if !self.requester.take_rnr_retry() {
             ctx.shared.counters.rnr_nak_retry_err += 1;
             return Verdict::fail(WcStatus::RnrRetryExcErr);
         }
-        self.wait_to_repeat(ctx, until);
+        self.wait_to_repeat(ctx, Wait::Rnr, until);
         Verdict::Done
     }
 
     /// Sends nothing until then, and afterwards everything from `una` on again.
-    fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, until: Instant) {
-        self.requester.begin_rnr_wait();
+    fn wait_to_repeat<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wait: Wait, until: Instant) {
+        self.requester.begin_wait(wait);
         // The transport timer stands still meanwhile: the QP has one deadline.
         self.deadline = None;
         self.set_deadline(ctx, until);

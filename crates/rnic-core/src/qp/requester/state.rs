@@ -33,9 +33,7 @@ pub(crate) struct Requester {
     /// Timeouts since progress, and the nanoseconds they took.
     timeouts: u8,
     timeout_nanos: u64,
-    in_rnr_wait: bool,
-    /// The wait is a pause before a repetition: no RNR NAK demands it.
-    in_pause: bool,
+    wait: Option<Wait>,
     /// RNR NAKs for `una` that came, without the sequence NAKs that may follow each.
     rnr_echoes_due: u8,
     /// Pauses before a repetition since progress.
@@ -44,6 +42,15 @@ pub(crate) struct Requester {
     stale: Option<Stale>,
     /// Requests that may leave found no room on the wire.
     is_refused: bool,
+}
+
+/// Why nothing is sent until the QP's deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wait {
+    /// An RNR NAK demands it.
+    Rnr,
+    /// What was sent may be on its way still: a repetition at once may be needless.
+    Pause,
 }
 
 /// What may still come of a transmission that an implied NAK made us repeat. Packets overtake each
@@ -104,10 +111,10 @@ impl Requester {
         self.reads
     }
 
-    /// Waiting out an RNR NAK: nothing is sent.
+    /// Nothing is sent, for this reason.
     #[inline]
-    pub(crate) fn in_rnr_wait(&self) -> bool {
-        self.in_rnr_wait
+    pub(crate) fn wait(&self) -> Option<Wait> {
+        self.wait
     }
 
     /// Something is not acknowledged that was sent, or that the wire does not take.
@@ -171,7 +178,7 @@ impl Requester {
 
     /// The QP goes to ERR.
     pub(crate) fn stop(&mut self) {
-        self.in_rnr_wait = false;
+        self.wait = None;
         self.is_refused = false;
         self.sent_end = self.una;
     }
@@ -240,7 +247,7 @@ impl Requester {
         (self.timeouts, self.timeout_nanos) = (0, 0);
         // What was waited for is received: an answer to another transmission says so.
         // Rule: ProgressEndsRnrWait
-        self.in_rnr_wait = false;
+        self.wait = None;
         (self.rnr_echoes_due, self.pauses) = (0, 0);
         if self.stale.is_some_and(|stale| self.una.distance_from(stale.mark) > 0) {
             self.stale = None;
@@ -333,15 +340,15 @@ impl Requester {
     }
 
     /// Nothing is sent until the wait ends, and everything from `una` on afterwards.
-    pub(super) fn begin_rnr_wait(&mut self) {
+    pub(super) fn begin_wait(&mut self, wait: Wait) {
         // Rule: RnrResends
         self.rewind();
         self.stale = None;
-        (self.in_rnr_wait, self.in_pause) = (true, false);
+        self.wait = Some(wait);
     }
 
-    pub(super) fn end_rnr_wait(&mut self) {
-        self.in_rnr_wait = false;
+    pub(super) fn end_wait(&mut self) {
+        self.wait = None;
     }
 
     /// An RNR NAK came: a sequence NAK may follow as its echo.
@@ -355,15 +362,6 @@ impl Requester {
         let is_due = self.rnr_echoes_due > 0;
         self.rnr_echoes_due = self.rnr_echoes_due.saturating_sub(1);
         is_due
-    }
-
-    /// The wait that begins is a pause.
-    pub(super) fn begin_pause(&mut self) {
-        self.in_pause = true;
-    }
-
-    pub(super) fn in_pause(&self) -> bool {
-        self.in_rnr_wait && self.in_pause
     }
 
     /// Nanoseconds to pause before the next repetition.
