@@ -39,13 +39,6 @@ impl Verdict {
     }
 }
 
-/// An attempt to go on: the status of the request where there is none.
-impl From<Result<(), WcStatus>> for Verdict {
-    fn from(result: Result<(), WcStatus>) -> Self {
-        result.map_or_else(Self::fail, |()| Self::Done)
-    }
-}
-
 /// An atomic of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicRequest {

@@ -62,6 +62,8 @@ impl Judge for Waits {
         match event {
             Event::Sent { packet, .. } if packet.opcode.info().is_request => {
                 self.waiting.get_or_insert(now);
+                // An RNR NAK beyond a missing answer begins no wait: both are asked for again.
+                self.refused = self.refused.filter(|(_, psn, _)| *psn != packet.psn);
             }
             Event::Acked { psn, .. } => self.acked(now, *psn, record),
             Event::Received { packet, .. } => self.received(now, packet, record),

@@ -296,6 +296,24 @@ fn a_sequence_nak_that_is_delivered_twice_costs_one_retry() {
     assert_eq!(statuses(&d.sent()), ok([1, 2]));
 }
 
+/// A network that delivers packets several times brings several NAKs of one loss.
+#[test]
+fn many_naks_of_one_transmission_cost_two_retries() {
+    let mut d = Dialogue::new(Connection { retry_cnt: 2, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    assert_eq!(psns(&mut d), [0, 1]);
+    let nak = Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+    d.say(&nak);
+    assert_eq!(psns(&mut d), [0, 1]);
+    for _ in 0..8 {
+        d.say(&nak);
+        d.expect_silence_for(1_000);
+    }
+    assert_eq!(psns(&mut d), [0, 1]);
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
 /// After an RNR wait the first of two packets is lost, and nothing but a NAK tells of it.
 fn lose_after_an_rnr_wait(retry_cnt: u8) -> Dialogue {
     let mut d = Dialogue::new(Connection { timeout: 0, retry_cnt, ..small_mtu() });

@@ -141,7 +141,23 @@ impl Qp {
             self.pause_to_repeat(ctx);
             return Verdict::Done;
         }
-        self.retry(ctx, RewindCause::SequenceNak).into()
+        self.retry_for_nak(ctx, RewindCause::SequenceNak)
+    }
+
+    /// Goes back for a NAK, or for what implies one: at once for the first since progress, behind a
+    /// pause for the next. Several may tell of one transmission: copies, answers to copies, ACKs of
+    /// a peer that acknowledges each duplicate. Each looks like an answer to the next transmission,
+    /// and without the pause all retries would be spent within a round trip.
+    fn retry_for_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Verdict {
+        let is_first = self.requester.retries() == self.attr.retry_cnt;
+        if let Err(status) = self.retry(ctx, cause) {
+            return Verdict::fail(status);
+        }
+        // Rule: SecondNakPauses
+        if !is_first {
+            self.pause_to_repeat(ctx);
+        }
+        Verdict::Done
     }
 
     /// Repeats, but not at once. An echo may arrive only when a short RNR wait is over and the
@@ -171,16 +187,7 @@ impl Qp {
             return Verdict::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
-        if let Err(status) = self.retry(ctx, RewindCause::ImpliedNak) {
-            return Verdict::fail(status);
-        }
-        // A peer may answer one transmission with several ACKs, each of which looks like the
-        // answer to the next. Within the pause they cost nothing.
-        // Rule: ImpliedNakPauses
-        if loss == Loss::Again {
-            self.pause_to_repeat(ctx);
-        }
-        Verdict::Done
+        self.retry_for_nak(ctx, RewindCause::ImpliedNak)
     }
 
     /// RNR NAK: nothing is sent until its time has passed.
