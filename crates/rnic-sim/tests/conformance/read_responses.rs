@@ -229,6 +229,30 @@ fn what_looks_like_another_loss_is_not_the_end_while_a_timer_runs() {
     assert_eq!(statuses(&d.sent()), ok([1, 2]));
 }
 
+/// A path that loses only long packets tells of a loss with every round trip, but it may recover
+/// within the time of the timer.
+#[test]
+fn answers_that_tell_of_a_loss_each_time_leave_half_of_the_retries_to_the_timer() {
+    let mut d = Dialogue::new(Connection { timeout: 14, ..small_mtu() });
+    d.post_all(&[read(&d, 1, 1000, 16), send(&d, 2, 10)]);
+    let mut transmissions = 0;
+    while d.hear_burst().len() == 2 {
+        transmissions += 1;
+        d.say(&Say::ack(d.our_psn(1), 2));
+        // Longer than a pause, and shorter than the timeout.
+        d.world.run_for(1_000_000);
+    }
+    let Connection { retry_cnt, .. } = d.connection;
+    assert_eq!(transmissions, 1 + retry_cnt.div_ceil(2));
+    for _ in 0..retry_cnt / 2 {
+        d.expect(Opcode::RcReadRequest, d.our_psn(0));
+        d.expect(Opcode::RcSendOnly, d.our_psn(1));
+    }
+    d.say_all(&responses(d.our_psn(0), &[3; 16], 1));
+    d.say(&Say::ack(d.our_psn(1), 2));
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
+}
+
 /// A READ of a hundred packets, and the responses to it.
 fn hundred_packets(timeout: u8) -> (Dialogue, Vec<u8>, Vec<Say>) {
     let mut d = Dialogue::new(Connection { timeout, ..small_mtu() });

@@ -2,7 +2,7 @@
 
 use super::super::Qp;
 use super::super::verdict::Verdict;
-use super::state::{Loss, Wait};
+use super::state::Wait;
 use crate::event::{Event, RewindCause, Tap};
 use crate::profile::Profile;
 use crate::shared::Ctx;
@@ -138,10 +138,16 @@ impl Qp {
         }
         // Rule: LateEchoIsFree
         if may_echo && !waits {
+            self.requester.forget_loss();
             self.pause_to_repeat(ctx);
             return Verdict::Done;
         }
         self.retry_for_nak(ctx, RewindCause::SequenceNak)
+    }
+
+    /// No retry was taken since progress.
+    fn has_all_retries(&self) -> bool {
+        self.requester.retries() == self.attr.retry_cnt
     }
 
     /// Goes back for a NAK, or for what implies one: at once for the first since progress, behind a
@@ -149,7 +155,7 @@ impl Qp {
     /// a peer that acknowledges each duplicate. Each looks like an answer to the next transmission,
     /// and without the pause all retries would be spent within a round trip.
     fn retry_for_nak<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, cause: RewindCause) -> Verdict {
-        let is_first = self.requester.retries() == self.attr.retry_cnt;
+        let is_first = self.has_all_retries();
         if let Err(status) = self.retry(ctx, cause) {
             return Verdict::fail(status);
         }
@@ -177,13 +183,14 @@ impl Qp {
         psn: Psn,
         is_ack: bool,
     ) -> Verdict {
-        let loss = self.requester.hear_of_loss(psn, is_ack);
+        let is_news = self.requester.hear_of_loss(psn, is_ack);
         // A copy of what told of the loss looks like a second one, and a path that loses only long
         // packets tells of one with every round trip. Half of the retries are left to the timer,
         // where there is one: the path may recover within its time.
         let few_left = self.requester.retries() <= self.attr.retry_cnt / 2;
-        let may_wait = loss == Loss::Again && few_left && self.attr.timeout > 0;
-        if loss == Loss::Known || may_wait {
+        // Rule: TimerKeepsRetries
+        let may_wait = few_left && !self.has_all_retries() && self.attr.timeout > 0;
+        if !is_news || may_wait {
             return Verdict::Done;
         }
         ctx.shared.counters.implied_nak_seq_err += 1;
@@ -209,6 +216,7 @@ impl Qp {
             ctx.shared.counters.rnr_nak_retry_err += 1;
             return Verdict::fail(WcStatus::RnrRetryExcErr);
         }
+        self.requester.forget_loss();
         self.wait_to_repeat(ctx, Wait::Rnr, until);
         Verdict::Done
     }

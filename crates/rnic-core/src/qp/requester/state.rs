@@ -64,16 +64,6 @@ struct Stale {
     end: Psn,
 }
 
-/// What a response says that came before one that must come first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Loss {
-    /// Nothing new: what was lost is about to be sent again, or was, and this is older.
-    Known,
-    First,
-    /// The answer to the repetition was lost too, as it seems.
-    Again,
-}
-
 /// RNR retry count that means "for ever".
 const RNR_FOR_EVER: u8 = 7;
 /// Nanoseconds of the first pause before a repetition that may be needless. Each further one takes
@@ -283,12 +273,13 @@ impl Requester {
         self.stale = None;
     }
 
-    /// A response with this PSN came although `una` has none, which must come first.
-    pub(super) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> Loss {
+    /// A response with this PSN came although `una` has none, which must come first. False when that
+    /// is nothing new: what was lost is about to be sent again, or was, and this is older.
+    pub(super) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> bool {
         let fresh = Stale { mark: psn, end: self.sent_end };
         let Some(stale) = &mut self.stale else {
             self.stale = Some(fresh);
-            return if self.is_rewound() { Loss::Known } else { Loss::First };
+            return !self.is_rewound();
         };
         let answers_anew = psn == stale.mark || psn.distance_from(stale.end) >= 0;
         if is_ack && psn.distance_from(stale.mark) > 0 {
@@ -296,10 +287,11 @@ impl Requester {
         }
         // Rule: ImpliedNakOnce, ImpliedNakAgain
         if self.is_rewound() || !answers_anew {
-            return Loss::Known;
+            return false;
         }
+        // The answer to the repetition was lost too, as it seems.
         self.stale = Some(fresh);
-        Loss::Again
+        true
     }
 
     pub(super) fn retries(&self) -> u8 {
@@ -343,7 +335,6 @@ impl Requester {
     pub(super) fn begin_wait(&mut self, wait: Wait) {
         // Rule: RnrResends
         self.rewind();
-        self.stale = None;
         self.wait = Some(wait);
     }
 
