@@ -122,6 +122,24 @@ numbered! {
     }
 }
 
+impl WrOpcode {
+    /// What such a work request completes as.
+    #[must_use]
+    pub fn completion(self) -> WcOpcode {
+        match self {
+            Self::Write | Self::WriteImm => WcOpcode::Write,
+            Self::Send | Self::SendImm | Self::SendInv => WcOpcode::Send,
+            Self::Read => WcOpcode::Read,
+            Self::CmpSwap => WcOpcode::CmpSwap,
+            Self::FetchAdd => WcOpcode::FetchAdd,
+            Self::LocalInv => WcOpcode::LocalInv,
+            Self::BindMw => WcOpcode::BindMw,
+            Self::Flush => WcOpcode::Flush,
+            Self::AtomicWrite => WcOpcode::AtomicWrite,
+        }
+    }
+}
+
 numbered! {
     /// `ibv_qp_state`.
     QpState {

@@ -6,7 +6,7 @@ use crate::verbs::{CqId, PostError, QpId, SendWr};
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::ArmKind;
 use rnic_abi::cqe::{Cqe, CqeFlags};
-use rnic_abi::verbs::{AsyncEventType, SendFlags, WcOpcode, WcStatus, WrOpcode};
+use rnic_abi::verbs::{AsyncEventType, SendFlags, WcStatus};
 use rnic_abi::words::WORD;
 use rnic_abi::wqe::{RecvControl, SendControl, Sge};
 
@@ -57,7 +57,7 @@ impl Host {
         }
         let index = app.sq.ring.push(&words);
         let signaled = app.setup.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
-        let opcode = Some(completion_opcode(wr.opcode));
+        let opcode = Some(wr.opcode.completion());
         app.sq.oracle.post(Posted { index, wr_id: wr.wr_id, signaled, opcode });
         Ok(())
     }
@@ -212,21 +212,6 @@ fn judge(queue: &mut AppQueue, cqe: &Cqe) -> Result<(), String> {
         return Err(format!("a completion names another doorbell record: {cqe:?}"));
     }
     queue.oracle.complete(cqe).map(drop)
-}
-
-/// What a successful work request completes as.
-pub fn completion_opcode(opcode: WrOpcode) -> WcOpcode {
-    match opcode {
-        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
-        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
-        WrOpcode::Read => WcOpcode::Read,
-        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
-        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
-        WrOpcode::LocalInv => WcOpcode::LocalInv,
-        WrOpcode::BindMw => WcOpcode::BindMw,
-        WrOpcode::Flush => WcOpcode::Flush,
-        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
-    }
 }
 
 fn word(bytes: &[u8]) -> u64 {

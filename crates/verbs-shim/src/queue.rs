@@ -9,7 +9,7 @@ use rnic_abi::{
     control::QueuePlace,
     cqe::{Cqe, CqeFlags},
     doorbell::RecordIndex,
-    verbs::{SendFlags, WcOpcode, WcStatus, WrOpcode},
+    verbs::{SendFlags, WcOpcode, WcStatus},
     words::Words,
     work_queue::WorkProducer,
     wqe::{CONTROL_WORDS, MAX_SGE, RECV_CONTROL_WORDS, RecvControl, SGE_WORDS, SendControl, Sge},
@@ -182,7 +182,7 @@ impl WorkQueue {
                 if was_released && !signaled {
                     return None;
                 }
-                (qpn, completion_of(control.opcode), control.wr_id)
+                (qpn, control.opcode.completion(), control.wr_id)
             }
             Role::Receive { qpn } => {
                 let mut words = [0; RECV_CONTROL_WORDS];
@@ -196,19 +196,5 @@ impl WorkQueue {
         cqe.record = self.record.value();
         cqe.wqe_index = index;
         Some(cqe)
-    }
-}
-
-fn completion_of(opcode: WrOpcode) -> WcOpcode {
-    match opcode {
-        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
-        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
-        WrOpcode::Read => WcOpcode::Read,
-        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
-        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
-        WrOpcode::LocalInv => WcOpcode::LocalInv,
-        WrOpcode::BindMw => WcOpcode::BindMw,
-        WrOpcode::Flush => WcOpcode::Flush,
-        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
     }
 }

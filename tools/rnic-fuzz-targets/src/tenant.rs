@@ -10,7 +10,6 @@ use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
 use rnic_core::ports::{HopId, SpaceId};
 use rnic_core::{ClientCommand, ClientId, Command, EngineQueue, NewQp, Outcome, Path};
-use rnic_sim::app::completion_opcode;
 use rnic_sim::oracle::{Posted, QueueOracle};
 use rnic_sim::verbs::{Connection, Mr};
 use roce_wire::{Flow, Gid, Qpn};
@@ -214,7 +213,7 @@ impl Tenant {
         words.truncate(app.sq.ring.stride());
         let index = app.sq.ring.push(&words);
         let signaled = control.flags.contains(SendFlags::SIGNALED);
-        let opcode = Some(completion_opcode(control.opcode));
+        let opcode = Some(control.opcode.completion());
         app.sq.oracle.post(Posted { index, wr_id: control.wr_id, signaled, opcode });
         if self.bell.ring(app.sq.record, app.sq.ring.producer()) {
             world.engine.client_rang(world.now, self.client);

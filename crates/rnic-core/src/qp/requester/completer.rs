@@ -7,12 +7,13 @@ use super::super::Qp;
 use super::super::packet::Packet;
 use super::super::verdict::{Deferred, Verdict};
 use super::segment::read_piece;
-use super::sq::{Work, Wr, wc_opcode};
+use super::sq::{Work, Wr};
 use crate::batch::{Piece, PieceKind};
 use crate::event::{DropReason, Event, Tap};
 use crate::ports::MemRange;
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode};
+use rnic_abi::wqe::Sge;
 use roce_wire::{NakCode, Operation, Position, Psn, Syndrome};
 
 impl Qp {
@@ -185,21 +186,9 @@ impl Qp {
     ) -> Result<(), WcStatus> {
         let undo = ctx.shared.batch.len();
         let mut left = packet.bytes;
-        let mut skip = offset;
-        for sge in self.sq.sges(index) {
-            if left.len() == 0 {
-                break;
-            }
-            if skip >= sge.length {
-                skip -= sge.length;
-                continue;
-            }
-            let from = left.take(sge.length - skip);
-            let len = from.len();
-            let va = sge.addr.wrapping_add(skip.into());
-            skip = 0;
+        for Sge { addr, length: len, lkey } in self.sq.parts(index, offset, left.len()) {
             let need = AccessFlags::LOCAL_WRITE;
-            let Ok(target) = ctx.shared.mrs.check(sge.lkey, self.pd, va, len.into(), need) else {
+            let Ok(target) = ctx.shared.mrs.check(lkey, self.pd, addr, len.into(), need) else {
                 ctx.shared.batch.truncate(undo);
                 return Err(WcStatus::LocProtErr);
             };
@@ -210,7 +199,7 @@ impl Qp {
                 psn: packet.psn(),
                 msn: self.responder.msn,
                 space: target.space,
-                from,
+                from: left.take(len),
                 to: MemRange { addr: target.addr, len },
                 is_tail: false,
             });
@@ -340,7 +329,8 @@ impl Qp {
         index: u32,
         status: WcStatus,
     ) {
-        let opcode = wc_opcode(wr.control.opcode);
+        // Rule: CompletionOpcode
+        let opcode = wr.control.opcode.completion();
         let mut cqe = self.send_cqe(ctx.now, wr.control.wr_id, index, opcode, status);
         // Rule: FetchedLength
         cqe.byte_len = wr.length;

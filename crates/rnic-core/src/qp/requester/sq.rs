@@ -175,6 +175,28 @@ impl SendQueue {
         pairs.iter().take(count).map(|pair| Sge::decode(*pair))
     }
 
+    /// The parts of these SGEs that hold `len` bytes of the message, from `offset` on.
+    #[inline]
+    pub(crate) fn parts(
+        &self,
+        index: u32,
+        offset: u32,
+        len: u32,
+    ) -> impl Iterator<Item = Sge> + '_ {
+        let (mut skip, mut left) = (offset, len);
+        let part = move |sge: Sge| {
+            if left == 0 {
+                return None;
+            }
+            let skipped = skip.min(sge.length);
+            skip -= skipped;
+            let length = left.min(sge.length - skipped);
+            left -= length;
+            Some(Sge { addr: sge.addr.wrapping_add(skipped.into()), length, ..sge })
+        };
+        self.sges(index).map_while(part).filter(|part| part.length > 0)
+    }
+
     /// Copies inline or carried data of a fetched WQE, from `offset` on: where a packet begins, so
     /// a multiple of the path MTU.
     pub(crate) fn copy_data(&self, index: u32, offset: usize, out: &mut [u8]) {
@@ -296,7 +318,7 @@ impl SendQueue {
             (words[1], WcOpcode::Send)
         } else {
             let control = &self.wr(index).control;
-            (control.wr_id, wc_opcode(control.opcode))
+            (control.wr_id, control.opcode.completion())
         };
         self.retired = index.wrapping_add(1);
         self.release();
@@ -314,20 +336,4 @@ fn malformed() -> WcStatus {
 fn protection_error() -> WcStatus {
     // Rule: LocalKeyStatus
     WcStatus::LocProtErr
-}
-
-/// The completion opcode of a work request opcode.
-pub(crate) fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
-    match opcode {
-        // Rule: CompletionOpcode
-        WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
-        WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInv => WcOpcode::Send,
-        WrOpcode::Read => WcOpcode::Read,
-        WrOpcode::CmpSwap => WcOpcode::CmpSwap,
-        WrOpcode::FetchAdd => WcOpcode::FetchAdd,
-        WrOpcode::LocalInv => WcOpcode::LocalInv,
-        WrOpcode::BindMw => WcOpcode::BindMw,
-        WrOpcode::Flush => WcOpcode::Flush,
-        WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
-    }
 }
