@@ -1,6 +1,6 @@
 //! By reference: payload that stays in the sender's memory until it is placed.
 //!
-//! A train that never leaves this engine's memory ([`TxSlot::inside`](crate::ports::TxSlot)) has no
+//! A train that never leaves this engine's memory ([`TxSlot::is_internal`](crate::ports::TxSlot)) has no
 //! ICRC, so its ICRC field is free to tell whether the payload is there, or only a note of where it
 //! is. Placement then copies once, from memory to memory, instead of twice. Notes are written and
 //! read by the same engine and never leave it: a train that others see carries its payload.
@@ -57,7 +57,7 @@ impl Payload {
     }
 }
 
-/// Marks a datagram of an inside train as one that carries its payload.
+/// Marks a datagram of an internal train as one that carries its payload.
 pub(crate) fn mark_carried(datagram: &mut [u8]) {
     if let Some(field) = datagram.last_chunk_mut::<ICRC_LEN>() {
         *field = CARRIED;
@@ -75,7 +75,7 @@ pub(crate) fn refer(rest: &mut [u8], space: SpaceId, addr: u64) -> bool {
     true
 }
 
-/// Where the payload of an inside train's datagram is: `arrived`, the place in the receive arena of
+/// Where the payload of an internal train's datagram is: `arrived`, the place in the receive arena of
 /// `payload`, or the memory of its sender.
 pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
     if datagram.last_chunk() != Some(&REFERRED) {
@@ -89,7 +89,7 @@ pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
     Payload::referred(SpaceId(u64::from_le_bytes(*space)), range)
 }
 
-/// What the ICRC field of an inside train's datagram says.
+/// What the ICRC field of an internal train's datagram says.
 const CARRIED: [u8; ICRC_LEN] = [0; ICRC_LEN];
 const REFERRED: [u8; ICRC_LEN] = [1; ICRC_LEN];
 /// An address and the number of its space.

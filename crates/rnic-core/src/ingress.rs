@@ -133,7 +133,7 @@ impl Ingress {
     ) -> Result<u32, Option<DropReason>> {
         let flow = &arrival.train.flow;
         let hint = arrival.train.ip_id.hint(arrival.k);
-        let trusted = arrival.train.inside;
+        let trusted = arrival.train.is_internal;
         let check = if trusted { IcrcCheck::Good } else { icrc::verify(flow, hint, arrival.bytes) };
         // Rule: Icrc
         if !check.is_good() {
@@ -260,7 +260,7 @@ fn payload_of<D: Dma>(
     arrived: Range,
     dma: &D,
 ) -> Result<Payload, DropReason> {
-    if !arrival.train.inside {
+    if !arrival.train.is_internal {
         return Ok(Payload::arrived(arrived));
     }
     let found = by_reference::find(arrival.bytes, payload, arrived);

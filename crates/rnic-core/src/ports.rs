@@ -99,8 +99,8 @@ pub struct RxTrain {
     pub segment_len: u32,
     /// Identification.
     pub ip_id: RxIpId,
-    /// It was reserved by this engine, in a slot of the same kind: see [`TxSlot::inside`].
-    pub inside: bool,
+    /// It was reserved by this engine, in a slot of the same kind: see [`TxSlot::is_internal`].
+    pub is_internal: bool,
 }
 
 /// A train to be transmitted.
@@ -134,7 +134,7 @@ pub struct TxSlot {
     /// The train ([`TxTrain::to_self`]) never leaves the memory of this engine, which receives it
     /// as it filled it, and nothing else sees it: it needs no ICRC, and its payload may stay where
     /// it is ([`Dma::copies_from`]).
-    pub inside: bool,
+    pub is_internal: bool,
 }
 
 /// Frames in and out. One burst in and one burst out per engine turn.

@@ -252,7 +252,7 @@ impl Port {
             range: Range { offset, len },
             segment_len: size(first.bytes.len()),
             ip_id: if hidden { RxIpId::Likely(0) } else { RxIpId::Seen(first.ip_id) },
-            inside: false,
+            is_internal: false,
         })
     }
 
@@ -335,7 +335,7 @@ impl Wire for Port {
         let stride = train.segment_len + SPACING;
         arena.resize(arena.len() + (stride * train.segments) as usize, POISON);
         let arena = ArenaId(u8::try_from(id).unwrap_or(0));
-        let slot = TxSlot { arena, offset, stride, inside: false };
+        let slot = TxSlot { arena, offset, stride, is_internal: false };
         self.reserved.push((*train, slot));
         Some(slot)
     }

@@ -89,8 +89,8 @@ impl Wire for SwapWire {
         let range = Range { offset, len };
         let ip_id = RxIpId::Seen(train.ip_id);
         let (flow, segment_len) = (train.flow, train.segment_len);
-        self.outgoing.push(RxTrain { flow, arena, range, segment_len, ip_id, inside: false });
-        Some(TxSlot { arena, offset, stride: segment_len, inside: false })
+        self.outgoing.push(RxTrain { flow, arena, range, segment_len, ip_id, is_internal: false });
+        Some(TxSlot { arena, offset, stride: segment_len, is_internal: false })
     }
 
     fn cancel_from(&mut self, _slot: &TxSlot) {}

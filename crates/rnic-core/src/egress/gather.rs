@@ -3,12 +3,14 @@
 
 use crate::by_reference::{self, REFER_FROM};
 use crate::event::{NakReason, Tap};
+use crate::mr::KeyFault;
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::plan::{Segment, Source};
 use crate::qp::responder::replies::ReplyKind;
 use crate::shared::Ctx;
 use rnic_abi::verbs::AccessFlags;
+use rnic_abi::wqe::Sge;
 use roce_wire::datagram::{ICRC_LEN, pad_for};
 
 /// Copies for one [`Dma::read`] call.
@@ -35,8 +37,25 @@ pub(super) struct Unreadable {
 pub(super) struct Place {
     pub(super) arena: ArenaId,
     pub(super) to: Range,
-    /// See [`TxSlot::inside`](crate::ports::TxSlot).
-    pub(super) inside: bool,
+    /// See [`TxSlot::is_internal`](crate::ports::TxSlot).
+    pub(super) is_internal: bool,
+}
+
+impl Place {
+    /// Splits off the place of the first `len` bytes.
+    #[inline]
+    fn take(&mut self, len: u32) -> Self {
+        let first = Self { to: Range { len, ..self.to }, ..*self };
+        self.to = Range { offset: self.to.offset + len, len: self.to.len - len };
+        first
+    }
+}
+
+/// Application memory that may be read.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    space: SpaceId,
+    range: MemRange,
 }
 
 impl Gather {
@@ -58,74 +77,67 @@ impl Gather {
         self.bytes = 0;
     }
 
-    /// Adds the payload of one segment; executes first when it does not fit the running call.
+    /// Adds the payload of one planned segment, which has this number in the plan.
     pub(super) fn add_segment<W: Wire, D: Dma, T: Tap>(
         &mut self,
         ctx: &Ctx<'_, T>,
         qp: &Qp,
         wire: &mut W,
         dma: &mut D,
-        (at, segment, mut place): (usize, Segment, Place),
+        (number, segment, mut place): (usize, Segment, Place),
     ) -> Result<(), Unreadable> {
-        let unreadable = |reason| Unreadable { segment: at, reason };
+        let unreadable = |fault| Unreadable { segment: number, reason: NakReason::Key(fault) };
         match segment.source {
             Source::Request { index, offset } => {
-                let control = &qp.sq.wr(index).control;
-                let is_inside = control.data_len > 0;
-                let mut skip = offset;
-                for sge in qp.sq.sges(index) {
-                    let to = place.to;
-                    if to.len == 0 {
-                        break;
-                    }
-                    if skip >= sge.length {
-                        skip -= sge.length;
-                        continue;
-                    }
-                    let len = to.len.min(sge.length - skip);
-                    let va = sge.addr.wrapping_add(skip.into());
-                    skip = 0;
-                    let need = AccessFlags::empty();
-                    let target = ctx.shared.mrs.check(sge.lkey, qp.pd, va, len.into(), need);
-                    let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
+                let is_carried = qp.sq.wr(index).control.data_len > 0;
+                for part in qp.sq.parts(index, offset, segment.len) {
+                    let from = readable(ctx, qp, part, AccessFlags::empty()).map_err(unreadable)?;
+                    let to = place.take(part.length);
                     // A carried copy travels, but its key must be as good as any other.
-                    if !is_inside {
-                        let from = MemRange { addr: target.addr, len };
-                        if len == segment.len && refer(wire, dma, place, target.space, from) {
-                            return Ok(());
-                        }
-                        let here = Place { to: Range { len, ..to }, ..place };
-                        self.add(wire, dma, at, from, (target.space, here))?;
+                    if !is_carried {
+                        self.add(wire, dma, (number, &segment), from, to)?;
                     }
-                    place.to = Range { offset: to.offset + len, len: to.len - len };
                 }
                 Ok(())
             }
             Source::Reply { nth, k } => {
-                let Some(reply) = qp.responder.replies.get(nth) else { return Ok(()) };
-                let ReplyKind::Read { va, rkey, .. } = reply.kind else { return Ok(()) };
-                let va = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
+                let Some(part) = response_part(qp, nth, k, segment.len) else { return Ok(()) };
                 // Rule: ReadNeedsRight
-                let need = AccessFlags::REMOTE_READ;
-                let target = ctx.shared.mrs.check(rkey, qp.pd, va, segment.len.into(), need);
-                let target = target.map_err(|fault| unreadable(NakReason::Key(fault)))?;
-                let from = MemRange { addr: target.addr, len: segment.len };
-                if refer(wire, dma, place, target.space, from) {
-                    return Ok(());
-                }
-                self.add(wire, dma, at, from, (target.space, place))
+                let from = readable(ctx, qp, part, AccessFlags::REMOTE_READ).map_err(unreadable)?;
+                self.add(wire, dma, (number, &segment), from, place)
             }
             Source::Ack => Ok(()),
         }
     }
 
+    /// Adds memory of a segment: by reference where that is possible, otherwise to the running
+    /// call.
+    #[inline]
     fn add<W: Wire, D: Dma>(
         &mut self,
         wire: &mut W,
         dma: &mut D,
-        segment: usize,
-        from: MemRange,
-        (space, Place { arena, to, .. }): (SpaceId, Place),
+        (number, segment): (usize, &Segment),
+        from: Memory,
+        to: Place,
+    ) -> Result<(), Unreadable> {
+        let is_whole = from.range.len == segment.len;
+        if is_whole && refer(wire, dma, from, to) {
+            return Ok(());
+        }
+        self.add_copy(wire, dma, number, from, to)
+    }
+
+    /// Adds a copy to the running call; executes that first when the copy does not fit it. It runs
+    /// for each packet: a call of its own costs 30 instructions.
+    #[inline(always)]
+    fn add_copy<W: Wire, D: Dma>(
+        &mut self,
+        wire: &mut W,
+        dma: &mut D,
+        number: usize,
+        Memory { space, range: from }: Memory,
+        Place { arena, to, .. }: Place,
     ) -> Result<(), Unreadable> {
         let full = self.from.len() == MAX_DMA_RANGES || self.to.len() == MAX_DMA_RANGES;
         if self.bytes > 0 && (full || self.space != space || self.arena != arena) {
@@ -147,7 +159,7 @@ impl Gather {
             _ => self.to.push(to),
         }
         self.bytes += u64::from(from.len);
-        self.ends.push((segment, self.bytes));
+        self.ends.push((number, self.bytes));
         Ok(())
     }
 
@@ -171,16 +183,39 @@ impl Gather {
     }
 }
 
+/// The memory that `part` names, where its key gives the right that is needed.
+#[inline]
+fn readable<T: Tap>(
+    ctx: &Ctx<'_, T>,
+    qp: &Qp,
+    part: Sge,
+    need: AccessFlags,
+) -> Result<Memory, KeyFault> {
+    let Sge { lkey: key, addr, length: len } = part;
+    let target = ctx.shared.mrs.check(key, qp.pd, addr, len.into(), need)?;
+    Ok(Memory { space: target.space, range: MemRange { addr: target.addr, len } })
+}
+
+/// What the `k`-th packet of the `nth` queued reply carries, where that is the answer to a READ.
+#[inline]
+fn response_part(qp: &Qp, nth: usize, k: u32, length: u32) -> Option<Sge> {
+    let ReplyKind::Read { va, rkey, .. } = qp.responder.replies.get(nth)?.kind else {
+        return None;
+    };
+    let addr = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
+    Some(Sge { addr, length, lkey: rkey })
+}
+
 /// Passes the whole payload of a segment by reference instead of copying it, where that is
 /// possible.
+#[inline]
 fn refer<W: Wire, D: Dma>(
     wire: &mut W,
     dma: &D,
-    Place { arena, to, inside }: Place,
-    space: SpaceId,
-    from: MemRange,
+    Memory { space, range: from }: Memory,
+    Place { arena, to, is_internal }: Place,
 ) -> bool {
-    if !inside || from.len < REFER_FROM || !dma.copies_from(space, from) {
+    if !is_internal || from.len < REFER_FROM || !dma.copies_from(space, from) {
         return false;
     }
     let end =

@@ -322,7 +322,7 @@ impl Egress {
             for (segment, datagram) in self.datagrams(train, arena) {
                 let headers = headers_of(qp, segment, profile);
                 let start = headers.emit(datagram);
-                if train.slot.inside {
+                if train.slot.is_internal {
                     by_reference::mark_carried(datagram);
                 }
                 if let Source::Request { index, offset } = segment.source
@@ -382,8 +382,8 @@ impl Egress {
                 let to = Range { offset: offset + segment.header_len, len: segment.len };
                 offset += train.slot.stride;
                 if segment.len > 0 {
-                    let TxSlot { arena, inside, .. } = train.slot;
-                    let place = Place { arena, to, inside };
+                    let TxSlot { arena, is_internal, .. } = train.slot;
+                    let place = Place { arena, to, is_internal };
                     self.gather.add_segment(ctx, qp, wire, dma, (at, segment, place))?;
                 }
             }
@@ -431,7 +431,7 @@ impl Egress {
                     // Rule: PadIsZero
                     pad.fill(0);
                 }
-                if !train.slot.inside {
+                if !train.slot.is_internal {
                     roce_wire::icrc::seal(flow, first.wrapping_add(k), datagram);
                 }
             }

@@ -77,7 +77,7 @@ impl Wire for HeapWire {
                 range,
                 segment_len: range.len,
                 ip_id: RxIpId::Seen(packet.ip_id),
-                inside: false,
+                is_internal: false,
             });
         }
     }
@@ -97,7 +97,7 @@ impl Wire for HeapWire {
             return None;
         }
         let stride = train.segment_len;
-        let slot = TxSlot { arena: ArenaId(0), offset: self.used, stride, inside: false };
+        let slot = TxSlot { arena: ArenaId(0), offset: self.used, stride, is_internal: false };
         self.used += bytes;
         self.reserved.push((*train, slot));
         Some(slot)

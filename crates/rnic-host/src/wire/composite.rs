@@ -93,7 +93,7 @@ impl Composite {
         // Slots differ, so that each can be cancelled.
         let offset = self.reserved.len() as u32 * 4;
         let end = offset.checked_add(train_len(train)?)?;
-        let slot = TxSlot { arena: DISCARD, offset, stride: train.segment_len, inside: false };
+        let slot = TxSlot { arena: DISCARD, offset, stride: train.segment_len, is_internal: false };
         (end as usize <= self.discard.len()).then_some(slot)
     }
 }

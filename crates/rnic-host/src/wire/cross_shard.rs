@@ -340,7 +340,7 @@ impl Wire for ShardWire {
         let offset = self.tx_used as u32;
         self.reserved.push((*train, Range { offset, len }));
         self.tx_used = end;
-        Some(TxSlot { arena: ARENA_ID, offset, stride: train.segment_len, inside: false })
+        Some(TxSlot { arena: ARENA_ID, offset, stride: train.segment_len, is_internal: false })
     }
 
     fn cancel_from(&mut self, slot: &TxSlot) {
@@ -482,7 +482,7 @@ mod tests {
         let flow = tests::loopback_path().flow;
         let range = Range { offset: 0, len: 64 };
         let (arena, ip_id) = (ArenaId(0), RxIpId::Likely(0));
-        let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, inside: false };
+        let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, is_internal: false };
         for _ in 0..DATAGRAMS.0 + 10 {
             receiver.hand_over(&train, &[0; 64]);
         }

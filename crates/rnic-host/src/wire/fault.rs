@@ -146,7 +146,7 @@ impl<W: Wire> FaultWire<W> {
             self.inner.receive(&mut arrived);
         }
         for train in &arrived {
-            if train.inside {
+            if train.is_internal {
                 // Sent before there were faults, and without an ICRC that would show them.
                 self.push(now, *train, trains);
                 continue;

@@ -46,7 +46,7 @@ impl Ethernet {
             range: Range { offset: (offset + payload.start) as u32, len },
             segment_len: len,
             ip_id: RxIpId::Seen(frame.ip_id),
-            inside: false,
+            is_internal: false,
         })
     }
 

@@ -99,17 +99,17 @@ impl Loopback {
             TxIpId::Ours => train.ip_id,
             TxIpId::SegmentIndex => 0,
         };
-        let inside = train.to_self && !self.open;
+        let is_internal = train.to_self && !self.open;
         self.sent.push(RxTrain {
             flow: train.flow,
             arena: self.arena,
             range: Range { offset, len },
             segment_len: if train.segments == 1 { train.last_len } else { train.segment_len },
             ip_id: RxIpId::Seen(ip_id),
-            inside,
+            is_internal,
         });
         self.tx_used = end;
-        Some(TxSlot { arena: self.arena, offset, stride: train.segment_len, inside })
+        Some(TxSlot { arena: self.arena, offset, stride: train.segment_len, is_internal })
     }
 
     /// Forgets the last reservation of this turn.
@@ -255,12 +255,12 @@ mod tests {
         let mut slots = vec![wire.reserve(&to_self), wire.reserve(&train(1, 40, 40))];
         wire.set_open(true);
         slots.push(wire.reserve(&to_self));
-        let inside: Vec<_> = slots.into_iter().map(|slot| slot.unwrap().inside).collect();
-        assert_eq!(inside, [true, false, false]);
+        let internal: Vec<_> = slots.into_iter().map(|slot| slot.unwrap().is_internal).collect();
+        assert_eq!(internal, [true, false, false]);
         wire.submit();
         let mut trains = Vec::with_capacity(4);
         wire.receive(&mut trains);
-        assert!(trains.iter().map(|train| train.inside).eq(inside));
+        assert!(trains.iter().map(|train| train.is_internal).eq(internal));
     }
 
     #[test]

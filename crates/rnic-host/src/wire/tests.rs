@@ -232,25 +232,25 @@ fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
     let Path { flow, hop, .. } = loopback_path();
     let (segment_len, last_len) = (1040, 1040);
     let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };
-    let stays_inside = |wire: &mut DeviceWire| {
+    let stays_internal = |wire: &mut DeviceWire| {
         let mut trains = Vec::with_capacity(8);
         wire.receive(&mut trains);
         wire.release();
-        let inside = wire.reserve(&train).unwrap().inside;
+        let is_internal = wire.reserve(&train).unwrap().is_internal;
         wire.submit();
-        inside
+        is_internal
     };
-    assert!(stays_inside(&mut wire));
+    assert!(stays_internal(&mut wire));
     let (tap, feed) = capture();
     wire.capture(tap);
-    assert!(!stays_inside(&mut wire));
+    assert!(!stays_internal(&mut wire));
     drop(feed);
-    assert!(!stays_inside(&mut wire), "the end of the watcher shows with the next train");
-    assert!(stays_inside(&mut wire));
+    assert!(!stays_internal(&mut wire), "the end of the watcher shows with the next train");
+    assert!(stays_internal(&mut wire));
     wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None));
-    assert!(!stays_inside(&mut wire));
+    assert!(!stays_internal(&mut wire));
     wire.change_faults(crate::wire::FaultChange::Clear);
-    assert!(stays_inside(&mut wire));
+    assert!(stays_internal(&mut wire));
 }
 
 #[test]

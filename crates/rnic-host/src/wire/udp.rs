@@ -84,7 +84,7 @@ impl Link for UdpWire {
             range: Range { offset: train.offset as u32, len: train.len as u32 },
             segment_len: train.segment_len as u32,
             ip_id: RxIpId::Likely(0),
-            inside: false,
+            is_internal: false,
         }));
     }
 
@@ -111,7 +111,7 @@ impl Link for UdpWire {
             arena: OUTSIDE,
             offset: slot.offset as u32,
             stride: train.segment_len,
-            inside: false,
+            is_internal: false,
         })
     }
 

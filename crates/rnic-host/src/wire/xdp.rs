@@ -143,7 +143,7 @@ impl Link for XdpWire {
         pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
-        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len, inside: false })
+        Ok(TxSlot { arena: OUTSIDE, offset, stride: train.segment_len, is_internal: false })
     }
 
     fn cancel(&mut self, slot: &TxSlot) {

@@ -4,7 +4,7 @@ use super::super::Qp;
 use super::super::packet::Packet;
 use super::super::verdict::{AtomicRequest, Deferred, Verdict};
 use super::replies::ReplyKind;
-use super::{Checked, MAX_DMA_LEN, Message, packets_of};
+use super::{Checked, MAX_DMA_LEN, OpenMessage, packets_of};
 use crate::batch::{Piece, PieceKind};
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
@@ -32,7 +32,7 @@ impl Qp {
             && ends
             && packet.datagram.payload_len() <= MAX_CARRIED;
         let private = self.scatter(ctx, packet, small)?;
-        self.responder.message = if ends { Message::None } else { Message::Send };
+        self.responder.message = if ends { OpenMessage::None } else { OpenMessage::Send };
         if ends {
             let carried = if private { packet.datagram.payload() } else { &[] };
             // Rule: ReceivedLength
@@ -152,10 +152,10 @@ impl Qp {
             ctx.shared.batch.place(Piece { to, is_tail: ends, ..piece });
         }
         self.responder.message = if ends {
-            Message::None
+            OpenMessage::None
         } else {
             let left = left.saturating_sub(len);
-            Message::Write { va: va.wrapping_add(len.into()), rkey, left }
+            OpenMessage::Write { va: va.wrapping_add(len.into()), rkey, left }
         };
         if ends && packet.info.trailer() == Trailer::Imm {
             self.responder.written += u64::from(len);
@@ -174,7 +174,7 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Checked<(u64, u32, u32)> {
-        if let Message::Write { va, rkey, left } = self.responder.message {
+        if let OpenMessage::Write { va, rkey, left } = self.responder.message {
             return Ok((va, rkey, left));
         }
         let reth = self.check_reth(packet)?;

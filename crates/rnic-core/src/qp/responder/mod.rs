@@ -27,9 +27,9 @@ use rnic_abi::wqe::Sge;
 use roce_wire::{Msn, NakCode, Operation, Psn, Syndrome, Trailer};
 use rq::{NoRecv, Recv};
 
-/// The multi-packet message in progress.
+/// The message of several packets of which more are to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::qp) enum Message {
+pub(in crate::qp) enum OpenMessage {
     #[default]
     None,
     Send,
@@ -54,7 +54,7 @@ pub(crate) struct Responder {
     /// Expected PSN.
     pub(crate) epsn: Psn,
     pub(crate) msn: Msn,
-    pub(in crate::qp) message: Message,
+    pub(in crate::qp) message: OpenMessage,
     /// The receive WQE that the message fills, and its SGEs.
     pub(in crate::qp) recv: Option<Recv>,
     pub(in crate::qp) recv_sges: Vec<Sge>,
@@ -103,7 +103,7 @@ impl Responder {
 
     /// The QP goes to ERR: only last words may follow.
     pub(crate) fn stop(&mut self) {
-        self.message = Message::None;
+        self.message = OpenMessage::None;
         if !self.final_nak_pending {
             self.ack = None;
             self.replies.clear();
@@ -113,7 +113,7 @@ impl Responder {
     /// Between two messages, and nothing is owed.
     #[cfg(feature = "leap")]
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.message == Message::None && !self.owes()
+        self.message == OpenMessage::None && !self.owes()
     }
 
     /// Is there anything to answer?
@@ -323,10 +323,9 @@ impl Qp {
     /// A message goes on with its own kind or ends; nothing interleaves.
     fn check_opcode_sequence(&self, packet: &Packet<'_>) -> Checked {
         let follows = match (packet.info.operation, self.responder.message) {
-            (Operation::Send, Message::Send) | (Operation::Write, Message::Write { .. }) => {
-                !packet.info.position.is_start()
-            }
-            (_, Message::None) => packet.info.position.is_start(),
+            (Operation::Send, OpenMessage::Send)
+            | (Operation::Write, OpenMessage::Write { .. }) => !packet.info.position.is_start(),
+            (_, OpenMessage::None) => packet.info.position.is_start(),
             _ => false,
         };
         // Rule: OpcodeSequence
