@@ -13,11 +13,12 @@ mod gather;
 mod headers;
 
 use crate::by_reference;
+use crate::command::Path;
 use crate::event::{Event, Tap};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::profile::Profile;
 use crate::qp::Qp;
-use crate::qp::plan::{Budget, Segment, Source, train_from};
+use crate::qp::plan::{AddressId, Budget, Segment, Source, train_from};
 use crate::qp::requester::sq::Work;
 use crate::qpn::shard_of;
 use crate::shared::Ctx;
@@ -25,7 +26,6 @@ use crate::slab::Slab;
 use gather::{Gather, Place, Unreadable};
 use headers::{headers_of, info_of};
 use rnic_abi::verbs::{QpState, WcStatus};
-use roce_wire::Flow;
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
@@ -43,6 +43,8 @@ struct Train {
     /// Its segments in the plan.
     first: usize,
     end: usize,
+    /// That of all its segments.
+    address: AddressId,
     ip_id: u16,
 }
 
@@ -187,22 +189,15 @@ impl Egress {
         caps: &WireCaps,
     ) -> Visit {
         let flushing = qp.attr.state == QpState::Err && qp.flush_some(ctx);
-        let Some(path) = qp.path else { return if flushing { Visit::More } else { Visit::Done } };
+        if qp.path.is_none() {
+            return if flushing { Visit::More } else { Visit::Done };
+        }
         let budget_ended = self.plan(ctx, qp, caps);
         let more = budget_ended | flushing;
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
         }
-        let template = TxTrain {
-            flow: path.flow,
-            hop: path.hop,
-            segments: 0,
-            segment_len: 0,
-            last_len: 0,
-            ip_id: 0,
-            to_self: self.is_to_self(qp),
-        };
-        let reserved = self.reserve(ports.wire, caps, template, budget_ended);
+        let reserved = self.reserve(ports.wire, caps, qp, budget_ended);
         let full = reserved < self.plan.len();
         if full {
             let refused = self.plan[reserved..].iter().any(Segment::is_request);
@@ -214,7 +209,7 @@ impl Egress {
         if let Some(fault) = fault {
             self.give_up_from(ctx, qp, ports.wire, fault);
         }
-        self.seal(&path.flow, ports.wire, caps);
+        self.seal(qp, ports.wire, caps);
         self.commit(ctx, qp);
         match (full, more || fault.is_some()) {
             (true, _) => Visit::WireFull,
@@ -282,13 +277,16 @@ impl Egress {
         &mut self,
         wire: &mut W,
         caps: &WireCaps,
-        template: TxTrain,
+        qp: &Qp,
         budget_ended: bool,
     ) -> usize {
         self.trains.clear();
+        let to_self = self.is_to_self(qp);
         let mut first = 0;
-        while first < self.plan.len() {
-            let (end, segment_len, last_len) = train_from(&self.plan, first, caps);
+        while let Some(head) = self.plan.get(first) {
+            let Segment { address, datagram_len: segment_len, .. } = *head;
+            let Some(Path { flow, hop, .. }) = qp.path_to(address).copied() else { break };
+            let (end, last_len) = train_from(&self.plan, first, head, caps);
             let is_last = end == self.plan.len() && first > 0;
             if budget_ended && is_last && self.may_grow((first, end), segment_len, caps) {
                 self.plan.truncate(first);
@@ -296,10 +294,10 @@ impl Egress {
             }
             let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
             let ip_id = self.ip_id;
-            let train = TxTrain { segments, segment_len, last_len, ip_id, ..template };
+            let train = TxTrain { flow, hop, segments, segment_len, last_len, ip_id, to_self };
             let Some(slot) = wire.reserve(&train) else { break };
             self.ip_id = self.ip_id.wrapping_add(u16::try_from(segments).unwrap_or(1));
-            self.trains.push(Train { slot, first, end, ip_id });
+            self.trains.push(Train { slot, first, end, address, ip_id });
             first = end;
         }
         first
@@ -417,8 +415,9 @@ impl Egress {
     }
 
     /// Pad and ICRC.
-    fn seal<W: Wire>(&self, flow: &Flow, wire: &mut W, caps: &WireCaps) {
+    fn seal<W: Wire>(&self, qp: &Qp, wire: &mut W, caps: &WireCaps) {
         for train in &self.trains {
+            let Some(Path { flow, .. }) = qp.path_to(train.address) else { continue };
             let first = match caps.tx_ip_id {
                 TxIpId::Ours => train.ip_id,
                 TxIpId::SegmentIndex => 0,

@@ -21,6 +21,7 @@ use crate::profile::Profile;
 use crate::shared::{Ctx, Shared};
 use crate::time::Instant;
 use crate::transport::TransportRules;
+use plan::AddressId;
 use requester::Requester;
 use requester::sq::SendQueue;
 use responder::Responder;
@@ -177,6 +178,12 @@ impl Qp {
     /// The peer's QPN.
     pub(crate) fn dest_qpn(&self) -> Qpn {
         Qpn::new(self.attr.dest_qpn)
+    }
+
+    /// The path to an address of its packets.
+    #[inline]
+    pub(crate) fn path_to(&self, address: AddressId) -> Option<&Path> {
+        self.path.as_ref().filter(|_| address == AddressId::PEER)
     }
 
     /// Does a packet that came on `flow` come from the peer?

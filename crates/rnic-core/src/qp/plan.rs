@@ -15,10 +15,21 @@ pub(crate) enum Source {
     Ack,
 }
 
+/// The address that a packet goes to. Its queue pair [resolves](super::Qp::path_to) it when the
+/// train is reserved, so that no packet carries a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AddressId(u32);
+
+impl AddressId {
+    /// The peer of a connection.
+    pub(crate) const PEER: Self = Self(0);
+}
+
 /// One packet to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
     pub(crate) source: Source,
+    pub(crate) address: AddressId,
     pub(crate) opcode: Opcode,
     pub(crate) psn: Psn,
     pub(crate) ack_req: bool,
@@ -40,6 +51,7 @@ impl Segment {
         let pad = u32::from(pad_for(len as usize));
         Self {
             source,
+            address: AddressId::PEER,
             opcode,
             psn,
             ack_req: false,
@@ -81,10 +93,16 @@ impl Budget {
     }
 }
 
-/// The longest train from segment `first` on: its end, and the lengths of its datagrams.
+/// The longest train from `plan[first]`, which is `head`, on: its end, and the length of its last
+/// datagram. All are for one address, and all but the last are as long as the head.
 #[inline]
-pub(crate) fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (usize, u32, u32) {
-    let segment_len = plan.get(first).map_or(0, |segment| segment.datagram_len);
+pub(crate) fn train_from(
+    plan: &[Segment],
+    first: usize,
+    head: &Segment,
+    caps: &WireCaps,
+) -> (usize, u32) {
+    let (segment_len, address) = (head.datagram_len, head.address);
     let max_segments = (caps.max_segments as usize).max(1);
     let mut end = first + 1;
     let mut last_len = segment_len;
@@ -92,7 +110,8 @@ pub(crate) fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (us
     while let Some(next) = plan.get(end) {
         let len = next.datagram_len;
         bytes += len;
-        if len > segment_len || end - first == max_segments || bytes > caps.max_train {
+        let fits = len <= segment_len && end - first < max_segments && bytes <= caps.max_train;
+        if !fits || next.address != address {
             break;
         }
         last_len = len;
@@ -101,5 +120,49 @@ pub(crate) fn train_from(plan: &[Segment], first: usize, caps: &WireCaps) -> (us
             break;
         }
     }
-    (end, segment_len, last_len)
+    (end, last_len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ports::TxIpId;
+
+    const CAPS: WireCaps = WireCaps {
+        max_datagram: 4200,
+        max_segments: 8,
+        max_train: 64 << 10,
+        tx_ip_id: TxIpId::Ours,
+    };
+
+    fn packet(address: u32, len: u32) -> Segment {
+        let source = Source::Request { index: 0, offset: 0 };
+        let segment = Segment::new(source, Opcode::RcWriteMiddle, Psn::ZERO, len);
+        Segment { address: AddressId(address), ..segment }
+    }
+
+    fn ends(plan: &[Segment]) -> Vec<usize> {
+        let mut ends = vec![0];
+        while let Some(head) = plan.get(ends[ends.len() - 1]) {
+            ends.push(train_from(plan, ends[ends.len() - 1], head, &CAPS).0);
+        }
+        ends
+    }
+
+    #[test]
+    fn a_train_ends_where_the_address_changes() {
+        let plan = [packet(0, 1024), packet(0, 1024), packet(7, 1024), packet(7, 8), packet(0, 8)];
+        assert_eq!(ends(&plan), [0, 2, 4, 5]);
+    }
+
+    #[test]
+    fn a_train_ends_behind_a_shorter_datagram_and_before_a_longer_one() {
+        let plan = [packet(0, 1024), packet(0, 8), packet(0, 8), packet(0, 1024)];
+        assert_eq!(ends(&plan), [0, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_train_has_no_more_datagrams_than_the_wire_takes() {
+        assert_eq!(ends(&[packet(0, 1024); 9]), [0, 8, 9]);
+    }
 }
