@@ -19,10 +19,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rnic-fuzz-targets", &["rnic-sim", "rnic-core", "roce-wire", "rnic-abi"]),
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
-    ("rnic-net", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
+    ("rnic-net", &["roce-wire", "rnic-abi", "rnic-core"]),
     ("rnic-host", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "xdp-io"]),
     ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "rnic-host", "xdp-io"]),
-    ("rnic-bench", &["roce-wire", "rnic-abi", "rnic-core", "xdp-io"]),
+    ("rnic-bench", &["roce-wire", "xdp-io"]),
     ("rnic-hostile", &["rnic-abi"]),
     ("system-tests", &[]),
     ("xtask", &["system-tests"]),
@@ -153,8 +153,8 @@ fn metadata() -> Result<Value> {
     serde_json::from_str(&text).context("cargo metadata printed no JSON")
 }
 
-/// Dependencies between our crates that [`ARROWS`] does not have. Dev-dependencies are free: they
-/// are no part of what is shipped.
+/// Dependencies between our crates that [`ARROWS`] does not have, and arrows that no dependency
+/// uses. Dev-dependencies are free: they are no part of what is shipped.
 fn arrow_faults(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let name_of = |package: &Value| package["name"].as_str().unwrap_or_default().to_owned();
@@ -166,12 +166,17 @@ fn arrow_faults(metadata: &Value) -> Result<Vec<String>> {
             faults.push(format!("{name} has no place in xtask/src/layers.rs"));
             continue;
         };
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let target = name_of(dependency);
-            let shipped = dependency["kind"] != "dev";
-            if shipped && ours.contains(&target) && !allowed.contains(&target.as_str()) {
-                faults.push(format!("{name} must not depend on {target}"));
-            }
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        let shipped = dependencies.filter(|dependency| dependency["kind"] != "dev").map(name_of);
+        let used: Vec<_> = shipped.filter(|target| ours.contains(target)).collect();
+        for target in used.iter().filter(|target| !allowed.contains(&target.as_str())) {
+            faults.push(format!("{name} must not depend on {target}"));
+        }
+        let is_unused = |target: &&&str| {
+            ours.iter().any(|our| our == **target) && !used.iter().any(|used| used == **target)
+        };
+        for target in allowed.iter().filter(is_unused) {
+            faults.push(format!("{name} does not use {target}: xtask/src/layers.rs allows it"));
         }
     }
     Ok(faults)
@@ -220,10 +225,20 @@ mod tests {
     }
 
     #[test]
+    fn an_arrow_that_no_dependency_uses_is_a_fault() {
+        let metadata = json!({"packages": [
+            package("roce-wire", &[]),
+            package("rnic-core", &[("roce-wire", Some("dev"))]),
+        ]});
+        let faults = arrow_faults(&metadata).unwrap();
+        assert_eq!(faults, ["rnic-core does not use roce-wire: xtask/src/layers.rs allows it"]);
+    }
+
+    #[test]
     fn dev_dependencies_are_free() {
         let metadata = json!({"packages": [
             package("roce-wire", &[("rnic-core", Some("dev"))]),
-            package("rnic-core", &[]),
+            package("rnic-core", &[("roce-wire", None)]),
         ]});
         assert!(arrow_faults(&metadata).unwrap().is_empty());
     }
