@@ -1,7 +1,7 @@
 //! The checker program: built from C against the public verbs header, run against any device.
 //!
-//! Its source says what it checks. Here it is compiled once per run and made part of the toolbox,
-//! so that a [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
+//! Its source says what it checks. It is compiled once per run and added to the toolbox, so that a
+//! [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ pub fn build() -> Result<PathBuf> {
     native::build(PROGRAM, &["checker"])
 }
 
-/// A checker at work between two nodes for as long as a test needs its rate: what a start costs is
-/// in no measurement.
+/// A checker that works between two nodes while a test measures its rate. Its start is not part of
+/// any measurement.
 pub struct Stream {
     server: Running,
     client: Running,
@@ -89,7 +89,7 @@ impl Stream {
         let began = self.moved()?.context("no progress yet")?;
         self.work(seconds)?;
         let ended = self.moved()?.context("no progress any more")?;
-        // One that does not even say how far it is moves nothing.
+        // A checker that prints no progress moves nothing.
         Ok((ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0))
     }
 

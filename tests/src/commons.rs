@@ -1,4 +1,4 @@
-//! A machine whose users share programs and a daemon: what they need lies where each finds it.
+//! What tests of several users need: programs and libraries that every user can read.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -13,10 +13,10 @@ use crate::paths::Scratch;
 use crate::place::{Host, Node};
 use crate::process::User;
 
-/// An ordinary user who is not [`User::NOBODY`]: when that one attacks, this one must not suffer.
+/// An ordinary user other than [`User::NOBODY`], who must not suffer when that one attacks.
 pub const SOMEBODY: User = User { uid: 23_456, gid: 23_456 };
 
-/// A helper program, and what builds it and says in which folder it is.
+/// A helper program, and the function that builds it and returns its folder.
 pub type Helper = (&'static str, fn() -> Result<PathBuf>);
 
 /// Programs and libraries outside the checkout, which may be closed to other users.
@@ -25,7 +25,7 @@ pub struct Commons {
     pub lab: Lab,
     /// The installation, one copy for the test's whole life; nodes refer to it.
     pub dist: &'static Dist,
-    /// Where all that is.
+    /// The folder of all this.
     pub scratch: Scratch,
 }
 

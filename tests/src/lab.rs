@@ -17,12 +17,16 @@ use crate::place::{Host, Node};
 use crate::process::is_root;
 use crate::{interrupt, paths, rxe};
 
-/// A file that collects what the reader of a run's summary must know of all test programs, such as
-/// their skips, one line each.
+/// A file that collects one line for everything that the summary of a run must mention, such as
+/// skips of all test programs.
 pub const NOTES_ENV: &str = "RNIC_TEST_NOTES";
 
-/// How the note of a dialogue begins that was run once more, for a reason that is not ours.
+/// Prefix of the note about a dialogue that was repeated for a reason outside our code.
 pub const AGAIN: &str = "again:";
+/// Prefix of the note about a test that this machine or user cannot run.
+pub const SKIPPED: &str = "SKIPPED";
+/// Prefix of the note about a test whose measurement was disturbed by other work each time.
+pub const NOT_MEASURED: &str = "NOT MEASURED";
 
 /// `1` makes tests take their long form, which `cargo xtask test --long` runs.
 pub const LONG_ENV: &str = "RNIC_LONG";
@@ -99,7 +103,8 @@ impl Lab {
         Ok(Some(Self { tools, _serial: serial }))
     }
 
-    /// The same for a test that is only part of the long form: nothing in the ordinary one.
+    /// As [`Lab::open`], for a test that is only part of the long form; `None` in the ordinary
+    /// form.
     ///
     /// That is no skip. What only the long form tests is a combination of what the ordinary form
     /// tests too, such as a second kind of packet I/O with a second address family.
@@ -145,12 +150,12 @@ impl Need {
 /// # Panics
 /// When `CI` is `true`: there, what is skipped is not tested.
 pub fn skip(test: &str, reason: &str) {
-    let line = format!("SKIPPED {test}: {reason}");
+    let line = format!("{SKIPPED} {test}: {reason}");
     note(&line);
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{line} (CI=true allows no skip)");
 }
 
-/// Says something now and in the summary of the run.
+/// Prints a line now and again in the summary of the run.
 pub fn note(line: &str) {
     eprintln!("{line}");
     if let Some(path) = std::env::var_os(NOTES_ENV) {
@@ -186,10 +191,10 @@ impl Pair {
         Ok(Self { left, right, net })
     }
 
-    /// Ends both daemons in order.
+    /// Stops both daemons.
     ///
     /// # Errors
-    /// When one does not end as it should.
+    /// When one does not end cleanly.
     pub fn stop(self) -> Result<()> {
         self.left.stop().context("the left daemon")?;
         self.right.stop().context("the right daemon")?;

@@ -23,6 +23,7 @@
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //! | [`commons`] | the same for tests of several users: programs where each of them finds them |
+//! | [`measure`] | how a test judges a measurement on a busy machine |
 //! | [`rounds`] | what part of a rate is left under disturbance |
 //!
 //! Everything that changes the machine is a value whose `Drop` changes it back, also when a test
@@ -40,6 +41,7 @@ pub mod inspect;
 pub mod interop;
 pub mod interrupt;
 pub mod lab;
+pub mod measure;
 pub mod native;
 pub mod netns;
 pub mod packages;

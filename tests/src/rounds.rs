@@ -1,47 +1,46 @@
-//! What part of a rate is left under disturbance, on a machine whose speed changes.
+//! What share of a rate is left under disturbance, on a machine whose speed changes.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
-use crate::lab::note;
+use crate::measure::Reading;
 
-/// More than this of the calm rate is left beside an equal load: the machine became faster, or
-/// something else that is not the disturber held up the calm.
+/// With more than this share of the calm rate, something other than the disturber slowed the calm
+/// windows, or the machine became faster.
 pub const MOST_LEFT: f64 = 1.2;
-/// How much the calm before and after a round may differ.
+/// How much the calm windows before and after a round may differ.
 const MOST_CHANGE: f64 = 1.5;
-/// How much the shares of the middle half of all rounds may differ.
+/// How much the shares of the middle half of the rounds may differ.
 const MOST_SPREAD: f64 = 0.2;
 
-/// What part of the calm rate was left.
+/// What share of the calm rate was left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Share {
     /// In the median round.
     Measured(f64),
-    /// The machine's speed changed too much to say; but not more than this, for it is what fast
-    /// disturbed windows have of slow calm ones.
+    /// The machine's speed changed too much to measure. The share is at most this: the fast ones of
+    /// the disturbed windows, divided by the slow ones of the calm windows.
     AtMost(f64),
 }
 
 impl Share {
-    /// That so much was left. A machine with so much other work that it cannot be said is noted in
-    /// the summary of the run, and only what no such machine explains is a failure.
-    ///
-    /// # Errors
-    /// When it was less.
-    pub fn is_at_least(self, least: f64, test: &str) -> Result<()> {
-        let (Self::Measured(share) | Self::AtMost(share)) = self;
-        ensure!(share >= least, "{test}: only {:.0}% of the rate was left", 100.0 * share);
-        if matches!(self, Self::AtMost(_)) {
-            note(&format!("NOT MEASURED {test}: the machine's speed changes too much"));
+    /// Whether at least so much was left. Changes of the machine's speed cannot explain a share
+    /// whose upper bound is too small.
+    #[must_use]
+    pub fn at_least(self, least: f64) -> Reading {
+        match self {
+            Self::Measured(share) | Self::AtMost(share) if share < least => {
+                Reading::Bad(format!("only {:.0}% of the rate was left", 100.0 * share))
+            }
+            Self::Measured(_) => Reading::Good,
+            Self::AtMost(_) => Reading::Unclear("the machine's speed changes too much".into()),
         }
-        Ok(())
     }
 }
 
 /// Measures `rounds` windows with a disturber, each between two calm ones of the same length, and
-/// returns what part of the calm rate was left. A round whose calm changed, or that left more than
-/// `most`, measured something else than the disturber. More rounds follow until there are enough
-/// that agree; twice as many are too many.
+/// returns what share of the calm rate was left. A round whose calm windows differ, or whose share
+/// is above `most`, measured something else than the disturber. More rounds follow until enough of
+/// them agree, at most twice as many.
 ///
 /// # Errors
 /// As the measurements.
@@ -65,7 +64,7 @@ pub fn share_left(
             eprintln!("not measured");
         }
         let agree = |shares: &mut [f64]| part(shares, 3) - part(shares, 1) <= MOST_SPREAD;
-        // Beyond `most` nothing is compared but that it is enough.
+        // Without a limit, the share need only be large enough.
         if shares.len() >= rounds && (most.is_infinite() || agree(&mut shares)) {
             return Ok(Share::Measured(part(&mut shares, 2)));
         }
@@ -73,7 +72,7 @@ pub fn share_left(
     Ok(Share::AtMost(part(&mut rates, 3) / part(&mut calms, 1)))
 }
 
-/// What so many quarters of the values are not above.
+/// A quartile: so many quarters of the values are at most this.
 fn part(values: &mut [f64], quarters: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() * quarters / 4]
@@ -113,12 +112,13 @@ mod tests {
     fn half_of_the_rate_is_half_of_it() {
         let share = share(3, &[10.0; 4], &[5.0; 3]);
         assert_eq!(share, Share::Measured(0.5));
-        assert!(share.is_at_least(0.5, "").is_ok() && share.is_at_least(0.6, "").is_err());
+        assert_eq!(share.at_least(0.5), Reading::Good);
+        assert!(matches!(share.at_least(0.6), Reading::Bad(_)));
     }
 
     #[test]
     fn a_round_that_measured_something_else_is_repeated() {
-        // The calm was held up, so that more than all is left.
+        // The calm windows were slowed down, so that the share is above 1.
         assert_eq!(share(2, &[10.0; 4], &[30.0, 5.0, 5.0]), Share::Measured(0.5));
         // It changed.
         assert_eq!(share(1, &[10.0, 16.0, 16.0], &[10.0, 8.0]), Share::Measured(0.5));
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_changes_too_much_excuses_only_what_it_explains() {
+    fn changes_of_speed_excuse_only_what_they_explain() {
         let calm = [10.0, 20.0, 10.0, 20.0, 10.0];
         let unclear = share(2, &calm, &[8.0, 9.0, 8.0, 9.0]);
         assert_eq!(unclear, Share::AtMost(0.9));
-        assert!(unclear.is_at_least(0.8, "a test of not measuring").is_ok());
+        assert!(matches!(unclear.at_least(0.8), Reading::Unclear(_)));
         let clear = share(2, &calm, &[5.0, 4.0, 5.0, 4.0]);
-        assert!(clear.is_at_least(0.8, "").is_err());
+        assert!(matches!(clear.at_least(0.8), Reading::Bad(_)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Users of one machine against each other: whose socket, whose objects, whose memory.
+//! Users of one machine against each other: sockets, objects and memory of another user.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use system_tests::native::{self, VICTIM, WATCH};
 use system_tests::place::{Node, Place};
 use system_tests::process::{Cmd, Output, User, wait_until};
 
-/// How long anything may take that a stalled engine must not hinder.
+/// How long an operation may take that must not wait for a stalled engine.
 const SOON: Duration = Duration::from_secs(2);
 
 struct Stage(Commons);
@@ -60,7 +60,7 @@ fn the_socket_of_another_user_is_closed() -> Result<()> {
 #[test]
 fn a_daemon_that_may_not_reach_a_clients_memory_says_so() -> Result<()> {
     let Some(stage) = Stage::open("a_daemon_that_may_not_reach")? else { return Ok(()) };
-    // The socket is open to all, but this daemon has no right to other users' memory.
+    // The socket is open to all users, but this daemon has no right to their memory.
     let node = stage.daemon(Some(SOMEBODY), &["--mode", "0666"])?;
     let output = run_as(&node, Some(User::NOBODY), VICTIM, &["-d", "rnic0", "fork"])?;
     ensure!(
@@ -89,7 +89,7 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
         let cmd = Cmd::new(stage.0.dist.bin("rnic")).args([what, "--json"]);
         let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket());
         let text = cmd.as_user(Some(User::NOBODY)).check()?;
-        // Keys, QP numbers and PSNs are all that it takes to write into a user's memory.
+        // Keys, QP numbers and PSNs would be enough to write into a user's memory.
         ensure!(text.trim() == "[]", "another user sees root's {what}: {text}");
     }
     drop(holder);
@@ -119,8 +119,8 @@ fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
     Ok(())
 }
 
-/// A client may become a program of root's while the daemon still has its session: the kernel
-/// lets a process of the same number be written to, and only the daemon's own rights decide.
+/// A client may become a setuid-root program while the daemon still has its session. The kernel
+/// allows writes to the process with that number if the daemon's own rights allow them.
 #[test]
 fn a_client_that_becomes_root_is_not_written_to() -> Result<()> {
     let Some(stage) = Stage::open("a_client_that_becomes_root")? else { return Ok(()) };
@@ -136,19 +136,22 @@ fn a_client_that_becomes_root_is_not_written_to() -> Result<()> {
 }
 
 #[test]
-fn a_process_id_that_comes_again_is_not_the_client() -> Result<()> {
+fn a_reused_process_id_is_not_the_client() -> Result<()> {
     let Some(stage) = Stage::open("a_process_id_that_comes_again")? else { return Ok(()) };
     let node = stage.daemon(None, &[])?;
     let output = run_as(&node, None, VICTIM, &["-d", "rnic0", "reborn"])?;
-    ensure!(output.success() && output.stdout.contains("stranger's page intact"), "{output}");
+    ensure!(
+        output.success() && output.stdout.contains("unrelated process's page intact"),
+        "{output}"
+    );
     node.stop()?;
     Ok(())
 }
 
-/// Memory that takes its time is reached by an engine, which then waits. Other users are served
-/// meanwhile, except that their packets wait when it is the engine that has the wire.
+/// An engine waits for memory that is slow to appear. Other users are served meanwhile, except that
+/// their packets wait when that engine owns the wire.
 #[test]
-fn an_engine_that_memory_keeps_turns_nobody_away() -> Result<()> {
+fn an_engine_that_waits_for_memory_does_not_delay_other_users() -> Result<()> {
     let Some(stage) = Stage::open("an_engine_that_memory_keeps")? else { return Ok(()) };
     let node = stage.daemon(None, &[])?;
     let mut stall = node.cmd(VICTIM)?.args(["-d", node.device(), "stall"]).start()?;

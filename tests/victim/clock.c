@@ -1,4 +1,4 @@
-/* Completion timestamps beside the clock that they are compared with. */
+/* Compares completion timestamps with the device's clock. */
 #include "victim.h"
 #include <errno.h>
 
@@ -47,6 +47,6 @@ int reads_clocks(const struct rc_options *opt)
 		if (stamp < before || stamp > after)
 			die("posted at %lu ns, completed at %lu, polled at %lu", before, stamp, after);
 	}
-	say("the clocks are one");
+	say("the clocks agree");
 	return 0;
 }

@@ -1,4 +1,4 @@
-/* A client that is silent most of the time, beside one that never is. */
+/* A client that is idle most of the time, beside one that streams. */
 #include "victim.h"
 #include <signal.h>
 #include <unistd.h>
@@ -50,7 +50,7 @@ static long longest(struct pair *p)
 	return (long)(worst * 1e6);
 }
 
-/* Rounds in turn, beside nothing and beside a stream: each round's longest wait. */
+/* Alternates rounds alone and rounds beside a stream, and prints each round's longest wait. */
 int comes_late(const struct rc_options *opt)
 {
 	static struct pair p;

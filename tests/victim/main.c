@@ -1,4 +1,4 @@
-/* An application to which bad things happen; the test that starts it says which. */
+/* An application that dies, forks, execs or waits, as the test that starts it says. */
 #include "victim.h"
 
 const char *program = "victim";
@@ -8,21 +8,21 @@ static const struct {
 	int (*run)(const struct rc_options *opt);
 } roles[] = {
 	{ "stream", "move data to and from HOST until a completion fails", stream },
-	{ "leave", "the same for a moment, then end without destroying anything", stream_and_leave },
-	{ "fork", "make children that use, destroy, close and abuse what they inherit", forks },
-	{ "orphan", "leave a child behind that holds every descriptor", orphan },
-	{ "exec", "become another program", becomes_another },
+	{ "leave", "do the same for a moment, then end without destroying anything", stream_and_leave },
+	{ "fork", "fork children that use, destroy, close and misuse what they inherit", forks },
+	{ "orphan", "leave a child that keeps every descriptor open", orphan },
+	{ "exec", "replace itself by another program (exec)", becomes_another },
 	{ "mainless", "go on after the main thread has ended", loses_main_thread },
-	{ "reborn", "give one's process id to a stranger while a peer writes", is_reborn },
-	{ "exploit", "become the program HOST while a peer writes", becomes_root },
-	{ "wait", "wait in every way for a daemon that dies", waits_for_daemon },
+	{ "reborn", "die and let an unrelated process get the same process id while a peer writes", is_reborn },
+	{ "exploit", "exec the program HOST while a peer writes", becomes_root },
+	{ "wait", "wait for completions and events, in every way, until the daemon dies", waits_for_daemon },
 	{ "events", "print asynchronous events", watches_events },
 	{ "hold", "open HOST queue pairs and sleep", holds },
-	{ "unanswered", "connect to nobody at address HOST, and post when told by SIGUSR1", goes_unanswered },
-	{ "late", "post now and then, beside a stream", comes_late },
+	{ "unanswered", "connect to a QP that does not exist at address HOST, and post after SIGUSR1", goes_unanswered },
+	{ "late", "post now and then, alone and beside a stream", comes_late },
 	{ "clock", "compare completion timestamps with the clock", reads_clocks },
 	{ "stall", "keep the engine waiting for a page that never comes", stalls },
-	{ "guard", "watch registered memory that nobody has a reason to touch", guards },
+	{ "guard", "watch registered memory that no other program has a key for", guards },
 };
 
 int main(int argc, char **argv)

@@ -1,4 +1,4 @@
-/* What processes do to themselves: children, exec, threads that end, process ids that come again. */
+/* fork, exec, threads that end, and process ids that are used again. */
 #include "victim.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static void destroys(void)
 	exit(0);
 }
 
-/* Hardware's queue memory is not inherited either: the child may die of it, alone. */
+/* The queues' memory is not inherited, as with hardware: the child may crash, but only the child. */
 static void uses(void)
 {
 	struct ibv_wc wc;
@@ -156,7 +156,7 @@ int loses_main_thread(const struct rc_options *opt)
 	pthread_exit(NULL);
 }
 
-/* Where both the dying client and the stranger have memory. */
+/* The address at which both the dying client and the unrelated process have memory. */
 #define SHARED_ADDRESS ((unsigned char *)0x6fff00000000)
 enum { CANARY = 0x5a, PAGE = 4096 };
 
@@ -171,7 +171,7 @@ static unsigned char *canary_page(void)
 	return page;
 }
 
-/* The client whose process id comes again: registers the page, tells its place, dies. */
+/* The client whose process id is used again: registers the page, sends its address, dies. */
 static void registers_and_dies(const struct rc_options *opt, int in, int out)
 {
 	struct rc rc = { 0 };
@@ -190,7 +190,7 @@ static void registers_and_dies(const struct rc_options *opt, int in, int out)
 	rc_connect(&rc, &peer);
 	if (write(out, &mine, sizeof mine) != sizeof mine)
 		die("the parent is gone");
-	/* A socket copy in a child must not keep the session alive. */
+	/* A child's copy of the socket must not keep the session alive. */
 	if (!fork()) {
 		sleep(4);
 		_exit(0);
@@ -207,7 +207,7 @@ static void set_last_pid(pid_t pid)
 		die("cannot choose a process id: %s", strerror(errno));
 }
 
-/* Another process with the dead client's pid; says whether its page was written to. */
+/* An unrelated process with the dead client's process id; reports whether its page was written to. */
 static void is_a_stranger(int ready)
 {
 	unsigned char *page = canary_page();
@@ -237,7 +237,7 @@ static pid_t stranger_with(pid_t pid, int ready)
 			return child;
 		waitpid(child, NULL, 0);
 	}
-	die("somebody else took the process id %d", pid);
+	die("process id %d is in use by another program", pid);
 }
 
 int is_reborn(const struct rc_options *opt)
@@ -270,10 +270,10 @@ int is_reborn(const struct rc_options *opt)
 	waitpid(pid, NULL, 0);
 	stranger_with(pid, up[1]);
 	if (read(up[0], &byte, 1) != 1)
-		die("the stranger is gone");
+		die("the unrelated process has ended");
 	if (rc_post_send(&rc, IBV_WR_RDMA_WRITE, 2, 0, PAGE, &client) || !rc_wait(rc.send_cq, &wc, 5000))
 		die("no completion after the client's death");
 	waitpid(pid, &status, 0);
-	say("process id %d came again: write %s, stranger's page %s", pid, wc_name(wc.status), status ? "CHANGED" : "intact");
+	say("process id %d came again: write %s, unrelated process's page %s", pid, wc_name(wc.status), status ? "CHANGED" : "intact");
 	return status || !wc.status;
 }

@@ -1,4 +1,4 @@
-/* A client whose registered memory never comes. */
+/* A client whose registered memory never becomes present. */
 #include "victim.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ int stalls(const struct rc_options *opt)
 	target.rkey = mr->rkey;
 	if (rc_post_send(&pair.a, IBV_WR_RDMA_WRITE, 1, 0, PAGE, &target))
 		die("ibv_post_send failed");
-	/* Until the engine asks for the page, and goes on asking. */
+	/* Returns when the engine touches the page; the page fault is never resolved. */
 	if (read(fd, &(struct uffd_msg){ 0 }, sizeof(struct uffd_msg)) < 0)
 		die("no page was asked for: %s", strerror(errno));
 	say("the engine waits");

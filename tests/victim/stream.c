@@ -55,7 +55,7 @@ static void step(struct stream *s)
 	while (ibv_poll_cq(s->rc.recv_cq, 1, &wc) > 0) {
 		if (wc.status && wc.status != IBV_WC_WR_FLUSH_ERR)
 			failed(s, "receive", &wc);
-		/* A flushed receive tells nothing: the send queue has the reason. */
+		/* A flushed receive does not tell the reason: the send queue does. */
 		if (!wc.status)
 			rc_post_recv(&s->rc, wc.wr_id, 0, SEND_LENGTH);
 	}

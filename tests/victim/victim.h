@@ -1,4 +1,4 @@
-/* An application to which bad things happen. */
+/* An application that dies, forks, execs or waits. */
 #ifndef VICTIM_H
 #define VICTIM_H
 

@@ -1,4 +1,4 @@
-/* Programs that wait: for a daemon that dies, for events, for nothing at all. */
+/* Programs that wait: for a daemon that dies, for events, or until they are killed. */
 #include "victim.h"
 #include <errno.h>
 #include <pthread.h>
@@ -75,7 +75,7 @@ int waits_for_daemon(const struct rc_options *opt)
 	say("ready");
 	for (int i = 0; i < 3; i++)
 		pthread_join(threads[i], NULL);
-	/* Whatever is called now fails or succeeds, but returns. */
+	/* Every call now fails or succeeds, but returns. */
 	ibv_destroy_qp(pair.a.qp);
 	ibv_destroy_qp(pair.b.qp);
 	ibv_destroy_qp(sleeper.qp);
@@ -111,7 +111,7 @@ int holds(const struct rc_options *opt)
 		pause();
 }
 
-/* Registered memory whose keys no other program has: it must not change. */
+/* Watches registered memory whose keys no other program has: it must not change. */
 int guards(const struct rc_options *opt)
 {
 	enum { CANARY = 0xc5 };
@@ -124,6 +124,6 @@ int guards(const struct rc_options *opt)
 	for (;; usleep(20 * 1000)) {
 		for (size_t i = 0; i < pair.a.len; i++)
 			if (pair.a.buf[i] != CANARY || pair.b.buf[i] != CANARY)
-				die("somebody wrote at offset %zu", i);
+				die("the byte at offset %zu was overwritten", i);
 	}
 }

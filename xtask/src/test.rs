@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use system_tests::dist::{DIST_ENV, Dist, TEST, cargo};
-use system_tests::lab::{AGAIN, LONG_ENV, NOTES_ENV};
+use system_tests::lab::{AGAIN, LONG_ENV, NOT_MEASURED, NOTES_ENV, SKIPPED};
 use system_tests::packages::{Apt, Toolbox};
 use system_tests::process::{Cmd, is_root};
 use system_tests::{paths, rxe};
@@ -15,7 +15,7 @@ use system_tests::{paths, rxe};
 use crate::stages::{self, Stage};
 use crate::{budget, compliance, lint};
 
-/// Programs of the system tests. Those of a guest are only of use to root.
+/// Programs of the system tests. Those for a guest are needed only when root runs the tests.
 const PROGRAMS: [&str; 6] =
     ["ib_write_bw", "ibv_rc_pingpong", "rping", "qperf", "iperf3", "dpkg-deb"];
 
@@ -25,7 +25,7 @@ const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
 ];
 
-/// How much of it.
+/// Which tests to run.
 #[derive(Args, Clone, Copy, Debug)]
 #[group(multiple = false)]
 pub(crate) struct Options {
@@ -50,10 +50,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     stages::summary(&outcomes);
     println!("{:<26} {:>7.1} s", "all", began.elapsed().as_secs_f64());
     let notes = fs::read_to_string(notes()).unwrap_or_default();
-    let again = notes.lines().filter(|line| line.starts_with(AGAIN)).count();
-    print!("{notes}");
-    println!("{again} dialogues were repeated");
+    print!("{notes}{}", counts(&notes));
     stages::conclude("test", &outcomes)
+}
+
+/// A summary of the tests' notes: how many dialogues were repeated, and which tests were skipped or
+/// not measured.
+fn counts(notes: &str) -> String {
+    let told = |mark| notes.lines().filter_map(move |line| line.strip_prefix(mark));
+    let mut text = format!("{} dialogues were repeated\n", told(AGAIN).count());
+    for mark in [SKIPPED, NOT_MEASURED] {
+        let names = told(mark).map(|rest| rest.split(':').next().unwrap_or_default().trim());
+        let names: Vec<_> = names.collect();
+        let list = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        text += &format!("{} tests {mark}{list}\n", names.len());
+    }
+    text
 }
 
 fn list(options: Options) -> Result<Vec<Stage>> {
@@ -102,7 +114,7 @@ fn unit(options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Loom replaces atomics and threads at compile time, so it gets a target folder of its own.
+/// Loom replaces atomics and threads at compile time, so its build has a target folder of its own.
 fn loom() -> Result<()> {
     let tests = paths::repository().join("crates/rnic-abi/tests");
     let is_loom = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("loom");
@@ -120,7 +132,7 @@ fn loom() -> Result<()> {
     Ok(())
 }
 
-/// What the system tests run: in the long form what a user gets.
+/// The build that the system tests run: in the long form the one that a user gets.
 fn dist(options: Options) -> Result<&'static Dist> {
     if options.long { Dist::release() } else { Dist::get() }
 }
@@ -156,7 +168,7 @@ fn system(program: &str, filter: &[&str], options: Options) -> Result<()> {
         .args(filter)
         .env(DIST_ENV, dist(options)?.root())
         .env(NOTES_ENV, notes())
-        // An error of a test is its message; where it was made says nothing to the reader.
+        // A test's error is its message; a backtrace would say nothing to the reader.
         .env("RUST_LIB_BACKTRACE", "0")
         .check()?;
     Ok(())
@@ -172,4 +184,17 @@ impl Options {
 
 fn notes() -> PathBuf {
     paths::target().join("test-notes.txt")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_tests_that_did_not_measure() {
+        let notes = "again: x\nNOT MEASURED wqes: busy; busy\nSKIPPED rxe: needs root\n";
+        let text = "1 dialogues were repeated\n1 tests SKIPPED: rxe\n1 tests NOT MEASURED: wqes\n";
+        assert_eq!(counts(notes), text);
+        assert!(counts("").ends_with("0 tests SKIPPED\n0 tests NOT MEASURED\n"));
+    }
 }
