@@ -81,7 +81,7 @@ struct side {
 	unsigned char *recv;   /* where the peer's SENDs land */
 	unsigned char *source; /* what the peer READs: a fixed pattern */
 	unsigned char *out;    /* what we send */
-	unsigned char *sink;   /* what our READs and atomics bring */
+	unsigned char *sink;   /* where results of our READs and atomics land */
 	uint64_t *atomic;      /* [0] CAS, [1] FADD */
 	volatile uint64_t *credit; /* [0]: messages of ours that the peer has consumed; [2]: our own */
 	size_t stride;

@@ -1,4 +1,4 @@
-/* The TCP connection beside the queue pair: connection data, and the final message counts. */
+/* The out-of-band TCP connection: connection data, and the final message counts. */
 #include "checker.h"
 #include <arpa/inet.h>
 #include <errno.h>

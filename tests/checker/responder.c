@@ -52,7 +52,7 @@ void prepare(struct side *s)
 		at = landing(s, a, ordinal);
 		memset(at - GUARD, 0xa5, a->m.size + 2 * GUARD);
 		if (a->m.size) {
-			/* The last byte starts as anything but what will come. */
+			/* The last byte starts with another value than the expected one. */
 			unsigned char last;
 
 			fill_pattern(&last, 1, message_key(s->peer_seed, a->index), a->m.size - 1);
@@ -120,7 +120,7 @@ void received(struct side *s, const struct ibv_wc *wc)
 
 		if (takes_receive(before->m.op) && !before->received)
 			die("receive completion %lu came before that of %lu", wc->wr_id, o);
-		/* What was written before a message must be there when the message is. */
+		/* Data written before a message must be visible when the message is. */
 		if (!takes_receive(before->m.op) && !last_byte_is_there(s, before, o))
 			die("receive completion %lu came before the data of the WRITE ahead of it", wc->wr_id);
 	}

@@ -48,7 +48,7 @@ static bool poll_both(struct side *s)
 	return any;
 }
 
-/* Sleeps until a completion event; WRITEs give none, so never for long. */
+/* Sleeps until a completion event, but never for long: WRITEs give none. */
 static void wait_for_event(struct side *s)
 {
 	struct pollfd fd = { .fd = s->channel->fd, .events = POLLIN };
@@ -101,7 +101,7 @@ static void agree_on_end(struct side *s, double started)
 	}
 }
 
-/* Messages whose completion we will never see: the unsignaled ones at the very end. */
+/* Messages without a completion: the unsignaled ones at the very end. */
 static uint64_t silent_tail(const struct side *s)
 {
 	uint64_t tail = 0;
@@ -133,7 +133,7 @@ static void check_silence(struct side *s)
 
 	while (now() < until) {
 		if (ibv_poll_cq(s->recv_cq, 1, &wc) > 0)
-			die("a receive completion too many");
+			die("an unexpected receive completion");
 		if (ibv_poll_cq(s->send_cq, 1, &wc) > 0)
 			sent(s, &wc);
 	}

@@ -1,4 +1,4 @@
-/* The TCP connection by which two processes tell each other where their queue pairs are. */
+/* The TCP connection by which two processes exchange the addresses of their queue pairs. */
 #include "rc.h"
 #include <arpa/inet.h>
 #include <errno.h>

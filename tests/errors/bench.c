@@ -1,4 +1,4 @@
-/* Two queue pairs and what became of them. */
+/* Two queue pairs, and the outcome of a mistake. */
 #include "errors.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ void bench_ready(struct bench *bench)
 	bench_connect(bench);
 }
 
-void bench_lonely(struct bench *bench)
+void bench_unanswered(struct bench *bench)
 {
 	struct rc_options patient = options;
 	struct rc_place nowhere;

@@ -79,7 +79,7 @@ static void write_imm_without_receive(void)
 	nothing_received(IBV_WR_RDMA_WRITE_WITH_IMM);
 }
 
-/* b as `vanish` leaves it: it does not answer. */
+/* b does not answer after `vanish`. */
 static void nobody_answers(void (*vanish)(void))
 {
 	struct rc_options a = options;
@@ -131,7 +131,7 @@ static void peer_does_not_exist(void)
 	one(IBV_WR_RDMA_WRITE, 100);
 }
 
-/* What stands behind a failed WQE is flushed, unsignaled or not. */
+/* WQEs behind a failed one are flushed, signaled or not. */
 static void flushed_behind_an_error(void)
 {
 	struct ibv_sge sge = { .length = 8 };

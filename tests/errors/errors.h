@@ -1,4 +1,4 @@
-/* An application that makes one mistake and prints what it got for it. */
+/* An application that makes one mistake and prints the result. */
 #ifndef ERRORS_H
 #define ERRORS_H
 
@@ -16,11 +16,11 @@ void bench_make(struct bench *bench, const struct rc_options *a, const struct rc
 void bench_connect(struct bench *bench);
 /* Both with the defaults, connected. */
 void bench_ready(struct bench *bench);
-/* The same, but a's peer never answers, and a's timeout is infinite. */
-void bench_lonely(struct bench *bench);
+/* The same, but a's peer does not exist, and a's timeout is infinite. */
+void bench_unanswered(struct bench *bench);
 /* First completions at a's send and b's receive queue, states, events, b's memory. */
 void bench_outcome(struct bench *bench, bool memory_must_be_untouched);
-/* Async events within `ms`, sorted, in one line. */
+/* Async events that arrive within `ms`, sorted, in one line. */
 const char *events_of(struct ibv_context *ctx, int ms);
 /* The error of a verb that returns a pointer. */
 const char *null_errno(const void *result);
@@ -32,7 +32,7 @@ struct mistake {
 
 extern const struct mistake posting[], creating[], modifying[], breaking[], using[];
 extern struct rc_options options;
-/* A wire mistake by name; false when there is none of that name. */
+/* Makes the wire mistake of that name; false when there is none. */
 bool wire_mistake(const char *name);
 void list_wire_mistakes(void);
 

@@ -15,7 +15,7 @@ static struct ibv_send_wr write_wr(struct ibv_sge *sge)
 	return wr;
 }
 
-/* Posts one WR and says what came back, and whether the refused one was pointed at. */
+/* Posts one WR and prints the result, and whether bad_wr points to a refused one. */
 static void post(struct ibv_send_wr *wr)
 {
 	struct ibv_send_wr *bad = NULL;
@@ -76,7 +76,7 @@ static uint32_t granted_sends(struct ibv_qp *qp)
 	return attr.cap.max_send_wr;
 }
 
-/* A list one longer than the queue: all but the last are posted, and the last is pointed at. */
+/* A list one longer than the queue: all but the last are posted, and bad_wr points to the last. */
 static void send_queue_full(void)
 {
 	struct ibv_sge sge;
@@ -84,7 +84,7 @@ static void send_queue_full(void)
 	uint32_t room;
 	int err;
 
-	bench_lonely(&bench);
+	bench_unanswered(&bench);
 	room = granted_sends(bench.a.qp);
 	list = calloc(room + 1, sizeof *list);
 	for (uint32_t i = 0; i <= room; i++) {
@@ -174,7 +174,7 @@ static void no_such_opcode(void)
 	post(&wr);
 }
 
-/* Later WRs of a list behind a bad one are not posted. */
+/* WRs of a list behind a bad one are not posted. */
 static void bad_in_a_list(void)
 {
 	struct ibv_sge sge;

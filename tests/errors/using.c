@@ -1,4 +1,4 @@
-/* What is no mistake but unusual: verbs in the middle of others, and what becomes of those that were refused. */
+/* Unusual but correct use: verbs called in the middle of others, and the errno of refused verbs. */
 #define _GNU_SOURCE
 #include "errors.h"
 #include <errno.h>
@@ -73,7 +73,7 @@ static void reset_and_destroyed_in_a_walk(void)
 	ibv_end_poll(cq);
 }
 
-/* What was polled is posted again, all in one walk that is much longer than the queue. */
+/* Posts a new request for each completion polled, all in one walk much longer than the queue. */
 static void posted_again_in_a_walk(void)
 {
 	enum { DEPTH = 16, ALL = 1000 };
@@ -97,7 +97,7 @@ static void posted_again_in_a_walk(void)
 	say("%lu completed, events %s", (unsigned long)done, events_of(bench.a.ctx, 50));
 }
 
-/* The peer's mistake ends a queue pair that has nothing posted: no completion and no call tells the program. */
+/* The peer's mistake fails a queue pair that has nothing posted: neither a completion nor a call reports it. */
 static void receive_after_an_unseen_error(void)
 {
 	struct rc_place wrong;
@@ -133,7 +133,7 @@ static void errno_of_refusals(void)
 	say("%s %s", first, error_name(errno));
 }
 
-/* Public handles that the program has overwritten name nothing. */
+/* Public handles that the program has overwritten name no object. */
 static void garbled_handles(void)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -157,7 +157,7 @@ static void descriptors_closed(void)
 {
 	struct ibv_wc wc;
 
-	bench_lonely(&bench);
+	bench_unanswered(&bench);
 	if (rc_post_send(&bench.a, IBV_WR_RDMA_WRITE, 1, 0, 8, &bench.at_b))
 		die("ibv_post_send failed");
 	close_range(3, ~0U, 0);
@@ -166,7 +166,7 @@ static void descriptors_closed(void)
 	say("%s", wc_name(wc.status));
 }
 
-/* The same, and files of its own get the numbers: nothing may be written to them, nor may they be closed. */
+/* The same, and the program's own files get the numbers: the library must neither write to nor close them. */
 static void descriptors_taken(void)
 {
 	enum { FILES = 64 };
@@ -183,7 +183,7 @@ static void descriptors_taken(void)
 		die("ibv_post_send failed");
 	flushed = rc_wait(bench.a.send_cq, &wc, 5000) && wc.status == IBV_WC_WR_FLUSH_ERR;
 	if (ibv_reg_mr(bench.a.pd, bench.a.buf, 64, 0))
-		die("memory is registered with nobody");
+		die("memory is registered although the connection is closed");
 	ibv_destroy_qp(bench.a.qp);
 	ibv_destroy_cq(bench.a.send_cq);
 	ibv_close_device(bench.a.ctx);
@@ -224,7 +224,7 @@ static void allow_few_system_calls(void)
 		die("no filter: %s", strerror(errno));
 }
 
-/* Data moves although the program gave up most system calls. The engine sleeps now and then, and has to be woken. */
+/* Data moves although the program may make few system calls. The engine sleeps now and then and must be woken. */
 static void few_system_calls(void)
 {
 	struct ibv_wc wc, recv;
@@ -241,7 +241,7 @@ static void few_system_calls(void)
 		if (i % 50 == 0)
 			usleep(50000);
 	}
-	/* As many empty polls as make the library look for the daemon. */
+	/* Enough empty polls to make the library check that the daemon is alive. */
 	for (int i = 0; i < 5000; i++)
 		ibv_poll_cq(bench.a.send_cq, 1, &wc);
 	say("%d messages", done);

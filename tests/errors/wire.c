@@ -1,11 +1,11 @@
-/* Mistakes that show only when the work is done: bad keys, ranges, rights. One operation each. */
+/* Mistakes that are detected only when the request is executed: bad keys, ranges, rights. One operation each. */
 #include "errors.h"
 #include <errno.h>
 #include <sys/mman.h>
 
 /* Keys of memory regions over the same buffer. */
 enum key { GOOD, RANDOM, ZERO, OTHER_PD, GONE, NO_RIGHTS, LOCAL_ONLY, REMOTE_READ, REMOTE_WRITE, UNMAPPED };
-/* Where in the buffer, besides a plain offset. */
+/* Special positions in the buffer. */
 enum { WRAPS = -1000 };
 
 struct wire {

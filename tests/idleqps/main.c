@@ -1,4 +1,4 @@
-/* Queue pairs that are connected and silent: what does a device's standing load cost?
+/* Connected queue pairs that stay idle: what do they cost the device?
  *
  *   idleqps [-d DEVICE] [-g GID_INDEX] [-n QPS] [-r MIB]
  *

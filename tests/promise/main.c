@@ -1,4 +1,4 @@
-/* promise [-d device]: makes as many objects as the device says there may be, and destroys them. Prints what was
+/* promise [-d device]: makes as many objects as the device claims to support, and destroys them. Prints what was
  * promised, what was given, and the seconds that both took. */
 #include "rc.h"
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* refusals [-d device] [-g gid index] [-p port] [-T timeout] WHAT [HOST]
  *
  * Two processes, one operation that the responder must refuse or cannot serve at once. Without
- * HOST it is the responder. Each prints what became of the operation at its end. */
+ * HOST it is the responder. Each prints the result of the operation at its end. */
 #include "rc.h"
 #include <errno.h>
 #include <unistd.h>

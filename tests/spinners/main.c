@@ -2,8 +2,8 @@
  *
  *   spinners [-d device] [-g gid index] THREADS...
  *
- * So many threads, each with a queue pair of its own that is connected to itself, read from it and poll until the answer
- * is there. One more thread makes control calls meanwhile. Prints for each number of threads what all of them read, the
+ * So many threads, each with a queue pair of its own that is connected to itself, post READs and poll for each
+ * completion. One more thread makes control calls meanwhile. Prints for each number of threads what all of them read, the
  * least that one did, and what the control calls took.
  *
  *   spinners foreign PROCESSES    processes, each in a session of its own, that compute until this one ends

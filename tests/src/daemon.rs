@@ -1,4 +1,4 @@
-//! One `rnicd`: started, ready, used, ended in order.
+//! One `rnicd`: started, ready, used, and ended cleanly.
 
 use std::net::IpAddr;
 use std::os::unix::net::UnixDatagram;
@@ -62,7 +62,7 @@ pub struct Spec {
     pub user: Option<User>,
     /// Further arguments.
     pub extra: Vec<String>,
-    /// What becomes the daemon, as [`Cmd::through`] takes it.
+    /// The program that becomes the daemon, as for [`Cmd::through`].
     pub through: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl Spec {
         }
     }
 
-    /// The command line that the contract of `rnicd` asks for.
+    /// The command line of `rnicd`.
     fn command(&self, dist: &Dist, socket: &Path) -> Cmd {
         let netdev = self.netdev.iter().flat_map(|name| ["--netdev".to_owned(), name.clone()]);
         let addresses =
@@ -192,7 +192,7 @@ impl Daemon {
     }
 }
 
-/// What a daemon that failed wrote; it may take a moment to arrive.
+/// What a failed daemon wrote; it may take a moment to arrive.
 fn last_words(running: &Running) -> String {
     for _ in 0..50 {
         if !running.stderr().is_empty() {

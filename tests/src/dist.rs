@@ -83,7 +83,7 @@ impl Dist {
             .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim"])
             .limit(Duration::from_secs(1800))
             .run()?;
-        // Standard output has the messages for us, standard error those for people.
+        // Standard output has cargo's messages for us, standard error those for the user.
         ensure!(build.success(), "the build failed:\n{}", tail(&build.stderr, 60));
         let artifacts = artifacts(&build.stdout);
         for (name, place) in LAYOUT {
@@ -139,7 +139,7 @@ impl Dist {
     }
 }
 
-/// The cargo that runs us, in the repository.
+/// Runs cargo in the repository.
 #[must_use]
 pub fn cargo() -> Cmd {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,4 +1,4 @@
-//! RoCEv2 frames as bytes, without any of our own code: to judge frames, and to forge them.
+//! RoCEv2 frames as bytes, independent of our own crates: to check frames, and to forge them.
 
 /// Bytes of an Ethernet header without a VLAN tag.
 const ETHERNET: usize = 14;
@@ -78,8 +78,8 @@ impl Frame {
         self.bytes[at] = host;
     }
 
-    /// Leaves the UDP checksum out, where IPv4 allows it, so that the kernel does not find damage
-    /// before the ICRC does, which does not cover it.
+    /// Removes the UDP checksum, where IPv4 allows it, so that damage is found by the ICRC check
+    /// and not by the kernel before it.
     pub fn leave_udp_checksum_out(&mut self) {
         if !self.is_v6() {
             let at = self.udp + 6;
@@ -87,8 +87,8 @@ impl Frame {
         }
     }
 
-    /// Makes checksums right after changes: IPv4 header, ICRC; the UDP checksum is left out where
-    /// IPv4 allows it, and computed over IPv6.
+    /// Recomputes checksums after changes: IPv4 header and ICRC. The UDP checksum is removed where
+    /// IPv4 allows that, and computed over IPv6.
     pub fn seal(&mut self) {
         let at = self.end - ICRC;
         let icrc = self.computed_icrc();
@@ -152,7 +152,7 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
 }
 
-/// RFC 1071, not yet folded.
+/// The RFC 1071 sum, not yet folded.
 fn ones_sum(bytes: &[u8]) -> u64 {
     let pairs = bytes.chunks(2);
     pairs.map(|pair| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0))).sum()

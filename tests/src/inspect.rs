@@ -1,4 +1,4 @@
-//! What a daemon says about itself, and what the kernel says about it.
+//! What a daemon reports about itself, and what the kernel reports about the daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::place::Node;
 use crate::process::{Cmd, wait_until};
 
-/// Everything of a daemon that may not grow.
+/// The resources of a daemon that must not grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
     /// Objects by kind: `qps`, `cqs`, `mrs`, `sessions`.
@@ -32,7 +32,7 @@ impl Census {
     /// Counts what a daemon has now.
     ///
     /// # Errors
-    /// When the daemon does not answer or is no more.
+    /// When the daemon does not answer or has ended.
     pub fn of(node: &Node) -> Result<Self> {
         let status = ask(node, "status")?;
         let objects = ["qps", "cqs", "mrs", "sessions"]
@@ -52,8 +52,8 @@ impl Census {
         })
     }
 
-    /// Counts what a daemon has that nothing uses but the question: a program's session ends some
-    /// time after the program, and must not be counted as what was there before a test.
+    /// Counts once no session but the question's own is left: a program's session ends some time
+    /// after the program, and must not count as existing before a test.
     ///
     /// # Errors
     /// When it is still in use after `limit`.
@@ -67,8 +67,8 @@ impl Census {
         Ok(now)
     }
 
-    /// Waits until the daemon has nothing left that it had not at `self`: no object, descriptor
-    /// or thread more, and memory within what an allocator keeps.
+    /// Waits until the daemon has no more resources than at `self`: objects, descriptors, threads,
+    /// and memory within what an allocator keeps.
     ///
     /// # Errors
     /// When it is not so within `limit`; the error shows both.
@@ -92,10 +92,10 @@ impl Census {
     }
 }
 
-/// The C library keeps up to 40 MB of stacks of threads that were (a session's is 256 KiB and its
-/// guard page), and an arena of two mappings for some.
+/// The C library keeps up to 40 MB of stacks of ended threads (a session's is 256 KiB and its guard
+/// page), and for some an arena of two mappings.
 const ALLOCATOR_MAPPINGS: usize = 2 * 160 + 32;
-/// What an allocator keeps of what was freed, for each thread of its own.
+/// What each thread's allocator keeps of freed memory.
 const ALLOCATOR_KIB: u64 = 16 * 1024;
 
 /// `rnic WHAT --json` of a daemon.
@@ -117,10 +117,10 @@ pub fn counter(node: &Node, name: &str) -> Result<u64> {
     total(&ask(node, "counters")?, name)
 }
 
-/// The sum of all numbers (or lengths of lists) under a key, wherever it is.
+/// The sum of all numbers (or lengths of lists) under a key, at any depth.
 ///
 /// # Errors
-/// When the key is nowhere.
+/// When the key does not occur.
 pub fn total(value: &Value, key: &str) -> Result<u64> {
     let mut found = Vec::new();
     collect(value, key, &mut found);

@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM become an error of the wait that is going on, so that everything that must
-//! be undone is undone by the drops of an ordinary unwinding.
+//! Ctrl-C and SIGTERM make the current wait fail, so that ordinary unwinding and drops undo
+//! everything.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,8 @@ pub fn install() -> Result<()> {
     }
     let flag = REQUESTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // The order matters: the first signal finds the flag down and only raises it.
+        // The order matters: the handler that exits tests the flag before the first signal has set
+        // it.
         signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(flag))?;
         signal_hook::flag::register(signal, Arc::clone(flag))?;
     }

@@ -1,4 +1,4 @@
-//! Helper programs: what a test's own code cannot be, an application that dies, misbehaves or
+//! Helper programs for what a test's own code cannot do: an application that dies, misbehaves or
 //! passes nonsense to library and daemon. Most are in C, against the public verbs header.
 //!
 //! Those in C have a folder each under `tests/`; `tests/common` is shared by all. Programs are
@@ -23,7 +23,7 @@ pub const ERRORS: &str = "errors";
 pub const REFUSALS: &str = "refusals";
 /// A program that watches a page of its own memory: `tests/watch`.
 pub const WATCH: &str = "watch";
-/// A program that takes a device at its word: `tests/promise`.
+/// A program that makes as many objects as a device claims to support: `tests/promise`.
 pub const PROMISE: &str = "promise";
 /// Threads that spin: `tests/spinners`.
 pub const SPINNERS: &str = "spinners";

@@ -34,7 +34,8 @@ impl Netns {
         Cmd::new("ip").args(["netns", "add", &name]).check()?;
         let netns = Self { name };
         netns.ip(&["link", "set", "lo", "up"])?;
-        // Addresses must be usable at once: no duplicate address detection on what comes.
+        // Addresses must be usable at once: no duplicate address detection on interfaces added
+        // later.
         for which in ["default", "all"] {
             netns.sysctl(&format!("net/ipv6/conf/{which}/accept_dad"), "0")?;
         }
@@ -157,7 +158,6 @@ pub struct NetPair {
 }
 
 impl NetPair {
-    /// Makes the pair with this interface MTU in bytes (4200 carries RoCE path MTU 4096).
     ///
     /// # Errors
     /// When `ip` refuses; what was made until then is removed.
@@ -170,7 +170,7 @@ impl NetPair {
     }
 }
 
-/// Removes namespaces of this harness whose maker is no more, with the processes in them.
+/// Removes namespaces of this harness whose maker has ended, with the processes in them.
 ///
 /// # Errors
 /// When the namespaces cannot be listed.
@@ -189,8 +189,8 @@ fn maker(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse().ok()
 }
 
-/// Deletes a namespace. Whatever still runs inside would keep it alive unnamed, so it is killed:
-/// nothing but this harness starts processes there.
+/// Deletes a namespace. Processes inside would keep it alive without a name, so they are killed:
+/// only this harness starts processes there.
 fn remove(name: &str) {
     // A drop cannot return an error; the next sweep removes what is left.
     let ip = |verb| Cmd::new("ip").args(["netns", verb, name]).for_cleanup().check();

@@ -1,4 +1,4 @@
-//! Debian packages that a run needs and the machine lacks.
+//! Debian packages that a run needs and the machine does not have.
 //!
 //! Root installs them. Other users download them together with the libraries they need,
 //! unpacks them under `target/cache/debs` and runs them from there.
@@ -149,7 +149,7 @@ pub fn unpack(deb: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// apt, with its own idea of what is installed and where its files lie.
+/// apt, with its own record of what is installed and where its files are.
 pub struct Apt {
     options: Vec<String>,
     /// Private lists are used after the system's turned out to be missing or out of date.
@@ -165,7 +165,7 @@ impl Apt {
         Self { options, private: paths::target().join("cache").join("apt") }
     }
 
-    /// apt that believes only `installed` to be there, so that a download is complete without
+    /// apt that regards only `installed` as installed, so that a download is complete apart from
     /// them: for a guest's file system.
     ///
     /// # Errors

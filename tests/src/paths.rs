@@ -34,7 +34,7 @@ pub fn cache(name: &str) -> Result<PathBuf> {
 /// How a scratch folder's name begins; the process id of its maker follows.
 const SCRATCH: &str = "rnic-test-";
 
-/// Removes scratch folders whose maker is no more.
+/// Removes scratch folders whose maker has ended.
 ///
 /// # Errors
 /// When the temporary folder cannot be listed.

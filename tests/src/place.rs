@@ -1,6 +1,6 @@
 //! Where an RDMA program runs: beside one of our daemons, or in a Linux guest with rxe.
 //!
-//! A dialogue of two programs ([`crate::programs`]) takes two places and does not know which.
+//! A dialogue of two programs ([`crate::programs`]) takes two places of any kind.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -232,8 +232,8 @@ fn gid_of_line(line: &str) -> Option<(u32, IpAddr)> {
     (kind.trim() != "RoCE v1").then_some((index.trim().parse().ok()?, gid.to_canonical()))
 }
 
-/// A place whose RDMA traffic goes over IPv6. TCP goes where it went: perftest and the pingpongs
-/// listen on IPv4 alone.
+/// A place whose RDMA traffic uses IPv6. TCP stays on IPv4: perftest and the pingpongs listen on
+/// IPv4 alone.
 pub struct OverV6<'a> {
     place: &'a dyn Place,
     gid_index: u32,

@@ -18,7 +18,7 @@ use crate::rxe::Guest;
 const SCRIPT: Duration = Duration::from_secs(60);
 /// How long a daemon may take until its socket is there, also in an emulated machine.
 const READY: Duration = Duration::from_secs(20);
-/// How long what it logged may be on its way.
+/// How long its log lines may take to arrive.
 const LOGGED: Duration = Duration::from_secs(5);
 /// Longer than any use of a daemon.
 const LIFE: Duration = Duration::from_secs(3600);
@@ -41,7 +41,7 @@ pub trait Shell: Sync {
         Ok(output.stdout)
     }
 
-    /// As [`Shell::check`], also after an interrupt: for what must be undone.
+    /// As [`Shell::check`], also after an interrupt: for cleaning up.
     ///
     /// # Errors
     /// As [`Shell::check`].

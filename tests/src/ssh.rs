@@ -12,11 +12,11 @@ use crate::paths::Scratch;
 use crate::place::Job;
 use crate::process::{Cmd, Output, Running, shell_code, wait_until};
 
-/// How long a host may take to let us in.
+/// How long logging in may take.
 const LOGIN: Duration = Duration::from_secs(20);
 /// How long a short command may take.
 const COMMAND: Duration = Duration::from_secs(30);
-/// How long after its limit the end of a remote command may take to arrive.
+/// How long the end of a remote command may be delayed beyond its limit.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The host to connect to.
@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Target {
     /// `[USER@]HOST` as ssh takes it.
     pub host: String,
-    /// Where ssh's own configuration does not say.
+    /// The port, unless ssh's own configuration is to choose.
     pub port: Option<u16>,
     /// Further options of ssh.
     pub options: Vec<String>,
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-/// A host that let us in; the connection ends on drop.
+/// A login; the connection ends on drop.
 pub struct Session {
     /// `ssh` over the master connection; the command is to be added.
     ssh: Cmd,
@@ -194,7 +194,7 @@ impl Drop for RemoteJob {
             return;
         }
         if let Some(pid) = program_output(&running.stdout()).0 {
-            // `timeout` leads a process group where it is not busybox's.
+            // `timeout` leads a process group, except busybox's.
             let kill = format!("kill -KILL -{pid} 2>/dev/null || kill -KILL {pid}");
             let ssh = self.ssh.clone().arg(in_shell(&kill));
             let _ = ssh.for_cleanup().limit(Duration::from_secs(5)).run();

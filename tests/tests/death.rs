@@ -1,4 +1,5 @@
-//! Applications, daemons and links that fail: what they leave behind, and which programs are told.
+//! Applications, daemons and links that fail: what they leave behind, and which programs learn of
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use system_tests::programs::{Dialogue, next_port};
 
 /// How long a daemon may take to clean up behind a client.
 const CLEANUP: Duration = Duration::from_secs(5);
-/// How long anything that shall happen may take.
+/// How long anything that is expected may take.
 const SOON: Duration = Duration::from_secs(10);
 /// Connections killed in a normal run, and in the long form (`RNIC_LONG=1`).
 const ROUNDS: (u64, u64) = (25, 1000);
@@ -65,7 +66,7 @@ fn streams(pair: &Pair, options: &str) -> Result<[Running; 2]> {
     Ok([left, right])
 }
 
-/// Messages that a stream has moved until now.
+/// Messages that a stream has moved so far.
 fn moved(stream: &Running) -> u64 {
     let text = stream.stdout();
     let last = text.lines().rev().find_map(|line| line.strip_prefix("moved "));
@@ -73,7 +74,7 @@ fn moved(stream: &Running) -> u64 {
 }
 
 #[test]
-fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
+fn only_the_peer_notices_a_killed_application() -> Result<()> {
     let Some(lab) = open("a_killed_application")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let before = [Census::of(&pair.left)?, Census::of(&pair.right)?];
@@ -86,7 +87,8 @@ fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
         victim.wait()?;
         let output = survivor.wait()?;
         let failure = output.stdout.lines().last().unwrap_or_default().to_owned();
-        // Told by the daemon, whose write found no process, or not at all, after all tries.
+        // Reported by the daemon, whose write found no process, or not at all: then all retries
+        // fail.
         let reasons = ["send REM_ACCESS_ERR", "send REM_OP_ERR", "send RETRY_EXC_ERR"];
         ensure!(reasons.iter().any(|reason| failure.contains(reason)), "{output}");
         // Eight tries, each given up between once and four times 67 ms.
@@ -101,14 +103,14 @@ fn a_killed_application_is_noticed_by_its_peer_and_nobody_else() -> Result<()> {
 }
 
 #[test]
-fn killed_at_any_moment_nothing_is_left() -> Result<()> {
+fn an_application_killed_at_any_moment_leaves_nothing() -> Result<()> {
     let Some(lab) = open("killed_at_any_moment")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let mut dice = Dice::new(7, Faults { corrupt: 1.0, ..Faults::NONE });
     for _ in 0..5 {
         one_death(&pair, &mut dice)?;
     }
-    // Caches are warm now; from here on nothing may grow.
+    // Caches are filled now; from here on nothing may grow.
     let before = [Census::at_rest(&pair.left, CLEANUP)?, Census::at_rest(&pair.right, CLEANUP)?];
     for round in 0..if long_form() { ROUNDS.1 } else { ROUNDS.0 } {
         one_death(&pair, &mut dice).with_context(|| format!("round {round}"))?;
@@ -121,7 +123,7 @@ fn killed_at_any_moment_nothing_is_left() -> Result<()> {
 /// Starts a transfer and kills one end, or both, at a random moment.
 fn one_death(pair: &Pair, dice: &mut Dice) -> Result<()> {
     let (to, port) = (pair.left.address(), next_port());
-    // A lost peer is given up after a few milliseconds.
+    // A lost peer is detected after a few milliseconds.
     let left = victim(&pair.left, &format!("-p {port} -T 8 -r 1 stream"))?;
     let right = victim(&pair.right, &format!("-p {port} -T 8 -r 1 stream {to}"))?;
     let chance = dice.roll().flipped_bit.unwrap_or_default();
@@ -135,7 +137,7 @@ fn one_death(pair: &Pair, dice: &mut Dice) -> Result<()> {
     survivor_ends(second)
 }
 
-/// A survivor that was connected ends by itself; one that was not waits for a call in vain.
+/// A connected survivor ends by itself; one that was not connected waits for a call for ever.
 fn survivor_ends(mut survivor: Running) -> Result<()> {
     let patience = Instant::now() + Duration::from_secs(1);
     while survivor.try_status()?.is_none() {
@@ -150,7 +152,7 @@ fn survivor_ends(mut survivor: Running) -> Result<()> {
 }
 
 #[test]
-fn an_application_that_leaves_without_a_word() -> Result<()> {
+fn an_application_that_exits_without_destroying_anything() -> Result<()> {
     let Some(lab) = open("an_application_that_leaves")? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 1500)?;
     let before = [Census::of(&pair.left)?, Census::of(&pair.right)?];
@@ -221,7 +223,7 @@ fn a_process_without_its_main_thread_goes_on() -> Result<()> {
 }
 
 /// `victim wait`: a thread in `ibv_get_cq_event`, one in `ibv_get_async_event`, one that polls.
-fn told_of_the_daemons_death(output: &str) -> Result<()> {
+fn learned_of_the_daemons_death(output: &str) -> Result<()> {
     for line in ["ibv_get_cq_event returned", "event DEVICE_FATAL", "flushed 4 receives", "closed"]
     {
         ensure!(output.contains(line), "no {line:?} in:\n{output}");
@@ -230,7 +232,7 @@ fn told_of_the_daemons_death(output: &str) -> Result<()> {
 }
 
 #[test]
-fn a_killed_daemon_leaves_nobody_hanging() -> Result<()> {
+fn a_killed_daemon_ends_every_wait_of_its_clients() -> Result<()> {
     let Some(lab) = open("a_killed_daemon")? else { return Ok(()) };
     let mut node = single_node(&lab)?;
     let mut waiting = victim(&node, "wait")?;
@@ -240,10 +242,10 @@ fn a_killed_daemon_leaves_nobody_hanging() -> Result<()> {
     node.daemon = node.daemon.kill_and_restart(Dist::get()?, &Spec::new(Io::Loopback))?;
     let output = waiting.wait()?;
     let took = killed.elapsed();
-    told_of_the_daemons_death(&output.stdout)?;
+    learned_of_the_daemons_death(&output.stdout)?;
     ensure!(output.success(), "{output}");
     ensure!(took < Duration::from_secs(1), "told only after {took:?}");
-    // The next one has taken over the socket that the first left behind.
+    // The next daemon has taken over the socket that the first one left behind.
     let output = victim(&node, "fork")?.wait()?;
     ensure!(output.success(), "{output}");
     node.stop()?;
@@ -260,7 +262,7 @@ fn a_stopped_daemon_ends_in_order_and_tells_its_clients() -> Result<()> {
     node.stop()?;
     ensure!(!socket.exists(), "the socket stays");
     let output = waiting.wait()?;
-    told_of_the_daemons_death(&output.stdout)?;
+    learned_of_the_daemons_death(&output.stdout)?;
     ensure!(output.success(), "{output}");
     Ok(())
 }
@@ -314,10 +316,10 @@ fn network_changes(test: &str, io: Io) -> Result<()> {
     survives(&pair, &right, "the MTU was lowered", &mtu("900"), moment, &mtu("1500"))?;
 
     let to = "10.77.0.2";
-    let nobody =
+    let absent =
         ["neigh", "replace", to, "lladdr", "02:00:00:00:00:99", "dev", dev, "nud", "permanent"];
     let forget = ["neigh", "del", to, "dev", dev];
-    survives(&pair, &right, "the neighbour was somebody else", &nobody, moment, &forget)?;
+    survives(&pair, &right, "the neighbour had another MAC address", &absent, moment, &forget)?;
 
     drop((left, right));
     pair.stop()
@@ -343,7 +345,7 @@ fn a_killed_daemon_is_noticed_by_the_other_host() -> Result<()> {
     pair.left.daemon = pair.left.daemon.kill_and_restart(Dist::get()?, &spec)?;
     let output = right.wait()?;
     ensure!(output.stdout.contains("RETRY_EXC_ERR"), "{output}");
-    // Nothing of the dead daemon's XDP program or sockets is in the way of its successor.
+    // The dead daemon's XDP program and sockets do not obstruct the next daemon.
     Dialogue::new("checker -n 200").run(&pair.left, &pair.right)?;
     pair.stop()
 }

@@ -1,7 +1,7 @@
-//! Every mistake an application can make, and what the verbs say to it.
+//! Every mistake that an application can make, and what the verbs return for it.
 //!
-//! `tests/errors` makes one mistake per run and prints what came back; the table here says what
-//! must come back: the errno of a verb, or completion statuses, QP states and async events.
+//! `tests/errors` makes one mistake per run and prints the result; the table here has the expected
+//! result: the errno of a verb, or completion statuses, QP states and async events.
 
 use anyhow::{Context, Result, ensure};
 use system_tests::daemon::{Daemon, Io, Spec};
@@ -10,7 +10,7 @@ use system_tests::lab::{Lab, Need};
 use system_tests::native;
 use system_tests::place::{Host, Node, Place};
 
-/// A mistake and its consequence; `|` separates consequences of which any is right.
+/// A mistake and its consequence; `|` separates consequences each of which is right.
 type Row = (&'static str, &'static str);
 
 /// Refused by `ibv_post_send` and `ibv_post_recv`, or flushed.
@@ -106,7 +106,7 @@ const RECEIVER: &str = "send REM_OP_ERR, receive LOC_PROT_ERR, states ERR ERR, e
 const TOO_LONG: &str = "send REM_INV_REQ_ERR, receive LOC_LEN_ERR, states ERR ERR, events none";
 const NOT_READY: &str = "send RNR_RETRY_EXC_ERR, receive none, states ERR RTS, events none";
 
-/// Found while the work is done.
+/// Found while the request is executed.
 const WIRE: [Row; 38] = [
     ("no_mistake", FINE),
     ("lkey_random", LOCAL),
@@ -168,7 +168,7 @@ const BREAKING: [Row; 13] = [
     ("keys_are_not_used_again", "0 of 299 registrations had the first one's key"),
 ];
 
-/// What is unusual, and right.
+/// Unusual but correct use.
 const USING: [Row; 9] = [
     ("armed_in_a_walk", "OK"),
     ("reset_and_destroyed_in_a_walk", "OK OK, then ENOENT"),

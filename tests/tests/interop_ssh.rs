@@ -1,5 +1,5 @@
-//! The suite of `cargo xtask interop`, against the guest in the place of a host with a card: all
-//! that the suite knows of it, it learns over ssh.
+//! The suite of `cargo xtask interop`, with a guest instead of a host with a card: the suite learns
+//! everything about it over ssh.
 
 use anyhow::{Result, ensure};
 use system_tests::interop::card::{self, Options};

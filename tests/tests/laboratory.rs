@@ -48,8 +48,8 @@ fn both_ends_are_reached_by_ipv4_and_ipv6_at_once() -> Result<()> {
 }
 
 #[test]
-fn commands_run_where_and_as_whom_they_should() -> Result<()> {
-    let name = "commands_run_where_and_as_whom_they_should";
+fn commands_run_in_their_namespace_and_as_their_user() -> Result<()> {
+    let name = "commands_run_in_their_namespace_and_as_their_user";
     let Some(_lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
     let netns = Netns::new("who")?;
     let report = "id -u; ip -o link | wc -l; taskset -cp $$; echo $$";

@@ -11,8 +11,8 @@ use system_tests::place::{Host, Node};
 /// What `fi_getinfo` says when no device serves: -FI_ENODATA.
 const NO_DATA: i32 = 61;
 
-/// Its provider needs the connection manager, which there is not: no device is right, a crash is
-/// not.
+/// Its provider needs the connection manager, which does not exist yet: to report no device is
+/// right, to crash is not.
 #[test]
 fn fi_info_finds_a_device_that_it_cannot_connect_by() -> Result<()> {
     let name = "fi_info_finds_a_device_that_it_cannot_connect_by";

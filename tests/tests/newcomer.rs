@@ -11,7 +11,7 @@ use system_tests::paths::Scratch;
 use system_tests::place::Host;
 use system_tests::process::{Cmd, Output, User};
 
-/// An error must fail, name the culprit, fit on a screen, and be no crash.
+/// An error must fail, name the cause, fit on a screen, and not be a crash.
 fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
     let said = format!("{}{}", output.stdout, output.stderr);
     ensure!(!output.success(), "it must fail: {output}");

@@ -10,7 +10,8 @@ use system_tests::programs::{Dialogue, perftest};
 
 const PROGRAMS: [&str; 1] = ["ib_write_bw"];
 
-/// Of one program; the slowest takes some seconds, on a machine with other work ten times as long.
+/// Limit of one program. The slowest takes some seconds, with other work on the machine ten times
+/// as long.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A line of perftest and the number of rows of its table.
@@ -48,7 +49,7 @@ const LATENCY: [Case; 7] = [
     ("ib_send_lat -s 220 -n 500 -I 220", 1),
 ];
 
-/// Messages of as many packets as there are; only in the long form.
+/// Messages of the largest possible number of packets; only in the long form.
 const LARGEST: [Case; 1] = [("ib_write_bw -a -n 10 -m 256", 23)];
 
 const ATOMIC: [Case; 3] = [
@@ -57,7 +58,7 @@ const ATOMIC: [Case; 3] = [
     ("ib_atomic_lat -n 500", 1),
 ];
 
-/// The few that show that another packet I/O or address family carries everything.
+/// A few cases that show that another packet I/O or address family works.
 const SHORT: [Case; 5] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
     ("ib_read_bw -s 65536 -n 200 -m 4096", 1),

@@ -12,7 +12,7 @@ const PROGRAMS: [&str; 2] = ["ibv_rc_pingpong", "ibv_devinfo"];
 /// The path MTU, and the interface MTU that carries it with headers.
 const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
 
-/// Runs a pingpong with checked data and compares what it says it moved.
+/// Runs a pingpong with checked data and compares the amount that it reports.
 fn exchange(pair: &Pair, program: &str, mtu: u32, size: u64) -> Result<()> {
     let line = format!("{program} -c -m {mtu} -s {size} -n 500");
     let transcript = Dialogue::new(&line).run(&pair.left, &pair.right)?;
@@ -74,7 +74,7 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         "4096 (5)",
         "Ethernet",
         "::ffff:10.77.0.1",
-        // Nothing is promised that does not exist.
+        // The device claims no feature that it does not have.
         "max_ah: 0",
         "uc_odp_caps: NO SUPPORT",
         "ud_odp_caps: NO SUPPORT",
@@ -85,7 +85,7 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
 }
 
 #[test]
-fn completion_timestamps_and_the_clock_of_the_device_are_one() -> Result<()> {
+fn completion_timestamps_agree_with_the_clock_of_the_device() -> Result<()> {
     let name = "completion_timestamps";
     let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(native::victim()?);
@@ -93,6 +93,6 @@ fn completion_timestamps_and_the_clock_of_the_device_are_one() -> Result<()> {
     let gid = pair.left.gid_index().to_string();
     let cmd = pair.left.cmd(VICTIM)?.args(["-d", pair.left.device(), "-g", &gid, "clock"]);
     let output = cmd.run()?;
-    ensure!(output.success() && output.stdout.contains("the clocks are one"), "{output}");
+    ensure!(output.success() && output.stdout.contains("the clocks agree"), "{output}");
     pair.stop()
 }

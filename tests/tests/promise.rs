@@ -1,4 +1,4 @@
-//! What a device promises to a program is what the program gets.
+//! A program can make as many objects as the device claims to support.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +10,7 @@ use system_tests::native;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
 
-/// A user's limits, in the order of the program's lines.
+/// A user's limits, in the order of the program's output.
 const LIMITS: &str = "[quota]\nqps = 10000\ncqs = 3000\npds = 200\n";
 const GIVEN: [u32; 3] = [10_000, 3_000, 200];
 
@@ -22,8 +22,8 @@ fn number(line: &str, word: &str) -> Result<u32> {
 }
 
 #[test]
-fn as_many_objects_as_are_promised_can_be_made_in_seconds() -> Result<()> {
-    let name = "as_many_objects_as_are_promised_can_be_made_in_seconds";
+fn as_many_objects_as_the_device_claims_can_be_made_in_seconds() -> Result<()> {
+    let name = "as_many_objects_as_the_device_claims_can_be_made_in_seconds";
     let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(native::promise()?);
     let scratch = Scratch::new("promise")?;
@@ -40,7 +40,7 @@ fn as_many_objects_as_are_promised_can_be_made_in_seconds() -> Result<()> {
     ensure!(lines.len() == GIVEN.len(), "{text}");
     for (line, given) in lines.iter().zip(GIVEN) {
         ensure!(number(line, "promised")? == given && number(line, "given")? == given, "{line}");
-        // A second or two; it is a matter of the machine, but never of minutes.
+        // A second or two is usual; minutes would be a fault on any machine.
         ensure!(number(line, "made in")? < 30 && number(line, "destroyed in")? < 30, "{line}");
     }
     node.stop()?;

@@ -28,7 +28,7 @@ fn unprivileged() -> Option<User> {
     is_root().then_some(User::NOBODY)
 }
 
-/// A folder with an installation and with a runtime folder that is a user's own.
+/// A folder with an installation and with a user's own runtime folder.
 fn new_home() -> Result<Scratch> {
     let home = Scratch::new("home")?;
     Dist::get()?.copy_to(&home.join("dist"))?;
@@ -175,7 +175,7 @@ fn pid_namespaces_that_share_a_runtime_folder_have_a_daemon_each() -> Result<()>
     end(&found)
 }
 
-/// Ends a private daemon that would else wait for a client for some seconds more.
+/// Ends a private daemon that would otherwise wait some seconds more for a client.
 fn end(status: &Value) -> Result<()> {
     let pid = status["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     Ok(kill_process(pid.context("no process")?, Signal::TERM)?)

@@ -1,5 +1,5 @@
-//! Every byte and completion over a link that loses, doubles, reorders and damages packets, and
-//! every packet as others see it.
+//! Every byte and completion over a link that loses, duplicates, reorders and corrupts packets,
+//! with every packet checked by other software.
 //!
 //! The link's captures hold what each daemon sent before any fault. Tshark dissects each frame,
 //! and an ICRC that shares no code with ours is computed for it.
@@ -23,7 +23,7 @@ use system_tests::place::{Host, Node, OverV6};
 use system_tests::process::Cmd;
 use system_tests::programs::Dialogue;
 
-/// Local ACK timeout 2^15 x 4.096 us = 134 ms, seven retries: patience enough for a busy machine.
+/// Local ACK timeout 2^15 x 4.096 us = 134 ms, seven retries: enough for a busy machine.
 const CHECKER: &str = "checker -n 400 -T 15 -s 0,1,63,64,1023,1024,1025,3000,16391,65536";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,8 @@ fn over(lab: Option<Lab>, io: Io, path_mtu: u32, version: Version) -> Result<()>
     Ok(())
 }
 
-/// For a failure: what the link did, what the daemons counted, and captures that stay.
+/// Diagnostics of a failure: what the link did, what the daemons counted, and captures that are
+/// kept.
 fn what_happened(nodes: &[Node; 2], report: &LinkReport) -> String {
     let kept = paths::cache("rough-link").and_then(|folder| {
         for capture in &report.captures {
@@ -90,7 +91,7 @@ fn counters_of(nodes: [&Node; 2]) -> String {
     format!("left:  {left}\nright: {right}")
 }
 
-/// The daemon does what it was asked for and nothing else.
+/// Checks that the daemon uses the packet I/O that it was started with.
 fn no_fallback(nodes: &[Node; 2], io: Io) -> Result<()> {
     for node in nodes {
         let status = ask(node, "status")?;
@@ -122,7 +123,7 @@ fn faults_were_felt(nodes: &[Node; 2], report: &LinkReport) -> Result<()> {
     Ok(())
 }
 
-/// What the link saw is what the daemon counted, and every frame's ICRC is right.
+/// Checks that the link saw what the daemon counted, and that every frame's ICRC is right.
 fn frames_are_the_daemons(node: &Node, capture: &Path) -> Result<()> {
     let mut frames = 0;
     let mut reader = PcapReader::new(File::open(capture)?)?;
@@ -138,10 +139,10 @@ fn frames_are_the_daemons(node: &Node, capture: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every frame is RoCEv2 to tshark, and none is malformed.
+/// Checks that every frame is RoCEv2 to tshark, and none malformed.
 fn tshark_agrees(lab: &Lab, capture: &Path) -> Result<()> {
-    // Its RPC-over-RDMA dissector takes some payloads for its own; others it takes for an EtherType
-    // and a packet of that kind. What it makes of a payload says nothing about the frame.
+    // Tshark takes some payloads for RPC over RDMA, and others for an EtherType with a packet of
+    // that kind. How it dissects a payload says nothing about the frame.
     const BAD: &str = "!infiniband.bth || (_ws.malformed && !infiniband.rwh.etype)";
     let bad = Cmd::new(lab.tools.program("tshark")?)
         .arg("-r")
@@ -184,9 +185,9 @@ fn af_xdp_at_the_largest_path_mtu() -> Result<()> {
     )
 }
 
-/// One atomic, then as many packets as there are PSNs, and 4 GiB with them, in each direction: what
-/// a responder remembers of the atomic must not be in the way of what is acknowledged, and its PSN
-/// is another packet's in the end. Each daemon loses some of what arrives.
+/// One atomic, then a message for every PSN (and 4 GiB with them), in each direction: the
+/// responder's record of the atomic must not disturb later acknowledgements, after its PSN was used
+/// again by another packet. Each daemon loses some of what arrives.
 #[test]
 fn every_psn_twice_after_one_atomic() -> Result<()> {
     const MESSAGE: u64 = 65_536;
@@ -203,8 +204,8 @@ fn every_psn_twice_after_one_atomic() -> Result<()> {
             .check()?;
     }
     let messages = packets / (MESSAGE / PATH_MTU);
-    // There is always a later packet that tells of a loss: the timeout, 1 s, is for a machine that
-    // is so busy that a daemon does not run.
+    // A later packet always reveals a loss. The timeout of 1 s is for a machine so busy that a
+    // daemon does not run.
     let line = format!(
         "checker -m {PATH_MTU} -s {MESSAGE} -n {messages} --first fadd -o send,write -q 32 -T 18"
     );
@@ -224,7 +225,7 @@ fn every_psn_twice_after_one_atomic() -> Result<()> {
     Ok(())
 }
 
-/// Queue pairs of one device have no link that a test could sit on: the daemon itself injects the
+/// Queue pairs of one device have no link that a test could disturb: the daemon itself injects the
 /// same mixture of faults, by `rnic fault`.
 #[test]
 fn loopback() -> Result<()> {

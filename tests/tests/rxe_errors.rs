@@ -1,4 +1,5 @@
-//! What can be refused, between our NIC and Linux's rxe: the completion status on either side.
+//! Requests that are refused, between our NIC and Linux's rxe: the completion status on either
+//! side.
 
 use anyhow::Result;
 use system_tests::daemon::Io;

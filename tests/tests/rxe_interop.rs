@@ -1,5 +1,5 @@
-//! Our NIC against Linux's rxe in an emulated machine: programs of others, and the checker on both
-//! ends.
+//! Our NIC against Linux's rxe in an emulated machine: third-party programs, and the checker on
+//! both ends.
 
 use anyhow::{Result, ensure};
 use system_tests::daemon::Io;
@@ -25,7 +25,7 @@ fn every_program_over_every_wire() -> Result<()> {
     finish(&peer, &outcomes)
 }
 
-/// What the other kinds of packet I/O have of their own is how frames enter and leave.
+/// Kinds of packet I/O differ only in how frames enter and leave.
 #[test]
 fn the_checker_over_every_packet_io() -> Result<()> {
     let Some(lab) = open("the_checker_over_every_packet_io")? else { return Ok(()) };
@@ -37,7 +37,7 @@ fn the_checker_over_every_packet_io() -> Result<()> {
         (Io::Udp, Wire { v6: false, path_mtu: 4096 }),
         (Io::AfXdp, Wire { v6: true, path_mtu: 1024 }),
     ];
-    // Each of them, both versions of IP and both path MTUs are in two of these.
+    // These two have both versions of IP and both path MTUs.
     for (io, wire) in if long_form() { &all[..] } else { &all[..2] }.iter().copied() {
         let nic = peer.nic(io, &[])?;
         let interop = InteropRun::new(&nic, &peer.guest)?;
@@ -50,8 +50,8 @@ fn the_checker_over_every_packet_io() -> Result<()> {
 
 /// Early retransmissions, credits and marked packets do not disturb rxe.
 #[test]
-fn the_checker_with_the_habits_of_connectx() -> Result<()> {
-    let Some(lab) = open("the_checker_with_the_habits_of_connectx")? else { return Ok(()) };
+fn the_checker_with_the_behaviour_of_connectx() -> Result<()> {
+    let Some(lab) = open("the_checker_with_the_behaviour_of_connectx")? else { return Ok(()) };
     let peer = RxePeer::boot(&lab)?;
     let nic = peer.nic(Io::AfPacket, &["--profile", "connectx"])?;
     let devices = ask(&nic, "devices")?;

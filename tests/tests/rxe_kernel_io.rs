@@ -31,7 +31,7 @@ for side in left right; do
 done
 ";
 
-/// Packet I/O and further arguments of a daemon, and what it calls that.
+/// Packet I/O, further arguments of a daemon, and how the daemon describes it.
 type Kind = (Io, &'static str, &'static str);
 
 const UDP: Kind = (Io::Udp, "", "udp");
@@ -49,7 +49,7 @@ const WIRES: [(u32, &[[Kind; 2]]); 2] = [
 /// Both directions carry data that the receiver compares.
 const PROGRAM: &str = "ibv_rc_pingpong -c -s 65536 -n 100";
 
-/// Counters of what may not happen on a wire that loses nothing.
+/// Counters that must stay 0 on a link that loses nothing.
 const FAULTS: [&str; 3] = ["link_tx_errors", "link_rx_malformed", "link_rx_errors"];
 
 #[test]
@@ -108,7 +108,7 @@ impl Table<'_> {
         RemoteDaemon::start(&self.node(side), &self.home, Path::new(folder), (io, extra))
     }
 
-    /// Two programs move data, and the daemons say what they do it with.
+    /// Two programs move data, and the daemons report which packet I/O they use.
     fn converse(&self, kinds: [Kind; 2]) -> Result<()> {
         let (left, right) = (self.daemon(0, kinds[0])?, self.daemon(1, kinds[1])?);
         let done = Dialogue::new(PROGRAM).run(left.player(), right.player());
@@ -124,7 +124,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// On what counts as hardware here AF_XDP is impossible at this MTU, and rxe has the port.
+    /// On this machine's interface AF_XDP is impossible at this MTU, and rxe has the UDP port.
     fn falls_back_beside_rxe(&self) -> Result<()> {
         let node = RemoteNode { netns: None, ..self.node(0) };
         let folder = Path::new("/run");
@@ -135,7 +135,7 @@ impl Table<'_> {
             .try_for_each(|text| daemon.expect(text))
     }
 
-    /// What this kernel cannot do is refused with the way out.
+    /// The daemon refuses what this kernel cannot do, and says what to do instead.
     fn refuses(&self, kind: Kind, advice: &str) -> Result<()> {
         let error = self.daemon(0, kind).err().map(|error| format!("{error:#}"));
         let error = error.with_context(|| format!("{} works at this MTU", kind.2))?;

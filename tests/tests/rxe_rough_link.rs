@@ -1,5 +1,5 @@
 //! Programs and checker against Linux's rxe over a link that loses and reorders packets in both
-//! directions: everything completes, no byte is wrong, no completion is lost or doubled.
+//! directions: everything completes, no byte is wrong, no completion is lost or duplicated.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -58,8 +58,8 @@ fn nothing_is_lost_or_doubled_between_rxe_and_us() -> Result<()> {
     let nic = Node::new(daemon, Host::at_end(&path.left, &lab.tools), Dist::get()?);
     let interop = InteropRun::new(&nic, &path.guest)?.over_a_lossy_link();
     let mut outcomes = Vec::new();
-    // The checker looks at every byte and completion; the programs, each as server and as client,
-    // only come to their ends, and one kind of packets is enough for that.
+    // The checker verifies every byte and completion. The programs, each as server and as client,
+    // only have to end, so one kind of packets is enough for them.
     for (nth, wire) in wires().into_iter().enumerate() {
         outcomes.extend(interop.run(cases::ROUGH_CHECKER, wire)?);
         if nth == 0 || long_form() {

@@ -1,4 +1,4 @@
-//! Programs whose registered memory the daemon maps: every byte, and that it really is so.
+//! Programs whose registered memory the daemon maps: every byte is checked, and that it is mapped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -45,14 +45,14 @@ impl Place for Sharing<'_> {
     }
 }
 
-/// What memory the regions of a daemon are in.
+/// The kind of memory of each region of a daemon.
 fn kinds(node: &Node) -> Result<Vec<String>> {
     let regions = inspect::ask(node, "mr")?;
     let kinds = regions.as_array().into_iter().flatten().map(|mr| mr["memory"].as_str());
     kinds.map(|kind| kind.map(str::to_owned).ok_or_else(|| anyhow!("{regions:#}"))).collect()
 }
 
-/// Runs a dialogue, and returns what a daemon had when it had most.
+/// Runs a dialogue, and returns the memory of a daemon's regions when it had most of them.
 fn watched(dialogue: &Dialogue, ends: [&dyn Place; 2], node: &Node) -> Result<Vec<String>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn every_byte_between_two_daemons() -> Result<()> {
     let seen = watched(&Dialogue::new(CHECKER), [&left, &right], &pair.right)?;
     ensure!(seen == vec!["shared"; REGIONS], "memory of the regions: {seen:?}");
     before.returns(&pair.right, Duration::from_secs(10))?;
-    // With one that does not share.
+    // The peer does not share its memory.
     Dialogue::new("checker -m 1024 -n 200").run(&pair.left, &right)?;
     pair.stop()
 }
@@ -110,8 +110,8 @@ fn every_byte_between_programs_of_one_daemon() -> Result<()> {
 }
 
 #[test]
-fn a_daemon_that_maps_nothing_is_used_as_ever() -> Result<()> {
-    let name = "a_daemon_that_maps_nothing_is_used_as_ever";
+fn a_daemon_that_maps_no_memory_still_serves_programs() -> Result<()> {
+    let name = "a_daemon_that_maps_no_memory_still_serves_programs";
     let Some(lab) = open(name)? else { return Ok(()) };
     let net = NetPair::new(1500)?;
     let dist = Dist::get()?;

@@ -1,4 +1,4 @@
-//! Programs whose threads spin starve neither the engine nor the control socket nor each other.
+//! Programs whose threads spin leave time for the engine, the control socket and each other.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use system_tests::place::{Host, Job, Node, Place};
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::{Dialogue, pingpong};
 
-/// Attempts on a machine that others use too: one of them counts.
+/// Attempts on a machine that may have other work.
 const ROUNDS: usize = 3;
 
 /// The number before (`after` is false) or behind a word.
@@ -23,7 +23,7 @@ fn number(line: &str, word: &str, after: bool) -> Result<f64> {
     Ok(found.with_context(|| format!("no number at {word:?}: {line}"))?.parse()?)
 }
 
-/// What a number of threads reached.
+/// The result of a number of threads.
 struct Reached {
     reads: f64,
     /// Microseconds.
@@ -39,14 +39,14 @@ fn reached(text: &str, threads: u32) -> Result<Reached> {
     Ok(Reached { reads: number(lines[at], "READs/s", false)?, control })
 }
 
-/// Of what two threads read, what 256 do at least.
+/// 256 threads must make at least this share of the READs of two threads.
 const LEAST_SHARE: f64 = 0.25;
-/// What half of the control calls take beside them at most, in microseconds: some slices.
+/// The largest median time of a control call beside them, in microseconds: several time slices.
 const CONTROL_LIMIT: f64 = 20_000.0;
 
 #[test]
-fn threads_that_spin_starve_nobody() -> Result<()> {
-    let name = "threads_that_spin_starve_nobody";
+fn threads_that_spin_do_not_starve_the_engine() -> Result<()> {
+    let name = "threads_that_spin_do_not_starve_the_engine";
     let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(native::spinners()?);
     let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
@@ -69,7 +69,7 @@ fn threads_that_spin_starve_nobody() -> Result<()> {
     anyhow::bail!("256 threads starve the engine or the control socket:\n{said}")
 }
 
-/// A node whose programs are in a session of their own, as those of another terminal are.
+/// A node whose programs run in a session of their own, like those of another terminal.
 struct Apart<'a>(&'a Node);
 
 impl Place for Apart<'_> {
@@ -108,9 +108,9 @@ fn computing(lab: &Lab) -> Result<Running> {
     Ok(running)
 }
 
-/// Round trips in the time of one slice, which each would take otherwise.
+/// Round trips in one time slice, which each round trip would take if yielding had no effect.
 const LEAST_ROUND_TRIPS: f64 = 3.0;
-/// The usual slice of the scheduler, in microseconds.
+/// The scheduler's usual time slice, in microseconds.
 const SLICE: f64 = 2800.0;
 
 #[test]
@@ -124,7 +124,7 @@ fn programs_of_another_session_poll_beside_processes_that_compute() -> Result<()
     }
     lab.tools = lab.tools.clone().with_built(native::spinners()?);
     let mut pair = lab.pair(Io::Udp, 1500)?;
-    // Where users leave it to the scheduler.
+    // As for users, the scheduler chooses the CPUs.
     for node in [&mut pair.left, &mut pair.right] {
         node.host.cpu = None;
     }

@@ -1,6 +1,6 @@
 /* A setuid-root program that any user may run. It watches one of its own pages for a moment.
  *
- * A client of the daemon registers this very address, then becomes this program while a peer
+ * A client of the daemon registers this very address, then execs this program while a peer
  * writes to it. The page is root's now and must not change. */
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,9 @@
-//! `cargo xtask budget`: instructions that the engine's hot paths take, held against a file.
+//! `cargo xtask budget`: counts the instructions of the engine's hot paths and compares them with a
+//! file.
 //!
-//! Instructions are counted by callgrind, so the numbers do not depend on what else the machine
-//! does. Only lines of our own sources count: copying payload and computing CRCs is other people's
-//! code and depends on the processor.
+//! callgrind counts the instructions, so the numbers do not depend on the machine's other work.
+//! Only lines of our own sources count: copying payload and computing CRCs is done by other
+//! libraries and depends on the processor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -59,7 +60,7 @@ pub(crate) fn run(write: bool) -> Result<()> {
     Ok(())
 }
 
-/// The budget, without counting anew.
+/// The budget as it is in the file.
 pub(crate) fn recorded() -> Result<Counts> {
     let file = file();
     let text = fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
@@ -114,7 +115,7 @@ fn count(program: &Path, case: &str, side: &str) -> Result<u64> {
     Ok(ours / MESSAGES)
 }
 
-/// Instructions of lines of our sources in callgrind's profile.
+/// Instructions of our own source lines in callgrind's profile.
 ///
 /// A line of the profile is a position and a count; the source file is the last that `fl=`, `fi=`
 /// or `fe=` named. The line after `calls=` is what a call cost, which its callee counts already.

@@ -1,9 +1,9 @@
 //! `cargo xtask compliance`: every rule of `docs/compliance.md` has a place in the engine, and a
 //! test that fails when the engine does not keep it.
 //!
-//! The mutations that break a rule, or are a bug, are files beside the tests. One build of a copy
-//! of the engine with all of them is enough: an environment variable chooses one for one run of a
-//! test.
+//! A mutation breaks a rule, or is a bug. Mutations are files beside the tests. All of them are
+//! built into one copy of the engine; an environment variable switches on one of them for a run of
+//! a test.
 
 mod mutations;
 mod run;
@@ -54,10 +54,10 @@ const BUILD_LIMIT: Duration = Duration::from_secs(900);
 /// Millions of worlds.
 const WALK_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Any text; chooses another twenty than those of this commit.
+/// Any text: chooses another twenty than the commit does.
 const SEED: &str = "RNIC_COMPLIANCE_SEED";
 
-/// As part of all tests: a choice, or everything in the long form.
+/// The stage of `cargo xtask test`: a choice, or everything in the long form.
 pub(crate) fn stage(long: bool) -> Result<()> {
     run(&Options { all: long, bugs: long, ..Options::default() })
 }
@@ -92,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The walk of the engine as it is, optimized because there may be many seeds.
+/// The random walk of the unchanged engine, optimized because there may be many seeds.
 fn walk(seeds: u64) -> Result<()> {
     let test =
         || cargo().args(["test", "--quiet", "--release", "-p", "rnic-sim", "--test", "faults"]);
@@ -105,7 +105,7 @@ fn walk(seeds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Rules: the document against the citations in the code and against the mutations.
+/// Checks the document's rules against the citations in the code and against the mutations.
 fn rules(table: &Table, source: &Source, mutations: &Mutations) -> Vec<String> {
     let mut faults = Vec::new();
     for row in &table.rules {
@@ -129,7 +129,7 @@ fn rules(table: &Table, source: &Source, mutations: &Mutations) -> Vec<String> {
     faults
 }
 
-/// Bugs: the document against the mutations.
+/// Checks the document's bugs against the mutations.
 fn bugs(table: &Table, mutations: &Mutations) -> Vec<String> {
     let mut faults = Vec::new();
     for row in &table.bugs {
@@ -161,8 +161,8 @@ fn cases<'a>(options: &Options, table: &'a Table) -> Result<Vec<&'a table::Row>>
     Ok(choice(&seed, table.rules.iter().chain(&table.bugs).collect()))
 }
 
-/// The commit, so that a change meets the same rules whenever it is tested, unless the environment
-/// says otherwise. Sources without a repository are always tested for the same.
+/// Seeds the choice with the commit, so that a change meets the same rules whenever it is tested,
+/// unless the environment says otherwise. Sources without a repository always have the same seed.
 fn seed() -> String {
     std::env::var(SEED).unwrap_or_else(|_| {
         let commit = Cmd::new("git").dir(paths::repository()).args(["rev-parse", "HEAD"]).run();
@@ -170,7 +170,7 @@ fn seed() -> String {
     })
 }
 
-/// A random few, whatever their order in the document.
+/// A random few, independent of their order in the document.
 fn choice<'a>(seed: &str, mut rows: Vec<&'a table::Row>) -> Vec<&'a table::Row> {
     rows.sort_by_cached_key(|row| hash(seed.bytes().chain(row.name.bytes())));
     rows.truncate(PER_RUN);
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(chosen("one").len(), PER_RUN);
         assert_eq!(chosen("one"), chosen("one"));
         assert_ne!(chosen("one"), chosen("two"));
-        // Sooner or later everything has its turn.
+        // After enough commits, every rule was chosen.
         let seeds = (0..200).map(|seed| chosen(&seed.to_string()));
         let met: BTreeSet<_> = seeds.flatten().collect();
         assert_eq!(met.len(), rows().len());

@@ -16,7 +16,7 @@ use system_tests::place::{Host, Node, Place};
 use system_tests::process::is_root;
 use system_tests::programs::{Dialogue, iperf3, perftest, pingpong, qperf};
 
-/// What a program's output means.
+/// What the number in a program's output means.
 #[derive(Clone, Copy, PartialEq)]
 enum Quantity {
     /// Bytes per second.
@@ -89,7 +89,7 @@ struct Tcp {
 pub(crate) fn run() -> Result<()> {
     let began = Instant::now();
     let tools = provide()?;
-    eprintln!("building (release)");
+    eprintln!("building the optimized programs: some minutes the first time");
     let dist = Dist::release()?;
     let (columns, tcp) = if is_root() {
         netns::sweep()?;
@@ -100,7 +100,8 @@ pub(crate) fn run() -> Result<()> {
         (vec![on_loopback(dist, &tools)?], tcp_on_loopback(&tools)?)
     };
     print!("{}", table(&columns, &tcp));
-    println!("all of it took {:.0} s", began.elapsed().as_secs_f64());
+    println!("\n\"vs TCP\": how many times as fast as TCP, or how many times shorter the latency");
+    println!("done in {:.0} s", began.elapsed().as_secs_f64());
     let failures = columns.iter().flat_map(|column| &column.cells).filter(|c| c.is_err()).count();
     if failures > 0 {
         bail!("{failures} programs failed");
@@ -158,7 +159,7 @@ fn show(io: Io, server: &Node, client: &Node) -> Result<Column> {
     Ok(Column { title: io.as_str(), cells })
 }
 
-/// TCP gets a fresh pair: an XDP program that was attached takes offloads from the peer.
+/// TCP gets a fresh pair: attaching an XDP program once disables offloads at the peer.
 fn tcp_on_veth(tools: &Toolbox) -> Result<Tcp> {
     let net = NetPair::new(MTU)?;
     let left = Host { cpu: cpu_of(0), ..Host::at_end(&net.left, tools) };
@@ -186,11 +187,11 @@ fn tcp(server: &dyn Place, client: &dyn Place) -> Result<Tcp> {
     Ok(Tcp { rate, delay })
 }
 
-/// The table with a line for each step: ours, TCP, and the ratio (above 1 is better than TCP).
+/// The table with a line for each step: ours, TCP, and how many times better than TCP ours is.
 fn table(columns: &[Column], tcp: &Tcp) -> String {
     let mut text = format!("\n{:<26}", "");
     for column in columns {
-        text += &format!("{:>11}{:>10}", column.title, "to TCP");
+        text += &format!("{:>11}{:>10}", column.title, "vs TCP");
     }
     text += &format!("{:>11}\n", "TCP");
     for (row, step) in STEPS.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: what others' crates bring along, against `deny.toml`.
+//! `cargo xtask deny`: checks the crates that we depend on against `deny.toml`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use system_tests::process::Cmd;
 use crate::stages::Stage;
 use crate::tool;
 
-/// It fetches the list of advisories.
+/// It downloads the list of advisories.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The fuzzers are a workspace of their own, which needs few of the exceptions.

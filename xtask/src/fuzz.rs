@@ -13,9 +13,9 @@ use crate::tool;
 /// A fuzzer of `fuzz/`.
 struct Target {
     name: &'static str,
-    /// Its input is a list of steps. Such have no magic numbers to be learned from comparisons, and
-    /// how often a branch is taken says little but how many steps there are: looking at neither
-    /// makes them three times as fast.
+    /// The input is a list of steps. It has no magic numbers to learn from comparisons, and the
+    /// number of times that a branch is taken mainly tells the number of steps. Not recording these
+    /// two makes the fuzzer three times as fast.
     is_script: bool,
     /// Bytes of the longest input.
     max_len: u32,
@@ -28,11 +28,11 @@ const TARGETS: [Target; 4] = [
     Target { name: "control", is_script: false, max_len: 1024 },
 ];
 
-/// Executions of a part. What is known after it is kept when a later part is interrupted.
+/// Executions of a part. The count is saved after each part, so an interrupt loses at most one.
 const PART: u64 = 250_000;
 const PART_LIMIT: Duration = Duration::from_secs(1800);
-/// Seconds after which an input counts as one that never ends. Others come first on a busy machine,
-/// and this is the time on the wall.
+/// Seconds after which an input counts as an endless loop. This is wall-clock time, on a machine
+/// that may be busy.
 const HANGS: u32 = 300;
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 const HOST: &str = "x86_64-unknown-linux-gnu";
@@ -114,7 +114,7 @@ fn build(target: &Target, tool: &Path, sanitizer: &str) -> Result<PathBuf> {
     Ok(folder.join(HOST).join("release").join(target.name))
 }
 
-/// What became of a target, earlier calls included.
+/// The result of a target, including earlier calls.
 struct Report {
     name: &'static str,
     count: Count,
@@ -139,7 +139,7 @@ struct Count {
 }
 
 impl Count {
-    /// What earlier calls kept; nothing, if that cannot be read.
+    /// What earlier calls saved; zero when that cannot be read.
     fn parse(text: &str) -> Self {
         let mut numbers = text.split_whitespace().map_while(|number| number.parse().ok());
         match (numbers.next(), numbers.next()) {
@@ -149,7 +149,7 @@ impl Count {
     }
 }
 
-/// Runs part after part until there were enough executions, time is up or something was found.
+/// Runs parts until there were enough executions, the time is over or something was found.
 fn fuzz(target: &Target, binary: &Path, options: &Options) -> Result<Report> {
     let kept = out().join(format!("{}.executions", target.name));
     if options.fresh {
@@ -175,7 +175,7 @@ fn fuzz(target: &Target, binary: &Path, options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// One call of the fuzzer, which writes what it learns to the corpus. Returns its executions.
+/// Calls the fuzzer once, which adds new inputs to the corpus. Returns its executions.
 fn part(target: &Target, binary: &Path, runs: u64, time: Duration) -> Result<u64> {
     let corpus = folder("corpus", target)?;
     let artifacts = folder("findings", target)?;
@@ -211,7 +211,7 @@ fn executions(text: &str) -> u64 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Inputs that broke a promise, also those of earlier calls.
+/// Inputs that broke a promise, including those of earlier calls.
 fn findings(target: &Target) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder("findings", target)?)?;
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();

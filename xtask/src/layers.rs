@@ -139,7 +139,7 @@ fn upward(of: &Rows, file: &str, text: &str) -> Vec<String> {
     faults
 }
 
-/// Where a crate of ours lies.
+/// The folder of one of our crates.
 fn folder(metadata: &Value, name: &str) -> Result<PathBuf> {
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let package = packages.iter().find(|package| package["name"] == name);

@@ -1,4 +1,5 @@
-//! Comments that are easy to read: short lines, and no persons where there are machines.
+//! Checks comments: short lines, and no words for persons where the subject is a thread or a
+//! program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +9,10 @@ use system_tests::paths;
 
 /// Columns of a comment. rustfmt wraps code only.
 const WIDTH: usize = 100;
-/// Words for persons. A thread, a client or a program is none; a user is "a user".
+/// Words for persons. A thread, a client or a program is not one; a user is "a user".
 const PERSONS: [&str; 5] = ["whoever", "nobody", "somebody", "everybody", "anybody"];
-/// Where lines are short.
+/// Folders where comments must be short.
 const NARROW: [&str; 4] = ["crates", "tests", "tools", "xtask"];
-/// Where there are no persons: tests have users and attackers.
-const IMPERSONAL: &str = "crates";
 
 /// Finds what is hard to read.
 pub(crate) fn check() -> Result<()> {
@@ -22,10 +21,9 @@ pub(crate) fn check() -> Result<()> {
         for file in sources(&paths::repository().join(folder))? {
             let text = fs::read_to_string(&file)?;
             let file = file.strip_prefix(paths::repository())?;
-            let is_product = folder == IMPERSONAL && file.iter().any(|part| part == "src");
             for (number, line) in (1..).zip(text.lines()) {
                 let place = format!("{}:{number}", file.display());
-                faults.extend(fault(line, is_product).map(|fault| format!("{place}: {fault}")));
+                faults.extend(fault(line).map(|fault| format!("{place}: {fault}")));
             }
         }
     }
@@ -35,8 +33,8 @@ pub(crate) fn check() -> Result<()> {
     bail!("comments that are hard to read:\n{}", faults.join("\n"))
 }
 
-/// What is wrong with a line.
-fn fault(line: &str, is_product: bool) -> Option<String> {
+/// What is wrong with a line, if anything.
+fn fault(line: &str) -> Option<String> {
     let comment = line.trim_start().strip_prefix("//")?;
     // The lines of a table cannot be wrapped.
     let is_table = comment.trim_start_matches(['/', '!']).trim_start().starts_with('|');
@@ -46,10 +44,10 @@ fn fault(line: &str, is_product: bool) -> Option<String> {
     }
     let mut words = comment.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '`');
     let person = words.find(|word| PERSONS.contains(&word.to_lowercase().as_str()))?;
-    is_product.then(|| format!("{person:?}: name the thread, program or user"))
+    Some(format!("{person:?}: name the thread, program or user"))
 }
 
-/// The Rust files of a folder, without what is built.
+/// The Rust files of a folder, without build output.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -70,12 +68,11 @@ mod tests {
 
     #[test]
     fn persons_and_wide_lines_are_found_in_comments_only() {
-        assert!(fault("    // Whoever rings.", true).is_some());
-        assert_eq!(fault("    // Whoever attacks.", false), None);
-        assert_eq!(fault("    // The user `nobody`.", true), None);
-        assert_eq!(fault("let nobody = 1;", true), None);
+        assert!(fault("    // Whoever rings.").is_some());
+        assert_eq!(fault("    // The user `nobody`."), None);
+        assert_eq!(fault("let nobody = 1;"), None);
         let wide = format!("/// {}", "a ".repeat(60));
-        assert!(fault(&wide, false).is_some());
-        assert_eq!(fault(&format!("//! | {wide} |"), true), None);
+        assert!(fault(&wide).is_some());
+        assert_eq!(fault(&format!("//! | {wide} |")), None);
     }
 }

@@ -1,4 +1,4 @@
-//! A list of stages that are all run, timed and summed up.
+//! A list of stages, all of which are run, timed and summarized.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(crate) struct Outcome {
     error: Option<anyhow::Error>,
 }
 
-/// Runs every stage, also behind a failed one, and fails when any did.
+/// Runs every stage, also after a failed one, and fails when any did.
 pub(crate) fn all(title: &str, stages: Vec<Stage>) -> Result<()> {
     let outcomes = run(stages)?;
     summary(&outcomes);

@@ -1,4 +1,4 @@
-//! Cargo's helpers from crates.io, installed when they are first asked for.
+//! Cargo subcommands from crates.io, installed on first use.
 
 use std::path::PathBuf;
 use std::time::Duration;

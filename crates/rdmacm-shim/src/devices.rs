@@ -6,8 +6,8 @@ use verbs_abi::ibv_context;
 
 use crate::stubs;
 
-/// Lists the devices: there are none while there is no connection manager. Programs go through the
-/// number of them whatever the list is, so it is written on failure too.
+/// Lists the devices: none, while there is no connection manager. Programs use the number without
+/// checking the list, so it is written on failure too.
 ///
 /// # Safety
 /// `num_devices` is null or writable.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use verbs_abi::rdma_cm_event_type;
 
-/// Names by value, those of rdma_cma.h: users know them, and scripts look for them.
+/// Names by value, those of rdma_cma.h: users know them, and scripts search for them.
 const EVENTS: [&CStr; 20] = [
     c"RDMA_CM_EVENT_ADDR_RESOLVED",
     c"RDMA_CM_EVENT_ADDR_ERROR",

@@ -1,8 +1,6 @@
-//! What stands behind a name that is exported but not supported: it fails the way its kind of call
-//! fails.
+//! Implementations of exported names that are not supported: each fails as its kind of call fails.
 //!
-//! The functions take no arguments, whatever the caller passes: both calling conventions allow
-//! ignoring them.
+//! The functions take no arguments, whatever the caller passes; the calling conventions allow that.
 
 use std::{
     env,
@@ -26,18 +24,19 @@ pub(crate) extern "C" fn no_device() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// For calls without a result, and for those where 0 is the truth: nothing to do, nothing there.
+/// For calls without a result, and for those that may truthfully return 0: nothing to do, or an
+/// empty answer.
 pub(crate) extern "C" fn nop() -> usize {
     0
 }
 
-/// Says once per process why nothing works, when the user asked for details: an errno value alone
-/// sends people looking for a missing device.
+/// Prints once per process why nothing works, when the user asked for details: from an errno value
+/// alone, users would look for a missing device.
 fn explain() {
     static SAID: Once = Once::new();
     let wanted = |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     if ["RNIC_DEBUG", "IBV_SHOW_WARNINGS"].into_iter().any(wanted) {
-        // A stderr that cannot be written to is not the program's problem.
+        // An unwritable stderr must not fail the program.
         SAID.call_once(|| drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {WHY}")));
     }
 }

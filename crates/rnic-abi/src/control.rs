@@ -1,8 +1,9 @@
 //! Control messages: one request, one reply, on a SEQPACKET socket.
 //!
 //! One connection is one session; opening a device turns the session into that device context,
-//! and everything the context made goes away with the connection. Descriptors travel beside the
-//! reply in the order that the reply's documentation gives.
+//! One connection is one session. Opening a device turns the session into that device's context,
+//! and everything that the context made is destroyed when the connection ends. Descriptors travel
+//! with the reply, in the order that the reply's documentation gives.
 //!
 //! Handles (`pd`, `mr`, `cq`, ...) are chosen by the daemon and mean nothing in another session.
 
@@ -51,8 +52,8 @@ pub enum Request {
     },
     /// Registers memory of the calling process. Answer: [`Reply::Mr`].
     ///
-    /// With one descriptor beside it: the memory is a memfd sealed against shrinking, mapped by
-    /// the client at `addr` from `fd_offset` on, which the daemon may map too.
+    /// With one descriptor: the memory is a memfd sealed against shrinking, mapped by the client at
+    /// `addr` from `fd_offset` on, which the daemon may map too.
     RegMr {
         /// Protection domain.
         pd: u32,
@@ -206,7 +207,7 @@ pub enum Request {
     Inspect {
         /// Kind of object.
         what: Inspect,
-        /// Where to go on: 0, then what the last answer says.
+        /// Where to continue: 0 at first, then what the last reply says.
         from: u32,
     },
     /// For the `rnic` command: faults that disturb what arrives. Only for root and the daemon's own
@@ -221,16 +222,16 @@ pub enum Request {
 /// What `rnic fault` does to the faults in force.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FaultChange {
-    /// Nothing.
+    /// Lists them only.
     Keep,
-    /// Further ones.
+    /// Adds faults.
     Add {
         /// As `rnic fault add` takes them, e.g. `drop=0.01,qp=0x11`.
         faults: Vec<String>,
-        /// Begins the random choices anew; equal seeds treat equal arrivals alike.
+        /// Seeds the random choices: equal seeds treat equal arrivals alike.
         seed: Option<u64>,
     },
-    /// None are left.
+    /// Removes all.
     Clear,
 }
 
@@ -322,7 +323,7 @@ pub enum Reply {
         /// CQEs, a power of two.
         cqe: u32,
     },
-    /// Destroyed; so many completion events were sent in its life, each to be acknowledged.
+    /// Destroyed.
     CqGone {
         /// Completion events sent.
         completion_events: u64,
@@ -375,14 +376,14 @@ pub enum Reply {
     },
     /// Destroyed; its CQEs may still be in the CQs and should be skipped.
     QpGone {
-        /// Async events sent in its life.
+        /// Async events sent about it.
         async_events: u64,
     },
     /// JSON text of one page.
     Inspected {
         /// An array, or an object for `Status` and `Counters`.
         json: String,
-        /// Long lists come in pages, which may be empty: where the next begins.
+        /// Long lists come in pages, which may be empty: where the next page begins.
         next: Option<u32>,
     },
 }
@@ -392,7 +393,7 @@ pub enum Reply {
 pub struct Refusal {
     /// What the verb returns.
     pub errno: i32,
-    /// What is wrong and what to do, for people.
+    /// What is wrong and what the user can do.
     pub message: String,
 }
 

@@ -1,34 +1,36 @@
 //! How an engine asks a program to share CPUs with it: one word of the doorbell area.
 //!
-//! The word is 0 where there are CPUs enough for all. Then a post or a poll costs the program one
-//! load of it. A poll that finds nothing also sees to it that its thread is counted
-//! ([`Bell::publish_poller`](crate::doorbell::Bell::publish_poller)): a load, and a store after
+//! The word is 0 where there are enough CPUs for all threads. A post or a poll then costs the
+//! program one load of the word. A poll that finds nothing also makes the engine count its thread
+//! ([`Bell::publish_poller`](crate::doorbell::Bell::publish_poller)): one load, and one store after
 //! each count.
 
-/// As the engine sets it.
+/// As the engine writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuHints {
     /// Publish the CPU of each thread that posts or polls
-    /// ([`Bell::publish_cpu`](crate::doorbell::Bell::publish_cpu)): the engine goes there.
+    /// ([`Bell::publish_cpu`](crate::doorbell::Bell::publish_cpu)): the engine then moves to that
+    /// CPU.
     pub report_cpu: bool,
     /// Where to yield.
     pub yield_on: YieldOn,
-    /// Rather sleep until there is a completion
-    /// ([`CqConsumer::prepare_sleep`](crate::cq::CqConsumer::prepare_sleep)): yielding does not
-    /// reach every thread that needs the CPU, or does not get it back in time.
+    /// Sleep until there is a completion
+    /// ([`CqConsumer::prepare_sleep`](crate::cq::CqConsumer::prepare_sleep)) instead of yielding:
+    /// yielding does not let every thread run that needs the CPU, or does not return the CPU in
+    /// time.
     pub sleep: bool,
 }
 
-/// Where a thread that polls for nothing, or that is about to spin on memory, yields its CPU
-/// (`sched_yield`).
+/// Where a thread yields its CPU (`sched_yield`) after a poll that finds nothing, or when it is
+/// about to spin on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum YieldOn {
     /// Nowhere.
     #[default]
     Nowhere,
-    /// On this CPU, where the engine is.
+    /// On this CPU, which the engine uses.
     Cpu(u32),
-    /// On every CPU: there are more such threads than CPUs.
+    /// On every CPU: there are more spinning threads than CPUs.
     Everywhere,
 }
 

@@ -11,18 +11,18 @@
 //! compare-and-swap, (A2) SeqCst fence, (A3) polls once more. If E2 comes first, A3 sees the CQE;
 //! if A2 comes first, E3 sees the arming.
 //!
-//! The engine swaps and never retries, so that an application which rewrites the word all the
-//! time cannot hold it up. Between its load and its swap an honest application can only have
-//! turned an arming for solicited completions into one for any, which is due as well.
+//! The engine swaps and never retries, so that an application which rewrites the word all the time
+//! cannot delay it. Between the engine's load and its swap, a correct application can only have
+//! turned an arming for solicited completions into one for any, and that event is due as well.
 //!
 //! # Why no sleeper is missed
 //!
-//! The same argument with another word. A thread that sleeps instead of polling: (S1)
-//! stores 1 in the sleeper word, (S2) SeqCst fence, (S3) looks once more and, where there is still
-//! nothing, sleeps on the word as long as it is 1 (futex). The engine: after (E2), (E4) reads the
-//! word and, when it is not 0, swaps it for 0 and wakes. If E2 comes first, S3 sees the CQE; if S2
-//! comes first, E4 sees the sleeper, and the kernel compares the word before it lets a thread
-//! sleep. The sleep has an end by itself, so that a library that is wrong about all this is late.
+//! The same argument with another word. A thread that sleeps instead of polling: (S1) stores 1 in
+//! the sleeper word, (S2) SeqCst fence, (S3) checks once more and, where there is still nothing,
+//! sleeps on the word as long as it is 1 (futex). The engine: after (E2), (E4) reads the word and,
+//! when it is not 0, swaps it for 0 and wakes the sleepers. If E2 comes first, S3 sees the CQE; if
+//! S2 comes first, E4 sees the sleeper, and the kernel compares the word before it lets a thread
+//! sleep. Every sleep has a time limit, so that an error in all this would only delay the program.
 
 use crate::cqe::{CQE_WORDS, Cqe};
 use crate::mutant::Mutant;
@@ -32,8 +32,8 @@ use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
 const AT_CONSUMER: usize = 0;
 /// Both: what the application waits for.
 const AT_ARM: usize = LINE;
-/// Both: threads sleep until there is a completion. Beside the arm word, so that the engine looks
-/// at one line.
+/// Both: threads sleep until there is a completion. Next to the arm word, so that the engine reads
+/// one cache line.
 const AT_SLEEPER: usize = AT_ARM + 1;
 const HEADER_WORDS: usize = 4 * LINE;
 const AT_SEQUENCE: usize = 7;
@@ -57,7 +57,8 @@ pub enum ArmKind {
 }
 
 const AWAKE: u64 = 0;
-/// What a sleeping thread leaves in the sleeper word: the value that its sleep depends on.
+/// What a sleeping thread writes into the sleeper word: the thread sleeps only while the word has
+/// this value.
 pub const ASLEEP: u32 = 1;
 
 const NOT_ARMED: u64 = 0;
@@ -83,7 +84,7 @@ impl CqProducer {
     /// Empties the ring and takes the engine's side of it; `None` when memory and capacity do not
     /// fit.
     ///
-    /// The memory may have been another ring: no sequence number of it is left behind.
+    /// The memory may have been another ring: clear its sequence numbers.
     pub fn new(words: Words, capacity: u32) -> Option<Self> {
         if words.len() < cq_words(capacity)? {
             return None;
@@ -262,8 +263,7 @@ impl CqArm {
         }
     }
 
-    /// Takes back what was asked for and not answered: the engine is dead. True when there was
-    /// something.
+    /// Disarms after the engine died. True when the CQ was armed.
     pub fn take(&self) -> bool {
         self.0.at(AT_ARM).swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
@@ -279,7 +279,7 @@ impl CqSleep {
         self.0.at(AT_SLEEPER)
     }
 
-    /// One thread woke up and others did not: the next completion wakes another one.
+    /// One thread woke up and others did not: the next completion must wake another one.
     pub fn remains(&self) {
         self.word().store(ASLEEP.into(), Ordering::Relaxed);
     }

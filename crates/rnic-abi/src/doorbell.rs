@@ -99,7 +99,7 @@ impl RecordIndex {
     }
 }
 
-/// A thread that polls, of a process. The sixty-fifth has the number of the first.
+/// The number of a polling thread within its process, modulo 64.
 #[derive(Clone, Copy, Debug)]
 pub struct Poller(u32);
 
@@ -174,7 +174,7 @@ impl Bell {
         self.area.at(AT_LEVEL0).fetch_or(bit0, bit_ordering());
     }
 
-    /// Tells the engine on which CPU this application runs.
+    /// Tells the engine on which CPU this thread runs.
     #[inline]
     pub fn publish_cpu(&self, cpu: u32) {
         let cpu = u64::from(cpu) + 1;
@@ -183,7 +183,7 @@ impl Bell {
         }
     }
 
-    /// Tells the engine that this thread polls and finds nothing.
+    /// Tells the engine that this thread's poll found nothing.
     #[inline]
     pub fn publish_poller(&self, poller: Poller) {
         let bit = 1 << poller.0;
@@ -199,7 +199,7 @@ impl Bell {
     }
 }
 
-/// The engine's side: it looks.
+/// The engine's side: it takes what was rung.
 #[derive(Debug)]
 pub struct Doorbells {
     area: Words,
@@ -229,10 +229,10 @@ impl Doorbells {
         index
     }
 
-    /// Sets a record to 0: its queue is new, or went to RESET and starts over. Without this a new
-    /// queue would begin at the index where the record's last owner stopped.
+    /// Sets a record to 0: its queue is new, or went to RESET. Without this, a new queue would
+    /// begin at the index where the record's previous queue stopped.
     ///
-    /// A bit that the last owner left behind is harmless: one visit finds nothing to do.
+    /// A bit left by the previous queue is harmless: one visit finds nothing to do.
     pub fn reset(&self, record: RecordIndex) {
         self.area.at(record.word()).store(0, Ordering::Release);
     }
@@ -298,7 +298,7 @@ impl Doorbells {
         may_sleep
     }
 
-    /// The engine polls this area again: doorbells need no eventfd write.
+    /// The engine polls this area again, so doorbells need no eventfd write.
     pub fn awake(&self) {
         self.area.at(AT_NEED_WAKEUP).store(0, Ordering::Relaxed);
     }
@@ -308,7 +308,7 @@ impl Doorbells {
         self.area.set(AT_CPU_HINTS, hints.encode());
     }
 
-    /// How many threads polled for nothing since the last call, as far as the application tells: at
+    /// How many threads' polls found nothing since the last call, according to the application: at
     /// most 64.
     pub fn take_pollers(&self) -> u32 {
         match self.area.get(AT_POLLERS) {
@@ -317,8 +317,8 @@ impl Doorbells {
         }
     }
 
-    /// CPU of the application's last thread to post or poll, when it told. Any number, to be
-    /// checked before use.
+    /// CPU of the application's last thread that posted or polled, if published. Any number: check
+    /// it before use.
     pub fn client_cpu(&self) -> Option<u32> {
         self.area.get(AT_CPU).checked_sub(1).and_then(|cpu| u32::try_from(cpu).ok())
     }

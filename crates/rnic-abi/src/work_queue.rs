@@ -140,8 +140,8 @@ impl WorkProducer {
         self.producer
     }
 
-    /// Whether the engine has to be rung for what was just published, because it flushes this queue
-    /// and looks at it only when it is told to: (A2) and (A3) in the module's argument.
+    /// Whether the engine must be rung for the receives just published: while it flushes this queue
+    /// it looks at the queue only when rung. (A2) and (A3) in the module's argument.
     ///
     /// To be called after the index was published, under the queue's lock.
     #[inline]
@@ -153,7 +153,7 @@ impl WorkProducer {
         self.slots.words.get(AT_FLUSH_MARK) != 0
     }
 
-    /// Forgets everything: the QP went to RESET.
+    /// Restarts at index 0: the QP went to RESET.
     pub fn reset(&mut self) {
         self.producer = 0;
         self.consumer = 0;
@@ -185,7 +185,7 @@ impl WorkConsumer {
     /// WQEs ready to be fetched, given the published producer index.
     ///
     /// # Errors
-    /// [`ProducerOverrun`] when the index cannot be honest: a full lap ahead of what was released.
+    /// [`ProducerOverrun`] when the index is impossible: a full lap ahead of what was released.
     #[inline]
     pub fn available(&self, producer: u32) -> Result<u32, ProducerOverrun> {
         let outstanding = producer.wrapping_sub(self.released);

@@ -200,7 +200,7 @@ fn trying_never_waits() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_told() {
+fn a_call_to_a_closed_peer_fails() {
     let (left, right) = Connection::pair().unwrap();
     drop(left);
     assert_eq!(right.recv(&mut [0; 8]).unwrap().0, 0);
@@ -273,7 +273,7 @@ fn a_listener_takes_clients_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_socket_is_replaced_only_when_nobody_listens() {
+fn a_socket_is_replaced_only_when_no_daemon_listens() {
     let directory = Directory::new("stale");
     let path = directory.path();
     let first = Listener::bind(&path, 0o600).unwrap();
@@ -286,7 +286,7 @@ fn a_socket_is_replaced_only_when_nobody_listens() {
     assert!(path.exists());
     drop(Listener::bind(&path, 0o600).unwrap());
 
-    // Somebody listens without our lock.
+    // A process listens that does not hold our lock.
     let other = UnixListener::bind(&path).unwrap();
     assert_eq!(Listener::bind(&path, 0o600).unwrap_err().kind(), ErrorKind::AddrInUse);
     drop(other);

@@ -121,7 +121,7 @@ proptest! {
         }
     }
 
-    /// The engine never panics and never believes that there is room where it wrote a lap already.
+    /// The engine never panics, and never counts more free slots than the ring has.
     #[test]
     fn any_consumer_index_is_survived(values in prop::collection::vec(any::<(u64, u64)>(), 1..50)) {
         let words = Words::heap(cq_words(4).unwrap());
@@ -286,7 +286,7 @@ fn an_arming_fires_once_and_for_its_kind() {
 }
 
 #[test]
-fn sleepers_are_told_once_and_sleep_beside_no_completion() {
+fn a_sleeper_is_woken_once_and_never_sleeps_on_a_completion() {
     let words = Words::heap(cq_words(4).unwrap());
     let mut producer = CqProducer::new(words.clone(), 4).unwrap();
     let mut consumer = CqConsumer::new(words, 4).unwrap();
@@ -304,7 +304,7 @@ fn sleepers_are_told_once_and_sleep_beside_no_completion() {
 }
 
 #[test]
-fn a_program_is_told_how_to_share_cpus() {
+fn cpu_hints_reach_the_program() {
     let area = Words::heap(AREA_WORDS);
     let doorbells = Doorbells::new(area.clone()).unwrap();
     let bell = Bell::new(area).unwrap();

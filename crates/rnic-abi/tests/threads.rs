@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 const QUEUES: u32 = 3;
-/// Nothing takes this long unless it was missed.
+/// Nothing takes this long unless a wake-up or event was missed.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WQES_PER_QUEUE: u64 = 100_000;
 const SHAPE: QueueShape = QueueShape { capacity: 16, stride: 16 };

@@ -22,7 +22,7 @@ struct Mirror {
     sent: Vec<RxTrain>,
     rx: Vec<u8>,
     arrived: Vec<RxTrain>,
-    /// Nobody else looks at the trains.
+    /// Only this engine sees the trains: payload may be sent by reference.
     is_closed: bool,
 }
 

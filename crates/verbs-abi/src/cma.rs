@@ -112,7 +112,7 @@ pub struct rdma_cm_id {
 }
 
 c_enum! {
-    /// "As many as possible" for `responder_resources` and `initiator_depth`.
+    /// The largest possible `responder_resources` and `initiator_depth`.
     rdma_max_depth: u8;
     RDMA_MAX_RESP_RES = 0xff,
     RDMA_MAX_INIT_DEPTH = 0xff,

@@ -15,7 +15,7 @@ use crate::{
     ibv_wq_init_attr, ibv_xrcd, ibv_xrcd_init_attr,
 };
 
-/// A slot that is kept for its place only.
+/// A slot that only keeps its place in the table.
 pub type ibv_compat_fn = unsafe extern "C" fn();
 
 /// The first table, fixed since 2007. What is not `_compat_` is called by verbs.h without a null
@@ -111,9 +111,9 @@ pub type ibv_counters_init_attr = c_void;
 /// How a set of flow counters is attached.
 pub type ibv_counter_attach_attr = c_void;
 
-/// The second table, which grows at its front: an operation is there for a program when `sz`
-/// reaches as far up as the program's own idea of the structure says, so the newest layout serves
-/// old and new programs. NULL is EOPNOTSUPP.
+/// The second table, which grows at its front: a program uses an operation only when `sz` covers it
+/// in the program's own version of the structure, so the newest layout serves old and new programs.
+/// NULL is EOPNOTSUPP.
 #[repr(C)]
 pub struct verbs_context {
     pub free_buf: Option<unsafe extern "C" fn(buf: *mut ibv_buf)>,
@@ -250,7 +250,7 @@ pub struct verbs_context {
             init_attr: *mut ibv_cq_init_attr_ex,
         ) -> *mut ibv_cq_ex,
     >,
-    /// The library's own; nothing outside it looks here.
+    /// Private to the library.
     pub priv_: *mut c_void,
     pub query_device_ex: Option<
         unsafe extern "C" fn(

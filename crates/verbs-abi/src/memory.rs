@@ -133,7 +133,7 @@ pub struct ibv_mr_init_attr {
     pub buf: *mut ibv_buf,
 }
 
-/// A handle of `ibv_alloc_buf`; what it holds is the library's business.
+/// A handle of `ibv_alloc_buf`; its content is private to the library.
 pub type ibv_buf = c_void;
 
 /// Hints for a device's accesses to host memory.

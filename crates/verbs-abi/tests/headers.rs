@@ -2,8 +2,7 @@
 //! constant.
 //!
 //! Headers of any version from v44 on will do; fields and constants that they do not have yet are
-//! left out. Without headers (packages libibverbs-dev and librdmacm-dev) there is nothing to ask,
-//! and the test says so.
+//! left out. Without headers (packages libibverbs-dev and librdmacm-dev) the test reports a skip.
 
 use std::{collections::HashSet, fs, io::Write, path::Path, process::Command};
 

@@ -81,8 +81,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(result)
 }
 
-/// The way back to where a datagram came from, read off its GRH area. For IPv4 that holds the IP
-/// header in its last 20 bytes (RoCEv2 annex A17).
+/// Reads the source address of a datagram from its GRH area, so that a reply can be sent there. For
+/// IPv4 the last 20 bytes of the area are the IP header (RoCEv2 annex A17).
 fn return_path(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; 40]) -> Result<ibv_ah_attr> {
     let mut attr = ibv_ah_attr::zeroed();
     attr.port_num = port;
@@ -121,7 +121,7 @@ fn return_path(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; 40]) -> Res
     Ok(attr)
 }
 
-/// The IPv4 header in a GRH area, told from the end of a GRH by its checksum.
+/// The IPv4 header in a GRH area. Its checksum tells it from the end of a GRH.
 fn ipv4_header(area: &[u8; 40]) -> Option<&[u8; 20]> {
     let header: &[u8; 20] = area.last_chunk()?;
     let sum = header
@@ -148,7 +148,7 @@ unsafe fn path_of(
     return_path(context, port, unsafe { &*wc }, area)
 }
 
-/// Describes the way back to where a datagram came from. -1 and errno on failure.
+/// Fills in the address attributes for a reply to a datagram. -1 and errno on failure.
 ///
 /// # Safety
 /// `context` is open; `wc` and `grh` are valid; `ah_attr` is writable.
@@ -165,8 +165,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     zero_or_minus_one(attr.map(|attr| unsafe { ah_attr.write(attr) }))
 }
 
-/// Makes an address handle for the way back to where a datagram came from. NULL and errno on
-/// failure.
+/// Makes an address handle for replies to a datagram. NULL and errno on failure.
 ///
 /// # Safety
 /// `pd` is from `ibv_alloc_pd`; `wc` and `grh` are valid.

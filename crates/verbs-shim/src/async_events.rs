@@ -32,7 +32,8 @@ fn kind_of(event: AsyncEventType) -> Option<Kind> {
     }
 }
 
-/// The object of an event, which is counted as given; `None` when it is gone.
+/// Finds the object of an event and counts the event as delivered; `None` when the object was
+/// destroyed.
 fn element(tables: &Tables, kind: Kind, event: AsyncEvent) -> Option<ibv_async_event_element> {
     let count = |given: &AtomicU32| given.fetch_add(1, Ordering::AcqRel);
     // SAFETY, for each: what is in the tables is alive while they are locked.
@@ -82,7 +83,7 @@ impl Context {
         }
     }
 
-    /// The daemon died: said once, then there is nothing more to come.
+    /// Reports the daemon's death: `IBV_EVENT_DEVICE_FATAL` once, EIO afterwards.
     fn device_fatal(&self) -> Result<ibv_async_event> {
         self.session.set_gone();
         if self.fatal_delivered.swap(true, Ordering::AcqRel) {
@@ -94,7 +95,7 @@ impl Context {
 }
 
 /// Waits for an asynchronous event. -1 and errno on failure: EAGAIN when the descriptor does not
-/// block, EINTR after a signal, EIO once the death of the daemon was told.
+/// block, EINTR after a signal, EIO after `IBV_EVENT_DEVICE_FATAL` was delivered.
 ///
 /// # Safety
 /// `context` is open and `event` is writable.
@@ -108,7 +109,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
     zero_or_minus_one(found.map(|found| unsafe { event.write(found) }))
 }
 
-/// Acknowledges an event; destroying its object waits for it.
+/// Acknowledges an event. Destroying its object waits until all its events are acknowledged.
 ///
 /// # Safety
 /// `event` is from `ibv_get_async_event`, and its object was not destroyed.

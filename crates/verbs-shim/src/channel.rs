@@ -27,7 +27,7 @@ pub(crate) struct Channel {
     context: *const Context,
     pub(crate) handle: u32,
     socket: Descriptor<OwnedFd>,
-    /// Events in the socket whose CQ is gone, by its handle.
+    /// Unread events of destroyed CQs in the socket, by CQ handle.
     stale: Mutex<HashMap<u32, u64>>,
 }
 
@@ -52,17 +52,18 @@ impl Channel {
         unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).refcnt) }
     }
 
-    /// A CQ uses it.
+    /// A CQ was made with this channel.
     pub(crate) fn hold(&self) {
         self.users().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A CQ that used it is gone.
+    /// A CQ of this channel was destroyed.
     pub(crate) fn release(&self) {
         self.users().fetch_sub(1, Ordering::Release);
     }
 
-    /// Notes that of the `sent` events of a CQ that is gone only `given` were read.
+    /// A CQ was destroyed whose events were `sent`, but only `given` of them read: the others are
+    /// dropped when they are read.
     pub(crate) fn add_stale(&self, cq: u32, sent: u64, given: u32) {
         let left = sent.saturating_sub(given.into());
         if left > 0 {
@@ -103,28 +104,28 @@ impl Channel {
         }
     }
 
-    /// After the daemon died: an event for each CQ that waits for one, so that its flushed
-    /// completions are polled.
+    /// After the daemon died, delivers one event for each armed CQ, so that the program polls its
+    /// flushed completions.
     fn next_orphan(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
         let objects = self.context().objects.lock();
         let waiting = objects.cqs.values().find_map(|cq| {
             // SAFETY: what is in the table is alive while it is locked.
             let cq = unsafe { &**cq };
             let here = cq.channel().is_some_and(|channel| std::ptr::eq(channel, self));
-            (here && cq.take_orphan_wish()).then_some(cq)
+            (here && cq.take_orphan_arm()).then_some(cq)
         });
         waiting.map(given).ok_or(Errno(libc::EIO))
     }
 }
 
-/// Counts an event that the program is given for a CQ.
+/// Counts an event as delivered to the program.
 fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
     cq.note_event_given();
     (cq.as_ibv(), cq.cq_context())
 }
 
-/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon hung up, or took the
-/// program for dead as it closed the socket.
+/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon closed the connection,
+/// because it ended or because the program had closed its own end.
 pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Option<[u8; N]>> {
     let mut bytes = [0; N];
     loop {
@@ -134,7 +135,7 @@ pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Op
         match usize::try_from(length) {
             Ok(0) => return Ok(None),
             Ok(length) if length == N => return Ok(Some(bytes)),
-            // Not an event of this version.
+            // Events of this protocol version have another length.
             Ok(_) => {}
             Err(_) => {
                 let error = io::Error::last_os_error();
@@ -209,7 +210,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
     }))
 }
 
-/// Acknowledges events; `ibv_destroy_cq` waits for it.
+/// Acknowledges events. `ibv_destroy_cq` waits until all are acknowledged.
 ///
 /// # Safety
 /// `cq` is a completion queue of this library.

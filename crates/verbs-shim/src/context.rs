@@ -23,7 +23,7 @@ use crate::{
     descriptor::Descriptor,
     device::Device,
     error::{Errno, Result, code, pointer},
-    mr_table::MrTable,
+    lkey_table::LkeyTable,
     objects::Objects,
     ops,
     qp::Qp,
@@ -45,7 +45,7 @@ pub(crate) struct Context {
     wake: Descriptor<EventFd>,
     pub(crate) async_socket: Descriptor<OwnedFd>,
     pub(crate) records: RecordTable,
-    pub(crate) mrs: MrTable,
+    pub(crate) mrs: LkeyTable,
     pub(crate) objects: Objects,
     pub(crate) predictor: YieldPredictor,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
@@ -53,7 +53,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The context around what a program holds.
+    /// The context that contains an `ibv_context`.
     ///
     /// # Safety
     /// `context` is an open context of this library.
@@ -64,7 +64,7 @@ impl Context {
         unsafe { &*context.byte_sub(INSIDE).cast::<Self>() }
     }
 
-    /// What programs hold.
+    /// The public structure, whose address programs hold.
     pub(crate) fn as_ibv(&self) -> *mut ibv_context {
         // SAFETY: in bounds of a live object.
         unsafe { &raw mut (*self.verbs.get()).context }
@@ -75,20 +75,20 @@ impl Context {
         unsafe { (*self.verbs.get()).context.num_comp_vectors.cast_unsigned() }
     }
 
-    /// Wakes the engine, after a doorbell said that it sleeps.
+    /// Wakes a sleeping engine; a doorbell says when that is needed.
     #[cold]
     pub(crate) fn wake_engine(&self) {
         match self.wake.get() {
-            // A failure means that the daemon is gone, which polling finds out.
+            // It fails only when the daemon is gone, which polling detects.
             Some(wake) => drop(wake.wake()),
             None => self.session.set_gone(),
         }
     }
 
-    /// Looks whether the daemon still lives, and this process still has its sockets: a daemon that
-    /// sees them closed takes the client for dead. Two system calls.
+    /// Checks that the daemon is alive and that this process still has its sockets open: a daemon
+    /// that sees them closed treats the client as dead. Two system calls.
     #[cold]
-    pub(crate) fn look_at_daemon(&self) -> bool {
+    pub(crate) fn check_daemon(&self) -> bool {
         let hung_up = |socket: &OwnedFd| {
             let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
             // SAFETY: one live entry.
@@ -136,7 +136,7 @@ impl Context {
             wake,
             async_socket,
             records: RecordTable::new(),
-            mrs: MrTable::new(),
+            mrs: LkeyTable::new(),
             objects: Objects::default(),
             predictor: YieldPredictor::new(),
             fatal_delivered: AtomicBool::new(false),
@@ -150,8 +150,8 @@ fn allow_memory_access(daemon: Option<u32>) {
     static ALLOWED: AtomicI32 = AtomicI32::new(0);
     let daemon = daemon.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(-1);
     let earlier = ALLOWED.swap(daemon, Ordering::Relaxed);
-    // Yama remembers one tracer. With several daemons, or one in another pid namespace, allow any
-    // process.
+    // Yama remembers one tracer. With several daemons, or with a daemon in another pid namespace,
+    // allow every process.
     let tracer = match daemon {
         pid if pid > 0 && (earlier == 0 || earlier == pid) => u64::from(pid.unsigned_abs()),
         _ => libc::c_ulong::MAX,
@@ -180,7 +180,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     }))
 }
 
-/// Closes a device. What was made of it and not destroyed goes away in the daemon.
+/// Closes a device. The daemon destroys every object of the context that is left.
 ///
 /// # Safety
 /// `context` is from `ibv_open_device`, and nothing made of it is used any more.
@@ -200,11 +200,12 @@ pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     0
 }
 
-/// The library's object around a public one, which is its first member.
+/// Implements access from a public structure to the library's object that it is the first member
+/// of.
 macro_rules! object_of {
     ($object:ident, $public:ident) => {
         impl $object {
-            /// The object around what a program holds.
+            /// The object that contains a public structure.
             ///
             /// # Safety
             /// `object` was made by this library and is alive.
@@ -214,17 +215,17 @@ macro_rules! object_of {
                 unsafe { &*object.cast::<Self>() }
             }
 
-            /// What programs hold.
+            /// The public structure, whose address programs hold.
             #[inline]
             pub(crate) fn as_ibv(&self) -> *mut $public {
                 std::ptr::from_ref(self).cast_mut().cast()
             }
 
-            /// What requests call it.
+            /// The handle that requests to the daemon contain.
             ///
             /// # Errors
-            /// ENOENT when the program has overwritten the public handle: the kernel would find no
-            /// such object, and none of this library's may be taken for it.
+            /// ENOENT when the program has overwritten the public handle, as from the kernel: the
+            /// handle must not select another object of this library.
             pub(crate) fn handle(&self) -> Result<u32> {
                 // SAFETY: a live object.
                 let named = unsafe { (*self.as_ibv()).handle };

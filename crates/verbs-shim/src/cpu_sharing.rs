@@ -1,10 +1,11 @@
 //! How a program shares CPUs with its engine and with other threads that poll.
 //!
-//! docs/cpu-sharing.md tells it with a picture. The engine says in the doorbell area what it asks
-//! for ([`HintWord`]): with fewer CPUs than spinning threads it shares a CPU with its program,
-//! which then yields (`sched_yield`) after an empty poll and, where [`YieldPredictor`] says so,
-//! after a post; or it asks threads that poll for nothing to sleep ([`streak`]). With CPUs enough
-//! it asks for nothing, and each of the three functions here returns after a load or two.
+//! docs/cpu-sharing.md explains it with a picture. The engine writes what it asks for into the
+//! doorbell area ([`HintWord`]). With fewer CPUs than spinning threads, the engine shares a CPU
+//! with its program. It then asks the program to yield (`sched_yield`) after an empty poll and,
+//! where [`YieldPredictor`] says so, after a post; or it asks threads whose polls find nothing to
+//! sleep ([`streak`]). With enough CPUs it asks for nothing, and each of the three functions here
+//! returns after one or two loads.
 
 mod predictor;
 mod streak;
@@ -19,7 +20,7 @@ use rnic_abi::{cpu_hints::HintWord, doorbell::Poller};
 
 use crate::{context::Context, cq::Cq};
 
-/// After work was made visible and, if it sleeps, the engine was woken.
+/// Called after a post, when the work is visible and a sleeping engine was woken.
 #[inline]
 pub(crate) fn after_post(context: &Context) {
     if yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post() {
@@ -27,7 +28,7 @@ pub(crate) fn after_post(context: &Context) {
     }
 }
 
-/// After a poll that found something.
+/// Called after a poll that found a completion.
 #[inline]
 pub(crate) fn after_full_poll(context: &Context) {
     context.predictor.note_full_poll();
@@ -36,7 +37,7 @@ pub(crate) fn after_full_poll(context: &Context) {
     }
 }
 
-/// After a poll that found nothing.
+/// Called after a poll that found nothing.
 #[inline]
 pub(crate) fn after_empty_poll(cq: &Cq) {
     let context = cq.context();
@@ -54,8 +55,8 @@ pub(crate) fn after_empty_poll(cq: &Cq) {
     }
 }
 
-/// True when another thread waits for the CPU of the calling thread, as far as the engine knows. It
-/// is told which one that is, where it asks for that.
+/// True when the engine asks threads on this CPU to yield. Publishes the thread's CPU if the engine
+/// asks for that too.
 #[inline]
 fn yields_here(context: &Context, hints: HintWord) -> bool {
     if !hints.reports_cpu() {

@@ -28,33 +28,33 @@ use crate::{
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
-    /// Read by programs; all of it is there for a plain CQ too.
+    /// Programs read it. A plain CQ has the extended part too.
     pub(crate) ibv: UnsafeCell<ibv_cq_ex>,
     pub(crate) context: *const Context,
     pub(crate) handle: u32,
     pub(crate) state: SpinLock<CqState>,
-    /// Completion events that the program was given.
+    /// Completion events delivered to the program.
     pub(crate) events_given: AtomicU32,
-    /// Async events that the program was given.
+    /// Async events delivered to the program.
     pub(crate) async_events_given: AtomicU32,
-    /// Asks for events. Not in `state`: a program may do so while it, or another thread, walks the
+    /// Arms the CQ. Not in `state`: a program may arm it while one of its threads walks the
     /// completions.
     arm: SpinLock<CqArm>,
-    /// Asked for an event and has not read one since.
+    /// The program armed the CQ and has not read an event since.
     waits: AtomicBool,
-    /// Threads that sleep until there is a completion, see [`crate::cpu_sharing`].
+    /// Sleeping threads that wait for a completion, see [`crate::cpu_sharing`].
     pub(crate) sleepers: AtomicU32,
 }
 
-/// What polling changes.
+/// What a poll changes, under its lock.
 pub(crate) struct CqState {
     pub(crate) ring: CqConsumer,
-    /// Completions taken out of the ring while those of a destroyed QP were removed; older than the
-    /// ring's.
+    /// Completions of other QPs, taken out of the ring when those of a destroyed QP were removed.
+    /// They are older than those in the ring.
     pub(crate) stash: VecDeque<Cqe>,
-    /// What the readers of an extended CQ read.
+    /// The completion that the readers of an extended CQ read from.
     pub(crate) current: Cqe,
-    /// Polls in a row that found nothing.
+    /// Consecutive polls that found nothing.
     pub(crate) empty_polls: u32,
 }
 
@@ -62,8 +62,8 @@ pub(crate) struct CqState {
 // locks.
 unsafe impl Sync for Cq {}
 
-/// What a CQ is made of.
-pub(crate) struct CqWish {
+/// How to make a CQ.
+pub(crate) struct CqInit {
     pub(crate) cqe: u32,
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
@@ -75,7 +75,7 @@ impl Cq {
     ///
     /// # Safety
     /// The channel is null or one of the context's.
-    pub(crate) unsafe fn create(context: &Context, wish: &CqWish) -> Result<*mut Self> {
+    pub(crate) unsafe fn create(context: &Context, wish: &CqInit) -> Result<*mut Self> {
         let no_such_vector = wish.comp_vector >= context.num_comp_vectors();
         if wish.cqe == 0 || wish.cqe > MAX_CQE || no_such_vector {
             return Err(Errno(libc::EINVAL));
@@ -89,7 +89,8 @@ impl Cq {
             channel: channel.map(|channel| channel.handle),
             comp_vector: wish.comp_vector,
         };
-        // Held until the handle is in the table: no event about it may be taken for a left-over.
+        // Held until the handle is in the table, so that an early event of this CQ is not dropped
+        // as a left-over.
         let mut objects = context.objects.lock();
         let (handle, ring, cqe) = context.session.call(&request, ring_of)?;
         let mut ibv = ibv_cq_ex::zeroed();
@@ -122,7 +123,8 @@ impl Cq {
         Ok(cq)
     }
 
-    /// Programs read how many events they acknowledged, and how deep the queue is.
+    /// Writes the public fields: programs read how many events they acknowledged and the depth of
+    /// the queue.
     pub(crate) fn comp_events_acked(&self) -> &AtomicU32 {
         // SAFETY: an aligned word of a live object that the library only accesses atomically.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.ibv.get()).comp_events_completed) }
@@ -146,18 +148,18 @@ impl Cq {
         unsafe { (*self.ibv.get()).cq_context }
     }
 
-    /// Counts an event that the program is given.
+    /// Counts an event as delivered.
     pub(crate) fn note_event_given(&self) {
         self.waits.store(false, Ordering::Release);
         self.events_given.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// After the daemon died: whether the program waits for an event, which is the only one it
-    /// gets.
+    /// After the daemon died: whether the program still waits for an event, the only one that it
+    /// will get.
     ///
-    /// The daemon may have died between taking the wish and sending the event, and an event that
-    /// was sent before may have been read after the wish: one of the two tells.
-    pub(crate) fn take_orphan_wish(&self) -> bool {
+    /// The daemon may have died after it disarmed the CQ and before it sent the event; or an event
+    /// that was sent before may have been read after the CQ was armed. Either word tells.
+    pub(crate) fn take_orphan_arm(&self) -> bool {
         let unanswered = self.arm.lock().take();
         self.waits.swap(false, Ordering::AcqRel) || unanswered
     }
@@ -197,8 +199,8 @@ impl Cq {
             return Err(Errno(libc::EINVAL));
         }
         self.state.visit(|state| {
-            // The daemon moves along what is not polled yet, and the wish for an event: asking for
-            // one has to wait.
+            // The daemon moves the unpolled completions and the arm word to the new ring, so
+            // another thread must not arm the CQ meanwhile.
             let mut arm = self.arm.lock();
             let request = Request::ResizeCq { cq: self.handle()?, cqe };
             let (_, ring, cqe) = self.context().session.call(&request, ring_of)?;
@@ -264,7 +266,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     let (Ok(cqe), Ok(comp_vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
         return pointer(Err(Errno(libc::EINVAL)));
     };
-    let wish = CqWish { cqe, cq_context, channel, comp_vector };
+    let wish = CqInit { cqe, cq_context, channel, comp_vector };
     // SAFETY: by contract.
     pointer(unsafe { Cq::create(Context::of(context), &wish) }.map(<*mut Cq>::cast))
 }

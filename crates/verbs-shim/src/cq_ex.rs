@@ -12,7 +12,7 @@ use verbs_abi::{
 use crate::{
     context::Context,
     cpu_sharing,
-    cq::{Cq, CqState, CqWish},
+    cq::{Cq, CqInit, CqState},
     error::{Errno, Result, code, pointer},
     poll::wc_flags,
 };
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 
 fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     let known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
-    // A CQ that ignores overruns is only useful where the program never polls it.
+    // A CQ that ignores overruns is only useful to a program that never polls it.
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
     let known_flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     if attr.wc_flags & !known != 0
@@ -48,7 +48,7 @@ fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
 /// # Safety
 /// As [`create_cq_ex`].
 unsafe fn create(context: &Context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex> {
-    let wish = CqWish {
+    let wish = CqInit {
         cqe: attr.cqe,
         cq_context: attr.cq_context,
         channel: attr.channel,
@@ -82,7 +82,7 @@ unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
     unsafe { Cq::of(cq.cast()) }
 }
 
-/// Makes a completion the current one.
+/// Makes a completion the current one, which the readers read.
 fn set_current(cq: &Cq, state: &mut CqState, cqe: &Cqe) {
     state.current = *cqe;
     // SAFETY: fields that only the polling thread touches, which this is.
@@ -118,7 +118,8 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     0
 }
 
-/// Takes the next completion; ENOENT when there is none. Then too `end_poll` follows.
+/// Takes the next completion; ENOENT when there is none, and even then the program calls
+/// `end_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: by the interface's contract.
     let cq = unsafe { of(cq) };

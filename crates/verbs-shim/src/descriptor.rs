@@ -1,7 +1,7 @@
 //! Descriptors of the library in a process that may close them.
 //!
 //! A program that becomes a daemon closes every descriptor that it does not know, and its next file
-//! may get the number of one of ours. What is meant for the daemon must not go there.
+//! may get the number of one of ours. The library must not write to that file.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, RawFd},
 };
 
-/// Which file it is. Sockets and memory files have one each; all eventfds are the same.
+/// Identifies a file. Every socket and memory file has its own inode; all eventfds share one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Inode {
     pub(crate) device: (u32, u32),
@@ -31,7 +31,7 @@ impl Inode {
     }
 }
 
-/// A descriptor for as long as its number stands for what it stood for.
+/// A descriptor that is used only while its number still refers to the same file.
 pub(crate) struct Descriptor<T: AsFd> {
     inner: ManuallyDrop<T>,
     inode: Inode,
@@ -39,19 +39,19 @@ pub(crate) struct Descriptor<T: AsFd> {
 
 impl<T: AsFd> Descriptor<T> {
     /// # Errors
-    /// What the kernel says of one that is closed already.
+    /// The errno of a closed descriptor.
     pub(crate) fn new(inner: T) -> io::Result<Self> {
         let inode = Inode::of(inner.as_fd().as_raw_fd())?;
         Ok(Self { inner: ManuallyDrop::new(inner), inode })
     }
 
-    /// What was put in; `None` when the program has closed it. One system call.
+    /// The descriptor; `None` when the program has closed it. One system call.
     pub(crate) fn get(&self) -> Option<&T> {
         let now = Inode::of(self.number()).ok()?;
         (now == self.inode).then_some(&*self.inner)
     }
 
-    /// Its number, whatever that stands for now.
+    /// Its number, whatever file that refers to now.
     pub(crate) fn number(&self) -> RawFd {
         self.inner.as_fd().as_raw_fd()
     }

@@ -17,7 +17,7 @@ use verbs_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, Zeroed, be64, ibv_device};
 
 use crate::{error::Errno, report, session::Session};
 
-/// Provider libraries that ask whether a device is theirs read behind it.
+/// Padding: provider libraries that check whether a device is theirs read beyond its end.
 const SLACK: usize = 512;
 
 /// A device in a list or under a context.
@@ -101,7 +101,7 @@ pub(crate) fn set_text<const N: usize>(to: &mut [c_char; N], text: &str) {
 }
 
 impl Known {
-    /// The device of a daemon, an old object or a new one, with one more reference.
+    /// The known device of a daemon, or a new one, with one more reference.
     fn adopt(&mut self, socket: &Path, info: DeviceInfo) -> *mut Device {
         // SAFETY: what is in the table is alive while it is locked.
         let found = self
@@ -121,7 +121,8 @@ impl Known {
         device
     }
 
-    /// Programs choose a device by its name, so two daemons' devices may not share one.
+    /// Chooses the name in lists: programs select a device by name, so devices of two daemons must
+    /// not have the same.
     fn free_name(&self, wanted: &str) -> String {
         let mut name = wanted.to_owned();
         let mut number = 2;
@@ -176,8 +177,7 @@ fn devices_at(path: &Path) -> io::Result<Vec<DeviceInfo>> {
     devices.map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))
 }
 
-/// A daemon that is not there is normal. One that is there but of no use is for people to put
-/// right.
+/// Reports a daemon that listens but cannot be used. No daemon at all is normal.
 fn explain(path: &Path, error: &io::Error) {
     static ONCE: Once = Once::new();
     let path = path.display();
@@ -253,7 +253,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> 
     u64::from_ne_bytes(unsafe { (*device.cast::<Device>()).info.node_guid })
 }
 
-/// A number that stays with the device while the program knows it, or -1.
+/// The device's index, constant while the program holds the device; -1 without one.
 ///
 /// # Safety
 /// As [`ibv_get_device_name`].

@@ -1,11 +1,11 @@
-//! fork(): pages of a registration need no protection, since the NIC reads them through the
-//! process, not pinned.
+//! fork(): registered pages need no protection from copy-on-write, because they are not pinned: the
+//! NIC accesses them through the process's page tables.
 
 use std::ffi::c_int;
 
 use verbs_abi::{IBV_FORK_UNNEEDED, ibv_fork_status};
 
-/// Accepts the wish to fork.
+/// Succeeds: fork is always supported.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
     0
 }

@@ -73,7 +73,8 @@ fn described(entry: &GidEntry) -> ibv_gid_entry {
     }
 }
 
-/// Writes as much of an entry as the caller knows of, and zero bytes behind what we know of.
+/// Writes as many bytes of an entry as the caller's structure has, and zeroes the part that we do
+/// not know.
 ///
 /// # Safety
 /// `to` has `size` writable bytes.

@@ -1,7 +1,7 @@
 //! Translation between the kernel's and the library's form of attributes.
 //!
-//! Nothing here comes from a kernel, but another librdmacm may be loaded over this library and
-//! calls these.
+//! No kernel produces these structures here, but the librdmacm of rdma-core, which may be loaded
+//! over this library, calls these functions.
 
 use verbs_abi::{
     ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid, ibv_global_route,

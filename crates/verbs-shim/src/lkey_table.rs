@@ -1,26 +1,27 @@
-//! Which memory each local key names, for the data path: found without a lock in constant time.
+//! The memory behind each local key, for the data path: found without a lock in constant time.
 //!
-//! A hash table under a sequence count. A reader that meets a writer finds nothing, which only
-//! costs a shortcut: the engine then reads the memory itself.
+//! A hash table with a sequence count. A reader that races with a writer finds nothing. It then
+//! loses only an optimization: the engine reads the memory itself.
 
 use std::{
     sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence},
     sync::{Mutex, PoisonError},
 };
 
-/// A registration as the data path needs it.
+/// What the data path needs to know of a registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Region {
-    /// First address that work requests use for it.
+    /// First address of the region in work requests.
     pub(crate) iova: u64,
     /// Bytes.
     pub(crate) length: u64,
-    /// Address in this process of its first byte.
+    /// Address of its first byte in this process.
     pub(crate) address: u64,
 }
 
 impl Region {
-    /// The address in this process of a range given by iova; `None` unless all of it is inside.
+    /// Converts a range given by iova to an address in this process; `None` unless the whole range
+    /// is in the region.
     #[inline]
     pub(crate) fn locate(&self, iova: u64, length: u64) -> Option<*mut u8> {
         let offset = iova.checked_sub(self.iova)?;
@@ -59,7 +60,7 @@ impl Entry {
 type Slots = [Entry];
 
 /// The table of one context.
-pub(crate) struct MrTable {
+pub(crate) struct LkeyTable {
     /// Odd while a writer changes entries.
     sequence: AtomicU64,
     slots: AtomicPtr<Generation>,
@@ -74,12 +75,12 @@ struct Writer {
     /// Slots that are not [`EMPTY`].
     taken: usize,
     live: usize,
-    /// Every generation, the current one last: a reader may still look into an old one.
+    /// Every generation, the current one last: a reader may still use an old one.
     #[expect(clippy::vec_box, reason = "readers hold the address of a generation")]
     generations: Vec<Box<Generation>>,
 }
 
-impl MrTable {
+impl LkeyTable {
     pub(crate) fn new() -> Self {
         let first = Box::new(Generation::new(FIRST_SIZE));
         Self {
@@ -89,7 +90,7 @@ impl MrTable {
         }
     }
 
-    /// The region of a key, if it is known and not just being changed.
+    /// The region of a key; `None` when it is unknown or a writer is changing the table.
     #[inline]
     pub(crate) fn find(&self, lkey: u32) -> Option<Region> {
         let before = self.sequence.load(Ordering::Acquire);
@@ -103,7 +104,7 @@ impl MrTable {
         (self.sequence.load(Ordering::Relaxed) == before).then_some(region)
     }
 
-    /// As [`find`](Self::find), but waits for writers: absent means that there is no such key.
+    /// As [`find`](Self::find), but waits for writers, so that `None` means an unknown key.
     pub(crate) fn find_settled(&self, lkey: u32) -> Option<Region> {
         loop {
             let before = self.sequence.load(Ordering::Acquire);
@@ -129,7 +130,7 @@ impl MrTable {
         });
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub(crate) fn remove(&self, lkey: u32) {
         self.change(|writer, _| {
             let slots = &writer.current().slots;
@@ -179,7 +180,7 @@ impl Generation {
         Self { slots: (0..size).map(|_| Entry::default()).collect() }
     }
 
-    /// Takes all entries out.
+    /// Removes and returns all entries.
     fn drain(&self) -> Vec<(u32, Region)> {
         let taken = self.slots.iter().filter_map(|entry| {
             let tag = entry.tag.swap(EMPTY, Ordering::Relaxed);
@@ -188,7 +189,7 @@ impl Generation {
         taken.collect()
     }
 
-    /// Writes an entry; true when that took a slot that was empty.
+    /// Writes an entry; true when it used an empty slot.
     fn put(&self, lkey: u32, region: Region) -> bool {
         let is_free = |&at: &usize| self.slots[at].tag.load(Ordering::Relaxed) <= REMOVED;
         let at = position(&self.slots, lkey)
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn keys_come_and_go_through_growth() {
-        let table = MrTable::new();
+        let table = LkeyTable::new();
         for n in 1..=5_000_u32 {
             table.insert(n << 8, region(n.into()));
             if n > 100 {
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn readers_never_see_a_torn_entry() {
-        let table = MrTable::new();
+        let table = LkeyTable::new();
         std::thread::scope(|scope| {
             scope.spawn(|| (1..20_000).for_each(|n| table.insert(7, region(n))));
             let mut seen = 0;

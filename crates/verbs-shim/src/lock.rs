@@ -1,9 +1,9 @@
-//! The lock of one queue: held for tens of nanoseconds, so that waiting for it in the kernel would
-//! cost more.
+//! The lock of one queue. It is held for tens of nanoseconds, so that sleeping in the kernel would
+//! cost more than spinning.
 //!
-//! Two interfaces hold it from one call to another: `ibv_start_poll` to `ibv_end_poll`, and
-//! `ibv_wr_start` to `ibv_wr_complete`. A program may make control calls in between, which need the
-//! lock too: those [`visit`](SpinLock::visit).
+//! Two interfaces hold it between calls: `ibv_start_poll` to `ibv_end_poll`, and `ibv_wr_start` to
+//! `ibv_wr_complete`. A program may make control calls in between, which need the lock too: they
+//! use [`visit`](SpinLock::visit).
 
 use std::{
     cell::UnsafeCell,
@@ -13,18 +13,18 @@ use std::{
     thread,
 };
 
-/// Attempts before the processor is offered to others: the holder may need this very core.
+/// Attempts before the thread yields: the lock's holder may need this CPU.
 const SPINS: u32 = 200;
 
 /// A spin lock around a value.
 pub(crate) struct SpinLock<T> {
     held: AtomicBool,
-    /// The thread that holds it across calls; 0 for none.
+    /// The thread that holds it between calls; 0 for none.
     keeper: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-/// A number that no other thread alive has; not 0.
+/// A number that no other living thread has; never 0.
 #[inline]
 fn this_thread() -> usize {
     // SAFETY: no arguments; it cannot fail.
@@ -43,7 +43,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// Runs `change` under the lock, also when this thread holds it across calls.
+    /// Runs `change` under the lock, even when this thread holds it between calls.
     pub(crate) fn visit<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         // Only this thread writes its own number here, so a concurrent store by another thread
         // cannot make the comparison wrong.
@@ -82,7 +82,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// The value while the lock is held across calls, after [`Guard::keep`].
+    /// The value while the lock is held between calls, after [`Guard::keep`].
     ///
     /// # Safety
     /// This thread holds the lock, and no guard or other reference to the value is alive.
@@ -110,7 +110,7 @@ pub(crate) struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Leaves the lock held: the interface has one call to take it and another to release it.
+    /// Leaves the lock held: one call of the interface takes it and another one releases it.
     #[inline]
     pub(crate) fn keep(self) {
         self.lock.keeper.store(this_thread(), Ordering::Relaxed);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_lock_may_visit_and_others_wait() {
+    fn a_kept_lock_admits_its_own_thread_and_no_other() {
         let lock = SpinLock::new(1);
         lock.lock().keep();
         lock.visit(|value| *value += 1);

@@ -18,7 +18,7 @@ use verbs_abi::{
 use crate::{
     context::Context,
     error::{Errno, Result, code, pointer},
-    mr_table::Region,
+    lkey_table::Region,
     session::{Arrived, Session},
     shared_memory::{Held, Memory},
     stubs::set_errno,
@@ -28,13 +28,13 @@ use crate::{
 #[repr(C)]
 struct Mr {
     ibv: ibv_mr,
-    /// What work requests call its first byte.
+    /// The address of its first byte in work requests.
     iova: u64,
-    /// Lasts as long as the daemon may touch the memory.
+    /// Must last as long as the daemon may access the memory.
     _held: Option<Held>,
 }
 
-/// The rights that the NIC knows. Optional ones that it does not know change nothing.
+/// Converts the access flags. Unknown optional flags are ignored, other unknown flags are refused.
 pub(crate) fn access_flags(access: c_uint) -> Result<AccessFlags> {
     let known = access & AccessFlags::all().bits();
     if access & !known & !IBV_ACCESS_OPTIONAL_RANGE != 0 {
@@ -50,8 +50,8 @@ fn keys_of(reply: Reply, _: Arrived<'_>) -> Option<(u32, u32, u32)> {
     }
 }
 
-/// Asks for a registration of `memory`, or of what `instead` gives when it is a file that the
-/// daemon does not want.
+/// Asks for a registration of `memory`, or, when the daemon does not accept its file, of what
+/// `instead` returns.
 fn request_keys(
     session: &Session,
     request: impl Fn(u64) -> Request,
@@ -60,7 +60,7 @@ fn request_keys(
 ) -> Result<((u32, u32, u32), Option<Held>)> {
     let memory = match memory {
         Memory::File { file, offset } => {
-            // Found a moment ago, so nothing but another thread of the program can have closed it.
+            // Found a moment ago: only another thread of the program can have closed it since.
             let file = file.get().ok_or(Errno(libc::EBADF))?;
             match session.call_with(&request(offset), &[file.as_fd()], keys_of) {
                 Ok(keys) => return Ok((keys, None)),
@@ -151,7 +151,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register(pd, addr, length, iova, access) })
 }
 
-/// Ends a registration: when it returns, nothing touches the memory any more.
+/// Ends a registration: after it returns, the daemon does not access the memory any more.
 ///
 /// # Safety
 /// `mr` is from one of the registering calls.
@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         return 0;
     }
     let known = context.mrs.find_settled(lkey);
-    // First: a post of another thread must not read memory that the daemon no longer answers for.
+    // First, so that another thread's post does not copy from memory that is no longer registered.
     context.mrs.remove(lkey);
     let result = context.session.dispose(&Request::DeregMr { mr: handle });
     match (result, known) {

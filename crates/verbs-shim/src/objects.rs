@@ -1,8 +1,8 @@
 //! The objects of a context by the daemon's handle, for events.
 //!
-//! The daemon hands a handle out again as soon as it was destroyed, while events of its old owner
-//! may still lie in a socket. So destroying holds this table's lock around the request and notes
-//! how many such events are left; they come before any event of the new owner and are dropped as
+//! The daemon reuses a handle as soon as its object was destroyed, while events of that object may
+//! still be in a socket. So a destroy request is made under this table's lock and records how many
+//! such events are left. They precede every event of the handle's next object, and are dropped when
 //! they are read.
 
 use std::{
@@ -26,7 +26,7 @@ pub(crate) struct Tables {
     pub(crate) qps: HashMap<u32, *const Qp>,
     pub(crate) cqs: HashMap<u32, *const Cq>,
     pub(crate) srqs: HashMap<u32, *const Srq>,
-    /// Async events in the socket whose object is gone.
+    /// Unread async events of destroyed objects in the socket.
     stale: HashMap<(Kind, u32), u64>,
 }
 
@@ -34,8 +34,7 @@ pub(crate) struct Tables {
 unsafe impl Send for Tables {}
 
 impl Tables {
-    /// Notes that `sent` async events were sent and `read` of them were read before the object
-    /// went.
+    /// An object was destroyed after `sent` async events were sent and `read` of them read.
     pub(crate) fn add_stale(&mut self, kind: Kind, handle: u32, sent: u64, read: u32) {
         let left = sent.saturating_sub(read.into());
         if left > 0 {
@@ -43,7 +42,7 @@ impl Tables {
         }
     }
 
-    /// Whether an async event is a left-over, and counts it off.
+    /// True for an async event of a destroyed object; counts it off.
     pub(crate) fn take_stale(&mut self, kind: Kind, handle: u32) -> bool {
         let Some(left) = self.stale.get_mut(&(kind, handle)) else { return false };
         *left -= 1;
@@ -64,8 +63,8 @@ impl Objects {
     }
 }
 
-/// Waits until the program has acknowledged every event that it was given, as destroying an object
-/// must.
+/// Waits until the program has acknowledged every event that it was given; destroying an object
+/// requires that.
 pub(crate) fn wait_for_acks(completed: impl Fn() -> u32, given: u32) {
     while completed() != given {
         std::thread::sleep(std::time::Duration::from_millis(1));

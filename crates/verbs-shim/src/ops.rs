@@ -14,7 +14,7 @@ use crate::{
     xrc::{close_xrcd, open_xrcd},
 };
 
-/// Fills in what there is; the inline functions take a null entry for EOPNOTSUPP.
+/// Fills in the supported functions; the inline functions return EOPNOTSUPP for a null entry.
 pub(crate) fn fill(context: &mut verbs_context) {
     let ops = &mut context.context.ops;
     ops.alloc_mw = Some(alloc_mw);

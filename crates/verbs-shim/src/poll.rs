@@ -10,7 +10,7 @@ use crate::{
     cq::{Cq, CqState},
 };
 
-/// Empty polls between two looks at whether the daemon still lives.
+/// Empty polls between two checks that the daemon is alive.
 const LIVENESS_POLLS: u32 = 1024;
 
 impl Cq {
@@ -28,7 +28,8 @@ impl Cq {
         }
     }
 
-    /// Accounts for a completion; false when its queue is gone and the program must not see it.
+    /// Accounts for a completion; false when its queue was destroyed and the program must not see
+    /// it.
     #[inline]
     fn accept(&self, cqe: &Cqe) -> bool {
         let context = self.context();
@@ -53,14 +54,14 @@ impl Cq {
         let context = self.context();
         state.empty_polls = state.empty_polls.wrapping_add(1);
         if state.empty_polls.is_multiple_of(LIVENESS_POLLS) {
-            context.look_at_daemon();
+            context.check_daemon();
         }
         if context.session.daemon_is_gone() { self.next_orphan(state) } else { None }
     }
 
-    /// The next completion when the ring was seen empty and the daemon is dead: a flushed one.
+    /// The next flushed completion, when the ring is empty and the daemon is dead.
     fn next_orphan(&self, state: &mut CqState) -> Option<Cqe> {
-        // It may have written a last one before it died.
+        // The daemon may have written a last completion before it died.
         if let Some(cqe) = self.next(state) {
             return Some(cqe);
         }

@@ -23,7 +23,7 @@ use crate::{
 const RECV_WORDS: usize = RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS;
 
 impl Context {
-    /// Shows the engine what was posted to a send queue. The caller holds the queue's lock.
+    /// Publishes what was posted to a send queue. The caller holds the queue's lock.
     #[inline]
     pub(crate) fn ring(&self, queue: &WorkQueue, producer: &WorkProducer) {
         if self.bell.ring(queue.record, producer.producer()) {
@@ -160,7 +160,7 @@ fn may_be_inline(opcode: WrOpcode) -> bool {
     matches!(opcode, Send | SendImm | SendInv | Write | WriteImm | AtomicWrite)
 }
 
-/// Fills in what a request says of the remote side, or of the window it binds.
+/// Fills in the remote side of a request, or the window that it binds.
 ///
 /// # Safety
 /// The fields that the opcode calls for are set.

@@ -34,7 +34,7 @@ use crate::{
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct Qp {
-    /// Read by programs; all of it is there for a plain QP too.
+    /// Programs read it. A plain QP has the extended part too.
     pub(crate) ibv: UnsafeCell<ibv_qp_ex>,
     pub(crate) context: *const Context,
     pub(crate) handle: u32,
@@ -47,9 +47,9 @@ pub(crate) struct Qp {
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
     pub(crate) srq: *mut ibv_srq,
-    /// Async events that the program was given.
+    /// Async events delivered to the program.
     pub(crate) events_given: AtomicU32,
-    /// The requests of `ibv_wr_start` and what follows, for QPs made for it.
+    /// The batch of the `ibv_wr_*` calls, for QPs made with them.
     pub(crate) builder: Option<SpinLock<Builder>>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Qp {
 // locks.
 unsafe impl Sync for Qp {}
 
-/// What a send work request may be.
+/// Which send work requests are accepted.
 #[derive(Clone, Copy)]
 pub(crate) struct SendRules {
     /// Bit n: opcode n.
@@ -70,7 +70,7 @@ pub(crate) struct SendRules {
     pub(crate) max_inline: u32,
 }
 
-/// Opcodes that a transport can do, and the device.
+/// The opcodes that both the transport and the device support.
 fn opcodes_of(context: &Context, qp_type: QpType) -> u32 {
     use WrOpcode::{
         AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
@@ -137,7 +137,8 @@ impl Qp {
             })
         };
         let send_ops = send_ops_of(attr, opcodes_of(context, qp_type))?;
-        // Held until the handle is in the table: no event about it may be taken for a left-over.
+        // Held until the handle is in the table, so that an early event of this QP is not dropped
+        // as a left-over.
         let mut objects = context.objects.lock();
         let made = context.session.call(&request, made)?;
         attr.cap = cap_of(&made.caps);
@@ -304,8 +305,8 @@ pub(crate) fn cap_of(caps: &QpCaps) -> ibv_qp_cap {
     }
 }
 
-/// Whether the `ibv_wr_*` calls are asked for; an error when one of them is that the transport
-/// cannot do.
+/// Whether the program asks for the `ibv_wr_*` calls; an error when it asks for one that the
+/// transport does not support.
 fn send_ops_of(attr: &ibv_qp_init_attr_ex, opcodes: u32) -> Result<bool> {
     if attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS == 0 {
         return Ok(false);

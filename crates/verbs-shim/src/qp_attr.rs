@@ -22,8 +22,8 @@ fn state_of(state: u32) -> Result<QpState> {
     u8::try_from(state).ok().and_then(QpState::from_number).ok_or(INVALID)
 }
 
-/// The attributes that `mask` names. The others may never have been set by the program, and are
-/// left out.
+/// The attributes that `mask` names. The program may not have initialised the others, so they are
+/// not read.
 fn to_daemon(attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let mut wire = QpAttr::default();
     /// Copies fields whose bit is set.
@@ -98,10 +98,10 @@ impl Qp {
         self.ask_state(&request).map(drop)
     }
 
-    /// Asks for something that is answered with the state, which is noted.
+    /// Makes a request whose reply contains the state, and stores that state.
     fn ask_state(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
-        // Noted before the session serves another thread, so that an older answer never hides a
-        // younger one.
+        // Stored before the session serves another thread, so that an older reply never overwrites
+        // the state of a newer one.
         self.context().session.call(request, |reply, _| match reply {
             Reply::QpState { attr, caps, sq_sig_all } => {
                 self.state().store(attr.state.number().into(), Ordering::Release);
@@ -111,12 +111,12 @@ impl Qp {
         })
     }
 
-    /// To RESET, where both sides start their queues over.
+    /// To RESET, where library and daemon restart their queues at index 0.
     fn reset(&self, request: &Request) -> Result<()> {
         let queues = || self.sq.iter().chain(&self.rq);
-        // What other threads post from now on is refused, and what they are posting is in the
-        // queues when the daemon empties them: it must not take an index of the old count for one
-        // of the new.
+        // First refuse further posts: what other threads are posting is then in the queues when the
+        // daemon empties them, and the daemon cannot take an index from before the reset for one
+        // after it.
         let before = self.state().swap(IBV_QPS_RESET, Ordering::AcqRel);
         queues().for_each(|queue| queue.producer.visit(|_| ()));
         self.ask_state(request).inspect_err(|_| self.state().store(before, Ordering::Release))?;

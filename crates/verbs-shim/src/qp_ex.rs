@@ -1,7 +1,7 @@
 //! The `ibv_wr_*` calls: requests are built call by call between `wr_start` and `wr_complete`,
 //! under the send queue's lock.
 //!
-//! Mistakes are kept until `wr_complete`, which then posts nothing and returns the first of them.
+//! `wr_complete` reports the first error of the calls before it, and then posts nothing.
 
 use std::{
     ffi::{c_int, c_void},
@@ -25,11 +25,11 @@ use crate::{
 /// A batch being built.
 pub(crate) struct Builder {
     wqe: SendWqeBuilder,
-    /// The wqe holds a request that is not in the ring yet.
+    /// `wqe` holds a request that is not in the ring yet.
     pending: bool,
     /// Producer index when the batch began.
     start: u32,
-    /// The first mistake, as an errno value; 0 for none.
+    /// The first error, as an errno value; 0 for none.
     error: c_int,
 }
 
@@ -38,7 +38,7 @@ impl Builder {
         Self { wqe: SendWqeBuilder::new(), pending: false, start: 0, error: 0 }
     }
 
-    /// The queue starts over: what was built for it is not posted.
+    /// The queue was reset: the batch is discarded.
     pub(crate) fn forget(&mut self) {
         self.pending = false;
         self.start = 0;
@@ -52,7 +52,7 @@ impl Builder {
     }
 }
 
-/// The `IBV_QP_EX_WITH_*` bits of what a queue pair can do.
+/// The `IBV_QP_EX_WITH_*` operations that a queue pair supports.
 pub(crate) fn supported_ops(opcodes: u32) -> u64 {
     use WrOpcode::{
         AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
@@ -76,7 +76,7 @@ pub(crate) fn supported_ops(opcodes: u32) -> u64 {
         .fold(0, |bits, (_, bit)| bits | bit)
 }
 
-/// Fills in the functions. Those that were not asked for at creation are refused when called.
+/// Fills in the functions. Those that the program did not ask for at creation fail when called.
 pub(crate) fn fill(qp: &mut ibv_qp_ex) {
     qp.wr_start = Some(wr_start);
     qp.wr_complete = Some(wr_complete);
@@ -100,7 +100,7 @@ pub(crate) fn fill(qp: &mut ibv_qp_ex) {
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
 }
 
-/// Runs `step` on the batch of an extended queue pair. Nothing happens on one without a batch.
+/// Runs `step` on the batch of an extended queue pair. Does nothing when there is no batch.
 ///
 /// # Safety
 /// This thread is between `wr_start` and `wr_complete` or `wr_abort` of `qp`.
@@ -182,7 +182,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     producer.keep();
 }
 
-/// Releases the batch; posts it when `post` and nothing was wrong.
+/// Ends the batch and posts it when `post` is set and there was no error.
 ///
 /// # Safety
 /// This thread called `wr_start`.

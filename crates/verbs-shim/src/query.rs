@@ -23,7 +23,7 @@ use crate::{
     error::{Errno, Result, code},
 };
 
-/// An identifier that no vendor has; programs take zero for a broken device.
+/// An identifier of no vendor: programs take zero for a broken device.
 const VENDOR_ID: u32 = 0x00ff_ffff;
 const PAGE_SIZE_CAP: u64 = 0xffff_f000;
 /// Largest message, IBTA 9.7.1: 2^31 bytes.
@@ -33,7 +33,7 @@ const PHYS_STATE_DISABLED: u8 = 3;
 /// Timestamps of completions count nanoseconds: this is their clock in kHz.
 const CLOCK_KHZ: u64 = 1_000_000;
 
-/// The port now.
+/// The current port attributes.
 pub(crate) fn port_info(context: &Context) -> Result<PortInfo> {
     context.session.call(&Request::QueryPort, |reply, _| match reply {
         Reply::Port(info) => Some(info),
@@ -141,7 +141,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.hca_core_clock = CLOCK_KHZ;
     full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
     full.phys_port_cnt_ex = 1;
-    // Memory is read and written through the program's own page tables: it is always on demand.
+    // Memory is accessed through the program's own page tables, so all of it is on-demand paged.
     let datagram = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
     let writes = datagram | IBV_ODP_SUPPORT_WRITE;
     let reliable = writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
@@ -156,7 +156,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// Writes as much of a structure as the caller knows of, and zero bytes behind what we know of.
+/// Writes as many bytes of a structure as the caller's has, and zeroes the part that we do not
+/// know.
 ///
 /// # Safety
 /// `to` has `size` writable bytes.
@@ -168,7 +169,7 @@ unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
     }
 }
 
-/// Codes of link width and speed that come to about this many Mbit/s, as Linux chooses them for
+/// The codes of link width and speed for about this many Mbit/s, as Linux chooses them for
 /// Ethernet.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const W1: u8 = 1;
@@ -224,10 +225,10 @@ pub(crate) unsafe extern "C" fn query_port(
     code(info.map(|info| unsafe { write_prefix(attr.cast(), length, &port_attr(&info)) }))
 }
 
-/// Reads the port's attributes for programs built before there was a length.
+/// Reads the port's attributes, for programs built before the call had a length.
 ///
 /// # Safety
-/// `context` is open and `attr` has the 48 writable bytes of old.
+/// `context` is open and `attr` has the 48 writable bytes of the old structure.
 pub(crate) unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     port_num: u8,

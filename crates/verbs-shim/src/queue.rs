@@ -1,4 +1,4 @@
-//! One work queue as the library sees it: what was posted, and what was polled of it.
+//! The library's side of one work queue: what was posted, and what was polled.
 //!
 //! Posting happens under the producer's lock, polling under the lock of the completion queue. What
 //! both need are atomics.
@@ -17,10 +17,10 @@ use rnic_abi::{
 
 use crate::{context::Context, lock::SpinLock};
 
-/// What a queue is for, and for queues of a QP what polling its completions must know of the QP.
+/// What the queue is for. For queues of a QP also what polling must know about the QP.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
-    /// A send queue. All its WQEs are signaled, or only those that say so.
+    /// A send queue. Either all its WQEs are signaled, or only those with the flag.
     Send { qpn: u32, all_signaled: bool },
     /// A receive queue.
     Receive { qpn: u32 },
@@ -36,9 +36,9 @@ pub(crate) struct WorkQueue {
     /// WQEs that may be outstanding.
     limit: u32,
     capacity: u32,
-    /// Only ever reads slots.
+    /// Only reads slots.
     reader: WorkProducer,
-    /// Every WQE below was polled.
+    /// All WQEs below this index were polled.
     polled: AtomicU32,
     /// Shared queues are polled in any order: one bit per slot that was polled ahead of `polled`.
     polled_ahead: Box<[AtomicU64]>,
@@ -72,8 +72,8 @@ impl WorkQueue {
         used < self.limit || producer.in_use() < self.limit
     }
 
-    /// Whether one more receive may be posted: its slot is read again when the completion is
-    /// polled, so it is free only after that.
+    /// Whether one more receive may be posted. A poll still reads the slot of a completed receive,
+    /// so the slot is free only after that poll.
     #[inline]
     pub(crate) fn has_receive_room(&self, producer: &mut WorkProducer) -> bool {
         if matches!(self.role, Role::Shared) {
@@ -95,7 +95,7 @@ impl WorkQueue {
         }
     }
 
-    /// Moves the low end of a shared queue over the slots that were polled.
+    /// Advances `polled` of a shared queue over the slots that were polled out of order.
     fn advance_polled(&self, producer: u32) {
         let mut polled = self.polled.load(Ordering::Relaxed);
         while polled != producer {
@@ -110,7 +110,7 @@ impl WorkQueue {
         self.polled.store(polled, Ordering::Release);
     }
 
-    /// Whether a completion is of this queue, not of one that had its record before.
+    /// Whether a completion belongs to this queue, not to an earlier queue with the same record.
     #[inline]
     pub(crate) fn owns(&self, cqe: &Cqe) -> bool {
         match self.role {
@@ -120,7 +120,7 @@ impl WorkQueue {
         }
     }
 
-    /// Starts over: the QP went to RESET.
+    /// Restarts at index 0: the QP went to RESET.
     pub(crate) fn reset(&self) {
         self.producer.visit(WorkProducer::reset);
         self.polled.store(0, Ordering::Release);
@@ -148,9 +148,9 @@ impl WorkQueue {
         }
     }
 
-    /// After the daemon died: the next WQE that will never complete, as a flushed completion.
+    /// After the daemon died: a flushed completion for the next WQE that will never complete.
     pub(crate) fn next_orphan(&self) -> Option<Cqe> {
-        // Nothing is posted over a slot while it is read.
+        // A slot is not overwritten while it is read here.
         self.producer.visit(|producer| self.next_orphan_of(producer.producer(), producer.in_use()))
     }
 
@@ -160,7 +160,7 @@ impl WorkQueue {
             if index == end {
                 return None;
             }
-            // Older slots were written again: their WQEs completed long ago.
+            // Older slots were overwritten: their WQEs completed long ago.
             let oldest = end.wrapping_sub(self.capacity);
             let index = if end.wrapping_sub(index) > self.capacity { oldest } else { index };
             self.note_polled(index);
@@ -171,7 +171,7 @@ impl WorkQueue {
         }
     }
 
-    /// The flushed completion of one WQE; `None` when it succeeded silently.
+    /// The flushed completion of one WQE; `None` when the WQE is unsignaled and had succeeded.
     fn flushed(&self, index: u32, was_released: bool) -> Option<Cqe> {
         let (qpn, opcode, wr_id) = match self.role {
             Role::Send { qpn, all_signaled } => {

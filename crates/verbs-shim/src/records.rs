@@ -37,7 +37,7 @@ impl RecordTable {
         unsafe { (&(*page))[record % PAGE].load(Ordering::Acquire) }
     }
 
-    /// Enters a queue. The daemon hands a record out again only after its last queue is gone.
+    /// Enters a queue. The daemon reuses a record only after its last queue was destroyed.
     pub(crate) fn set(&self, record: u32, queue: &WorkQueue) {
         if let Some(slot) = self.slot(record) {
             slot.store(ptr::from_ref(queue).cast_mut(), Ordering::Release);

@@ -1,8 +1,9 @@
-//! Messages to the user on stderr, only about what the user must correct.
+//! Messages to the user on stderr, only about what the user can correct.
 
 use std::{env, fmt::Display, io, io::Write, sync::Once, sync::OnceLock};
 
-/// `RNIC_DEBUG`, or libibverbs' own `IBV_SHOW_WARNINGS`, asks for more than the errno value.
+/// `RNIC_DEBUG`, or libibverbs' own `IBV_SHOW_WARNINGS`, asks for an explanation of each errno
+/// value.
 pub(crate) fn debug_wanted() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| {

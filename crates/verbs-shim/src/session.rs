@@ -27,7 +27,8 @@ use crate::{
 pub(crate) struct Session {
     link: Mutex<Link>,
     gone: AtomicBool,
-    /// A child made by fork shares the socket but is not the daemon's client.
+    /// The process that connected: a child made by fork has the socket but is not the daemon's
+    /// client.
     pid: u32,
 }
 
@@ -36,7 +37,7 @@ struct Link {
     arenas: HashMap<u32, Words>,
 }
 
-/// What came beside a reply.
+/// Descriptors that came with a reply, and the memory that they bring.
 pub(crate) struct Arrived<'a> {
     fds: Descriptors,
     arenas: &'a mut HashMap<u32, Words>,
@@ -64,7 +65,7 @@ impl Session {
     /// Connects and agrees on the version.
     ///
     /// # Errors
-    /// The reason, for people.
+    /// The reason as a text for the user.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let connection = Connection::connect(path)?;
         match connection.call(&Request::Hello { abi: ABI_VERSION }, &[])? {
@@ -91,19 +92,19 @@ impl Session {
         })
     }
 
-    /// The daemon died, or this process is a forked child of the one that connected.
+    /// True when the daemon died, or when this process is a forked child of the one that connected.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire) || self.is_forked_child()
     }
 
-    /// This process does not have the rings, whose memory is not inherited. Another thread of the
-    /// parent may have held any lock when it forked, so ending an object here takes none: there is
-    /// nothing to end but this copy.
+    /// A child does not have the rings, whose memory is not inherited. Another thread of the parent
+    /// may have held any lock during the fork, so destroying an object in a child takes no lock and
+    /// frees only the child's copy.
     pub(crate) fn is_forked_child(&self) -> bool {
         self.pid != process::id()
     }
 
-    /// Only the death of the daemon: cheap, for the data path.
+    /// True only when the daemon died: cheap enough for the data path.
     #[inline]
     pub(crate) fn daemon_is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
@@ -113,7 +114,7 @@ impl Session {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// The daemon's process, where it can be seen.
+    /// The daemon's process id, where it is visible.
     pub(crate) fn daemon_pid(&self) -> Option<u32> {
         self.link().connection.get()?.peer_credentials().ok().map(|peer| peer.pid)
     }
@@ -123,8 +124,8 @@ impl Session {
         self.link().connection.number()
     }
 
-    /// Sends a request and waits for its reply. `take` interprets the reply; `None` means it does
-    /// not fit the request.
+    /// Sends a request and waits for its reply. `take` interprets the reply and returns `None` for
+    /// one that does not fit the request.
     ///
     /// # Errors
     /// The daemon's refusal; EIO when it is gone.
@@ -173,7 +174,8 @@ impl Session {
         }
     }
 
-    /// A request that destroys something: `None` when the daemon is gone, and the object with it.
+    /// Sends a request that destroys an object: `None` when the daemon is gone, and the object with
+    /// it.
     ///
     /// # Errors
     /// The daemon's refusal.

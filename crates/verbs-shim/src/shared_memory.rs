@@ -1,13 +1,14 @@
 //! Registered memory that the daemon maps, so that it copies without system calls: opt-in.
 //!
-//! The pages of a registration become pages of a memory file, at the same addresses and with the
-//! same content, and stay so. A later registration that lies in them uses the same file. What the
-//! kernel says about the address space decides, not what this module remembers: programs free
-//! memory, get other memory at the same address, move it and let it grow.
+//! The pages of a registration are replaced by pages of a memory file, at the same addresses and
+//! with the same content, and remain so after the registration ends. A later registration of the
+//! same pages uses the same file. This module asks the kernel about the address space each time
+//! instead of remembering it: programs free memory, get other memory at the same address, move it
+//! and let it grow.
 //!
-//! Replacing pages under a program is correct only if no thread writes to them meanwhile and
-//! nothing depends on what kind of mapping they were. Where that is not certain, the pages stay as
-//! they are and the registration is an ordinary one.
+//! Replacing pages of a running program is correct only if no thread writes to them meanwhile and
+//! nothing depends on the kind of mapping. Where that is not certain, the pages stay as they are
+//! and the registration is an ordinary one.
 
 mod fork;
 mod maps;
@@ -27,17 +28,18 @@ use maps::Area;
 
 /// The memory of a registration.
 pub(crate) enum Memory {
-    /// The daemon reaches it through the process.
+    /// Private memory, which the daemon accesses through the process.
     Ordinary(Option<Held>),
-    /// A part of a memory file.
+    /// A part of a memory file, which the daemon can map.
     File { file: Arc<Descriptor<OwnedFd>>, offset: u64 },
 }
 
 impl Memory {
-    /// Finds out what the memory of a new registration is, and makes it shareable where that was
+    /// Determines the kind of a new registration's memory, and replaces its pages by shared ones
+    /// where that was asked for and is safe.
     /// asked for and is safe.
     pub(crate) fn of(address: usize, length: usize, access: AccessFlags) -> Self {
-        // On-demand memory may be exchanged by the program itself while it is registered.
+        // The program may replace on-demand memory itself while it is registered.
         if !wanted() || length == 0 || access.contains(AccessFlags::ON_DEMAND) {
             return Self::Ordinary(None);
         }
@@ -52,7 +54,7 @@ impl Memory {
         }
     }
 
-    /// The same as an ordinary registration, when the daemon does not want the file.
+    /// The same memory as an ordinary registration, when the daemon does not accept the file.
     pub(crate) fn without_file(address: usize, length: usize) -> Self {
         say("the daemon does not map it (RNIC_DEBUG=1 tells why)");
         Self::Ordinary(lock().hold(address, length))
@@ -79,7 +81,7 @@ impl Drop for Held {
     }
 }
 
-/// Why memory is not shared. Programs register much alike: once is enough.
+/// Tells the user why memory is not shared, once: registrations of one program are much alike.
 fn say(reason: &str) {
     static ONCE: Once = Once::new();
     let text = "memory is registered, but not as shared memory";
@@ -98,17 +100,18 @@ fn lock() -> MutexGuard<'static, Shares> {
     SHARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A memory file, and a place in it.
+/// A memory file, and an offset in it.
 type Place = (Arc<Descriptor<OwnedFd>>, u64);
 
-/// The memory files of this process, and what is registered in the ordinary way.
+/// The memory files of this process, and its ordinary registrations.
 struct Shares {
     files: Vec<Arc<Descriptor<OwnedFd>>>,
     held: Vec<Range<usize>>,
 }
 
 impl Shares {
-    /// The file in which a range is, after putting it into one if need be, and where.
+    /// The file that holds a range and the offset in it. Moves the pages into a file when
+    /// necessary.
     fn place(&mut self, address: usize, length: usize) -> Result<Place, String> {
         let pages = pages(address, length).ok_or("it wraps around")?;
         let areas = maps::read("maps").map_err(|error| error.to_string())?;
@@ -126,13 +129,13 @@ impl Shares {
         Ok((file, into))
     }
 
-    /// Closes the files of which this process has nothing any more: their memory is free then.
+    /// Closes the files that this process has no mapping of, which frees their memory.
     fn forget_unused(&mut self, areas: &[Area]) {
         let in_use = |file: &Descriptor<_>| areas.iter().any(|area| area.inode == file.inode());
         self.files.retain(|file| file.get().is_some() && in_use(file));
     }
 
-    /// Whether pages may be exchanged.
+    /// Whether pages may be replaced.
     fn check(&self, pages: &Range<usize>) -> Result<(), String> {
         let overlaps = |held: &Range<usize>| held.start < pages.end && pages.start < held.end;
         let here = 0u8;
@@ -178,12 +181,12 @@ fn file_size_is_limited() -> bool {
     result != 0 || limit.rlim_cur != libc::RLIM_INFINITY
 }
 
-/// Puts the content of pages into a new memory file and the file in their place.
+/// Copies pages into a new memory file and maps the file in their place.
 fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
     let length = pages.len();
     let file = memory::reserve("rnic-registered", length as u64 + ROOM_TO_GROW)?;
-    // From the copy on nothing may write to the pages: they can be the heap, so no allocation, and
-    // no signal handler.
+    // Between the copy and the mapping nothing may write to the pages. They can be heap, so
+    // allocate nothing here and block all signal handlers.
     let _quiet = SignalsBlocked::new();
     let mut done = 0;
     while done < length {
@@ -212,7 +215,7 @@ fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
     if map == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(file) }
 }
 
-/// No signal handler runs while it lives.
+/// Blocks all signal handlers while it lives.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -234,8 +237,8 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Each takes a descriptor, of which programs may have 1024.
+/// Each file takes one of the program's descriptors, of which it may have only 1024.
 const MAX_FILES: usize = 256;
-/// Bytes of each file, without memory, behind what was put there: `realloc` lets a mapping grow in
-/// place, and beyond the end of its file would be a signal.
+/// Bytes of each file beyond the pages, which take no memory: `realloc` lets a mapping grow in
+/// place, and an access beyond the end of its file raises SIGBUS.
 const ROOM_TO_GROW: u64 = 1 << 40;

@@ -1,5 +1,5 @@
-//! Names of statuses, events, states and opcodes. The status and event names are those users search
-//! the web for.
+//! Names of statuses, events, states and opcodes. The names of statuses and events are those of
+//! libibverbs, so that users find them in a web search.
 
 use std::ffi::{CStr, c_char};
 

@@ -1,8 +1,7 @@
-//! What stands behind a name that is exported but not supported: it fails the way its kind of call
-//! fails.
+//! Implementations of exported names that are not supported: each fails as its kind of call fails.
 //!
-//! All but one of the functions take no arguments, whatever the caller passes: both calling
-//! conventions allow ignoring them.
+//! All functions but one take no arguments, whatever the caller passes; the calling conventions
+//! allow that.
 
 use std::{
     ffi::{c_int, c_void},
@@ -29,8 +28,8 @@ pub(crate) extern "C" fn err_ptr() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// For calls that return a list and write its length, NULL and errno on failure: programs go by the
-/// length.
+/// For calls that return a list and write its length. NULL, errno and length 0 on failure: programs
+/// check the length.
 ///
 /// # Safety
 /// `length` is null or writable.
@@ -42,7 +41,8 @@ pub(crate) unsafe extern "C" fn err_list(length: *mut c_int) -> *mut c_void {
     err_ptr()
 }
 
-/// For calls without a result, and for those where 0 is the truth: nothing to do, nothing there.
+/// For calls without a result, and for those that may truthfully return 0: nothing to do, or an
+/// empty answer.
 pub(crate) extern "C" fn nop() -> usize {
     0
 }

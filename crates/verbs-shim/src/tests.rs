@@ -1,5 +1,5 @@
-//! The library against a daemon without a NIC: what is in the WQEs, what becomes of CQEs and
-//! events.
+//! The library against a daemon without a NIC: the WQEs that it writes, and what it makes of CQEs
+//! and events.
 
 mod data_path;
 mod events;
@@ -33,7 +33,7 @@ use crate::{
 };
 use fake::Fake;
 
-/// A connected queue pair with one CQ for both directions, at the library's side.
+/// A connected queue pair with one CQ for both directions, as the library sees it.
 struct World {
     fake: Fake,
     context: *mut ibv_context,

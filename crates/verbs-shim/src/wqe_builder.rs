@@ -9,7 +9,7 @@ use rnic_abi::{
     wqe::{CONTROL_WORDS, MAX_INLINE, MAX_SGE, MAX_SLOT_WORDS, SGE_WORDS, SendControl, Sge},
 };
 
-use crate::{error::Errno, mr_table::MrTable, qp::SendRules};
+use crate::{error::Errno, lkey_table::LkeyTable, qp::SendRules};
 
 /// Longest payload that the library copies into the WQE without being asked to: one packet of the
 /// smallest path MTU. The engine then needs no system call to read it.
@@ -97,7 +97,7 @@ impl SendWqeBuilder {
     /// Adds a copy of what the SGEs name, when it is small and nothing forbids to read it already
     /// now: a fenced request may send what an earlier READ is still writing.
     #[inline]
-    pub(crate) fn carry(&mut self, mrs: &MrTable, stride: usize) {
+    pub(crate) fn carry(&mut self, mrs: &LkeyTable, stride: usize) {
         use WrOpcode::{Send, SendImm, SendInv, Write, WriteImm};
         let at = self.control.data_at();
         let room = stride.saturating_sub(at) * WORD;

@@ -45,17 +45,17 @@ impl Control {
     }
 
     /// The messages in the first `len` bytes, for a buffer that the kernel filled.
-    pub(crate) fn received(&self, len: usize) -> Messages<'_> {
-        Messages { rest: &self.bytes[..len.min(CAPACITY)] }
+    pub(crate) fn received(&self, len: usize) -> ControlMessages<'_> {
+        ControlMessages { rest: &self.bytes[..len.min(CAPACITY)] }
     }
 }
 
 /// Iterator over (level, type, data).
-pub(crate) struct Messages<'a> {
+pub(crate) struct ControlMessages<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Iterator for Messages<'a> {
+impl<'a> Iterator for ControlMessages<'a> {
     type Item = (i32, i32, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -9,13 +9,13 @@
 //! * IPv4 identification counts up by one per frame from the value in the header,
 //! * lengths and checksums are each frame's own; the UDP checksum is present.
 //!
-//! Kernels before 6.2 refuse to send trains, and lose what another local socket sent as one when
-//! they should describe it in a vnet header. A port without [`PacketConfig::trains`] does without
-//! that header: it sends single frames, and what the kernel joined arrives as one frame whose
-//! lengths describe the whole, without a hint where to cut it.
+//! Kernels before 6.2 refuse to send trains, and lose a train from another local socket instead of
+//! describing it in a vnet header. A port without [`PacketConfig::trains`] uses no vnet header: it
+//! sends single frames, and receives what the kernel joined as one frame whose lengths describe the
+//! whole, without the segment size.
 //!
-//! An AF_PACKET socket only taps: the kernel sees the frames too, and would answer with ICMP port
-//! unreachable. A UDP socket that drops everything holds the port to prevent that
+//! An AF_PACKET socket is only a tap: the kernel processes the frames too, and would answer with
+//! ICMP port unreachable. A UDP socket that drops everything is bound to the port to prevent that
 //! ([`PortGuard`]).
 //!
 //! Frames from sockets of this or a neighbouring namespace can carry an unfinished UDP checksum
@@ -213,8 +213,8 @@ impl PacketPort {
     }
 
     /// Receives up to `out.len()` frames or trains without waiting. The ranges stay valid until
-    /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received. Where
-    /// the last receives brought one each, a call asks for one: that is the cheaper path.
+    /// [`PacketPort::release_rx`]; when all slots are in use nothing more is received. After calls
+    /// that found one frame each, a call asks the kernel for one only, which is cheaper.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let slots = match self.rx.receive(self.socket.as_fd(), out.len(), &mut self.hint) {
             Ok(slots) => slots,

@@ -175,14 +175,14 @@ impl<T: Element> Producer<T> {
 
     /// Replaces the published elements that the kernel has not consumed.
     ///
-    /// One that it is just reading, which only a device does that takes elements without a system
-    /// call, may reach it as it was, as it becomes, or half of each.
+    /// A device that takes elements without a system call may be reading one of them meanwhile, and
+    /// then sees its old value, its new one, or a mixture.
     pub(crate) fn replace_unconsumed(&mut self, mut with: impl FnMut(T) -> T) {
         let unconsumed = self.unconsumed().min(self.shared.size);
         for behind in 1..=unconsumed {
             let element = self.shared.element(self.next.wrapping_sub(behind));
             // SAFETY: an element of the mapped ring. Only this side writes it, through `&mut self`,
-            // and the kernel takes no element at its word.
+            // and the kernel validates every element that it reads.
             unsafe { element.write(with(element.read())) };
         }
     }

@@ -152,7 +152,7 @@ pub struct UdpPort {
     max_segments: usize,
     /// The socket that had something last.
     busy: usize,
-    /// The one of the others that was asked last.
+    /// The other socket that was asked last.
     other: usize,
     /// Calls of [`UdpPort::receive`].
     calls: u32,
@@ -249,12 +249,12 @@ impl UdpPort {
     }
 
     /// Receives into the arena, up to `out.len()` trains, without waiting. The ranges stay valid
-    /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received. Where
-    /// the last receives brought one each, a call asks for one: that is the cheaper path.
+    /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received. After
+    /// calls that found one train each, a call asks the kernel for one only, which is cheaper.
     ///
-    /// A call asks the socket that had something last, and now and then one of the others: each
-    /// has its turn within `4 * addresses` calls. To ask them all would take a system call each,
-    /// and behind an epoll instance every datagram makes the kernel walk the wait queue.
+    /// A call asks the socket that last had something, and now and then one of the others, each
+    /// within `4 * addresses` calls. To ask all of them would take a system call each, and with an
+    /// epoll instance the kernel would walk its wait queue for every datagram.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let filled = self.receive_from(self.busy, out);
         self.calls = self.calls.wrapping_add(1);
@@ -340,7 +340,7 @@ impl UdpPort {
         };
         let is_first = self.tx.queued().is_empty();
         let slot = self.tx.reserve(len, index as u32)?;
-        // What is queued counts on the fields that the socket has now.
+        // The IP fields of queued trains depend on the socket's current ones.
         if is_first {
             socket.adapt(IpFields { tos: train.tos, hops: train.hop_limit });
         }
@@ -443,7 +443,7 @@ fn describe(message: Message<'_>, bound: IpAddr) -> Option<RxTrain> {
     (!train.dst.is_unspecified()).then_some(train)
 }
 
-/// The control messages for what `train` wants otherwise than `socket` has it.
+/// The control messages for those IP fields of `train` that differ from the socket's.
 fn describe_to_kernel(train: &TxTrain, segmented: bool, socket: &Socket) -> Control {
     let mut control = Control::EMPTY;
     let (level, tos, hops, source) = if train.src.is_ipv4() {

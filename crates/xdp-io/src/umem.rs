@@ -55,9 +55,9 @@ impl MappedMemory {
     /// The bytes of `range`, writable.
     pub(crate) fn bytes_mut(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
         assert!(range.start <= range.end && range.end <= self.len());
-        // SAFETY: as in `bytes`; `&mut self` excludes every other slice of this process. The
-        // kernel only reads transmit ranges, and the ports lend receive ranges writable only
-        // while the kernel does not own them.
+        // SAFETY: as in `bytes`; `&mut self` excludes every other slice of this process. The kernel
+        // only reads transmit ranges, and the ports hand out receive ranges as writable only while
+        // the kernel does not own them.
         unsafe {
             std::slice::from_raw_parts_mut(self.start().add(range.start), range.end - range.start)
         }

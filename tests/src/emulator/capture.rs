@@ -1,5 +1,5 @@
-//! What a direction carried, as a pcap file. A thread of its own writes it: a disk that is busy
-//! must not hold frames up, which the hosts would take for loss.
+//! The frames of one direction as a pcap file. A thread of its own writes it: a busy disk must not
+//! delay frames, which the hosts would take for loss.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -13,7 +13,7 @@ use pcap_file::pcap::{PcapPacket, PcapWriter};
 
 type Stamped = (Duration, Vec<u8>);
 
-/// A file in the making.
+/// A file being written.
 pub(super) struct Capture {
     frames: Sender<Stamped>,
     writer: JoinHandle<Result<()>>,
@@ -32,12 +32,12 @@ impl Capture {
         Ok(Self { frames, writer })
     }
 
-    /// Adds a frame. What the writer has to say about it is the result of [`Capture::finish`].
+    /// Adds a frame. An error of the writer is reported by [`Capture::finish`].
     pub(super) fn add(&self, at: Duration, frame: &[u8]) {
         let _ = self.frames.send((at, frame.to_vec()));
     }
 
-    /// Writes what is left.
+    /// Writes the rest.
     pub(super) fn finish(self) -> Result<()> {
         drop(self.frames);
         self.writer.join().map_err(|_| anyhow!("the capture's writer panicked"))?

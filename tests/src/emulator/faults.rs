@@ -11,7 +11,7 @@ pub struct Faults {
     pub duplicate: f64,
     /// Overtaken by up to [`REORDER_SPAN`] later frames.
     pub reorder: f64,
-    /// One bit of the RoCE packet is flipped.
+    /// One bit of the RoCE packet is inverted.
     pub corrupt: f64,
     /// ECN field set to CE (IPv4 and IPv6), checksum mended.
     pub mark: f64,
@@ -77,7 +77,8 @@ impl Dice {
 
     /// The fate of the next frame.
     pub fn roll(&mut self) -> Fate {
-        // Every frame draws the same number of times, so that one fault does not shift the others.
+        // Every frame uses the same number of random numbers, so that one fault does not shift the
+        // others.
         let faults = self.faults;
         let (lost, duplicated) = (self.happens(faults.loss), self.happens(faults.duplicate));
         let (reordered, corrupted) = (self.happens(faults.reorder), self.happens(faults.corrupt));

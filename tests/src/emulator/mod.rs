@@ -1,12 +1,12 @@
-//! A link of the tests' own, in a namespace between two hosts.
+//! An emulated link in a namespace between two hosts.
 //!
-//! The kernel of a test machine may have no netem, queueing disciplines do not touch AF_XDP
-//! frames, and tcpdump sees none of them. So a bridge in user space stands in the middle: it
-//! receives every frame of one veth with a packet socket, decides its fate from a seed, and sends
-//! it out of the other, capturing what came in and what went out.
+//! The kernel of a test machine may lack netem, queueing disciplines do not affect AF_XDP frames,
+//! and tcpdump does not see them. So a bridge in user space connects the two: it receives every
+//! frame of one veth with a packet socket, decides its fate from a seed, and sends it out of the
+//! other. It captures what came in and what went out.
 //!
-//! The hosts' interfaces have segmentation and checksum offload switched off: the unit of fate is
-//! one packet, and what the capture shows is what a real link would carry.
+//! The hosts' interfaces have segmentation and checksum offload switched off, so each frame is one
+//! packet and the capture shows what a real link would carry.
 
 mod capture;
 mod faults;
@@ -251,8 +251,8 @@ fn mac(text: &str) -> Result<[u8; 6]> {
 
 /// One direction of the link.
 struct Forwarder {
-    /// The MAC address of the host that sends. A packet socket also sees what others send out of
-    /// its interface: the opposite direction's frames, which must not turn back.
+    /// The MAC address of the sending host. A packet socket also sees the frames that are sent
+    /// through its interface: those of the opposite direction, which must not be sent back.
     sender: [u8; 6],
     dice: Dice,
     rx: Box<dyn DataLinkReceiver>,
@@ -369,8 +369,8 @@ fn packet_socket(
     }
 }
 
-/// A packet socket, not yet bound, whose queue holds whatever arrives while this thread has no
-/// CPU: the link loses what it is told to lose, and nothing else.
+/// A packet socket, not yet bound, with a queue large enough for what arrives while this thread has
+/// no CPU: the link loses only what it is told to lose.
 fn roomy_socket() -> Result<OwnedFd> {
     const ROOM: usize = 64 << 20;
     let kind = (AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC);
@@ -402,8 +402,8 @@ impl Roce {
         })
     }
 
-    /// Flips a bit behind the UDP header. The UDP checksum, which the ICRC does not cover, is
-    /// removed, so that the damage reaches the ICRC check.
+    /// Inverts a bit behind the UDP header. The UDP checksum, which the ICRC does not cover, is
+    /// removed so that the damage reaches the ICRC check.
     fn flip(&self, frame: &mut [u8], bit: u64) {
         let start = self.udp + 8;
         let bits = (frame.len() - start) as u64 * 8;
@@ -412,7 +412,7 @@ impl Roce {
         frame[self.udp + 6..self.udp + 8].fill(0);
     }
 
-    /// Sets CE. The IPv4 header checksum is mended incrementally (RFC 1624).
+    /// Sets CE and corrects the IPv4 header checksum incrementally (RFC 1624).
     fn mark(&self, frame: &mut [u8]) {
         if self.v6 {
             frame[self.ip + 1] |= 0x30;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::faults::Faults;
 
-/// A frame that waits to be overtaken is let go after this long, whatever else comes.
+/// A frame that waits to be overtaken is sent after this time even without later frames.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 struct Held {
@@ -38,12 +38,12 @@ impl Queue {
         }
     }
 
-    /// Frames that a later one really went past.
+    /// Frames that at least one later frame overtook.
     pub(super) fn overtaken(&self) -> u64 {
         self.overtaken
     }
 
-    /// A frame came in at `now` that so many later ones shall overtake.
+    /// Adds a frame that arrived at `now` and is to be overtaken by so many later ones.
     pub(super) fn push(&mut self, frame: Vec<u8>, overtaken_by: u64, now: Instant) {
         if overtaken_by > 0 {
             let until = now + self.delay + PATIENCE;
@@ -69,14 +69,14 @@ impl Queue {
         }
     }
 
-    /// Something else went by.
+    /// Another frame was added.
     pub(super) fn passed(&mut self) {
         for held in &mut self.held {
             held.overtakers_left = held.overtakers_left.saturating_sub(1);
         }
     }
 
-    /// The next frame whose time has come.
+    /// The next frame that is due.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<Vec<u8>> {
         if let Some(i) = self.held.iter().position(|held| held.until <= now) {
             let held = self.held.remove(i);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lonely_reordered_frame_is_not_held_for_ever() {
+    fn a_reordered_frame_without_successors_is_sent() {
         let mut queue = Queue::new(Faults::NONE);
         let now = Instant::now();
         queue.push(vec![1], 2, now);

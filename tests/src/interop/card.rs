@@ -44,7 +44,7 @@ const NEEDED: [&str; 11] = [
     "ib_atomic_lat",
     "timeout",
 ];
-/// Where administrators' programs are, beside the search path of a login.
+/// Folders of administrators' programs, which a login's search path may lack.
 const SEARCH: &str = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH";
 
 /// A device of another host.
@@ -58,7 +58,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Logs in and looks at the device. What is missing there is named in the error.
+    /// Logs in and examines the device. The error names what is missing there.
     ///
     /// # Errors
     /// When the host does not let us in, or has not what the suite needs.
@@ -99,7 +99,7 @@ impl Card {
         self.session.check(&format!("{SEARCH}; ibv_devinfo -d {}", self.device))
     }
 
-    /// Compiles the checker there, for a host that does not run what was built here.
+    /// Compiles the checker there, for a host that cannot run our build.
     fn compile_checker(&self) -> Result<()> {
         let sources = repository().join("tests").join("checker");
         for entry in std::fs::read_dir(&sources)? {

@@ -11,9 +11,9 @@ use crate::programs::{Dialogue, Transcript, perftest, pingpong};
 const LIMIT: Duration = Duration::from_secs(90);
 const BOTH: &[Role] = &[Role::Client, Role::Server];
 
-/// One dialogue and what must come of it.
+/// One dialogue and its expected result.
 pub enum Case {
-    /// A program of others. `-m PATH_MTU` is added.
+    /// A third-party program. `-m PATH_MTU` is added.
     Program(&'static str),
     /// The checker, which sends and receives at once; which side opens the connection is a
     /// parameter of its own.
@@ -52,8 +52,8 @@ pub const CHECKER: &[Case] = &[
     Case::Checker { line: "-n 100 -T 16 -R 16 --events", role: [Role::Client] },
 ];
 
-/// Programs for a link that loses and reorders. Going back N costs a window for every fault: few
-/// messages in flight keep that small. The timeout of 268 ms survives a machine that is busy.
+/// Programs for a link that loses and reorders. Going back N resends a window for every fault, so
+/// few messages are in flight. The timeout of 268 ms is long enough for a busy machine.
 pub const ROUGH_PROGRAMS: &[Case] = &[
     Case::Program("ib_send_bw -s 16384 -n 30 -t 4 -u 16"),
     Case::Program("ib_write_bw -s 16384 -n 30 -t 4 -u 16"),
@@ -104,7 +104,7 @@ pub const REFUSALS: &[Refusal] = &[
     refusal("qp_without_read", "REM_INV_REQ_ERR"),
     Refusal {
         receive: "LOC_LEN_ERR",
-        // Linux 6.1 finds out only when it scatters the data.
+        // Linux 6.1 detects it only when it scatters the data.
         rxe: Some(("REM_OP_ERR", "LOC_QP_OP_ERR")),
         ..refusal("send_too_long", "REM_INV_REQ_ERR")
     },
@@ -151,11 +151,11 @@ impl Case {
         Dialogue::new(&line).limit(LIMIT)
     }
 
-    /// What the peer's end is told beyond that.
+    /// Further arguments of the peer's end.
     ///
-    /// Once Linux 6.1's rxe has gone back N, it counts the READs and atomics *behind* a fenced WQE,
-    /// which it had sent already, against the fence, and never sends anything again: nothing it
-    /// sends is fenced. (Its queue pair then shows a `sq-psn` behind what it has sent.)
+    /// After Linux 6.1's rxe has gone back N, it counts READs and atomics *behind* a fenced WQE,
+    /// which it had sent already, as before the fence, and never sends anything again. So nothing
+    /// that rxe sends is fenced. (Its queue pair then shows a `sq-psn` behind what it has sent.)
     pub(super) fn peer_args(&self, peer: Kind) -> &'static str {
         match (self, peer) {
             (Self::Checker { .. }, Kind::Rxe) => "--no-fence",
@@ -163,7 +163,7 @@ impl Case {
         }
     }
 
-    /// Whether what was printed is as it must be. That both ends succeeded is known.
+    /// Whether the output is right. That both ends succeeded is already known.
     pub(super) fn check(&self, said: &Transcript, peer: Kind, ours: Role) -> Result<()> {
         match self {
             Self::Program(line) if line.starts_with("ibv_") => {

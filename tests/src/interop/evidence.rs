@@ -1,4 +1,4 @@
-//! What both sides know when a dialogue makes no progress: it is gone once the programs have ended.
+//! Diagnostics of a dialogue that makes no progress, collected before the programs end.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::process::Cmd;
 
 /// No case of the suite takes half of this, on a busy machine.
 const SLOW: Duration = Duration::from_secs(40);
-/// How long the wire is listened to.
+/// How long frames are captured.
 const LISTEN: Duration = Duration::from_secs(2);
 
-/// Does `work`. When it takes too long, what both sides know is printed while it goes on.
+/// Does `work`. When that takes too long, prints the state of both sides meanwhile.
 pub(super) fn when_slow<T>(ours: &Node, peer: &dyn Peer, work: impl FnOnce() -> T) -> T {
     let (done, waiting) = channel::<()>();
     std::thread::scope(|scope| {
@@ -39,7 +39,7 @@ fn collect(ours: &Node, peer: &dyn Peer) -> String {
         let (qps, counters) = (ask("qp"), ask("counters"));
         format!("our QPs: {qps}\nour counters: {counters}\nthe peer:\n{}", peer.state())
     };
-    // Before and after: what changes is what is still tried.
+    // Before and after: a difference shows what is still being tried.
     let before = state();
     let frames = shown(listen(&rnic(&["capture"])));
     format!("{before}\nframes of {LISTEN:?}:\n{frames}\n{}", state())

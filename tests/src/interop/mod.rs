@@ -1,9 +1,9 @@
 //! The interoperability suite: our NIC against another implementation, each side as server and as
 //! client.
 //!
-//! [`cases`] is what is run, as data; [`InteropRun`] runs it; [`peers`] makes the two sides. The
-//! peer is anything that implements [`Peer`]. The suite is the same for all; where a peer is known
-//! to answer otherwise than the specification has it, the case says so.
+//! [`cases`] has the cases as data; [`InteropRun`] runs them; [`peers`] prepares the two sides. The
+//! peer is anything that implements [`Peer`]. The suite is the same for all; where a known peer
+//! differs from the specification, the case says so.
 
 pub mod card;
 pub mod cases;
@@ -43,10 +43,10 @@ pub trait Peer: Place {
     /// When it cannot be copied.
     fn install(&self, program: &Path) -> Result<()>;
 
-    /// What its kernel or scripts wrote, for the reader of a failure.
+    /// What its kernel or scripts logged, to explain a failure.
     fn log(&self) -> String;
 
-    /// Counters and queue pairs of its device at this moment, for the reader of a stall.
+    /// Counters and queue pairs of its device now, to explain a stall.
     fn state(&self) -> String;
 }
 
@@ -70,7 +70,7 @@ pub fn equip(peer: &dyn Peer) -> Result<()> {
         .try_for_each(|name| peer.install(&folder.join(name)))
 }
 
-/// What the packets of a run look like.
+/// The kind of packets of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
     /// RoCE over IPv6, else over IPv4.
@@ -142,7 +142,7 @@ pub struct InteropRun<'a> {
 }
 
 impl<'a> InteropRun<'a> {
-    /// Looks the IPv6 addresses of both up.
+    /// Looks up the IPv6 addresses of both sides.
     ///
     /// # Errors
     /// When a device cannot be asked.
@@ -161,7 +161,7 @@ impl<'a> InteropRun<'a> {
         Self { lossy: true, ..self }
     }
 
-    /// The kinds of packets that both sides can have. The others are named on standard error.
+    /// The kinds of packets that both sides support. The others are named on standard error.
     ///
     /// # Errors
     /// When a device cannot be asked.
@@ -176,8 +176,7 @@ impl<'a> InteropRun<'a> {
         Ok(can)
     }
 
-    /// Runs cases over one kind of packets, each in all roles that it asks for, and goes on behind
-    /// a failure.
+    /// Runs cases over one kind of packets, each in all its roles, and continues after a failure.
     ///
     /// # Errors
     /// When an interrupt arrives.
@@ -201,7 +200,8 @@ impl<'a> InteropRun<'a> {
         Ok(outcomes)
     }
 
-    /// What went wrong, in the last of as many dialogues as it took to lose no last ACK.
+    /// What went wrong, in the last of the dialogues. A dialogue whose last ACK was lost is
+    /// repeated.
     fn attempt(&self, case: &Case, wire: Wire, role: Role) -> Result<Option<String>> {
         let mut left = if self.lossy { LOSSY_ATTEMPTS - 1 } else { 0 };
         loop {
@@ -226,7 +226,7 @@ impl<'a> InteropRun<'a> {
         if self.lossy || !self.patient.get() {
             return false;
         }
-        // Where the daemon has gone, the dialogue's own error says more.
+        // Without a daemon, the dialogue's own error explains more.
         let unheard = ask(self.ours, "counters").ok().and_then(|found| found["rx_no_qp"].as_u64());
         let excused = unheard.is_some_and(|unheard| unheard > MANY_UNHEARD);
         self.patient.set(!excused);
@@ -262,17 +262,17 @@ fn last_ack_lost(error: &str) -> bool {
     error.contains("_lat ") && error.contains("Failed status 12") && error.contains("ended with 0")
 }
 
-/// A program of rxe that repeats its last message until it is killed sends more than so many
-/// packets to a queue pair of ours that has gone.
+/// More packets than this to a destroyed queue pair of ours mean that a program on rxe repeats its
+/// last message until it is killed.
 ///
-/// rxe's timer also goes off in the middle of a later message than the one it was started for.
-/// While rxe then starts that message over, it drops the ACK of the first time, although it had
-/// sent all of it: a capture shows whole messages again behind our ACKs, one in 2000 here. When
+/// rxe's retransmission timer also expires during a later message than the one it was started for.
+/// While rxe then repeats that message, it drops the ACK of the first transmission, although it had
+/// sent all of it: a capture shows whole messages repeated after our ACKs, one in 2000 here. If
 /// that was the last message, our program has ended, and with seven retries rxe never gives up. One
-/// case of a run may be repeated for it: if our NIC withheld ACKs, the other cases would fail too.
+/// case of a run may be repeated for this: if our NIC withheld ACKs, other cases would fail too.
 const MANY_UNHEARD: u64 = 1000;
 
-/// How many dialogues may end like that over a lossy link, the last one not.
+/// How many dialogues in a row may end like that over a lossy link before the case fails.
 const LOSSY_ATTEMPTS: u32 = 3;
 
 fn shown(transcript: &Transcript) -> String {

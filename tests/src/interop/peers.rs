@@ -1,4 +1,4 @@
-//! The two sides of the suite: a guest with rxe and a namespace where our NIC shares its wire.
+//! The two sides of the suite: a guest with rxe, and a namespace whose NIC of ours shares its link.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -35,12 +35,12 @@ impl Peer for Guest {
     }
 }
 
-/// The guest's end of the wire is a tap, which is our NIC's interface.
+/// The guest's end of the link is a tap, which is our NIC's interface.
 pub const INTERFACE: &str = "eth0";
 /// Interface MTU: path MTU 4096 with headers.
 pub const MTU: u32 = 4200;
 
-/// Addresses of a host on the wire, the first host being ours.
+/// Addresses of a host on the link; host 1 is ours.
 #[must_use]
 pub fn addresses(host: u8) -> [(IpAddr, u8); 2] {
     let v6 = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, host.into());

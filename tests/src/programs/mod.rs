@@ -1,8 +1,8 @@
 //! Dialogues: a program as server in one place and as client in another.
 //!
-//! A [`Dialogue`] is data. How the device, the GID index, the port and the server's address are
-//! told to a program depends on its [`Family`]; readers of what programs print are in
-//! [`perftest`], [`pingpong`], [`iperf3`] and [`qperf`].
+//! A [`Dialogue`] is data. How a program is told the device, the GID index, the port and the
+//! server's address depends on its [`Family`]; readers of what programs print are in [`perftest`],
+//! [`pingpong`], [`iperf3`] and [`qperf`].
 
 pub mod iperf3;
 pub mod perftest;
@@ -59,8 +59,8 @@ pub struct Transcript {
     pub client: Output,
 }
 
-/// How long either end may run, unless a dialogue says otherwise. Only a hang takes so long: beside
-/// others that compute, a program that spins on memory moves one message in each slice.
+/// How long either end may run, unless a dialogue says otherwise. Only a hang takes so long, or a
+/// machine whose other work leaves a program that spins on memory one message per time slice.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
@@ -135,7 +135,7 @@ impl Dialogue {
         Ok(Transcript { server: Some(served), client: asked })
     }
 
-    /// Waits for the client, but not for ever after its server failed.
+    /// Waits for the client, but only for a limited time after its server failed.
     fn attend(&self, mut calling: Box<dyn Job>, serving: &mut dyn Job) -> Result<Output> {
         let mut failed: Option<Instant> = None;
         let limit = self.limit + ORPHANED;
@@ -157,7 +157,8 @@ impl Dialogue {
     fn serve(&self, place: &dyn Place, port: u16) -> Result<Box<dyn Job>> {
         let mut job = place.start(&self.program, &self.server_line(place, port), self.limit)?;
         if self.family == Family::Rping {
-            // It listens in the RDMA CM, which no table shows; its client retries by itself.
+            // It listens in the RDMA CM, which has no table of listeners; its client retries by
+            // itself.
             std::thread::sleep(Duration::from_millis(300));
             return Ok(job);
         }

@@ -199,7 +199,7 @@ impl Shell for Guest {
         Ok(Box::new(self.link.start(script, &[], limit)?))
     }
 
-    /// After an interrupt there is nothing to undo: the guest goes with all that it has.
+    /// The guest is discarded with everything in it, so an interrupt leaves nothing to undo.
     fn clean_up(&self, script: &str) -> Result<()> {
         match interrupt::check() {
             Ok(()) => self.check(script).map(drop),
@@ -244,7 +244,7 @@ fn make_tap(netns: &Netns, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Differs between the guests of a process; the guest knows its wire by the prefix.
+/// Differs between the guests of a process; a guest finds its link's interface by the prefix.
 fn mac_of(port: u16) -> String {
     let [high, low] = port.to_be_bytes();
     format!("52:54:00:00:{high:02x}:{low:02x}")
@@ -257,13 +257,13 @@ fn qemu(image: &Image, machine: &Machine, port: u16, console: &Path, mac: String
         format!("{KERNEL_ARGUMENTS} peer.address={} peer.mtu={}", addresses.join(","), machine.mtu);
     let offloads = if machine.offloads { "" } else { NO_OFFLOADS };
     Cmd::new("qemu-system-x86_64")
-        // The emulator takes a turn for each byte of REP MOVSB. A kernel that is not told how fast
-        // that is on a processor copies eight bytes at a time.
+        // The emulator executes REP MOVSB byte by byte. A kernel that does not see the flag for a
+        // fast REP MOVSB copies eight bytes at a time instead.
         .args(["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"])
         .args(["-M", "q35,usb=off,hpet=off"])
-        // A processor that could be given company: for one alone QEMU before 8.1 leaves the
-        // guest's memory barriers out, although its own I/O threads run beside it. A virtio queue
-        // whose notification is lost that way never moves again.
+        // More than one processor is possible: for a machine with only one, QEMU before 8.1 omits
+        // the guest's memory barriers, although its own I/O threads run concurrently. A virtio
+        // notification lost that way stalls its queue for ever.
         .args(["-smp", &format!("{0},maxcpus={1}", machine.cpus, machine.cpus + 1)])
         .args(["-m", &machine.memory.to_string()])
         .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])

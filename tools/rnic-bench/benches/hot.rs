@@ -1,5 +1,5 @@
-//! The engine's hot paths: two engines back to back over a wire that swaps buffers and memory that
-//! is not copied.
+//! The engine's hot paths: two engines connected by a wire that swaps buffers, and memory that is
+//! not copied.
 //!
 //! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting
 //! instructions: it warms up, then runs MESSAGES messages. The turns that count are
@@ -20,11 +20,11 @@ use rnic_core::ports::{
     Wire, WireCaps,
 };
 
-/// Trains of one turn at most.
+/// Trains sent in one turn at most.
 const TRAINS: usize = 256;
-/// Messages on the way at most.
+/// Messages in flight at most.
 const DEPTH: usize = 32;
-/// Messages before those that count.
+/// Warm-up messages, which are not counted.
 const WARM_UP: usize = 2 * DEPTH;
 
 /// What is timed, and how many messages of it.
@@ -52,7 +52,7 @@ impl SwapWire {
         Self { rx: arena(), tx: arena(), incoming: trains(), outgoing: trains(), used: 0 }
     }
 
-    /// What was sent becomes what the peer receives.
+    /// What one side sent becomes what its peer receives.
     fn pass_to(&mut self, peer: &mut Self) {
         if peer.incoming.is_empty() && !self.outgoing.is_empty() {
             std::mem::swap(&mut self.tx, &mut peer.rx);
@@ -150,7 +150,7 @@ struct Stage {
 
 impl Stage {
     fn new(opcode: WrOpcode, len: u32) -> Self {
-        // A secret of its own for each side: addresses and numbers must not collide by accident.
+        // Each side has its own secret, so that keys and numbers differ.
         let options = Options::default();
         let mut requester = Node::over(1, &options, SwapWire::new(), NoDma);
         let mut responder = Node::over(2, &options, SwapWire::new(), NoDma);
@@ -199,7 +199,7 @@ impl Stage {
     }
 }
 
-// Two functions that differ, so that the compiler does not make them one.
+// Two different functions, so that the compiler does not merge them.
 #[inline(never)]
 fn requester_turn(side: &mut Side, now: Instant) {
     black_box(1);

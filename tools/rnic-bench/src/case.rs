@@ -1,4 +1,4 @@
-//! What can be measured, and its names.
+//! What can be measured, and the names of the cases.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -11,7 +11,7 @@ pub(crate) enum LinkKind {
     XdpGeneric,
 }
 
-/// How payload gets from and to the memory of an application.
+/// How payload is copied from and to the memory of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copy {
     /// Memory that is mapped here: a plain copy.
@@ -30,11 +30,11 @@ pub(crate) struct Shape {
     /// Bytes of a message whose first packet has a RETH and therefore travels alone; 0 for a
     /// stream of equal packets.
     pub(crate) message: usize,
-    /// Bytes of application memory that the stream goes through, again and again.
+    /// Bytes of application memory that the stream uses, again and again.
     pub(crate) memory: usize,
     /// Packets that are fetched and sent together.
     pub(crate) burst: usize,
-    /// Packets on the way at most.
+    /// Packets in flight at most.
     pub(crate) in_flight: usize,
 }
 
@@ -54,12 +54,12 @@ const MAX_TRAIN_BYTES: usize = 65_507;
 const OVERHEAD: usize = 16;
 /// Segments of a train that every kernel accepts.
 const MAX_SEGMENTS: usize = 64;
-/// Memory of a stream of equal packets: as much as the largest message that is compared with it,
-/// which programs send from the same place again and again.
+/// Memory of a stream of equal packets: the size of the largest message that it is compared with,
+/// which programs send from the same memory again and again.
 const STREAM_MEMORY: usize = 1 << 20;
-/// Trains on the way at most.
+/// Trains in flight at most.
 const TRAINS_IN_FLIGHT: usize = 24;
-/// Single packets that are sent together, and on the way at most.
+/// Single packets that are sent together, and those in flight at most.
 const BURST: usize = 16;
 const IN_FLIGHT: usize = 192;
 
@@ -141,7 +141,7 @@ impl Shape {
             "a message must be several whole packets"
         );
         let train = (MAX_TRAIN_BYTES / (payload + OVERHEAD)).min(MAX_SEGMENTS);
-        // A message's FIRST and its following train leave together.
+        // A message's FIRST and the train after it are sent together.
         let burst = (train + 1).min(message / payload);
         let in_flight = TRAINS_IN_FLIGHT * train;
         Ok(Self { payload, train, message, memory: message, burst, in_flight })

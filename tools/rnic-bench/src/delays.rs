@@ -1,4 +1,4 @@
-//! How long single events took.
+//! Durations of single events.
 
 use std::time::Duration;
 

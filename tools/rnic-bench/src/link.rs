@@ -1,4 +1,5 @@
-//! The ports of `xdp-io` behind one face: units of equal datagrams out, pieces of them in.
+//! The ports of `xdp-io` behind one trait: units of equal datagrams are sent, pieces of them
+//! received.
 
 mod frame;
 mod udp;

@@ -1,10 +1,10 @@
-//! `rnic-raw`: what a mechanism can do at most on this machine, without an RDMA engine.
+//! `rnic-raw`: the most that a mechanism can do on this machine, without an RDMA engine.
 //!
 //! One call measures one case, between two processes in two network namespaces that are joined by a
 //! link, each spinning on a core of its own, and prints one line of JSON. The packets have the
-//! sizes, headers and ICRC of RoCEv2; the payload is fetched from memory before sending and placed
-//! into memory after receiving; what is in flight is bounded through shared memory, so that there
-//! are no acknowledgements. `cargo xtask bench` sets the stage and compares.
+//! sizes, headers and ICRC of RoCEv2. The payload is copied from memory before sending and into
+//! memory after receiving. Shared memory limits what is in flight, so there are no
+//! acknowledgements. `cargo xtask bench` prepares the namespaces and compares the results.
 //!
 //! A case is one of
 //!

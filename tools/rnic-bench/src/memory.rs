@@ -1,4 +1,4 @@
-//! Memory of an application: mapped here, or in a process of its own.
+//! Memory of an application: mapped here, or in another process.
 
 use std::ops::Range;
 use std::time::Duration;

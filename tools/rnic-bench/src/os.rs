@@ -1,4 +1,4 @@
-//! System calls that no library of ours wraps: fork, namespaces, pinning, memory of other
+//! System calls that none of our libraries wraps: fork, namespaces, pinning, memory of other
 //! processes.
 
 use std::fs::File;
@@ -122,7 +122,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A piece of local memory for the calls below.
+/// Local memory for the calls below.
 pub(crate) fn piece(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

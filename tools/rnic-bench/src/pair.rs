@@ -55,7 +55,7 @@ pub(crate) struct Board {
     pub(crate) lost: Counter,
     /// Nanoseconds: median and 99th percentile of what is timed.
     pub(crate) delays: [Counter; 2],
-    /// How often the two processes handed over to each other.
+    /// How often the two processes passed the CPU or word to each other.
     pub(crate) turn: Counter,
 }
 
@@ -65,7 +65,7 @@ impl Board {
     }
 }
 
-/// One of the two processes, as it sees itself.
+/// One of the two processes, from its own view.
 pub(crate) struct Side<'a> {
     /// 0 sends, 1 receives.
     pub(crate) index: usize,
@@ -114,7 +114,7 @@ impl Drop for Children {
     }
 }
 
-/// Runs `role` in both namespaces, pinned, and counts what happens in between.
+/// Runs `role` in both namespaces, pinned, and counts during the measured time.
 pub(crate) fn run(
     stage: &Stage,
     board: &Board,

@@ -11,7 +11,7 @@ use crate::pair::{self, Side, Stage};
 
 /// Base transport header, RETH, 8 bytes, ICRC: a WRITE of 8 bytes.
 const LEN: usize = 12 + 16 + 8 + 4;
-/// How long an answer may take before the packet counts as lost.
+/// How long a response may take before the packet counts as lost.
 const LOST: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(stage: &Stage, link: LinkKind, packets: usize) -> Result<String> {

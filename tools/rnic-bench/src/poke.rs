@@ -1,4 +1,4 @@
-//! Eight bytes into the memory of an application, the way a small message arrives.
+//! Writes of eight bytes into the memory of an application, as for a small message.
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ const ICRC: usize = 4;
 /// Opcodes RC WRITE FIRST and MIDDLE.
 const FIRST: u8 = 0x06;
 const MIDDLE: u8 = 0x07;
-/// How long nothing may arrive before what is in flight counts as lost.
+/// After so long without a packet, what is in flight counts as lost.
 const LOST: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(stage: &Stage, link: LinkKind, shape: Shape, copy: Copy) -> Result<String> {
@@ -86,12 +86,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until a burst fits into what may be in flight; false when the measurement ended.
+    /// Waits until a burst fits into the limit of packets in flight; false when the measurement
+    /// ended.
     fn has_room(&mut self, side: &Side<'_>) -> bool {
         let board = side.board;
         let room = (self.shape.in_flight - self.shape.burst) as u64;
         let (mut arrived, mut since) = (board.packets.get(), Instant::now());
-        // What was given up may still arrive: more than everything is possible here.
+        // Packets given up as lost may still arrive, so the count of arrived packets may exceed
+        // that of sent ones.
         while self.sent.saturating_sub(arrived + board.lost.get()) > room {
             if !board.is_running() {
                 return false;

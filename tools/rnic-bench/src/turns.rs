@@ -1,5 +1,5 @@
-//! Two processes that hand a word of memory to each other, turn by turn: what it takes to reach
-//! the other one, on the same CPU or on another.
+//! Two processes that pass a word of memory to each other, turn by turn: the time to reach the
+//! other process, on the same CPU or on another.
 
 use std::time::Instant;
 use std::{hint, thread};
@@ -9,10 +9,12 @@ use anyhow::Result;
 use crate::delays::{self, Delays};
 use crate::pair::{self, Side, Stage};
 
-/// Round trips of a cache line that are timed together: one takes no longer than the clock.
+/// Round trips of a cache line that are timed together: a single one is as short as reading the
+/// clock.
 const LINES: u32 = 64;
 
-/// Changes of threads: both processes share a CPU and hand it over, as engine and program do.
+/// Switches between threads: both processes share a CPU and yield to each other, as engine and
+/// program do.
 pub(crate) fn switch(stage: Stage) -> Result<String> {
     let stage = Stage { cpus: [stage.cpus[0]; 2], ..stage };
     // There and back.
@@ -44,12 +46,13 @@ fn take(stage: &Stage, rounds: u32, parts: u32, wait: fn()) -> Result<String> {
             }
             Ok(())
         })?;
-        // Each waits for the other half of the time: that says nothing about third ones.
+        // Each process waits half of the time for the other, so waiting does not show disturbance
+        // by others.
         delays::report(board, parts, 0.0)
     })
 }
 
-/// Gives the turn away until it is back.
+/// Passes the word and waits until it returns.
 fn hand_over(side: &Side<'_>, wait: fn()) {
     let turn = &side.board.turn;
     let is_ours = || turn.get() % 2 == side.index as u64;

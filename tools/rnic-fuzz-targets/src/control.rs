@@ -11,7 +11,7 @@ use rnic_abi::wqe::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// The first byte says what the rest is.
+/// The first byte selects what the rest is.
 pub fn run(input: &[u8]) {
     let mut script = Script::new(input);
     let kind = script.u8();
@@ -26,7 +26,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Whatever decodes can be encoded and is the same afterwards.
+/// Whatever decodes can be encoded and is equal after a round trip.
 fn check_message<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
     let Ok(message) = decode::<T>(bytes) else { return };
     let encoded = encode(&message).expect("what came in a message fits into one");

@@ -1,7 +1,7 @@
 //! A hostile peer: two connected QPs receive whatever it sends, while their application works.
 //!
-//! The input is a script: one byte of setup, then steps. Another client's QPs stand by; their peer
-//! is one the script cannot imitate.
+//! The input is a script: one byte of setup, then steps. Another client's QPs must not be affected;
+//! the script cannot imitate their peer.
 
 use crate::packet::{self, Aim, Place};
 use crate::script::Script;
@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr};
 /// The hostile peer.
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const PEER_QPN: Qpn = Qpn::new(0x22);
-/// Address of the bystanders' peer; the script sends nothing from it.
+/// Address of the peer of the unaffected QPs; the script sends nothing from it.
 const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
 const MAX_STEPS: usize = 64;
 const BURST: usize = 16;
@@ -118,7 +118,7 @@ impl Scene {
             14 => self.deliver_raw(script, nth),
             _ => drop(self.victim.poll()),
         }
-        // Several bursts may wait when the engine comes by.
+        // Several bursts may wait before the engine's turn.
         if choice & 0x40 == 0 {
             self.turn();
         }
@@ -142,7 +142,7 @@ impl Scene {
         turn.worked || turn.more || self.world.port.has_input()
     }
 
-    /// What the peer knows.
+    /// What the peer knows about a QP.
     fn aim(&self, nth: usize) -> Aim {
         let app = &self.victim.qps[nth];
         let view = self.world.engine.qp(app.handle).expect("the QP exists");
@@ -156,7 +156,7 @@ impl Scene {
     }
 
     fn deliver(&mut self, packets: Vec<Packet>) {
-        // No wire merges empty datagrams into trains, but this port would.
+        // No network merges empty datagrams into trains, but this port would.
         for packet in packets.into_iter().filter(|packet| !packet.bytes.is_empty()) {
             self.delivered += 1;
             self.world.port.deliver(packet);
@@ -271,7 +271,7 @@ impl Scene {
         self.victim.modify(&mut self.world, nth, mask, attr, None);
     }
 
-    /// Memory comes and goes while it is being used.
+    /// Memory is registered and deregistered while it is in use.
     fn change_memory(&mut self, script: &mut Script<'_>) {
         let which = script.below(self.regions.len());
         let mr = self.regions[which];
@@ -295,7 +295,7 @@ impl Scene {
         }
     }
 
-    /// Everything posted completes, and the bystanders are unchanged.
+    /// Everything posted completes, and the other client's QPs are unchanged.
     fn finish(&mut self) {
         for nth in 0..self.victim.qps.len() {
             self.victim.set_state(&mut self.world, nth, QpState::Err);
@@ -345,7 +345,7 @@ fn regions(world: &mut World, victim: &Tenant) -> [Mr; 5] {
     let private = victim.region(world, pd, 2 * PAGE, local);
     let readable = victim.region(world, pd, PAGE, AccessFlags::REMOTE_READ);
     let foreign = victim.region(world, other_pd, PAGE, full_access());
-    // Longer than any message, and nowhere.
+    // Longer than any message, and not mapped.
     let unmapped = victim.register(world, pd, 1 << 40, 5 << 30, full_access());
     victim.fill(world, &foreign, UNTOUCHED[0]);
     let mut regions = [open; 5];
@@ -357,7 +357,7 @@ fn regions(world: &mut World, victim: &Tenant) -> [Mr; 5] {
     regions
 }
 
-/// The bystanders have receives posted and one request in flight.
+/// The other client has receives posted and one request in flight.
 fn stand_by(world: &mut World, bystander: &mut Tenant, kept: &Mr) {
     bystander.fill(world, kept, UNTOUCHED[0]);
     for nth in 0..bystander.qps.len() {

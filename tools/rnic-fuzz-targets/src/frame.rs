@@ -11,7 +11,7 @@ use roce_wire::{Datagram, Flow, Frame, IpIdHint, datagram, icrc};
 use std::fmt::{self, Display, Write};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The first byte says what the rest is.
+/// The first byte selects what the rest is.
 pub fn run(input: &[u8]) {
     let mut script = Script::new(input);
     let kind = script.u8();
@@ -35,7 +35,7 @@ fn check_frame(bytes: &[u8]) {
     let mut out = [0; FrameHeader::MAX_LEN];
     let len = header.emit(frame.ip_id, frame.payload().len(), &mut out);
     assert_eq!(len, frame.payload_range().start, "the header has another length");
-    // What a sender of ours would have made of it is the same frame to a receiver.
+    // The frame as our sender would have made it is the same frame to a receiver.
     let mut again = out[..len].to_vec();
     again.extend_from_slice(frame.payload());
     let parsed = Frame::parse(&again).expect("a header that was emitted parses");
@@ -71,7 +71,7 @@ fn check_datagram(bytes: &[u8]) {
 }
 
 /// Reserved bits inside connection management messages are not kept, so the first emission may
-/// differ, but no other.
+/// differ from the input; all later ones are equal.
 fn check_mad(bytes: &[u8]) {
     let Ok(mad) = CmMad::parse(bytes) else { return };
     print(&mad.message);
@@ -86,7 +86,7 @@ fn check_grh(bytes: &[u8]) {
     }
 }
 
-/// Prints to nowhere.
+/// Formats the text and discards it.
 fn print(what: &impl Display) {
     struct Nowhere;
     impl Write for Nowhere {

@@ -1,4 +1,4 @@
-//! Every event of an engine, added up: what must agree with its counters.
+//! The sums of all events of an engine, which must agree with its counters.
 
 use rnic_core::Counters;
 use rnic_core::event::{DropReason, Event, PacketInfo, Tap};
@@ -19,14 +19,14 @@ pub(crate) struct Ledger {
     completed: u64,
     /// Events of any kind.
     pub(crate) events: u64,
-    /// What was accepted last, while nothing else has happened.
+    /// The datagram accepted last, until another event follows.
     last: Option<PacketInfo>,
-    /// QPs that nothing may happen to.
+    /// QPs that must have no event.
     pub(crate) bystanders: Vec<Qpn>,
 }
 
 impl Ledger {
-    /// A turn begins: what was accepted before it is over.
+    /// A turn begins: the datagram accepted before it is done with.
     pub(crate) fn begin(&mut self) {
         self.last = None;
     }
@@ -54,7 +54,8 @@ impl Ledger {
         ];
         assert_eq!(drops.iter().sum::<u64>(), self.dropped, "drops and counters disagree");
         assert!(counters.duplicate_request >= self.duplicates);
-        // Commands have no listener, and one that stops a QP may complete its current receive.
+        // No events are recorded during commands, and a command that stops a QP may complete its
+        // current receive.
         assert!(counters.completions >= self.completed, "completions were not counted");
     }
 

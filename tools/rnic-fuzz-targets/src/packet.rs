@@ -1,4 +1,4 @@
-//! Datagrams of a hostile peer, written by a script: anything, but mostly nearly right.
+//! Datagrams of a hostile peer, read from a script: anything, but mostly almost correct.
 
 use crate::script::Script;
 use rnic_sim::port::Packet;
@@ -70,7 +70,7 @@ pub(crate) fn any(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> Packe
     finish(script, aim.flow, &headers, len)
 }
 
-/// `Opcode::ALL` begins with those of reliable connections.
+/// `Opcode::ALL` begins with the opcodes of reliable connections.
 const RC_OPCODES: usize = 24;
 
 fn any_psn(script: &mut Script<'_>, aim: &Aim) -> Psn {
@@ -95,7 +95,7 @@ fn payload_len(script: &mut Script<'_>, mtu: usize) -> usize {
     }
 }
 
-/// A place in memory: right, nearly right, or anywhere.
+/// An address range: correct, almost correct, or anywhere.
 fn any_place(script: &mut Script<'_>, places: &[Place]) -> (u64, RKey, u64) {
     let place = places[script.below(places.len())];
     let (offset, key) = match script.below(6) {
@@ -192,7 +192,7 @@ fn finish(script: &mut Script<'_>, flow: Flow, headers: &HeaderRepr, len: usize)
     packet(flow, bytes)
 }
 
-/// Addresses that are not the connection's; the ICRC is the old one, or good as well.
+/// Addresses other than the connection's; the ICRC is the old one, or correct for them.
 fn stranger(script: &mut Script<'_>, flow: Flow) -> Flow {
     let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, script.u8() | 0x80));
     match script.below(3) {
@@ -253,7 +253,7 @@ pub(crate) fn message(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> V
     sent
 }
 
-/// What a peer answers to a request of ours, or something close to it.
+/// A response to one of our requests, or something close to it.
 pub(crate) fn answer(script: &mut Script<'_>, aim: &Aim, request: &Packet) -> Vec<Packet> {
     let Some(request) = request.parse() else { return Vec::new() };
     let psn = request.bth().psn.wrapping_add(script.nudge().cast_unsigned());

@@ -1,4 +1,4 @@
-//! Fuzz bytes as a script: numbers read front to back, zeros behind the end.
+//! Fuzz bytes as a script: numbers read front to back, zeros after the end.
 
 /// What is left of a script.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl<'a> Script<'a> {
         items[self.below(items.len())]
     }
 
-    /// A small signed number, mostly zero: the interesting places are those next to a border.
+    /// A small signed number, mostly zero: the interesting values are next to a limit.
     pub(crate) fn nudge(&mut self) -> i32 {
         match self.u8() {
             byte @ 0..=31 => i32::from(byte) - 16,

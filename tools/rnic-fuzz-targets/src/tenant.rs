@@ -1,4 +1,4 @@
-//! A client of the engine: doorbells, queues, memory, and the judges of its completions.
+//! A client of the engine: doorbells, queues, memory, and the checks of its completions.
 
 use crate::world::{HERE, World};
 use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
@@ -35,7 +35,7 @@ pub(crate) struct Tenant {
     /// Its doorbell area.
     pub(crate) area: Words,
     pub(crate) bell: Bell,
-    /// Protection domains: one for its QPs, and one that none of them is in.
+    /// Protection domains: one for its QPs, and one without any QP.
     pub(crate) pds: [u32; 2],
     pub(crate) cq: u32,
     pub(crate) cq_words: Words,
@@ -61,7 +61,8 @@ pub(crate) struct AppQueue {
 }
 
 thread_local! {
-    /// Doorbell areas are large: each run gets the previous one's, wiped where it was used.
+    /// Doorbell areas are large, so each run reuses the previous run's, zeroed where it was
+    /// written.
     static AREAS: [Words; CLIENTS] = std::array::from_fn(|_| Words::heap(AREA_WORDS));
 }
 
@@ -162,8 +163,8 @@ impl Tenant {
         }
     }
 
-    /// Modifies a QP; false when the engine refuses. An honest application polls before a RESET:
-    /// completions from before belong to what is forgotten then.
+    /// Modifies a QP; false when the engine refuses. A correct application polls before a RESET,
+    /// which discards the completions from before it.
     pub(crate) fn modify(
         &mut self,
         world: &mut World,
@@ -194,7 +195,7 @@ impl Tenant {
         self.modify(world, nth, AttrMask::STATE, attr, None)
     }
 
-    /// Posts a send; false when the queue is full.
+    /// Posts a send request; false when the queue is full.
     pub(crate) fn post_send(
         &mut self,
         world: &mut World,
@@ -221,7 +222,7 @@ impl Tenant {
         true
     }
 
-    /// Posts a receive; false when the queue is full.
+    /// Posts a receive request; false when the queue is full.
     pub(crate) fn post_recv(&mut self, nth: usize, wr_id: u64, sges: &[Sge]) -> bool {
         let app = &mut self.qps[nth];
         let full = app.rq.oracle.outstanding() >= CAPS.max_recv_wr as usize;
@@ -241,7 +242,7 @@ impl Tenant {
         true
     }
 
-    /// Polls everything there is and has it judged.
+    /// Polls all completions and checks them.
     pub(crate) fn poll(&mut self) -> Vec<Cqe> {
         let all: Vec<Cqe> = std::iter::from_fn(|| self.completions.poll()).collect();
         for cqe in &all {
@@ -258,7 +259,7 @@ impl Tenant {
         all
     }
 
-    /// All memory of a region.
+    /// The whole memory of a region.
     pub(crate) fn bytes<'w>(&self, world: &'w World, mr: &Mr) -> &'w [u8] {
         world.memory.bytes(self.space, mr.addr, mr.len)
     }

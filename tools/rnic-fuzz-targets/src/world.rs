@@ -1,4 +1,4 @@
-//! An engine, its port, the memory of its clients, and the promises that hold whatever comes in.
+//! An engine, its port, the memory of its clients, and the promises that hold for every input.
 //!
 //! * No panic, no overflow, no endless loop.
 //! * No DMA outside memory that the QP's own client registered, and no write without the right to
@@ -8,7 +8,7 @@
 //! * Every received datagram is accepted, or dropped with a reason and a counter.
 //! * Completions of honest queues come once, in order, and all of them
 //!   ([`rnic_sim::oracle::QueueOracle`]).
-//! * QPs of other clients do not notice.
+//! * QPs of other clients are not affected.
 
 use crate::ledger::Ledger;
 use rnic_abi::control::AsyncEvent;
@@ -24,7 +24,7 @@ use std::net::{IpAddr, Ipv4Addr};
 /// Our address.
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
-/// Bytes that one turn may send: small, so that budgets are used up often.
+/// Bytes that one turn may send: few, so that the budget is often used up.
 const TURN_BYTES: u32 = 16 * 1024;
 const VISIT_BYTES: u32 = 6 * 1024;
 const WINDOW_BYTES: u32 = 8 * 1024;
@@ -34,7 +34,7 @@ const MOST_SENT: u64 = (TURN_BYTES + VISIT_BYTES + 5 * 1024) as u64;
 const MOST_EVENTS: u64 = 2_000;
 const TURN_NANOS: u64 = 1_000;
 
-/// What the engine told its clients.
+/// What the engine reported to its clients.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     pub(crate) handed_over: u64,
@@ -92,7 +92,7 @@ impl World {
         self.execute(Command::Client(client, command))
     }
 
-    /// One turn, with every promise checked that can be checked at once.
+    /// One turn, after which every promise is checked that can be checked at once.
     pub(crate) fn turn(&mut self) -> Turn {
         self.now = self.now.after_nanos(TURN_NANOS);
         self.ledger.begin();
@@ -114,7 +114,7 @@ impl World {
         turn
     }
 
-    /// Time passes: to the engine's next deadline, at most `nanos`.
+    /// Advances time to the engine's next deadline, by at most `nanos`.
     pub(crate) fn wait(&mut self, nanos: u64) {
         let latest = self.now.after_nanos(nanos);
         self.now = match self.engine.next_deadline() {
@@ -128,7 +128,7 @@ impl World {
         self.port.take_output()
     }
 
-    /// What was sent to our own address comes back; the rest is lost.
+    /// What was sent to our own address is received again; the rest is lost.
     pub(crate) fn loop_back(&mut self) {
         for packet in self.port.take_output() {
             if packet.flow.dst == HERE {
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// The promises that other parts watched over.
+    /// Checks the promises that other parts recorded.
     pub(crate) fn check(&self) {
         assert!(self.memory.violations().is_empty(), "{:#?}", self.memory.violations());
         assert!(self.port.violations().is_empty(), "{:#?}", self.port.violations());

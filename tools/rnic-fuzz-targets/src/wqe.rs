@@ -17,9 +17,9 @@ use roce_wire::{Flow, Qpn};
 use std::net::{IpAddr, Ipv4Addr};
 
 const MAX_STEPS: usize = 64;
-/// An address that never answers.
+/// An address without a host.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
-/// Turns within which the honest client's message must arrive, whatever the other one does.
+/// Turns within which the correct client's message must arrive, whatever the hostile one does.
 const PATIENCE: usize = 400;
 const MESSAGE: u32 = 700;
 
@@ -110,7 +110,7 @@ impl Scene {
     fn scribble_bits(&mut self, script: &mut Script<'_>) {
         let [first, bits, records] = USED;
         let at = match script.below(4) {
-            // Few words there mean something, and each has a cache line of its own.
+            // Few words there mean anything, and each has a cache line of its own.
             0 => first.start + script.below(first.len() / LINE) * LINE,
             1 => first.start + script.below(first.len()),
             2 => bits.start + script.below(bits.len()),
@@ -130,7 +130,7 @@ impl Scene {
         self.world.engine.client_rang(self.world.now, self.hostile.client);
     }
 
-    /// A send WQE in some slot, most of it meaningful.
+    /// A send WQE in some slot, most of its fields meaningful.
     fn write_send(&mut self, script: &mut Script<'_>, nth: usize) {
         let flags = SendFlags::from_bits_truncate(script.u8());
         let opcode = WrOpcode::from_number(script.u8() % 16).unwrap_or(WrOpcode::Read);
@@ -180,7 +180,7 @@ impl Scene {
         Sge { addr: mr.addr.wrapping_add(offset), length, lkey }
     }
 
-    /// Something that works, so that there is something to disturb.
+    /// A valid request, so that there is something to disturb.
     fn send_something(&mut self, nth: usize) {
         let mr = self.regions[0];
         let app = &self.hostile.qps[nth];
@@ -278,7 +278,7 @@ impl Scene {
         }
     }
 
-    /// Any attributes at all.
+    /// Arbitrary attributes.
     fn modify(&mut self, script: &mut Script<'_>, nth: usize) {
         let state = QpState::from_number(script.u8() % 7).unwrap_or(QpState::Err);
         let attr = QpAttr {
@@ -310,7 +310,7 @@ impl Scene {
         let _: Result<Outcome, CommandError> = self.world.command(self.hostile.client, modify);
     }
 
-    /// All its QPs from the beginning.
+    /// Destroys all its QPs and makes new ones.
     fn renew(&mut self, nth: usize) {
         let peer = self.hostile.qps[nth ^ usize::from(nth < 2)].qpn;
         self.hostile.set_state(&mut self.world, nth, QpState::Reset);
@@ -321,7 +321,7 @@ impl Scene {
 }
 
 impl World {
-    /// The memory of a client that is gone must not be touched any more.
+    /// The memory of a destroyed client must not be accessed any more.
     fn memory_is_gone(&mut self, regions: &[Mr], tenant: &Tenant) {
         for mr in regions {
             self.memory.deregister(tenant.space, mr.addr, mr.len);
@@ -329,7 +329,7 @@ impl World {
     }
 }
 
-/// Both ends have the same first PSNs.
+/// Both ends use the same initial PSNs.
 const PSNS: Connection = Connection {
     path_mtu: 1,
     sq_psn: 0x00ff_fff0,
@@ -367,14 +367,14 @@ fn any_word(script: &mut Script<'_>) -> u64 {
     }
 }
 
-/// The other client: a message at a time from one of its QPs to the other.
+/// The correct client: sends one message at a time from one of its QPs to the other.
 struct Honest {
     tenant: Tenant,
     from: Mr,
     to: Mr,
     /// Messages posted; the bytes of each say which one it is.
     posted: u8,
-    /// Completions of the message on its way that are still to come.
+    /// Completions of the current message that are still to come.
     due: usize,
 }
 
@@ -389,7 +389,7 @@ impl Honest {
         honest
     }
 
-    /// A WRITE, and a SEND that tells of it.
+    /// A WRITE, and a SEND that announces it.
     fn post(&mut self, world: &mut World) {
         if self.due > 0 {
             return;
@@ -411,7 +411,7 @@ impl Honest {
         self.due = 3;
     }
 
-    /// Looks at what completed.
+    /// Checks what completed.
     fn poll(&mut self, world: &mut World) {
         for cqe in self.tenant.poll() {
             assert_eq!(cqe.status.number(), 0, "an honest request failed: {cqe:?}");

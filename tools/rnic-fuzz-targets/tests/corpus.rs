@@ -1,12 +1,12 @@
-//! The fuzz targets on every toolchain: seeds, inputs that once found something, and a little
-//! fuzzing of their own with a fixed seed.
+//! The fuzz targets on every toolchain: seeds, inputs that once found something, and mutated inputs
+//! from a fixed seed.
 
 use rnic_fuzz_targets::{TARGETS, Target};
 use rnic_sim::rng::Rng;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Garbled inputs for each target.
+/// Mutated inputs for each target.
 const GARBLED: usize = 3_000;
 
 fn files(kind: &str, target: &str) -> Vec<PathBuf> {
@@ -22,7 +22,7 @@ fn inputs(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).expect("a readable file")).collect()
 }
 
-/// Says which input it was when a target panics.
+/// Prints the input when a target panics.
 fn try_input(name: &str, target: Target, input: &[u8]) {
     if let Err(panic) = std::panic::catch_unwind(|| target(input)) {
         eprintln!("{name} fails with {input:02x?}");

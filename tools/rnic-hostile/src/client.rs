@@ -1,4 +1,5 @@
-//! A client that knows the daemon's protocol and memory, without the library's manners.
+//! A client that uses the daemon's protocol and memory directly, without the library and its
+//! checks.
 
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, CreateQp, QueuePlace, Refusal, Reply, Request, RingPlace};
@@ -39,7 +40,7 @@ pub(crate) struct Qp {
     pub(crate) sq_words: Words,
 }
 
-/// A session that has said hello.
+/// A session after the first message.
 pub(crate) fn greet() -> io::Result<Connection> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for path in candidate_socket_paths() {
@@ -225,5 +226,5 @@ impl Client {
 }
 
 fn surprise() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the daemon answered something else")
+    io::Error::new(io::ErrorKind::InvalidData, "unexpected reply of the daemon")
 }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 pub(crate) fn control(attack: &mut Attack) -> io::Result<()> {
     while attack.goes_on() {
         let way = attack.random.below(6);
-        // Being thrown out is what such a client has earned.
+        // The daemon may disconnect such a client.
         let _ = match way {
             0 => nonsense(attack),
             1 => mutated(attack),
@@ -98,7 +98,7 @@ fn mutated(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// Endless requests whose replies are never read.
+/// Requests without a pause whose replies are never read.
 fn flood(attack: &mut Attack) -> io::Result<()> {
     let client = Client::open()?;
     for _ in 0..5000 {
@@ -159,7 +159,7 @@ fn too_many_descriptors(connection: &Connection, fd: BorrowedFd<'_>) -> io::Resu
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Connections that say nothing, and connections that only say hello.
+/// Connections that send nothing, and connections that send only the first message.
 fn crowd(attack: &mut Attack) -> io::Result<()> {
     let path = candidate_socket_paths().into_iter().next().unwrap_or_default();
     let mut silent = Vec::new();
@@ -175,13 +175,13 @@ fn crowd(attack: &mut Attack) -> io::Result<()> {
     greeted.map(drop)
 }
 
-/// Requests about objects that are not there, or not ours.
+/// Requests about objects that do not exist, or belong to another session.
 fn wrong_handles(attack: &mut Attack) -> io::Result<()> {
     let client = Client::open()?;
     for _ in 0..200 {
         let request = any_request(attack);
         attack.done += 1;
-        // Refusals are answers too; only a broken connection ends this.
+        // A refusal is a reply too; only a broken connection ends this.
         let _refused = client.connection.call(&request, &[])?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Clients that take what the daemon itself is made of, and keep it: memory, descriptors, threads,
+//! Clients that use up the daemon's own resources and keep them: memory, descriptors, threads, and
 //! the time of its engines.
 
 use crate::Attack;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-/// Says what was got, and keeps it to the end.
+/// Prints how many objects there are, and keeps them until the end.
 fn hold<T>(attack: &mut Attack, what: &str, hoard: &[T]) {
     println!("got {} {what}", hoard.len());
     attack.done += hoard.len() as u64;
@@ -22,7 +22,7 @@ fn hold<T>(attack: &mut Attack, what: &str, hoard: &[T]) {
     }
 }
 
-/// The largest queues there are, in as many clients as may be.
+/// Queues of the largest possible size, in as many clients as possible.
 pub(crate) fn rings(attack: &mut Attack) -> io::Result<()> {
     /// CQEs of 128 bytes: 8 MiB.
     const CQES: u32 = 1 << 16;
@@ -45,7 +45,7 @@ pub(crate) fn channels(attack: &mut Attack) -> io::Result<()> {
     let (mut clients, mut channels) = (Vec::new(), Vec::new());
     while let Ok(client) = Client::open() {
         while let Ok((channel, theirs)) = client.call(&Request::CreateChannel) {
-            // Ours is of no interest.
+            // Our end is not needed.
             drop(theirs);
             channels.push(channel);
         }
@@ -140,7 +140,7 @@ pub(crate) fn maps(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// The working folder, far down, and gone at the end.
+/// The working folder, deeply nested, and removed at the end.
 struct Deep {
     top: PathBuf,
 }
@@ -152,7 +152,7 @@ impl Deep {
         let deep = Self { top };
         std::env::set_current_dir(&deep.top)?;
         let name = "x".repeat(239);
-        // By steps: the whole path is longer than the kernel takes.
+        // Step by step: the whole path is longer than the kernel accepts.
         for _ in 0..15 {
             std::fs::create_dir(&name)?;
             std::env::set_current_dir(&name)?;
@@ -164,7 +164,7 @@ impl Deep {
 impl Drop for Deep {
     fn drop(&mut self) {
         let _ = std::env::set_current_dir("/");
-        // Follows descriptors, not paths.
+        // By descriptors, because paths are too long.
         let _ = std::fs::remove_dir_all(&self.top);
     }
 }

@@ -21,10 +21,11 @@ pub(crate) fn scribble(attack: &mut Attack) -> io::Result<()> {
         let (client, pairs) = furnished()?;
         let mut memory: Vec<Words> = client.arenas.values().cloned().collect();
         memory.push(client.area.clone());
-        // Broken queue pairs do nothing any more: connect them again now and then.
+        // A queue pair in error does nothing any more: reconnect it now and then.
         for _ in 0..50 {
             for pair in &pairs {
-                // Refused when the daemon has given up on the queue; the next client has new ones.
+                // Refused when the daemon has marked the queue as broken; the next client has new
+                // ones.
                 let _ = client.connect(&pair[0], pair[1].qpn);
                 let _ = client.connect(&pair[1], pair[0].qpn);
             }
@@ -47,7 +48,7 @@ pub(crate) fn scribble(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// Every word of a random page, and of the head of each area.
+/// Every word of a random page, and of the first part of each area.
 fn sweep(attack: &mut Attack, memory: &[Words]) {
     const PAGE: usize = 512;
     for words in memory {
@@ -60,7 +61,7 @@ fn sweep(attack: &mut Attack, memory: &[Words]) {
     }
 }
 
-/// Takes a page out of a shared file. The seals forbid to shrink it, not this.
+/// Punches a page out of a shared file, which the seals do not forbid.
 fn punch_hole(file: &OwnedFd, at: usize) {
     let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let at = libc::off_t::try_from(at & !4095).unwrap_or(0);

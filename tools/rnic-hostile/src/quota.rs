@@ -1,4 +1,4 @@
-//! As much of everything as the daemon gives.
+//! As many objects of every kind as the daemon allows.
 
 use crate::Attack;
 use crate::client::{Client, greet};
@@ -38,7 +38,7 @@ pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts how often `make` works before a refusal. Nothing may be without end.
+/// Counts how often `make` succeeds before a refusal. Every kind must have a limit.
 fn until_refused(
     attack: &mut Attack,
     mut make: impl FnMut() -> io::Result<()>,

@@ -1,4 +1,4 @@
-//! Reproducible randomness, with a taste for extreme values.
+//! Reproducible random numbers, often extreme values.
 
 use fastrand::Rng;
 
@@ -22,7 +22,7 @@ impl Random {
         self.0.u64(..n) == 0
     }
 
-    /// A word as bad luck would have it: random, small, all ones, one bit, near a 32-bit edge.
+    /// A word that is likely to find errors: random, small, all ones, one bit, near a 32-bit limit.
     pub(crate) fn word(&mut self) -> u64 {
         let x = self.next();
         match x % 8 {

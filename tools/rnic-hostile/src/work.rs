@@ -11,7 +11,7 @@ use std::io;
 pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
     each_queue(attack, |attack, client, slot| {
         let mut wqe = plausible(attack, client, WrOpcode::Write);
-        // Most of it makes sense, so that what does not is reached.
+        // Most fields are valid, so that the invalid ones are reached.
         for _ in 0..=attack.random.below(4) {
             let at = attack.random.below(wqe.len());
             wqe[at] = match attack.random.below(3) {
@@ -59,8 +59,8 @@ fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64>
     control.encode().into_iter().chain(sge.encode()).collect()
 }
 
-/// Fills send queues with what `make` gives, rings, and starts over with fresh queue pairs: a bad
-/// request breaks the queue that it is in.
+/// Fills send queues with requests from `make`, rings, and starts over with new queue pairs: a bad
+/// request breaks its queue.
 fn each_queue(
     attack: &mut Attack,
     mut make: impl FnMut(&mut Attack, &Client, usize) -> Vec<u64>,
@@ -94,7 +94,7 @@ fn fill(
         queue.push(&wqe);
         attack.done += 1;
     }
-    // Now and then more than was written, or more than there is room for.
+    // Now and then an index beyond what was written, or beyond the queue's size.
     let lie = if attack.random.one_in(4) { attack.random.word() as u32 } else { 0 };
     if client.bell.ring(qp.sq.record, queue.producer().wrapping_add(lie)) {
         client.wake.wake()?;

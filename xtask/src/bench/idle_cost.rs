@@ -1,4 +1,4 @@
-//! What a daemon costs while nothing happens, and before it can.
+//! What a daemon costs while nothing happens, and how long it takes to start.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub(super) struct Finding {
     pub(super) value: String,
     pub(super) target: &'static str,
     pub(super) met: Option<bool>,
-    /// To what `target` names, where that is no bound but something to compare with.
+    /// Compared with what `target` names, where that is a reference and no limit.
     pub(super) ratio: Option<f64>,
 }
 

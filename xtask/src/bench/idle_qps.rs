@@ -1,4 +1,4 @@
-//! What many silent queue pairs cost: `tests/idleqps` beside the program that is measured.
+//! What many idle queue pairs cost: `tests/idleqps` runs beside the measured program.
 
 use std::fs;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::topology::{self, Fixtures};
 
 const PROGRAM: &str = "idleqps";
 const QPS: usize = 10_000;
-/// Between two programs; the time of a message is what limits it.
+/// Between two programs, limited by the time per message.
 const MESSAGES: &str = "ib_write_bw -s 8 -n 300000";
 const READY: Duration = Duration::from_secs(120);
 
@@ -29,7 +29,7 @@ fn pair(fixtures: &Fixtures) -> Result<Pair> {
     Ok(pair)
 }
 
-/// Silent processes with queue pairs, all of them ready; killed on drop.
+/// Processes with idle queue pairs, all of them ready; killed on drop.
 fn idle_qps(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
     let cmd = node.cmd(PROGRAM)?.args(["-d", node.daemon.device(), "-n", &qps.to_string()]);
     let cmd = cmd.limit(Duration::from_secs(600));
@@ -50,7 +50,7 @@ fn idle_qps(node: &Node, processes: usize, qps: usize) -> Result<Vec<Running>> {
     Ok(idle_qps)
 }
 
-/// Time per message with `processes` times `qps` silent queue pairs on both sides, divided by the
+/// Time per message with `processes` times `qps` idle queue pairs on both sides, divided by the
 /// time without, round by round.
 fn slowdown(
     fixtures: &Fixtures,
@@ -84,11 +84,11 @@ pub(super) fn in_many_processes(fixtures: &Fixtures, quick: bool) -> Result<(Str
     slowdown(fixtures, 100, QPS / 100, quick)
 }
 
-/// Private memory of the daemon per silent queue pair, and that of the rings beside it.
+/// Private memory of the daemon per idle queue pair, and that of the rings.
 pub(super) fn memory(fixtures: &Fixtures, _quick: bool) -> Result<(String, bool)> {
     let pair = pair(fixtures)?;
     let pid = pair.left.daemon.pid();
-    // A first client pays for what all share.
+    // The first client also causes the allocations that all clients share.
     let _first = idle_qps(&pair.left, 1, 2)?;
     let before = [resident(pid, "RssAnon")?, resident(pid, "RssShmem")?];
     let _idle = idle_qps(&pair.left, 1, QPS)?;

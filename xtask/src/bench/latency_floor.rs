@@ -1,4 +1,4 @@
-//! The least latency that engine and program can have while they share a core.
+//! The least possible latency when engine and program share a core.
 
 use std::collections::BTreeSet;
 
@@ -20,19 +20,19 @@ leaves' is the stricter target of the row less floor and ACK: the time for engin
 it is negative, shared cores of this machine cannot reach the target. With 4 CPUs or more no \
 thread yields, and the thread switches do not apply.";
 
-/// From so many CPUs, engine and program have one each.
+/// With so many CPUs, engine and program each have their own.
 const ENOUGH_CPUS: usize = 4;
 const SWITCH: &str = "raw/switch";
 const POKE: &str = "raw/poke/process-vm";
 /// Between post and delivery.
 const SWITCHES: f64 = 2.0;
 
-/// A row of latencies, and the raw round trips of its wire.
+/// A row of latencies, and the raw round trips over the same link.
 struct Path {
     title: &'static str,
     probe: &'static str,
     ping: &'static str,
-    /// With two frames, where the ACK has one of its own.
+    /// With two frames, where the ACK travels in a frame of its own.
     two: Option<&'static str>,
     /// The engine writes into the program's memory.
     pokes: bool,
@@ -83,7 +83,7 @@ impl Floor {
         self.wire + self.switches + self.poke
     }
 
-    /// What the engine and its program could give back at most.
+    /// The part of the measured latency that engine and program could save at most.
     pub(super) fn above(&self) -> f64 {
         self.measured - self.total()
     }
@@ -94,14 +94,14 @@ impl Floor {
     }
 }
 
-/// The probes that the floors of chosen ones need.
+/// The probes that the floors of the chosen rows need.
 pub(super) fn terms(chosen: &BTreeSet<&str>) -> Vec<&'static str> {
     let paths = PATHS.iter().filter(|path| chosen.contains(path.probe));
     let terms = |path: &Path| [Some(path.ping), path.two, Some(SWITCH), path.pokes.then_some(POKE)];
     paths.flat_map(terms).flatten().collect()
 }
 
-/// The floors that belong below the rows of `group`: those whose terms were all measured.
+/// The floors shown below the rows of `group`: those whose terms were all measured.
 pub(super) fn below(group: &str, readings: &Readings, cpus: usize) -> Vec<Floor> {
     if group != LATENCY || cpus >= ENOUGH_CPUS {
         return Vec::new();

@@ -45,7 +45,7 @@ impl Machine {
     }
 }
 
-/// The priority of our session's scheduling group, put back on drop.
+/// Raises the priority of our session's scheduling group, and restores it on drop.
 pub(super) struct Boost {
     before: String,
 }

@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: ours, kernel TCP and the raw limits of the mechanism, side by side.
 //!
-//! Absolute numbers of a shared machine mean little. Everything is measured in every round of one
-//! run, one after the other, and the table shows ratios. A run whose raw reference is not far
-//! enough above TCP was taken on a machine that was busy or throttled, and is void.
+//! Absolute numbers of a shared machine mean little. Every round of a run measures everything, one
+//! after the other, and the table shows ratios. If the raw reference is not far enough above TCP,
+//! the machine was busy or throttled, and the run is void.
 
 mod idle_cost;
 mod idle_qps;
@@ -73,7 +73,7 @@ const PROGRAMS: [&str; 5] = ["ib_write_bw", "iperf3", "qperf", "ip", "dpkg-deb"]
 /// A reading counts as disturbed when others used more of a core, or a pinned process waited longer
 /// for its own, than this share of the time.
 const DISTURBED: f64 = 0.06;
-/// Failures in a row after which a probe is left out.
+/// After so many consecutive failures a probe is left out.
 const FAILURES: usize = 2;
 
 /// Everything that a run found.

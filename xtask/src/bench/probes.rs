@@ -2,7 +2,7 @@
 
 use system_tests::daemon::Io;
 
-/// One thing to measure. Its key is how rows of the table find it.
+/// One thing to measure. Rows of the table refer to it by its key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub(super) key: &'static str,
@@ -13,8 +13,8 @@ pub(super) struct Probe {
 /// Where it is measured. Probes with the same topology follow each other and share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topology {
-    /// A fresh veth pair without daemons; each probe has its own, because an XDP program that was
-    /// attached takes offloads from the peer.
+    /// A fresh veth pair without daemons. Each probe has its own, because attaching an XDP program
+    /// once disables offloads at the peer.
     Wire,
     /// One namespace.
     Alone,
@@ -54,7 +54,7 @@ const PACKET: Topology = Topology::Daemons { io: Io::AfPacket, xdp_mode: "auto" 
 const NATIVE: Topology = Topology::Daemons { io: Io::AfXdp, xdp_mode: "native" };
 const GENERIC: Topology = Topology::Daemons { io: Io::AfXdp, xdp_mode: "generic" };
 
-// About a second each, as iperf3 and qperf: programs and caches take a while to settle.
+// About a second each, as iperf3 and qperf: programs and caches need some time to warm up.
 const WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 30000";
 const WRITE_1M: &str = "ib_write_bw -s 1048576 -m 4096 -n 4000";
 const WRITE_64K_1024: &str = "ib_write_bw -s 65536 -m 1024 -n 10000";

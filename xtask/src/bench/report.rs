@@ -1,4 +1,4 @@
-//! The table: for people, for programs, for the book.
+//! The table: as text, as JSON and as docs/performance.md.
 
 use std::fmt::Write;
 
@@ -87,7 +87,7 @@ fn verdict(run: &Run, row: &Row, against: &Against) -> Option<Verdict> {
     })
 }
 
-/// Why there is no number. The whole error was shown when it happened.
+/// Why there is no number. The full error was printed when it happened.
 fn note(failure: Option<&String>) -> String {
     let Some(text) = failure else { return "not measured".into() };
     if text.lines().count() > 1 {
@@ -100,7 +100,7 @@ fn note(failure: Option<&String>) -> String {
     line
 }
 
-/// Findings that are no rows.
+/// Results that are not rows.
 struct Section<'a> {
     heading: &'a str,
     findings: &'a [Finding],

@@ -107,7 +107,7 @@ const LOOPBACK: &str = "Loopback: two programs of one device, 1 MiB";
 pub(super) const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";
 
-/// The raw row that a run stands or falls with, and what it must be of iperf3.
+/// The raw row that decides whether a run is void, and its least ratio to iperf3.
 pub(super) const VALIDITY: (&str, f64) = ("raw/udp/4096x15/memcpy", 2.5);
 
 /// All rows, in the order of the table.

@@ -1,4 +1,4 @@
-//! Ours and Linux rxe on one wire: two devices on a veth pair, the programs pinned.
+//! Ours and Linux rxe over one link: two devices on a veth pair, the programs pinned.
 //!
 //! In an emulated machine, which any host can run, every instruction is executed by software. Only
 //! the ratio means something there, and it favours the stack that executes fewer instructions. On

@@ -73,8 +73,8 @@ impl Readings {
         Spread::of(series.values().copied().collect())
     }
 
-    /// `ours / (factor * other + offset)`, round by round: what both have of the same round had the
-    /// same weather.
+    /// `ours / (factor * other + offset)`, round by round: values of the same round were measured
+    /// under the same conditions.
     pub(super) fn ratio(
         &self,
         ours: (&str, Metric),

@@ -22,10 +22,10 @@ use super::series::Metric;
 
 /// Carries RoCE path MTU 4096 with headers.
 const MTU: u32 = 4200;
-/// What a raw case measures, in milliseconds.
+/// Duration of a raw case, in milliseconds.
 const RAW_MILLIS: &str = "300";
 
-/// What was read once.
+/// One measurement.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) values: Vec<(Metric, f64)>,

@@ -1,4 +1,4 @@
-//! Whether something else used the machine while we measured.
+//! Whether other processes used the machine during a measurement.
 
 use std::fs;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 /// Clock ticks per second in `/proc` (USER_HZ, the same on every Linux).
 const TICKS: f64 = 100.0;
 
-/// A measurement that is going on.
+/// A measurement in progress.
 pub(super) struct Watch {
     /// Processes of ours that outlive the measurement.
     daemons: Vec<u32>,
@@ -30,7 +30,7 @@ impl Watch {
     }
 }
 
-/// CPU time of all processes but us and our descendants, in seconds.
+/// CPU time of all processes except this one and its descendants, in seconds.
 fn foreign(daemons: &[u32]) -> Result<f64> {
     let busy = busy(&fs::read_to_string("/proc/stat")?).context("/proc/stat has no cpu line")?;
     let mut own = 0.0;

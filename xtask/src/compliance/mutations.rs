@@ -1,4 +1,4 @@
-//! The mistakes that tests must notice, each a few small edits of the engine's source.
+//! The mutations that tests must notice, each a few small edits of the engine's source.
 //!
 //! They are files of `crates/rnic-sim/mutations`, beside the tests that notice them. Edits of the
 //! same name belong together.
@@ -66,7 +66,7 @@ impl Mutations {
         &self.names
     }
 
-    /// Where a mistake is made, as `file.rs::function`, sorted.
+    /// Where a mutation edits, as `file.rs::function`, sorted.
     pub(super) fn places(&self, name: &str) -> Vec<String> {
         let edits = self.all.iter().filter(|it| it.name == name);
         let places: BTreeSet<String> =
@@ -79,7 +79,7 @@ impl Mutations {
         self.all.iter().map(|it| it.file.as_str()).collect()
     }
 
-    /// `source`, the text of `file`, with all its mistakes behind their switches.
+    /// `source`, the text of `file`, with each of its mutations behind a switch.
     pub(super) fn apply(&self, file: &str, source: &str) -> Result<String> {
         let numbers: BTreeMap<&str, usize> =
             self.names.iter().enumerate().map(|(number, name)| (name.as_str(), number)).collect();

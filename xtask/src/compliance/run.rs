@@ -22,9 +22,9 @@ pub(super) struct Mutated {
     programs: BTreeMap<String, PathBuf>,
 }
 
-/// A test that a switch makes run longer than this hangs.
+/// A test that runs longer than this hangs because of the mutation.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-/// The random walk is among those that must pass, on a machine that may be busy.
+/// The random walk is among the tests that must pass, on a machine that may be busy.
 const BASELINE_LIMIT: Duration = Duration::from_secs(600);
 /// Exit code of a test program of which a test failed.
 const TEST_FAILED: i32 = 101;
@@ -36,7 +36,7 @@ impl Mutated {
             .dir(twin)
             .args(["test", "--quiet", "--no-run", "-p", "rnic-sim", "--tests"])
             .arg("--message-format=json-render-diagnostics")
-            // What a mutation leaves unused or in parentheses does not matter here.
+            // A mutation may leave something unused or in parentheses: no warning is wanted.
             .env("RUSTFLAGS", "-A warnings")
             .env("CARGO_TARGET_DIR", paths::target().join("mutated/target"))
             .limit(BUILD_LIMIT)
@@ -70,7 +70,7 @@ impl Mutated {
         tests.map(|test| format!("{} {}: no such test", test.program, test.path)).collect()
     }
 
-    /// Every named test passes while the engine is right.
+    /// Runs every named test on the unchanged engine: all must pass.
     pub(super) fn baseline(&self, table: &Table) -> Result<()> {
         for program in self.programs.keys() {
             let tests = table.tests().into_iter().filter(|test| test.program == *program);
@@ -88,7 +88,7 @@ impl Mutated {
         Ok(Cmd::new(path).dir(paths::repository()).limit(RUN_LIMIT))
     }
 
-    /// Switches on each of the cases alone, and says which tests did not notice.
+    /// Switches on each case by itself and lists the tests that did not notice.
     pub(super) fn unnoticed(&self, cases: &[&Row]) -> Result<Vec<String>> {
         let next = AtomicUsize::new(0);
         let unnoticed = Mutex::new(Vec::new());

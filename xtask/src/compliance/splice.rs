@@ -11,12 +11,12 @@ pub(super) struct Edit<'a> {
     pub(super) number: usize,
     /// The function that holds it.
     pub(super) function: &'a str,
-    /// What stands there, once: an expression, or whole statements. White space and comments do
-    /// not count.
+    /// The text to replace, which occurs once: an expression, or whole statements. White space and
+    /// comments do not matter.
     pub(super) find: &'a str,
-    /// Where it stands, for what stands in the function more often: a text around it.
+    /// A longer text around it, when it occurs more than once in the function.
     pub(super) within: &'a str,
-    /// What takes its place.
+    /// The replacement.
     pub(super) replace: &'a str,
 }
 
@@ -37,8 +37,8 @@ pub(super) fn splice(source: &str, edits: &[Edit<'_>]) -> Result<String> {
     emit(source, 0..source.len(), &placed)
 }
 
-/// The bytes of `range`, with the edits that lie in it. An edit inside another one's span goes into
-/// the branch that is right.
+/// The bytes of `range`, with the edits inside it. An edit inside another one's span goes into the
+/// branch that keeps the original.
 fn emit(source: &str, range: Range<usize>, edits: &[Placed<'_>]) -> Result<String> {
     let mut text = String::new();
     let mut at = range.start;
@@ -72,7 +72,7 @@ fn switched(edits: &[Placed<'_>], right: &str) -> String {
     if is_statement { text } else { format!("({text})") }
 }
 
-/// Where the text of an edit stands in its function.
+/// Where the text of an edit is in its function.
 fn locate(source: &str, edit: &Edit<'_>) -> Result<Range<usize>> {
     let bodies: Vec<Range<usize>> = functions(source)
         .into_iter()
@@ -94,7 +94,7 @@ fn locate(source: &str, edit: &Edit<'_>) -> Result<Range<usize>> {
     places.pop().context("nothing is to be replaced")
 }
 
-/// Where `text` stands in a part of `source`, whatever its white space and the comments between.
+/// Where `text` is in a part of `source`, ignoring white space and comments.
 fn occurrences(source: &str, part: Range<usize>, text: &str) -> Vec<Range<usize>> {
     let wanted: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let mut solid: Vec<(usize, u8)> = Vec::new();

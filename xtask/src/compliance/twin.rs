@@ -19,7 +19,8 @@ const ENGINE: &str = "crates/rnic-core/src";
 /// Names the mutation of one run.
 pub(super) const SWITCH: &str = "RNIC_MUTATION";
 
-/// Brings the copy up to date. What did not change keeps its time, so that cargo leaves it alone.
+/// Updates the copy. Unchanged files keep their time stamp, so that cargo does not build them
+/// again.
 pub(super) fn write(mutations: &Mutations) -> Result<PathBuf> {
     let (from, to) = (paths::repository(), paths::target().join("mutated/source"));
     let mut written = BTreeSet::new();
@@ -32,7 +33,8 @@ pub(super) fn write(mutations: &Mutations) -> Result<PathBuf> {
         }
     }
     let lock = fs::read_to_string(from.join("Cargo.lock"))?;
-    // Cargo drops from it what the copy does not need: only a new lock is copied.
+    // Cargo removes from the lock file what the copy does not need, so only a changed lock file is
+    // copied.
     let seen = to.join("Cargo.lock.seen");
     if fs::read_to_string(&seen).ok().as_ref() != Some(&lock) {
         fs::write(to.join("Cargo.lock"), &lock)?;
@@ -71,7 +73,7 @@ fn copy(
     Ok(())
 }
 
-/// A file of the engine with its mutations, and in the crate's root the switch.
+/// A file of the engine with its mutations; the crate's root gets the switch too.
 fn engine(file: &str, source: &str, mutations: &Mutations) -> Result<String> {
     let text = mutations.apply(file, source)?;
     if file != "lib.rs" {
@@ -119,7 +121,7 @@ fn update(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes what was copied once and is gone now.
+/// Removes files that were copied once and no longer exist.
 fn remove_others(folder: &Path, root: &Path, written: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The lock; the file goes away with it.
+/// The lock; the file is removed with it.
 #[derive(Debug)]
 pub(super) struct LockFile {
     _file: File,

@@ -26,8 +26,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Makes a zeroed, sealed memory file of `words` words and maps it.
 ///
-/// No page exists yet: [`populate`] the ranges that will be used. `name` is for people: it shows
-/// in `/proc/PID/maps`.
+/// No page exists yet: [`populate`] the ranges that will be used. `name` is only informative: it
+/// shows in `/proc/PID/maps`.
 ///
 /// # Errors
 /// `InvalidInput` when `words` is 0 or too large, or `name` contains a zero byte; else what the

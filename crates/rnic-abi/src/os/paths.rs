@@ -69,7 +69,7 @@ struct User {
     named: Vec<PathBuf>,
     /// From `XDG_RUNTIME_DIR`.
     runtime: Option<PathBuf>,
-    /// Where folders are made when that is of no use.
+    /// Where folders are made when neither of the two is usable.
     temporary: PathBuf,
 }
 
@@ -154,8 +154,8 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Another user's socket in the folder would get whatever the program sends: the folder must
-/// be the user's, closed to others, and of use.
+/// In a folder of another user, that user's socket would receive whatever the program sends: the
+/// folder must belong to this user, be closed to others, and be writable.
 fn check_own(path: &Path, uid: u32) -> io::Result<()> {
     let wrong = |what: String| Err(invalid(format!("{} {what}", path.display())));
     let found = match fs::symlink_metadata(path) {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_looks_at_home_first_and_root_at_the_systems() {
+    fn users_try_their_own_folder_first_and_root_the_system_path() {
         let (place, home) = (Folder::new("place"), Folder::new("home"));
         let uid = home.uid();
         let own = home.0.join(FILE);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_is_all_there_is() {
+    fn rnic_socket_replaces_all_other_paths() {
         let named = |uid, named: &str| {
             User::new(uid, Some(named.into()), Some("/run/user/7".into())).candidates()
         };
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_somebody_took_is_passed_over() {
+    fn a_taken_folder_name_is_skipped() {
         let place = Folder::new("taken");
         let user = place.user(place.uid(), None);
         let names: Vec<PathBuf> = user.temporaries().collect();

@@ -49,7 +49,7 @@ pub(crate) fn completions_arrive_whole_and_in_order_across_the_wrap() {
 
 /// What did not fit is refused and never overwrites what was not polled.
 #[test]
-pub(crate) fn an_overflow_is_told_and_destroys_nothing() {
+pub(crate) fn an_overflow_is_reported_and_overwrites_nothing() {
     loom::model(|| {
         let (mut producer, mut consumer) = ring(1);
         let polling = thread::spawn(move || {
@@ -97,8 +97,8 @@ pub(crate) fn no_event_is_missed_when_armed_for_solicited() {
     no_event_is_missed(ArmKind::Solicited, true);
 }
 
-/// Neither may the thread sleep beside a completion, nor the engine keep a sleeper's completion to
-/// itself. That the word changed before the kernel looks at it is a wake-up too.
+/// A thread must not sleep while there is a completion, and the engine must not leave a sleeper
+/// asleep after writing one. A change of the word before the kernel looks at it is a wake-up too.
 #[test]
 pub(crate) fn a_poller_that_sleeps_is_woken() {
     loom::model(|| {

@@ -54,7 +54,7 @@ fn a_sequence_number_that_acquires_nothing() {
 
 #[test]
 fn a_completion_queue_that_is_never_full() {
-    must_be_caught(Mutant::CqNeverFull, cq::an_overflow_is_told_and_destroys_nothing);
+    must_be_caught(Mutant::CqNeverFull, cq::an_overflow_is_reported_and_overwrites_nothing);
 }
 
 #[test]

@@ -1,36 +1,37 @@
 //! Which programs yield after a post.
 //!
-//! A program that spins on its receive buffer and never polls would hold the CPU to the end of its
-//! slice, and the engine could not send what it posted. Such a program yields after a post. Others
-//! must not: a program that posts a stream would wait until each request is sent alone.
+//! A program that spins on its receive buffer and never polls would keep the CPU until the end of
+//! its time slice, and the engine could not send what the program posted. Such a program yields
+//! after a post. Others must not: a program that posts a stream would wait until each request is
+//! sent alone.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Predicts from the time between posts whether the program spins on memory next. Threads that
-/// share a device make it less exact, which costs time and nothing else.
+/// Predicts from the time between posts whether the program will spin on memory. Threads that share
+/// a device make the prediction less exact, which costs only time.
 #[derive(Debug)]
 pub(crate) struct YieldPredictor {
-    /// When it posted last, in [`ticks`]; 0 when it polled since.
+    /// Time of the last post, in [`ticks`]; 0 after a poll.
     posted: AtomicU64,
     /// Posts since the last long pause.
     posts: AtomicU32,
-    /// Posts before the last long pause; 0 while it polls.
+    /// Posts before the last long pause; 0 after an empty poll.
     usual: AtomicU32,
-    /// Yields after a post since it polled.
+    /// Yields after a post since the last poll that could confirm the prediction.
     yields: AtomicU32,
-    /// The number of those after which the prediction is dropped.
+    /// Drop the prediction after so many yields.
     trust: AtomicU32,
 }
 
-/// Least and most of [`YieldPredictor::trust`]. It doubles each time that the prediction is
-/// dropped, because a program that really spins on memory loses a time slice then.
+/// Limits of [`YieldPredictor::trust`]. It doubles each time the prediction is dropped, because a
+/// program that really spins on memory loses a time slice each time.
 const TRUST: (u32, u32) = (128, 4096);
 
 /// A pause of so many ticks after a post means that the program spins on memory or computes: half
 /// a millisecond at 2.5 GHz.
 const ABSENCE: u64 = if cfg!(target_arch = "x86_64") { 1_250_000 } else { 500_000 };
 
-/// A time stamp that costs a post next to nothing: cycles of the processor.
+/// A time stamp that is cheap enough for every post: processor cycles.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn ticks() -> u64 {
@@ -39,7 +40,7 @@ fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Nanoseconds.
+/// Nanoseconds, where there is no cycle counter.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn ticks() -> u64 {
@@ -60,7 +61,7 @@ impl YieldPredictor {
         }
     }
 
-    /// Something was posted. True when a long pause is likely now.
+    /// Records a post. True when a long pause is likely to follow.
     #[inline]
     pub(super) fn note_post(&self) -> bool {
         self.note_post_at(ticks())
@@ -70,7 +71,7 @@ impl YieldPredictor {
     fn note_post_at(&self, now: u64) -> bool {
         let before = self.posted.swap(now, Ordering::Relaxed);
         let mut posts = self.posts.load(Ordering::Relaxed);
-        // A yield after a post may take long and is no pause of the program.
+        // A yield after a post may take long, and is not a pause of the program.
         if posts != 0 && before != 0 && now.saturating_sub(before) > ABSENCE {
             self.usual.store(posts, Ordering::Relaxed);
             posts = 0;
@@ -81,7 +82,7 @@ impl YieldPredictor {
         pauses
     }
 
-    /// It is about to yield after a post. False when it did so too often without a poll that could
+    /// Records a yield after a post. False when there were too many without a poll that could
     /// confirm the prediction.
     fn spend_trust(&self) -> bool {
         let yields = self.yields.load(Ordering::Relaxed);
@@ -96,7 +97,7 @@ impl YieldPredictor {
         false
     }
 
-    /// A poll found something.
+    /// Records a poll that found a completion.
     #[inline]
     pub(super) fn note_full_poll(&self) {
         if self.yields.load(Ordering::Relaxed) != 0 {
@@ -104,7 +105,7 @@ impl YieldPredictor {
         }
     }
 
-    /// A poll found nothing: the program does not spin on memory.
+    /// Records a poll that found nothing: the program does not spin on memory.
     #[inline]
     pub(super) fn note_empty_poll(&self) {
         if self.posted.load(Ordering::Relaxed) != 0 {
@@ -128,7 +129,7 @@ mod tests {
         let predictor = YieldPredictor::new();
         assert!(!predictor.note_post_at(MICROSECOND));
         let mut now = 4000 * MICROSECOND;
-        // From the first time that it stayed away; then the answers come at once.
+        // After its first long pause; then the responses come at once.
         assert!((0..100).all(|_| {
             now += 10 * MICROSECOND;
             predictor.note_post_at(now)
@@ -147,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_interrupted_is_soon_whole_again() {
+    fn a_preempted_stream_soon_stops_yielding_after_posts() {
         let predictor = YieldPredictor::new();
         predictor.note_post_at(MICROSECOND);
-        // Kept from the CPU for a while, and it never finds its completion queue empty.
+        // The program was preempted for a while, and never finds its completion queue empty.
         let yields = (0..100_000).filter(|k| {
             if k % 1600 == 1599 {
                 predictor.note_full_poll();
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_not_broken_up() {
+    fn a_stream_does_not_yield_after_posts() {
         let predictor = YieldPredictor::new();
         let pauses = (1..1_000_000).filter(|k| {
             if k % 100 == 0 {

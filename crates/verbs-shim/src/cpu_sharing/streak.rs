@@ -1,9 +1,9 @@
 //! Which threads sleep instead of polling.
 //!
-//! Yielding does not reach an engine in another scheduling group, and beside a thread that computes
-//! each yield costs a slice. There the engine asks for sleep: a thread that polls one CQ again and
-//! again for nothing sleeps until the engine writes a completion there. A thread that wakes
-//! preempts one that spins; a thread that yielded does not.
+//! Yielding gives no time to an engine in another scheduling group, and next to a thread that
+//! computes each yield costs a time slice. There the engine asks for sleep: a thread whose polls of
+//! one CQ find nothing again and again sleeps until the engine writes a completion to that CQ. The
+//! scheduler lets a thread that wakes preempt one that spins, but not a thread that yielded.
 
 use std::{
     cell::Cell,
@@ -15,31 +15,31 @@ use rnic_abi::{cq::ASLEEP, os::futex};
 
 use crate::cq::Cq;
 
-/// What a thread polls for nothing again and again: one CQ, nothing else and without a completion
-/// in between. Only then does it sleep: it may have better things to do.
+/// A thread's empty polls of one CQ, with no other poll and no completion in between. Only such a
+/// thread sleeps: any other may have work to do elsewhere.
 #[derive(Clone, Copy)]
 struct Streak {
     /// The CQ's address; 0 while there is none.
     cq: usize,
-    /// How long to sleep the next time.
+    /// How long the next sleep lasts.
     sleep: Duration,
 }
 
 const NO_STREAK: Streak = Streak { cq: 0, sleep: SLEEP.0 };
 
-/// Least and most that a thread sleeps: it may wait for other things too. Every sleep in vain
-/// doubles it.
+/// Limits of a sleep, which are short because the thread may also wait for other things. Every
+/// sleep without a completion doubles the length.
 const SLEEP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
 thread_local! {
     static STREAK: Cell<Streak> = const { Cell::new(NO_STREAK) };
 }
 
-/// Some thread was asked to sleep once. Until then streaks cost nothing.
+/// The engine has asked for sleep at least once. Until then, streaks are not counted.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 impl Streak {
-    /// One more poll for nothing, of this CQ. For how long to sleep now.
+    /// Counts an empty poll of this CQ. Returns how long to sleep now, if at all.
     fn poll(&mut self, cq: usize, may_sleep: bool) -> Option<Duration> {
         if self.cq != cq || !may_sleep {
             *self = Self { cq, ..NO_STREAK };
@@ -51,7 +51,7 @@ impl Streak {
     }
 }
 
-/// One more poll for nothing. True when the thread slept, or there is a completion now.
+/// Counts an empty poll. True when the thread slept, or when there is a completion now.
 #[cold]
 pub(super) fn sleep(cq: &Cq, may_sleep: bool) -> bool {
     ANY.store(true, Ordering::Relaxed);
@@ -69,9 +69,9 @@ pub(super) fn sleep(cq: &Cq, may_sleep: bool) -> bool {
     if cq.sleepers.fetch_sub(1, Ordering::Relaxed) > 1 {
         place.remains();
     }
-    // As seldom as LIVENESS_POLLS would be far too seldom now.
+    // After each sleep: LIVENESS_POLLS empty polls would take far too long now.
     if !woken && sleep == SLEEP.1 {
-        cq.context().look_at_daemon();
+        cq.context().check_daemon();
     }
     true
 }
@@ -82,7 +82,7 @@ pub(super) fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// The calling thread found something.
+/// Ends the calling thread's streak: it found a completion.
 #[cold]
 pub(super) fn end() {
     STREAK.set(NO_STREAK);
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_polls_one_queue_for_nothing_sleeps_ever_longer() {
+    fn empty_polls_of_one_queue_sleep_ever_longer() {
         let mut streak = NO_STREAK;
         let slept: Vec<_> = (0..8).map(|_| streak.poll(1, true)).collect();
         let micros = [50, 100, 200, 400, 800, 1600, 2000].map(|us| Some(Duration::from_micros(us)));

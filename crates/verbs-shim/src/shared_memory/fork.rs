@@ -1,7 +1,8 @@
-//! fork(): a child has pages of its own, also where the parent's are those of a memory file.
+//! fork(): a child gets pages of its own, also where the parent's pages are those of a memory file.
 //!
 //! While the parent waits, the child copies every such page into private memory at the same
-//! address. `vfork` and `posix_spawn` need nothing: their children have the parent's memory anyway.
+//! address. `vfork` and `posix_spawn` need none of this: their children use the parent's memory
+//! anyway.
 
 use std::{
     cell::RefCell,
@@ -14,10 +15,10 @@ use std::{
 
 use super::{Shares, lock, maps, report};
 
-/// What a fork in progress in this thread needs, made before it.
+/// State of a fork in progress in this thread, made before it.
 struct Fork {
-    /// Held across the fork: no thread registers meanwhile, and the child does not inherit a mutex
-    /// whose holder does not exist there.
+    /// Held across the fork: no other thread registers memory meanwhile, and the child inherits no
+    /// mutex held by a thread that it does not have.
     shares: MutexGuard<'static, Shares>,
     pages: Vec<Range<usize>>,
     /// The child closes its end when it has its own pages, or dies.
@@ -28,7 +29,7 @@ thread_local! {
     static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
-/// Makes forks from now on take care of shared pages.
+/// Installs the fork handlers.
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -66,7 +67,7 @@ extern "C" fn in_parent() {
     }
 }
 
-/// Allocates nothing before the heap is the child's own.
+/// Allocates nothing until the heap belongs to the child alone.
 extern "C" fn in_child() {
     let Ok(Some(mut fork)) = FORK.try_with(RefCell::take) else { return };
     if !fork.pages.iter().all(make_own) {
@@ -77,7 +78,7 @@ extern "C" fn in_child() {
             libc::abort();
         }
     }
-    // What the daemon writes to is the parent's.
+    // The daemon writes to the parent's memory.
     fork.shares.forget_unused(&[]);
     fork.shares.held.clear();
 }
@@ -91,7 +92,7 @@ fn shared_pages(shares: &Shares) -> io::Result<Vec<Range<usize>>> {
     Ok(areas.filter(maps::Area::is_writable).map(|area| area.pages).collect())
 }
 
-/// Puts private memory with the same content in the place of pages.
+/// Replaces pages by private memory with the same content.
 fn make_own(pages: &Range<usize>) -> bool {
     let here = ptr::with_exposed_provenance_mut::<libc::c_void>(pages.start);
     let length = pages.len();

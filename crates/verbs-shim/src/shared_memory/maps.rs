@@ -77,7 +77,7 @@ fn covering<'a>(areas: &'a [Area], pages: &Range<usize>) -> Option<Vec<&'a Area>
     (next >= pages.end).then_some(found)
 }
 
-/// Where pages are in a file, when all of them are one piece of it.
+/// The offset of pages in a file, when all of them map one contiguous part of it.
 pub(super) fn offset_in(areas: &[Area], inode: Inode, pages: &Range<usize>) -> Option<u64> {
     let mut expected = None;
     for area in covering(areas, pages)? {
@@ -92,10 +92,10 @@ pub(super) fn offset_in(areas: &[Area], inode: Inode, pages: &Range<usize>) -> O
     expected.map(|(first, _)| first)
 }
 
-/// Whether pages are ordinary private memory, for which others may stand in. Takes `smaps`.
+/// Checks that pages are plain private memory, which can be replaced. Needs `smaps`.
 ///
 /// # Errors
-/// What they are instead.
+/// What kind of memory they are instead.
 pub(super) fn check_exchangeable(areas: &[Area], pages: &Range<usize>) -> Result<(), String> {
     let areas = covering(areas, pages).ok_or("there is no memory")?;
     areas.into_iter().try_for_each(|area| {
@@ -120,8 +120,8 @@ pub(super) fn check_exchangeable(areas: &[Area], pages: &Range<usize>) -> Result
     })
 }
 
-/// Flags of memory that has no property which a memory file has not: rights, what rights it may
-/// get, accounting, whether huge pages are welcome, and whether it changed.
+/// `VmFlags` that a memory file can have as well: rights, possible rights, accounting, huge page
+/// advice, and soft-dirty.
 const PLAIN: [&str; 10] = ["rd", "wr", "mr", "mw", "me", "ac", "nr", "hg", "nh", "sd"];
 
 fn meaning(flag: &str) -> &'static str {
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(at(0x3000, 0x5000), Some(0x1000));
         assert_eq!(at(0x4000, 0x6000), Some(0x2000));
         assert_eq!(at(0x6000, 0x7000), Some(0x9000));
-        // Not one piece, not writable, another file, private, nothing.
+        // Not contiguous, not writable, another file, private, unmapped.
         assert_eq!(at(0x5000, 0x7000), None);
         assert_eq!(at(0x6000, 0x8000), None);
         assert_eq!(at(0x9000, 0xa000), None);

@@ -57,7 +57,7 @@ fn a_small_write_carries_its_data_and_keeps_its_sges() {
 }
 
 #[test]
-fn nothing_is_carried_where_it_would_be_wrong() {
+fn data_is_not_copied_into_the_wqe_where_that_would_be_wrong() {
     let world = World::new();
     let mut memory = vec![1; 4096];
     let mr = world.register(&mut memory);
@@ -153,7 +153,7 @@ fn atomics_that_cannot_succeed_are_posted() {
 }
 
 #[test]
-fn states_decide_who_may_post() {
+fn the_state_decides_which_posts_are_accepted() {
     let world = World::new();
     for (state, send, receive) in [
         (IBV_QPS_RESET, libc::EINVAL, libc::EINVAL),
@@ -168,7 +168,7 @@ fn states_decide_who_may_post() {
 }
 
 #[test]
-fn a_list_is_posted_up_to_the_full_queue_with_one_ring() {
+fn a_list_is_posted_until_the_queue_is_full_with_one_doorbell() {
     let world = World::new();
     let mut list: Vec<_> = (0..6).map(|_| request(IBV_WR_SEND, 0, &mut [])).collect();
     for at in (0..5).rev() {
@@ -235,7 +235,7 @@ fn in_receive_queue<T>(world: &World, act: impl FnOnce(&mut WorkConsumer) -> T) 
 }
 
 #[test]
-fn a_receive_is_told_to_an_engine_that_flushes_the_queue() {
+fn a_receive_rings_an_engine_that_flushes_the_queue() {
     let world = World::new();
     assert_eq!(world.receive(1, &mut []), 0);
     assert!(world.fake.state().rung().is_empty());
@@ -384,7 +384,7 @@ fn resizing_keeps_completions_and_arming() {
 }
 
 #[test]
-fn a_program_reports_its_cpu_only_where_the_engine_asks() {
+fn a_program_publishes_its_cpu_only_when_asked() {
     let world = World::new();
     let reported = |hints| {
         world.fake.state().bells.as_ref().unwrap().ask(hints);

@@ -46,7 +46,7 @@ fn channel_fd(world: &World) -> c_int {
 }
 
 #[test]
-fn one_event_per_arming_to_be_acknowledged_before_the_end() {
+fn an_arming_gives_one_event_which_destroying_waits_for() {
     let world = World::new();
     do_not_block(channel_fd(&world));
     assert_eq!(cq_event(&world), Err(libc::EAGAIN));
@@ -88,7 +88,7 @@ fn solicited_arming_waits_for_a_solicited_completion() {
 }
 
 #[test]
-fn an_event_that_nobody_read_does_not_hold_up_the_end_nor_reach_another() {
+fn an_unread_event_neither_blocks_destroying_nor_reaches_a_later_cq() {
     let world = World::new();
     do_not_block(channel_fd(&world));
     // SAFETY: valid objects; each is used no more after its end.
@@ -128,7 +128,7 @@ fn async_events_name_their_objects() {
 }
 
 #[test]
-fn the_death_of_the_daemon_wakes_who_waits() {
+fn the_death_of_the_daemon_ends_waiting_calls() {
     let world = World::new();
     // SAFETY: a live object.
     assert_eq!(unsafe { req_notify_cq(world.cq, 0) }, 0);

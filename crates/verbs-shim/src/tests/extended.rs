@@ -62,7 +62,7 @@ fn set(qp: *mut ibv_qp_ex, wr_id: u64, flags: u32) {
 }
 
 #[test]
-fn only_what_was_made_extended_is() {
+fn only_objects_made_extended_have_an_extended_form() {
     let world = World::new();
     // SAFETY: a live object.
     assert!(unsafe { ibv_qp_to_qp_ex(world.qp) }.is_null());
@@ -71,7 +71,7 @@ fn only_what_was_made_extended_is() {
 }
 
 #[test]
-fn a_batch_is_shown_as_a_whole() {
+fn a_batch_is_published_as_a_whole() {
     let (world, qp) = extended_world();
     let mut memory: Vec<u8> = (0..64).collect();
     let mr = world.register(&mut memory);
@@ -107,7 +107,7 @@ fn a_batch_is_shown_as_a_whole() {
 }
 
 #[test]
-fn an_abort_or_a_mistake_takes_the_batch_back() {
+fn an_abort_or_an_error_discards_the_batch() {
     let (world, qp) = extended_world();
     call!(qp, wr_start);
     call!(qp, wr_send);

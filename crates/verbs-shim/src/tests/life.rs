@@ -5,7 +5,7 @@ use verbs_abi::IBV_WR_SEND;
 use super::*;
 
 #[test]
-fn everything_can_be_given_back() {
+fn everything_can_be_destroyed() {
     let world = World::new();
     let mut memory = vec![0; 64];
     let mr = world.register(&mut memory);

@@ -120,7 +120,7 @@ fn content_survives_and_the_file_has_what_the_program_writes() {
 }
 
 #[test]
-fn other_memory_at_the_same_address_is_not_taken_for_it() {
+fn new_memory_at_the_same_address_is_not_taken_for_the_old() {
     let registered = registered_by(|pd| {
         let memory = fresh(ptr::null_mut(), 2);
         register(pd, memory);
@@ -150,7 +150,7 @@ fn other_memory_at_the_same_address_is_not_taken_for_it() {
 }
 
 #[test]
-fn memory_that_must_stay_what_it_is_is_registered_as_it_is() {
+fn memory_that_cannot_be_replaced_is_registered_as_it_is() {
     static CONSTANT: [u8; 64] = [7; 64];
     let registered = registered_by(|pd| {
         let stack = [0u8; 64];
@@ -194,7 +194,7 @@ fn pages_of_an_ordinary_registration_are_free_after_its_end() {
 }
 
 #[test]
-fn a_child_has_pages_of_its_own() {
+fn a_child_gets_pages_of_its_own() {
     registered_by(|pd| {
         let memory = fresh(ptr::null_mut(), 3);
         register(pd, &memory[..2 * PAGE]);
@@ -212,7 +212,7 @@ fn a_child_has_pages_of_its_own() {
 }
 
 #[test]
-fn a_daemon_that_wants_no_file_gets_none() {
+fn memory_is_registered_without_a_file_when_the_daemon_refuses_it() {
     let fake = Fake::start();
     fake.state().refuses_files = true;
     run_child(|| {

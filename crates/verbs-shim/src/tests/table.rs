@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[test]
-fn the_device_says_what_it_is() {
+fn device_attributes_are_those_of_the_daemon() {
     let world = World::new();
     let mut attr = ibv_device_attr::zeroed();
     // SAFETY: valid objects.
@@ -32,7 +32,7 @@ fn the_device_says_what_it_is() {
 }
 
 #[test]
-fn structures_are_written_as_far_as_the_caller_knows_them() {
+fn structures_are_written_up_to_the_callers_size() {
     let world = World::new();
     let mut bytes = [0xff_u8; 64];
     for length in [48, 52, 56] {
@@ -86,7 +86,7 @@ fn gids_by_index_and_as_a_table() {
 }
 
 #[test]
-fn a_query_tells_caps_twice() {
+fn a_query_returns_caps_in_both_structures() {
     let world = World::new();
     let mut attr = ibv_qp_attr::zeroed();
     let mut init = ibv_qp_init_attr::zeroed();
@@ -143,7 +143,7 @@ fn a_returned_errno_value_is_also_set() {
 }
 
 #[test]
-fn an_object_under_a_wrong_handle_is_unknown_to_the_control_path() {
+fn an_overwritten_handle_fails_with_enoent() {
     let world = World::new();
     let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
     attr.qp_state = IBV_QPS_RTS;

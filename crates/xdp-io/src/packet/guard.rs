@@ -20,7 +20,7 @@ pub struct PortGuard {
 
 impl PortGuard {
     /// Holds `port` on `addresses`, or on all addresses when there are none. With `trains` the
-    /// kernel lets those alone and may join what arrives from a device; without, it would cut up
+    /// kernel leaves trains whole and may join what arrives from a device; without, it would split
     /// each one for a socket that drops the pieces.
     pub(super) fn new(
         port: u16,
@@ -78,7 +78,7 @@ impl PortGuard {
         Ok(())
     }
 
-    /// Lets go of the port on an address.
+    /// Releases the port on an address.
     pub fn remove_address(&mut self, address: IpAddr) {
         self.held.retain(|(held, _)| *held != address);
         self.taken.retain(|taken| *taken != address);

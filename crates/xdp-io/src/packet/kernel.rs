@@ -7,8 +7,8 @@ const TRAINS_SINCE: (u32, u32) = (6, 2);
 
 /// Whether the kernel sends and receives trains over AF_PACKET.
 ///
-/// Decided by the kernel version: only sending a train would show more, and that frame would be on
-/// the user's wire. A kernel that had this ported back merely works frame by frame.
+/// Decided by the kernel version: a better test would have to send a train on the user's network.
+/// On an older kernel with this feature ported back, frames are sent one by one.
 #[must_use]
 pub fn knows_trains() -> bool {
     version(&sys::kernel_release()).is_some_and(|version| version >= TRAINS_SINCE)

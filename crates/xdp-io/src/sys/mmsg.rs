@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use crate::address::{SOCKADDR_MAX, SockAddr};
-use crate::control::{Control, Messages};
+use crate::control::{Control, ControlMessages};
 use crate::umem::MappedMemory;
 use crate::{TxRefusal, TxSlot};
 
@@ -63,17 +63,17 @@ pub(crate) struct Message<'a> {
     /// The sender, encoded.
     pub(crate) name: &'a [u8],
     /// Control messages.
-    pub(crate) control: Messages<'a>,
+    pub(crate) control: ControlMessages<'a>,
 }
 
-/// How many messages to ask a socket for. The attempt to take one more than there are costs a
-/// quarter of a microsecond, which messages that come one by one would pay each time; those that
-/// come in bursts are better taken together.
+/// Predicts how many messages to ask a socket for. Each attempt to receive one more message than
+/// there is costs a quarter of a microsecond. So a port whose messages arrive one at a time asks
+/// for one; after a burst it asks for a whole batch again.
 #[derive(Debug, Default)]
 pub(crate) struct BatchHint {
     /// Messages since the socket was empty.
     burst: usize,
-    /// So many bursts in a row were of one message.
+    /// Consecutive bursts of a single message.
     singles: u32,
 }
 
@@ -91,7 +91,7 @@ impl BatchHint {
     }
 }
 
-/// Messages that come one by one.
+/// Bursts of a single message before a port asks for one message at a time.
 const MANY_SINGLES: u32 = 8;
 
 /// Fixed slots of a receive arena, used from the lowest up so that few of them stay in the cache.
@@ -273,7 +273,7 @@ impl TxBatch {
         }
     }
 
-    /// Entries that wait to be sent.
+    /// Entries not sent yet.
     pub(crate) fn queued(&self) -> Range<usize> {
         self.head..self.tail
     }
@@ -288,7 +288,7 @@ impl TxBatch {
         self.sockets[index] = socket;
     }
 
-    /// Gives an entry up.
+    /// Cancels an entry.
     pub(crate) fn cancel(&mut self, index: usize) {
         self.vectors.iovecs[index].iov_len = 0;
     }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_brings_the_appetite_back() {
+    fn a_burst_restores_whole_batches() {
         let mut hint = BatchHint { burst: 0, singles: MANY_SINGLES };
         for received in [1, 1, 0] {
             hint.learn(received);

@@ -26,7 +26,7 @@ impl IpFields {
     const NEW: IpFields = IpFields { tos: 0, hops: 64 };
 }
 
-/// After so many trains in a row with other fields, a socket writes those by itself.
+/// After so many consecutive trains with other fields, the socket adopts those.
 const MANY_OTHERS: u32 = 32;
 
 /// A bound socket.
@@ -38,7 +38,7 @@ pub(crate) struct Socket {
     pub(crate) segments: bool,
     /// What the kernel writes for datagrams whose control messages say nothing else.
     pub(crate) fields: IpFields,
-    /// So many trains in a row had other fields.
+    /// Consecutive trains with other fields.
     others: u32,
     hint: BatchHint,
 }
@@ -85,9 +85,9 @@ impl Socket {
         Ok(socket)
     }
 
-    /// A train with the fields `wanted` is about to be queued, in front of which nothing is. Two
-    /// control messages cost a datagram some 4 % of its way through the kernel, so the socket takes
-    /// over fields that are wanted time and again.
+    /// Called before a train with the fields `wanted` is queued, when nothing else is queued. Two
+    /// control messages add about 4 % to a datagram's cost in the kernel, so the socket adopts
+    /// fields that are wanted repeatedly.
     pub(crate) fn adapt(&mut self, wanted: IpFields) {
         if wanted == self.fields {
             self.others = 0;
@@ -96,7 +96,7 @@ impl Socket {
         self.others += 1;
         if self.others >= MANY_OTHERS {
             self.others = 0;
-            // A field that the kernel refuses here stays with the control messages.
+            // When the kernel refuses a field here, control messages continue to set it.
             let _ = self.write(wanted);
         }
     }

@@ -52,7 +52,7 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
         }
     }
     Err(match last {
-        // The first queue is always there: what was refused is several chunks for a frame.
+        // Queue 0 always exists, so what was refused is a frame in several chunks.
         Error::QueueMissing { interface, queue: 0 } if !single_fits => {
             Error::FrameTooLong { interface, mtu, limit: RX_ROOM - LINK_HEADER }
         }

@@ -14,7 +14,7 @@ const MIN_FIRST: usize = 128;
 /// memory.
 const MAX_KICKS: usize = 256;
 
-/// In place of a frame that is given up: the kernel steps over it.
+/// Replaces a cancelled frame: the kernel skips it.
 const NOTHING: Descriptor = Descriptor { address: u64::MAX, len: 1, options: 0 };
 
 /// State of one transmit frame.
@@ -76,9 +76,10 @@ impl Transmitter {
         }
     }
 
-    /// Moves reserved frames to the ring and has the kernel send until the ring is empty or it
-    /// makes no progress. When it refuses, everything that waits is dropped: frames that stayed
-    /// would leave when the interface is up again, however late, and until then none were free.
+    /// Moves reserved frames to the ring and has the kernel send until the ring is empty or the
+    /// kernel makes no progress. When the kernel refuses, everything queued is dropped: otherwise
+    /// the frames would occupy the arena until the interface is up again, and be sent long after
+    /// they were due.
     pub(super) fn submit(
         &mut self,
         ring: &mut Producer<Descriptor>,
@@ -114,7 +115,7 @@ impl Transmitter {
             }
         }
         self.sent += sent as u64;
-        // A device that does not wait for a system call takes what is in the ring by itself.
+        // A device that needs no system call takes frames from the ring by itself.
         let waiting = if ring.needs_wakeup() { ring.unconsumed() as usize } else { 0 };
         let queued = self.pending.len() + waiting;
         self.backpressure += u64::from(queued > 0);

@@ -6,7 +6,7 @@ use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType, Sen
 use rnic_abi::wqe::SendControl;
 use serde::Serialize;
 
-/// What the first byte of an input of this target says.
+/// The first byte of an input selects what the rest is.
 const REQUEST: u8 = 0;
 const ANSWER: u8 = 1;
 const EVENTS: u8 = 3;

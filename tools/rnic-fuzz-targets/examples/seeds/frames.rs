@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Longer frames teach a fuzzer nothing but payload.
+/// Longer frames only add payload.
 const LONGEST: usize = 400;
-/// What the first byte of an input of this target says.
+/// The first byte of an input selects what the rest is.
 const FRAME: u8 = 0;
 const DATAGRAM: u8 = 1;
 const MAD: u8 = 2;
@@ -29,7 +29,7 @@ pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
     Ok(shortest.into_iter().collect())
 }
 
-/// A frame is a seed, and so are what it carries.
+/// A frame is a seed, and so are the datagram and the management datagram in it.
 fn inputs(bytes: &[u8]) -> Vec<Seed> {
     if bytes.len() > LONGEST {
         return Vec::new();

@@ -1,9 +1,9 @@
-//! Scripts for the engine targets: short stories that reach the far corners, for the fuzzer to
-//! garble. The bytes are what `engine_rx::Scene::step` and `wqe::Scene::step` read.
+//! Scripts for the engine targets, which reach rare states, for the fuzzer to mutate. The bytes are
+//! what `engine_rx::Scene::step` and `wqe::Scene::step` read.
 
 use crate::Seed;
 
-/// More steps may follow before the engine's turn.
+/// A flag: more steps follow before the engine's turn.
 const NO_TURN: u8 = 0x40;
 /// The second of the two QPs.
 const OTHER_QP: u8 = 0x80;
@@ -22,18 +22,18 @@ const WRITE: u8 = 2;
 const READ: u8 = 4;
 const CMP_SWAP: u8 = 5;
 
-/// Three receives of 256 open bytes.
+/// Three receives of 256 bytes of remotely accessible memory.
 fn receives() -> Vec<u8> {
     [vec![10, 2], [1, 0, 2, 1].repeat(3)].concat()
 }
 
-/// A SEND or WRITE of so many packets, in sequence, to the open region.
+/// A SEND or WRITE of so many packets, in sequence, to the accessible region.
 fn message(packets: u8, is_write: bool, imm: bool, lost: u8) -> Vec<u8> {
     let bits = (packets - 1) | u8::from(imm) << 3 | u8::from(is_write) << 4;
     vec![4, bits, 100, EXACT, 0, 0, lost, lost, 0, 0]
 }
 
-/// One packet by its place in the opcode table, with a RETH or AtomicETH for the open region.
+/// One packet by its index in the opcode table, with a RETH or AtomicETH for the accessible region.
 fn packet(opcode: u8, expected: u8, rest: &[u8]) -> Vec<u8> {
     [&[0, EXACT, opcode, 0, expected, EXACT, 1], rest, &[0, 0]].concat()
 }
@@ -43,7 +43,8 @@ fn post(opcode: u8, flags: u8, len_kind: u8) -> Vec<u8> {
     [&[8, opcode, flags], sges, &[0; 3]].concat()
 }
 
-/// Answers the request that was sent `nth`, with a syndrome as `packet::any_syndrome` chooses.
+/// A response to the request that was sent `nth`, with a syndrome as `packet::any_syndrome`
+/// chooses.
 fn answer(nth: u8, syndrome: &[u8]) -> Vec<u8> {
     [&[6, nth, EXACT], syndrome, &[0, 0]].concat()
 }

@@ -2,8 +2,8 @@
 //! same for a guest and for this machine.
 //!
 //! rxe of older kernels works in the initial network namespace only, so both ends are in it, and
-//! policy routing makes packets between two addresses of one host take the wire. For that the
-//! lookup of local addresses moves behind rules for these two; nothing else is changed.
+//! policy routing sends packets between two addresses of one host over the veth pair. For that, the
+//! lookup of local addresses moves behind rules for these two addresses; nothing else is changed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const NETDEV: &str = "rnicv";
 const RXE: &str = "rnicrxe";
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 79, 0, 1), Ipv4Addr::new(10, 79, 0, 2)];
 
-/// Rules are added before the one that they replace goes.
+/// The new rules are added before the rule that they replace is removed.
 const LAY: &str = "
 set -e
 ip link add rnicva address 02:00:00:00:79:01 type veth \
@@ -42,7 +42,7 @@ ip rule add pref 5 lookup local
 ip rule delete pref 0
 ";
 
-/// Undoes what is there of [`LAY`] and [`RXE_ON`], and nothing else.
+/// Undoes what [`LAY`] and [`RXE_ON`] did, and nothing else.
 const LIFT: &str = "
 exec 2> /dev/null
 rdma link delete rnicrxea
@@ -80,7 +80,7 @@ rdma link delete rnicrxea
 rdma link delete rnicrxeb
 ";
 
-/// A device that goes away keeps the module for a moment.
+/// A device that was removed keeps the module in use for a moment.
 const UNLOAD: &str = "
 for try in 1 2 3 4 5 6 7 8 9 10; do
     [ -e /sys/module/rdma_rxe ] || exit 0
@@ -103,7 +103,7 @@ impl Stack<'_> {
         }
     }
 
-    /// What daemons said, for the reader of a failure.
+    /// What the daemons logged, to explain a failure.
     pub(super) fn logs(&self) -> String {
         match self {
             Self::Ours(daemons) => daemons.iter().map(RemoteDaemon::log).collect(),
@@ -112,7 +112,7 @@ impl Stack<'_> {
     }
 }
 
-/// A machine with the wire, which is taken away on drop.
+/// A machine with the link, which is removed on drop.
 pub(super) struct RxeSetup<'a> {
     pub(super) shell: &'a dyn Shell,
     /// Where our programs are.
@@ -127,9 +127,9 @@ pub(super) struct RxeSetup<'a> {
 }
 
 impl<'a> RxeSetup<'a> {
-    /// Lays the wire.
+    /// Sets up the link.
     pub(super) fn lay(&self) -> Result<()> {
-        // What a killed run left.
+        // Left by a killed run.
         self.lift();
         self.shell.check(LAY)?;
         Ok(())
@@ -151,8 +151,8 @@ impl<'a> RxeSetup<'a> {
         }
     }
 
-    /// Our daemons. There is no rxe meanwhile: it would answer what is not for it, and has the
-    /// port that UDP sockets need.
+    /// Starts our daemons. rxe must not be loaded meanwhile: it would answer our packets, and it
+    /// has the port that UDP sockets need.
     pub(super) fn ours(&self, io: Io) -> Result<Stack<'a>> {
         if !self.keeps_rxe {
             self.shell.check(UNLOAD)?;
