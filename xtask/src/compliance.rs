@@ -29,13 +29,13 @@ use table::Table;
 /// What to check.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
-    /// Switch off every rule; without any option, twenty rules and bugs, others at every commit
+    /// Break every rule, one by one; without any option, twenty rules and bugs chosen by the commit
     #[arg(long)]
     all: bool,
-    /// Plant every bug
+    /// Plant every bug, one by one
     #[arg(long)]
     bugs: bool,
-    /// Switch off this rule or plant this bug
+    /// Break this rule or plant this bug
     #[arg(long, value_name = "NAME", conflicts_with_all = ["all", "bugs"])]
     only: Option<String>,
     /// Only run the random walk, with seeds 0 to N - 1 and nothing planted: N worlds of mixed verbs

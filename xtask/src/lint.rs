@@ -6,7 +6,7 @@ use anyhow::Result;
 use system_tests::dist::cargo;
 
 use crate::stages::Stage;
-use crate::{layers, prose};
+use crate::{deny, layers, prose};
 
 pub(crate) fn stages() -> Vec<Stage> {
     vec![
@@ -15,6 +15,7 @@ pub(crate) fn stages() -> Vec<Stage> {
         Stage::new("layers", layers::check),
         Stage::new("prose", prose::check),
         Stage::new("rustdoc", rustdoc),
+        Stage::new("dependencies", deny::lint),
     ]
 }
 

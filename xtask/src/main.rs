@@ -1,4 +1,4 @@
-//! `cargo xtask`: the commands a person types to build, try and test soft-rnic.
+//! `cargo xtask`: the commands that build, try and test soft-rnic.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,7 @@ use system_tests::dist::{Dist, RELEASE};
 use system_tests::{interrupt, paths};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about, disable_help_subcommand = true)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about, disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -57,7 +57,7 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the interoperability suite against a card in another host
     Interop(interop::Options),
-    /// Check formatting, clippy, layering, comments and documentation
+    /// Check formatting, clippy, layering, comments, documentation and dependencies
     Lint,
     /// Check the licences, advisories and versions of our dependencies; needs a network
     Deny,

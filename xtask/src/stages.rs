@@ -1,5 +1,6 @@
 //! A list of stages, all of which are run, timed and summarized.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -17,11 +18,33 @@ impl Stage {
     }
 }
 
+/// The error of a stage that this machine cannot run; it does not fail the run.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) String);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
 /// How a stage went.
 pub(crate) struct Outcome {
     name: String,
     took: Duration,
     error: Option<anyhow::Error>,
+}
+
+impl Outcome {
+    fn result(&self) -> &'static str {
+        match &self.error {
+            None => "ok",
+            Some(error) if error.is::<Skipped>() => "SKIPPED",
+            Some(_) => "FAILED",
+        }
+    }
 }
 
 /// Runs every stage, also after a failed one, and fails when any did.
@@ -39,10 +62,11 @@ pub(crate) fn run(stages: Vec<Stage>) -> Result<Vec<Outcome>> {
         let began = Instant::now();
         let error = work().err();
         interrupt::check()?;
-        if let Some(error) = &error {
-            eprintln!("{error:#}\n== {name} FAILED");
+        let outcome = Outcome { name, took: began.elapsed(), error };
+        if let Some(error) = &outcome.error {
+            eprintln!("{error:#}\n== {} {}", outcome.name, outcome.result());
         }
-        outcomes.push(Outcome { name, took: began.elapsed(), error });
+        outcomes.push(outcome);
     }
     Ok(outcomes)
 }
@@ -50,19 +74,36 @@ pub(crate) fn run(stages: Vec<Stage>) -> Result<Vec<Outcome>> {
 /// Prints each stage's time and result.
 pub(crate) fn summary(outcomes: &[Outcome]) {
     println!();
-    for Outcome { name, took, error } in outcomes {
-        let result = if error.is_some() { "FAILED" } else { "ok" };
-        println!("{name:<26} {:>7.1} s  {result}", took.as_secs_f64());
+    for outcome in outcomes {
+        let Outcome { name, took, error } = outcome;
+        let result = outcome.result();
+        let reason = error.as_ref().filter(|error| error.is::<Skipped>());
+        let reason = reason.map_or(String::new(), |reason| format!(": {reason}"));
+        println!("{name:<26} {:>7.1} s  {result}{reason}", took.as_secs_f64());
     }
 }
 
 /// Fails when a stage did.
 pub(crate) fn conclude(title: &str, outcomes: &[Outcome]) -> Result<()> {
-    let failed = |outcome: &&Outcome| outcome.error.is_some();
+    let failed = |outcome: &&Outcome| outcome.result() == "FAILED";
     let failed: Vec<_> =
         outcomes.iter().filter(failed).map(|outcome| outcome.name.as_str()).collect();
     if !failed.is_empty() {
         bail!("{title} failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_failed_stage_fails_the_run() {
+        let stage = |error: fn() -> Result<()>| Stage::new("it", error);
+        let skipped = || Err(Skipped("no tool".into()).into());
+        assert!(all("run", vec![stage(|| Ok(())), stage(skipped)]).is_ok());
+        let error = all("run", vec![stage(|| bail!("wrong")), stage(skipped)]).unwrap_err();
+        assert_eq!(error.to_string(), "run failed: it");
+    }
 }

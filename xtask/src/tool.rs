@@ -1,5 +1,6 @@
 //! Cargo subcommands from crates.io, installed on first use.
 
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,17 +10,22 @@ use system_tests::process::Cmd;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// A program of a crate of that name, in the cache.
+/// The program of that name, from the cache or from the search path, if it is installed.
+pub(crate) fn found(name: &str) -> Result<Option<PathBuf>> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let cached = paths::cache(name)?.join("bin");
+    let folders = iter::once(cached).chain(std::env::split_paths(&path));
+    Ok(folders.map(|folder| folder.join(name)).find(|tool| tool.is_file()))
+}
+
+/// The same; installed into the cache when it is missing.
 pub(crate) fn installed(name: &str) -> Result<PathBuf> {
-    let root = paths::cache(name)?;
-    let tool = root.join("bin").join(name);
-    if !tool.exists() {
-        eprintln!("installing {name}");
-        Cmd::new("cargo")
-            .args(["install", name, "--locked", "--root"])
-            .arg(&root)
-            .limit(BUILD_LIMIT)
-            .check()?;
+    if let Some(tool) = found(name)? {
+        return Ok(tool);
     }
-    Ok(tool)
+    eprintln!("installing {name}");
+    let root = paths::cache(name)?;
+    let install = Cmd::new("cargo").args(["install", name, "--locked", "--root"]).arg(&root);
+    install.limit(BUILD_LIMIT).check()?;
+    Ok(root.join("bin").join(name))
 }

@@ -73,17 +73,17 @@ const EMULATION: &str = "Every instruction is executed by software, so this comp
      processor, because it forgets every translation; ours has such changes in each latency, rxe \
      in the kernel has none.";
 
-/// The ways outside that ours is measured with. rxe has one.
+/// The packet I/O that ours is measured with. rxe has one kind.
 const OURS: [Io; 3] = [Io::Udp, Io::AfPacket, Io::AfXdp];
 
 impl Place {
     const fn heading(self) -> &'static str {
         match self {
             Self::Guest => {
-                "ours and Linux rxe, both in one emulated machine: compares instructions, not \
+                "Ours and Linux rxe, both in one emulated machine: compares instructions, not \
                  hardware"
             }
-            Self::Here => "ours and this kernel's rxe, both on this machine",
+            Self::Here => "Ours and this kernel's rxe, both on this machine",
         }
     }
 }
@@ -161,7 +161,7 @@ fn here(dist: &Dist, rounds: usize) -> Result<Found> {
 /// The values of each case, round by round.
 type Values = [Vec<f64>; CASES.len()];
 
-/// One of our ways outside, while it works.
+/// Our stack over one kind of packet I/O, and why it failed, if it did.
 struct Contender {
     io: Io,
     values: Values,
@@ -242,7 +242,7 @@ fn shown(case: &Case, values: &[f64]) -> String {
     format!("{:.0} MB/s ({:.0}..{:.0})", median / 1e6, min / 1e6, max / 1e6)
 }
 
-/// Why ours was not measured with a way outside.
+/// The kinds of packet I/O that failed, and why.
 fn failures(contenders: &[Contender]) -> Vec<String> {
     let note = |one: &Contender| {
         Some(format!("Not measured with --io {}: {}.", one.io.as_str(), one.failure.as_ref()?))
