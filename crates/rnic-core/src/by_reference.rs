@@ -1,9 +1,10 @@
 //! By reference: payload that stays in the sender's memory until it is placed.
 //!
-//! A train that never leaves this engine's memory ([`TxSlot::is_internal`](crate::ports::TxSlot)) has no
-//! ICRC, so its ICRC field is free to tell whether the payload is there, or only a note of where it
-//! is. Placement then copies once, from memory to memory, instead of twice. Notes are written and
-//! read by the same engine and never leave it: a train that others see carries its payload.
+//! A train that never leaves this engine's memory ([`TxSlot::is_internal`](crate::ports::TxSlot))
+//! has no ICRC, so its ICRC field is free to tell whether the payload is there, or only a note of
+//! where it is. Placement then copies once, from memory to memory, instead of twice. Notes are
+//! written and read by the same engine and never leave it: a train that others see carries its
+//! payload.
 
 use crate::ports::{MemRange, Range, SpaceId};
 use roce_wire::datagram::ICRC_LEN;
@@ -75,8 +76,8 @@ pub(crate) fn refer(rest: &mut [u8], space: SpaceId, addr: u64) -> bool {
     true
 }
 
-/// Where the payload of an internal train's datagram is: `arrived`, the place in the receive arena of
-/// `payload`, or the memory of its sender.
+/// Where the payload of an internal train's datagram is: `arrived`, the place in the receive arena
+/// of `payload`, or the memory of its sender.
 pub(crate) fn find(datagram: &[u8], payload: &[u8], arrived: Range) -> Payload {
     if datagram.last_chunk() != Some(&REFERRED) {
         return Payload::arrived(arrived);

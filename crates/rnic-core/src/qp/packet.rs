@@ -8,7 +8,8 @@ use roce_wire::{Bth, Datagram, Opcode, OpcodeInfo, Psn};
 pub(crate) struct Packet<'a> {
     pub(crate) datagram: &'a Datagram<'a>,
     pub(crate) info: &'static OpcodeInfo,
-    /// Where the payload is. In an internal train the datagram may have no more than a note of that.
+    /// Where the payload is. In an internal train the datagram may have no more than a note of
+    /// that.
     pub(crate) bytes: Payload,
 }
 

@@ -273,8 +273,8 @@ impl Requester {
         self.stale = None;
     }
 
-    /// A response with this PSN came although `una` has none, which must come first. False when that
-    /// is nothing new: what was lost is about to be sent again, or was, and this is older.
+    /// A response with this PSN came although `una` has none, which must come first. False when
+    /// that is nothing new: what was lost is about to be sent again, or was, and this is older.
     pub(super) fn hear_of_loss(&mut self, psn: Psn, is_ack: bool) -> bool {
         let fresh = Stale { mark: psn, end: self.sent_end };
         let Some(stale) = &mut self.stale else {
