@@ -20,6 +20,23 @@ pub(crate) struct TransportRules {
     writes: bool,
     /// It may read its peer's memory and change it atomically: that takes responses.
     reads: bool,
+    /// The responder answers, so that the requester repeats what is lost.
+    is_reliable: bool,
+}
+
+/// What a request is to the responder, by its PSN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sequence {
+    /// The expected one.
+    Next,
+    /// Something before it is lost: it must be asked for.
+    Gap,
+    /// It came before.
+    Duplicate,
+    /// What was expected is lost for good: with this packet another message begins.
+    Anew,
+    /// It belongs to a message whose beginning is lost.
+    Rest,
 }
 
 const RC: TransportRules = TransportRules {
@@ -28,15 +45,22 @@ const RC: TransportRules = TransportRules {
     is_connected: true,
     writes: true,
     reads: true,
+    is_reliable: true,
 };
-const UC: TransportRules =
-    TransportRules { is_offered: false, transport: Transport::Uc, reads: false, ..RC };
+const UC: TransportRules = TransportRules {
+    is_offered: false,
+    transport: Transport::Uc,
+    reads: false,
+    is_reliable: false,
+    ..RC
+};
 const UD: TransportRules = TransportRules {
     is_offered: false,
     transport: Transport::Ud,
     is_connected: false,
     writes: false,
     reads: false,
+    is_reliable: false,
 };
 const XRC: TransportRules = TransportRules { is_offered: false, transport: Transport::Xrc, ..RC };
 
@@ -72,6 +96,21 @@ impl TransportRules {
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => self.reads,
             _ => true,
         }
+    }
+
+    /// What a request is whose PSN is `ahead` of the expected one. Where nothing is repeated there
+    /// is no way back: the first packet of a message is as good as the one that was expected, and
+    /// the others are of no use without it. A datagram is a message of one packet, so all are good.
+    #[inline]
+    pub(crate) fn sequence(&self, ahead: i32, starts_message: bool) -> Sequence {
+        if ahead == 0 {
+            return Sequence::Next;
+        }
+        if !self.is_reliable {
+            return if starts_message { Sequence::Anew } else { Sequence::Rest };
+        }
+        // Rule: GapDropped, DuplicateNotExecuted
+        if ahead > 0 { Sequence::Gap } else { Sequence::Duplicate }
     }
 
     /// The form of an RC opcode on this transport. One that the transport does not have is never
@@ -117,6 +156,25 @@ mod tests {
             assert!(rules.takes(Transport::Cnp));
             for other in TYPES.map(|other| TransportRules::of(other).transport) {
                 assert_eq!(rules.takes(other), other == rules.transport);
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_reliable_transport_asks_for_what_is_lost() {
+        for qp_type in [QpType::Rc, QpType::XrcSend, QpType::XrcRecv] {
+            let rules = TransportRules::of(qp_type);
+            for starts_message in [false, true] {
+                let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, starts_message));
+                assert_eq!(places, [Sequence::Duplicate, Sequence::Next, Sequence::Gap]);
+            }
+        }
+        for qp_type in [QpType::Uc, QpType::Ud] {
+            let rules = TransportRules::of(qp_type);
+            assert_eq!(rules.sequence(0, false), Sequence::Next);
+            for ahead in [-1, 1] {
+                assert_eq!(rules.sequence(ahead, true), Sequence::Anew);
+                assert_eq!(rules.sequence(ahead, false), Sequence::Rest);
             }
         }
     }

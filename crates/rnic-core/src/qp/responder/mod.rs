@@ -21,6 +21,7 @@ use super::packet::Packet;
 use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::shared::Ctx;
+use crate::transport::Sequence;
 use replies::Replies;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use rnic_abi::wqe::Sge;
@@ -151,6 +152,16 @@ impl Responder {
         }
     }
 
+    /// What was expected is lost for good: the message that was open is given up, and the packet
+    /// with this PSN begins another, which uses the same receive WQE.
+    fn begin_anew(&mut self, psn: Psn) {
+        self.epsn = psn;
+        self.message = OpenMessage::None;
+        if let Some(recv) = &mut self.recv {
+            recv.start_over();
+        }
+    }
+
     /// A NAK or RNR NAK is not sent yet.
     #[inline]
     fn nak_waits(&self) -> bool {
@@ -197,14 +208,14 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Verdict {
-        let ahead = packet.psn().distance_from(self.responder.epsn);
-        // Rule: GapDropped
-        if ahead > 0 {
-            return self.handle_gap(ctx, packet.psn());
-        }
-        // Rule: DuplicateNotExecuted
-        if ahead < 0 {
-            return self.handle_duplicate(ctx, packet);
+        let psn = packet.psn();
+        let ahead = psn.distance_from(self.responder.epsn);
+        match self.rules.sequence(ahead, packet.info.position.is_start()) {
+            Sequence::Next => {}
+            Sequence::Gap => return self.handle_gap(ctx, psn),
+            Sequence::Duplicate => return self.handle_duplicate(ctx, packet),
+            Sequence::Anew => self.responder.begin_anew(psn),
+            Sequence::Rest => return Verdict::Drop(DropReason::OutOfSequence),
         }
         match self.execute_request(ctx, packet) {
             Ok(step) | Err(step) => step,
@@ -363,7 +374,8 @@ impl Qp {
             _ if self.responder.replies.make_room() => false,
             _ => return Err(Verdict::nak(NakReason::Resources)),
         };
-        if !needs_receive {
+        // One may be left of a message that was given up.
+        if !needs_receive || self.responder.recv.is_some() {
             return Ok(());
         }
         let sges = &mut self.responder.recv_sges;
@@ -409,4 +421,20 @@ impl Qp {
 /// PSNs that a message of `len` bytes uses.
 pub(crate) fn packets_of(len: u32, mtu: u32) -> u32 {
     len.div_ceil(mtu.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_given_up_leaves_its_receive_to_the_next() {
+        let fresh = Recv { wr_id: 7, index: 1, room: 4096, filled: 0, sge: 0, in_sge: 0 };
+        let recv = Some(Recv { filled: 1024, sge: 1, in_sge: 24, ..fresh });
+        let message = OpenMessage::Send;
+        let mut responder = Responder { message, recv, ..Responder::default() };
+        responder.begin_anew(Psn::new(9));
+        assert_eq!((responder.epsn, responder.message), (Psn::new(9), OpenMessage::None));
+        assert_eq!(responder.recv, Some(fresh));
+    }
 }

@@ -8,7 +8,7 @@ use rnic_abi::work_queue::WorkConsumer;
 use rnic_abi::wqe::{MAX_SGE, RECV_CONTROL_WORDS, RecvControl, SGE_WORDS, Sge};
 
 /// A receive WQE in use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Recv {
     pub(crate) wr_id: u64,
     pub(crate) index: u32,
@@ -20,6 +20,13 @@ pub(crate) struct Recv {
     pub(crate) sge: usize,
     /// Bytes already in that SGE.
     pub(crate) in_sge: u32,
+}
+
+impl Recv {
+    /// The message is given up: the next one fills the WQE from its beginning.
+    pub(super) fn start_over(&mut self) {
+        (self.filled, self.sge, self.in_sge) = (0, 0, 0);
+    }
 }
 
 /// Why no WQE could be taken.
