@@ -242,7 +242,7 @@ impl Engine {
         self.owned_qp(client, handle)?;
         let qp = self.qps.remove(handle).ok_or(NO_QP)?;
         self.ingress.forget();
-        for record in [qp.sq.record, qp.rq.record] {
+        for record in qp.records() {
             self.shared.clients.bind(qp.client_slot, record, None);
         }
         if let Some(pd) = self.shared.pds.get_mut(qp.pd) {

@@ -55,7 +55,7 @@ fn deliver<T: Tap>(
     let mut cqe = delivery.cqe;
     cqe.status = status;
     // The slot is free before the completion is visible: a program that polls it may post at once.
-    qp.rq.release(cqe.wqe_index);
+    qp.receive_source.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
     let fits = ctx.complete(qp.recv_cq, &cqe);
     if !fits && status == WcStatus::Success {

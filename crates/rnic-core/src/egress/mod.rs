@@ -245,7 +245,7 @@ impl Egress {
         let mut budget = self.budget(ctx, qp);
         self.allowed = budget.bytes;
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
-            qp.rq.refresh_producer(&ctx.shared.clients, qp.client_slot);
+            qp.refresh_receives(ctx.shared);
         }
         // Neither half may keep the other from sending, however much it has to send.
         let requests_first = qp.requests_due && qp.responder.replies.len() > 0;

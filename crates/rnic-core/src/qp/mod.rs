@@ -25,8 +25,9 @@ use plan::AddressId;
 use requester::Requester;
 use requester::sq::SendQueue;
 use responder::Responder;
-use responder::rq::RecvQueue;
+use responder::rq::{ReceiveSource, RecvQueue};
 use rnic_abi::cqe::{Cqe, CqeFlags};
+use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
 use roce_wire::{Flow, PKey, Qpn};
@@ -82,7 +83,7 @@ pub(crate) struct Qp {
     /// Path MTU, bytes.
     pub(crate) mtu: u32,
     pub(crate) sq: SendQueue,
-    pub(crate) rq: RecvQueue,
+    pub(crate) receive_source: ReceiveSource,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     /// When the QP's timer fires.
@@ -136,7 +137,7 @@ impl Qp {
             mtu: 0,
             sq: SendQueue::new(new.sq),
             responder: Responder::new(rq.max_sges()),
-            rq,
+            receive_source: ReceiveSource::Own(rq),
             requester: Requester::default(),
             deadline: None,
             wheel_at: None,
@@ -159,15 +160,33 @@ impl Qp {
 
     /// Receive WQEs for messages that are not complete, as far as the producer index was seen.
     pub(crate) fn credits(&self) -> u32 {
-        self.rq.waiting() + u32::from(self.responder.recv.is_some())
+        self.own_receives() + u32::from(self.responder.recv.is_some())
     }
 
     /// WQEs that are posted to one of its queues and not yet fetched.
     pub(crate) fn posted(&self, owner: RecordOwner) -> u32 {
         match owner {
             RecordOwner::Sq(_) => self.sq.waiting(),
-            RecordOwner::Rq(_) => self.rq.waiting(),
+            RecordOwner::Rq(_) => self.own_receives(),
         }
+    }
+
+    /// WQEs that are posted to its own receive queue and not yet fetched.
+    fn own_receives(&self) -> u32 {
+        self.receive_source.own().map_or(0, RecvQueue::waiting)
+    }
+
+    /// Reads the doorbell record of its own receive queue.
+    pub(crate) fn refresh_receives(&mut self, shared: &Shared) {
+        if let Some(rq) = self.receive_source.own_mut() {
+            rq.refresh_producer(&shared.clients, self.client_slot);
+        }
+    }
+
+    /// The doorbell records of its own queues.
+    pub(crate) fn records(&self) -> impl Iterator<Item = RecordIndex> + use<> {
+        let receives = self.receive_source.own().map(|rq| rq.record);
+        [Some(self.sq.record), receives].into_iter().flatten()
     }
 
     /// The only P_Key of a RoCE port.
@@ -253,11 +272,13 @@ impl Qp {
 
     /// Both queues become empty without completions.
     fn reset(&mut self, shared: &Shared) {
-        for record in [self.sq.record, self.rq.record] {
+        for record in self.records() {
             shared.clients.start_over(self.client_slot, record);
         }
         self.sq.reset();
-        self.rq.reset();
+        if let Some(rq) = self.receive_source.own_mut() {
+            rq.reset();
+        }
         self.requester = Requester::default();
         self.responder.reset();
         self.path = None;
@@ -281,7 +302,9 @@ impl Qp {
         self.deadline = None;
         self.requester.stop();
         self.responder.stop();
-        self.rq.mark_flushed();
+        if let Some(rq) = self.receive_source.own_mut() {
+            rq.mark_flushed();
+        }
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
         // Rule: ErrFlushesCurrent
         self.fail_current_receive(ctx, WcStatus::WrFlushErr);
@@ -296,7 +319,7 @@ impl Qp {
     ) -> bool {
         let Some(recv) = self.responder.recv.take() else { return false };
         let cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, status);
-        self.rq.release(recv.index);
+        self.receive_source.release(recv.index);
         ctx.complete(self.recv_cq, &cqe);
         true
     }
@@ -307,7 +330,7 @@ impl Qp {
         cqe.status = status;
         cqe.flags = CqeFlags::RECV;
         cqe.timestamp = now.as_nanos();
-        cqe.record = self.rq.record.value();
+        cqe.record = self.receive_source.record().value();
         cqe.wqe_index = index;
         cqe
     }
@@ -316,7 +339,7 @@ impl Qp {
     pub(crate) fn flush_some<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         let mut budget = FLUSH_PER_VISIT;
         self.sq.refresh_producer(&ctx.shared.clients, self.client_slot);
-        self.rq.refresh_producer(&ctx.shared.clients, self.client_slot);
+        self.refresh_receives(ctx.shared);
         // Rule: ErrFlushesSends
         while budget > 0 {
             let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };
@@ -326,9 +349,13 @@ impl Qp {
         }
         // Rule: ErrFlushesReceives
         while budget > 0 {
-            let Some((index, wr_id)) = self.rq.flush_next() else { break };
+            let Some((index, wr_id)) =
+                self.receive_source.own_mut().and_then(RecvQueue::flush_next)
+            else {
+                break;
+            };
             let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::WrFlushErr);
-            self.rq.release(index);
+            self.receive_source.release(index);
             ctx.complete(self.recv_cq, &cqe);
             budget -= 1;
         }

@@ -297,29 +297,30 @@ impl Qp {
             return;
         }
         self.complete_acknowledged(ctx);
-        let failed = if self.sq.retired == self.sq.fetched() {
-            None
-        } else {
-            let wr = *self.sq.wr(self.sq.retired);
-            match wr.work {
-                Work::Fault(status) => Some((wr, status)),
-                Work::Wire => None,
+        // All before the next WQE is complete: what does not wait for the peer has its turn.
+        if self.sq.retired != self.sq.fetched() {
+            match self.sq.wr(self.sq.retired).work {
+                Work::Wire => {}
+                Work::Fault(status) => self.fail_next(ctx, status),
             }
-        };
-        if let Some((wr, status)) = failed {
-            let index = self.sq.retired;
-            self.sq.retired = index.wrapping_add(1);
-            self.requester.set_oldest(self.sq.retired);
-            self.sq.release();
-            // Rule: ErrorsAlwaysTold
-            self.complete_send(ctx, &wr, index, status);
-            if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
-                ctx.shared.counters.req_local_errors += 1;
-            }
-            // Rule: SendErrorEndsQp
-            self.enter_error(ctx);
         }
         self.note_drained(ctx);
+    }
+
+    /// The oldest WQE that is not complete ends with an error.
+    fn fail_next<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, status: WcStatus) {
+        let index = self.sq.retired;
+        let wr = *self.sq.wr(index);
+        self.sq.retired = index.wrapping_add(1);
+        self.requester.set_oldest(self.sq.retired);
+        self.sq.release();
+        // Rule: ErrorsAlwaysTold
+        self.complete_send(ctx, &wr, index, status);
+        if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
+            ctx.shared.counters.req_local_errors += 1;
+        }
+        // Rule: SendErrorEndsQp
+        self.enter_error(ctx);
     }
 
     fn complete_send<T: Tap>(

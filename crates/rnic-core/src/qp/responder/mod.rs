@@ -379,7 +379,7 @@ impl Qp {
             return Ok(());
         }
         let sges = &mut self.responder.recv_sges;
-        match self.rq.take(&ctx.shared.clients, self.client_slot, sges) {
+        match self.receive_source.take(&ctx.shared.clients, self.client_slot, sges) {
             Ok(recv) => {
                 self.responder.recv = Some(recv);
                 Ok(())

@@ -36,7 +36,7 @@ impl Qp {
         }
         self.retire(ctx);
         let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::LocQpOpErr);
-        self.rq.release(index);
+        self.receive_source.release(index);
         ctx.complete(self.recv_cq, &cqe);
         self.end_with_nak(ctx, self.responder.epsn, NakReason::Local, true);
     }

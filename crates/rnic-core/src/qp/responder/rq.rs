@@ -1,4 +1,4 @@
-//! The receive queue: its WQEs are taken one at a time, in order.
+//! Where receive WQEs come from. The receive queue: its WQEs are taken one at a time, in order.
 
 use crate::clients::Clients;
 use crate::command::EngineQueue;
@@ -36,6 +36,59 @@ pub(crate) enum NoRecv {
     Empty,
     /// The one that is posted is invalid.
     Broken { wr_id: u64, index: u32 },
+}
+
+/// Where a queue pair takes its receive WQEs from.
+#[derive(Debug)]
+pub(crate) enum ReceiveSource {
+    /// A receive queue that only this queue pair has, and that begins and ends with it.
+    Own(RecvQueue),
+}
+
+impl ReceiveSource {
+    /// The queue that is reset and flushed with the queue pair.
+    #[inline]
+    pub(crate) fn own(&self) -> Option<&RecvQueue> {
+        match self {
+            Self::Own(queue) => Some(queue),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn own_mut(&mut self) -> Option<&mut RecvQueue> {
+        match self {
+            Self::Own(queue) => Some(queue),
+        }
+    }
+
+    /// The doorbell record that its completions name.
+    #[inline]
+    pub(crate) fn record(&self) -> RecordIndex {
+        match self {
+            Self::Own(queue) => queue.record,
+        }
+    }
+
+    /// Takes the next WQE into use; its SGEs replace those in `sges`.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        clients: &Clients,
+        client: u32,
+        sges: &mut Vec<Sge>,
+    ) -> Result<Recv, NoRecv> {
+        match self {
+            Self::Own(queue) => queue.take(clients, client, sges),
+        }
+    }
+
+    /// The WQE at `index` is complete.
+    #[inline]
+    pub(crate) fn release(&mut self, index: u32) {
+        match self {
+            Self::Own(queue) => queue.release(index),
+        }
+    }
 }
 
 /// The engine's side of a receive queue.
@@ -80,7 +133,7 @@ impl RecvQueue {
     }
 
     /// Takes the next WQE into use; its SGEs replace those in `sges`.
-    pub(crate) fn take(
+    fn take(
         &mut self,
         clients: &Clients,
         client: u32,
@@ -122,7 +175,7 @@ impl RecvQueue {
 
     /// The WQE at `index` is complete: it and everything before it may be used again.
     #[inline]
-    pub(crate) fn release(&mut self, index: u32) {
+    fn release(&mut self, index: u32) {
         self.ring.release(index.wrapping_add(1));
     }
 
