@@ -166,6 +166,7 @@ pub struct Dialogue {
     pub nic: End,
     /// How it is connected.
     pub connection: Connection,
+    peer: IpAddr,
     heard: VecDeque<Heard>,
     ip_id: u16,
 }
@@ -189,6 +190,17 @@ impl Dialogue {
         dialogue
     }
 
+    /// A queue pair in RTS between addresses of one's choice, the engine's and the peer's.
+    pub fn between((own, peer): (IpAddr, IpAddr), connection: Connection) -> Self {
+        let mut dialogue = Self::in_reset(connection, PortConfig::frames(), |_| {});
+        dialogue.peer = peer;
+        let qp = dialogue.nic.qp;
+        let host = dialogue.world.host(0);
+        host.ip = own;
+        host.connect(qp, &connection, peer, PEER_QPN);
+        dialogue
+    }
+
     /// A queue pair of one's choice in RTS.
     pub fn with(connection: Connection, port: PortConfig, setup: impl Fn(&mut QpSetup)) -> Self {
         let mut dialogue = Self::in_reset(connection, port, setup);
@@ -209,7 +221,7 @@ impl Dialogue {
     fn made(config: &WorldConfig, connection: Connection, setup: impl Fn(&mut QpSetup)) -> Self {
         let mut world = World::new(config);
         let nic = End::new(&mut world, 0, setup);
-        Self { world, nic, connection, heard: VecDeque::new(), ip_id: 0 }
+        Self { world, nic, connection, peer: PEER, heard: VecDeque::new(), ip_id: 0 }
     }
 
     /// First PSN that the engine sends.
@@ -229,7 +241,7 @@ impl Dialogue {
         if headers.bth.dest_qp.value() == 0 {
             headers.bth.dest_qp = Qpn::new(qpn);
         }
-        let flow = Flow::new(PEER, self.world.hosts()[0].ip, 0xc123);
+        let flow = Flow::new(self.peer, self.world.hosts()[0].ip, 0xc123);
         let mut bytes = vec![0; headers.datagram_len(say.payload.len())];
         let at = headers.emit(&mut bytes);
         bytes[at..at + say.payload.len()].copy_from_slice(&say.payload);
@@ -248,7 +260,7 @@ impl Dialogue {
 
     fn listen(&mut self) {
         for (at, packet) in self.world.take_strays() {
-            assert_eq!(packet.flow.dst, PEER, "a packet to another address");
+            assert_eq!(packet.flow.dst, self.peer, "a packet to another address");
             let Some(datagram) = packet.parse() else { panic!("not a datagram: {packet:?}") };
             let headers = datagram.headers();
             assert_eq!(headers.bth.dest_qp.value(), PEER_QPN, "a packet to another QP");

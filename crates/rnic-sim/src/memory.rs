@@ -32,6 +32,8 @@ pub struct DmaCounts {
     pub writes: u64,
     /// Calls of `atomic`.
     pub atomics: u64,
+    /// Calls of `copy`.
+    pub copies: u64,
     /// Memory ranges of all calls.
     pub ranges: u64,
     /// Bytes read or written.
@@ -46,6 +48,8 @@ pub struct Memory {
     spaces: BTreeMap<u64, Space>,
     /// How much DMA there was.
     pub counts: DmaCounts,
+    /// It can be copied from: payload that the engine sends to itself may stay in it.
+    pub is_copied_from: bool,
     violations: Vec<String>,
 }
 
@@ -281,31 +285,7 @@ impl Dma for Memory {
         to: &[Range],
     ) -> Result<(), DmaFault> {
         self.counts.reads += 1;
-        self.check_call(mem_total(from), arena_total(to));
-        let mut cursor = Cursor { ranges: to, done: 0 };
-        let mut done = 0;
-        for range in from {
-            self.counts.ranges += 1;
-            self.check_registered(space, *range, false);
-            let Some(memory) = self.spaces.get(&space.0) else { return self.fault(done) };
-            let len = u64::from(range.len);
-            let reached = memory.reachable(range.addr, len, false);
-            if let Some((base, mapping)) = memory.mapping(range.addr, reached) {
-                let mut source = &mapping.bytes[index(range.addr - base)..][..index(reached)];
-                while !source.is_empty() {
-                    let Some(run) = cursor.next(source.len()) else { break };
-                    let (now, later) = source.split_at(run.len());
-                    arena[run].copy_from_slice(now);
-                    source = later;
-                }
-            }
-            done += reached;
-            self.counts.bytes += reached;
-            if reached < len {
-                return self.fault(done);
-            }
-        }
-        Ok(())
+        self.load(space, from, arena, to)
     }
 
     fn write(
@@ -317,32 +297,31 @@ impl Dma for Memory {
         tails: &[u64],
     ) -> Result<(), DmaFault> {
         self.counts.writes += 1;
-        self.check_call(arena_total(from), mem_total(to));
-        self.check_tails(space, to, tails);
-        let mut cursor = Cursor { ranges: from, done: 0 };
-        let mut done = 0;
-        for range in to {
-            self.counts.ranges += 1;
-            self.check_registered(space, *range, true);
-            let len = u64::from(range.len);
-            let reached =
-                self.spaces.get(&space.0).map_or(0, |s| s.reachable(range.addr, len, true));
-            if let Some((base, mapping)) = self.mapping_mut(space, range.addr, reached) {
-                let mut target = &mut mapping.bytes[index(range.addr - base)..][..index(reached)];
-                while !target.is_empty() {
-                    let Some(run) = cursor.next(target.len()) else { break };
-                    let (now, later) = target.split_at_mut(run.len());
-                    now.copy_from_slice(&arena[run]);
-                    target = later;
-                }
-            }
-            done += reached;
-            self.counts.bytes += reached;
-            if reached < len {
-                return self.fault(done);
-            }
+        self.store(space, arena, from, to, tails)
+    }
+
+    fn copies_from(&self, space: SpaceId, from: MemRange) -> bool {
+        let len = u64::from(from.len);
+        let reached = self.spaces.get(&space.0).map_or(0, |s| s.reachable(from.addr, len, false));
+        self.is_copied_from && reached == len
+    }
+
+    fn copy(
+        &mut self,
+        source: SpaceId,
+        from: &[MemRange],
+        target: SpaceId,
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        self.counts.copies += 1;
+        if !from.iter().all(|range| self.copies_from(source, *range)) {
+            self.violations.push(format!("a copy from {from:?}, which cannot be copied from"));
         }
-        Ok(())
+        let mut bytes = vec![0; index(mem_total(from).1)];
+        let all = [Range { offset: 0, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }];
+        self.load(source, from, &mut bytes, &all)?;
+        self.store(target, &bytes, &all, to, tails)
     }
 
     fn atomic(
@@ -371,6 +350,76 @@ impl Dma for Memory {
 }
 
 impl Memory {
+    fn load(
+        &mut self,
+        space: SpaceId,
+        from: &[MemRange],
+        arena: &mut [u8],
+        to: &[Range],
+    ) -> Result<(), DmaFault> {
+        self.check_call(mem_total(from), arena_total(to));
+        let mut cursor = Cursor { ranges: to, done: 0 };
+        let mut done = 0;
+        for range in from {
+            self.counts.ranges += 1;
+            self.check_registered(space, *range, false);
+            let Some(memory) = self.spaces.get(&space.0) else { return self.fault(done) };
+            let len = u64::from(range.len);
+            let reached = memory.reachable(range.addr, len, false);
+            if let Some((base, mapping)) = memory.mapping(range.addr, reached) {
+                let mut source = &mapping.bytes[index(range.addr - base)..][..index(reached)];
+                while !source.is_empty() {
+                    let Some(run) = cursor.next(source.len()) else { break };
+                    let (now, later) = source.split_at(run.len());
+                    arena[run].copy_from_slice(now);
+                    source = later;
+                }
+            }
+            done += reached;
+            self.counts.bytes += reached;
+            if reached < len {
+                return self.fault(done);
+            }
+        }
+        Ok(())
+    }
+
+    fn store(
+        &mut self,
+        space: SpaceId,
+        arena: &[u8],
+        from: &[Range],
+        to: &[MemRange],
+        tails: &[u64],
+    ) -> Result<(), DmaFault> {
+        self.check_call(arena_total(from), mem_total(to));
+        self.check_tails(space, to, tails);
+        let mut cursor = Cursor { ranges: from, done: 0 };
+        let mut done = 0;
+        for range in to {
+            self.counts.ranges += 1;
+            self.check_registered(space, *range, true);
+            let len = u64::from(range.len);
+            let reached =
+                self.spaces.get(&space.0).map_or(0, |s| s.reachable(range.addr, len, true));
+            if let Some((base, mapping)) = self.mapping_mut(space, range.addr, reached) {
+                let mut target = &mut mapping.bytes[index(range.addr - base)..][..index(reached)];
+                while !target.is_empty() {
+                    let Some(run) = cursor.next(target.len()) else { break };
+                    let (now, later) = target.split_at_mut(run.len());
+                    now.copy_from_slice(&arena[run]);
+                    target = later;
+                }
+            }
+            done += reached;
+            self.counts.bytes += reached;
+            if reached < len {
+                return self.fault(done);
+            }
+        }
+        Ok(())
+    }
+
     fn fault(&mut self, done: u64) -> Result<(), DmaFault> {
         self.counts.faults += 1;
         Err(DmaFault { done })

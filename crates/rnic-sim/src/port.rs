@@ -54,6 +54,8 @@ pub struct PortConfig {
     pub tx_burst: u32,
     /// Datagrams that one turn receives.
     pub rx_burst: u32,
+    /// Trains that the engine sends to itself are internal: only the engine sees them.
+    pub keeps_internal: bool,
 }
 
 impl PortConfig {
@@ -68,6 +70,7 @@ impl PortConfig {
             df: true,
             tx_burst: 64,
             rx_burst: 64,
+            keeps_internal: false,
         }
     }
 
@@ -92,6 +95,7 @@ impl PortConfig {
             df: rng.chance(850_000),
             tx_burst: rng.pick(&[3, 16, 64, 256]),
             rx_burst: rng.pick(&[1, 7, 64, 256]),
+            keeps_internal: false,
         }
     }
 }
@@ -101,6 +105,8 @@ impl PortConfig {
 pub struct Port {
     config: PortConfig,
     inbox: VecDeque<Packet>,
+    /// Internal packets, which the engine sent to itself.
+    internal: VecDeque<Packet>,
     rx: Vec<Vec<u8>>,
     tx: Vec<Vec<u8>>,
     reserved: Vec<(TxTrain, TxSlot)>,
@@ -117,9 +123,9 @@ pub struct Port {
     violations: Vec<String>,
 }
 
-/// Bytes no sealed datagram happens to consist of.
 /// A wire that refuses until then is dead.
 pub const NEVER: Instant = Instant::from_nanos(u64::MAX);
+/// Bytes no sealed datagram happens to consist of.
 const POISON: u8 = 0xa5;
 /// Most bytes of a train: what fits into one UDP send.
 const MAX_TRAIN: u32 = 65_000;
@@ -133,6 +139,7 @@ impl Port {
         Self {
             config,
             inbox: VecDeque::new(),
+            internal: VecDeque::new(),
             rx: vec![Vec::new(); arenas],
             tx: vec![Vec::new(); arenas],
             reserved: Vec::new(),
@@ -151,8 +158,9 @@ impl Port {
     /// Changes what the port can do.
     pub fn configure(&mut self, config: PortConfig) {
         let (taken, given) = self.datagrams();
-        let inbox = std::mem::take(&mut self.inbox);
-        *self = Self { inbox, taken, given, ..Self::new(config) };
+        let (inbox, internal) =
+            (std::mem::take(&mut self.inbox), std::mem::take(&mut self.internal));
+        *self = Self { inbox, internal, taken, given, ..Self::new(config) };
     }
 
     /// What the port imitates.
@@ -199,7 +207,7 @@ impl Port {
 
     /// Something waits to be received.
     pub fn has_input(&self) -> bool {
-        !self.inbox.is_empty()
+        !self.inbox.is_empty() || !self.internal.is_empty()
     }
 
     /// What was submitted.
@@ -213,11 +221,12 @@ impl Port {
     }
 
     /// The packets of the next train: of one flow and of equal size, the last may be shorter.
-    fn next_train(&mut self, budget: u32) -> Vec<Packet> {
+    fn next_train(&mut self, budget: u32, is_internal: bool) -> Vec<Packet> {
         let most = self.config.max_segments.min(budget) as usize;
+        let queue = if is_internal { &mut self.internal } else { &mut self.inbox };
         let mut train: Vec<Packet> = Vec::new();
         let mut bytes = 0;
-        while let Some(next) = self.inbox.front() {
+        while let Some(next) = queue.front() {
             if let (Some(first), Some(last)) = (train.first(), train.last()) {
                 let alike = next.flow == first.flow
                     && last.bytes.len() == first.bytes.len()
@@ -228,12 +237,12 @@ impl Port {
                 }
             }
             bytes += next.bytes.len();
-            train.extend(self.inbox.pop_front());
+            train.extend(queue.pop_front());
         }
         train
     }
 
-    fn receive_train(&mut self, packets: &[Packet]) -> Option<RxTrain> {
+    fn receive_train(&mut self, packets: &[Packet], is_internal: bool) -> Option<RxTrain> {
         let first = packets.first()?;
         self.given += packets.len() as u64;
         let id = self.turn % self.rx.len();
@@ -252,7 +261,7 @@ impl Port {
             range: Range { offset, len },
             segment_len: size(first.bytes.len()),
             ip_id: if hidden { RxIpId::Likely(0) } else { RxIpId::Seen(first.ip_id) },
-            is_internal: false,
+            is_internal,
         })
     }
 
@@ -303,8 +312,9 @@ impl Wire for Port {
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
         let mut budget = self.config.rx_burst;
         while budget > 0 && trains.len() < trains.capacity() {
-            let packets = self.next_train(budget);
-            let Some(train) = self.receive_train(&packets) else { break };
+            let is_internal = !self.internal.is_empty();
+            let packets = self.next_train(budget, is_internal);
+            let Some(train) = self.receive_train(&packets, is_internal) else { break };
             budget = budget.saturating_sub(size(packets.len()));
             trains.push(train);
         }
@@ -335,7 +345,8 @@ impl Wire for Port {
         let stride = train.segment_len + SPACING;
         arena.resize(arena.len() + (stride * train.segments) as usize, POISON);
         let arena = ArenaId(u8::try_from(id).unwrap_or(0));
-        let slot = TxSlot { arena, offset, stride, is_internal: false };
+        let is_internal = train.to_self && self.config.keeps_internal;
+        let slot = TxSlot { arena, offset, stride, is_internal };
         self.reserved.push((*train, slot));
         Some(slot)
     }
@@ -368,8 +379,12 @@ impl Wire for Port {
                     TxIpId::SegmentIndex => nth,
                 };
                 let packet = Packet { flow: train.flow, ip_id, bytes: bytes.into() };
-                self.check_datagram(&packet);
                 self.taken += 1;
+                if slot.is_internal {
+                    self.internal.push_back(packet);
+                    continue;
+                }
+                self.check_datagram(&packet);
                 self.outbox.push(if self.config.df { packet } else { may_be_fragmented(packet) });
             }
         }

@@ -6,14 +6,13 @@
 //! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of
 //! them.
 
-#[path = "../../../crates/rnic-core/tests/common/mod.rs"]
-mod common;
+mod node;
 
 use std::hint::black_box;
 use std::time::Instant as Clock;
 
-use common::{BASE, Node, Options, START, attrs, send_control};
-use rnic_abi::verbs::{QpAttr, QpState, WrOpcode};
+use node::{BASE, Node, START, attrs, send_control};
+use rnic_abi::verbs::{QpAttr, WrOpcode};
 use rnic_core::Instant;
 use rnic_core::ports::{
     ArenaId, Dma, DmaFault, MemRange, Range, RxIpId, RxTrain, SpaceId, TxIpId, TxSlot, TxTrain,
@@ -150,14 +149,12 @@ struct Stage {
 
 impl Stage {
     fn new(opcode: WrOpcode, len: u32) -> Self {
-        // Each side has its own secret, so that keys and numbers differ.
-        let options = Options::default();
-        let mut requester = Node::over(1, &options, SwapWire::new(), NoDma);
-        let mut responder = Node::over(2, &options, SwapWire::new(), NoDma);
+        let mut requester = Node::new(1, SwapWire::new(), NoDma);
+        let mut responder = Node::new(2, SwapWire::new(), NoDma);
         let attr = QpAttr { path_mtu: 5, ..attrs() };
         let (ips, qpns) = ((requester.ip, responder.ip), (requester.qpn, responder.qpn));
-        requester.connect(ips.1, qpns.1, attr, QpState::Rts);
-        responder.connect(ips.0, qpns.0, attr, QpState::Rts);
+        requester.connect(ips.1, qpns.1, attr);
+        responder.connect(ips.0, qpns.0, attr);
         Self { requester, responder, opcode, len, now: START }
     }
 

@@ -3,12 +3,14 @@
 mod acks;
 mod answers;
 mod attributes;
+mod by_reference;
 mod drops;
 mod duplicates;
 mod memory;
 mod objects;
 mod profiles;
 mod read_responses;
+mod recorded;
 mod refusals;
 mod requests;
 mod responder;
