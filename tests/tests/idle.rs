@@ -109,7 +109,7 @@ fn spinning(test: &str, io: Io) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &["ib_write_lat"])? else { return Ok(()) };
     let pair = lab.pair(io, 1500)?;
     for program in ["ib_write_lat", "ib_send_lat"] {
-        judge(test, |_| few_are_slow(&pair, program))?;
+        judge(&format!("{test} {program}"), |_| few_are_slow(&pair, program))?;
     }
     pair.stop()
 }
