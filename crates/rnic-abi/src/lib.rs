@@ -20,6 +20,7 @@ pub mod cpu_hints;
 pub mod cq;
 pub mod cqe;
 pub mod doorbell;
+pub mod hand_over;
 #[cfg(loom)]
 pub mod mutant;
 #[cfg(not(loom))]

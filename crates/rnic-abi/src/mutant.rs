@@ -34,6 +34,12 @@ pub enum Mutant {
     NoFenceMark,
     /// The application looks at the flush mark without a fence.
     NoFenceMarkCheck,
+    /// The index of a hand-over does not release its entries.
+    RelaxedHandOver,
+    /// A producer looks for a sleeping consumer without a fence.
+    NoFencePublish,
+    /// A consumer looks for entries before it sleeps without a fence.
+    NoFenceHandOverSleep,
 }
 
 #[cfg(not(loom))]

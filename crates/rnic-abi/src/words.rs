@@ -72,6 +72,11 @@ impl Words {
         Some(Self { base, len, owner: Arc::clone(&self.owner) })
     }
 
+    /// Where the words are. What another process may write is only to be copied from there.
+    pub fn as_ptr(&self) -> NonNull<AtomicU64> {
+        self.base
+    }
+
     /// The word at `index`.
     ///
     /// # Panics

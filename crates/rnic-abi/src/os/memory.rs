@@ -44,6 +44,24 @@ pub fn create(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
 /// `InvalidInput` when `len` is 0 or too large, or `name` contains a zero byte; else what the
 /// kernel says.
 pub fn reserve(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let fd = unsealed(name, len)?;
+    fcntl_add_seals(&fd, SEALS)?;
+    Ok(fd)
+}
+
+/// As [`create`], but the process that is sent the file can only [read](map_to_read) it.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_to_read(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
+    let fd = unsealed(name, bytes(words)?)?;
+    let words = Mapping::new(fd.as_fd(), words)?.into_words()?;
+    // After the only mapping that may be written to.
+    fcntl_add_seals(&fd, SEALS | SealFlags::FUTURE_WRITE)?;
+    Ok((fd, words))
+}
+
+fn unsealed(name: &str, len: u64) -> io::Result<OwnedFd> {
     if len == 0 || i64::try_from(len).is_err() {
         return Err(impossible_size());
     }
@@ -54,7 +72,6 @@ pub fn reserve(name: &str, len: u64) -> io::Result<OwnedFd> {
         result => result?,
     };
     ftruncate(&fd, len)?;
-    fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
@@ -83,6 +100,19 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
     let fd = fd.as_fd();
     check_sealed(fd, bytes(words)?)?;
     let mut mapping = Mapping::new(fd, words)?;
+    mapping.exclude_from_fork()?;
+    mapping.into_words()
+}
+
+/// Maps a file that [`create_to_read`] made. No word of it may be stored to: that is a signal.
+///
+/// # Errors
+/// As [`map`].
+pub fn map_to_read(fd: impl AsFd, words: usize) -> io::Result<Words> {
+    let fd = fd.as_fd();
+    check_sealed(fd, bytes(words)?)?;
+    let map = MmapOptions::new().len(words * WORD).map_raw_read_only(fd.as_raw_fd())?;
+    let mut mapping = Mapping { map: ManuallyDrop::new(map), words, only_in: None };
     mapping.exclude_from_fork()?;
     mapping.into_words()
 }

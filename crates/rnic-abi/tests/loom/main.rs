@@ -8,5 +8,6 @@
 
 mod cq;
 mod doorbell;
+mod hand_over;
 mod mutants;
 mod work_queue;

@@ -1,6 +1,6 @@
 //! Each ordering that the arguments rest on is taken away once, and a model must notice.
 
-use crate::{cq, doorbell, work_queue};
+use crate::{cq, doorbell, hand_over, work_queue};
 use rnic_abi::mutant::Mutant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -86,4 +86,19 @@ fn a_flush_mark_without_fence() {
 fn a_mark_check_without_fence() {
     let model = work_queue::a_receive_posted_while_the_queue_fails_is_seen;
     must_be_caught(Mutant::NoFenceMarkCheck, model);
+}
+
+#[test]
+fn an_index_that_releases_nothing() {
+    must_be_caught(Mutant::RelaxedHandOver, hand_over::entries_arrive_whole_and_in_order);
+}
+
+#[test]
+fn a_hand_over_without_fence() {
+    must_be_caught(Mutant::NoFencePublish, hand_over::a_consumer_that_sleeps_is_woken);
+}
+
+#[test]
+fn a_consumer_that_looks_without_fence() {
+    must_be_caught(Mutant::NoFenceHandOverSleep, hand_over::a_consumer_that_sleeps_is_woken);
 }
