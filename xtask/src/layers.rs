@@ -65,7 +65,13 @@ const HOST: Rows = Rows {
 
 const DAEMON: Rows = Rows {
     source: "crates/rnicd/src",
-    rows: &[&["config", "log", "system"], &["cli", "daemon"], &["bin"]],
+    rows: &[
+        &["config", "log", "system"],
+        &["users"],
+        &["cli", "device", "engine_process"],
+        &["daemon"],
+        &["bin"],
+    ],
 };
 
 /// Crates that must work without an operating system, with their default features.

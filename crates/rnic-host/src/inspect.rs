@@ -5,20 +5,22 @@
 //! them, without what its user may not see.
 
 use crate::dma::SystemDma;
-use crate::report::{self, Totals};
+use crate::report::{self, Object, Totals};
 use crate::wire::LinkCounters;
 use rnic_abi::control::Inspect;
 use rnic_core::mr::Region;
-use rnic_core::slab::Slab;
+use rnic_core::slab::{SLOT_BITS, Slab};
 use rnic_core::{CqView, Engine, QpView};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
 /// Numbers by name.
-pub type Numbers = BTreeMap<&'static str, u64>;
+pub type Numbers = BTreeMap<Cow<'static, str>, u64>;
 
 /// What an engine is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Question {
     /// How many objects it has.
     Totals,
@@ -28,8 +30,31 @@ pub enum Question {
     Objects(Kind, u32),
 }
 
+/// Where an object is among all of its kind: a number that orders them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// The engine that has it.
+    pub shard: u8,
+    /// Its slot there.
+    pub slot: u32,
+}
+
+impl From<Place> for u32 {
+    fn from(place: Place) -> Self {
+        Self::from(place.shard) << SLOT_BITS | place.slot
+    }
+}
+
+impl From<u32> for Place {
+    /// Of any number: one that is no object's place leads to none.
+    fn from(number: u32) -> Self {
+        let shard = u8::try_from(number >> SLOT_BITS).unwrap_or(u8::MAX);
+        Self { shard, slot: number & ((1 << SLOT_BITS) - 1) }
+    }
+}
+
 /// A kind of objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Kind {
     Qps,
     Mrs,
@@ -49,7 +74,7 @@ impl Kind {
 }
 
 /// What an engine answers.
-pub enum Found {
+pub enum Seen {
     /// To [`Question::Totals`].
     Totals(Totals),
     /// To [`Question::Counters`].
@@ -57,14 +82,30 @@ pub enum Found {
     /// To [`Question::Objects`].
     Objects {
         /// In order of their slots.
-        objects: Vec<Object>,
+        objects: Vec<View>,
+        /// Ask for this slot next; `None` behind the last.
+        next: Option<u32>,
+    },
+}
+
+/// What an engine answers, for others.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Found {
+    /// To [`Question::Totals`].
+    Totals(Totals),
+    /// To [`Question::Counters`].
+    Counters(Numbers),
+    /// To [`Question::Objects`].
+    Objects {
+        /// With their slots, in order.
+        objects: Vec<(u32, Object)>,
         /// Ask for this slot next; `None` behind the last.
         next: Option<u32>,
     },
 }
 
 /// A copy of an object.
-pub enum Object {
+pub enum View {
     Qp(Box<QpView>),
     Mr(MrView),
     Cq(CqView),
@@ -84,54 +125,57 @@ pub fn answer(
     lost: u64,
     links: impl FnOnce() -> LinkCounters,
     question: Question,
-) -> Found {
+) -> Seen {
     match question {
         Question::Totals => {
             let [qps, cqs, mrs] = engine.totals().map(|count| count as u64);
-            Found::Totals(Totals { qps, cqs, mrs })
+            Seen::Totals(Totals { qps, cqs, mrs })
         }
         Question::Counters => {
-            let mut all: Numbers = engine.counters().iter().collect();
-            all.insert("shard_rx_lost", lost);
-            all.extend(links());
-            Found::Counters(all)
+            let counted = engine.counters().iter().chain([("shard_rx_lost", lost)]).chain(links());
+            let all = counted.map(|(name, number)| (Cow::Borrowed(name), number)).collect();
+            Seen::Counters(all)
         }
         Question::Objects(kind, from) => {
             let slots = from as usize..(from as usize).saturating_add(SLOTS);
             let (objects, end) = match kind {
                 Kind::Qps => {
                     let views = engine.qps_within(slots.clone());
-                    (views.map(|view| Object::Qp(Box::new(view))).collect(), engine.slots()[0])
+                    (views.map(|view| View::Qp(Box::new(view))).collect(), engine.slots()[0])
                 }
                 Kind::Cqs => {
-                    (engine.cqs_within(slots.clone()).map(Object::Cq).collect(), engine.slots()[1])
+                    (engine.cqs_within(slots.clone()).map(View::Cq).collect(), engine.slots()[1])
                 }
                 Kind::Mrs => {
                     let mrs = engine.mrs_within(slots.clone()).map(|(mr, region)| {
                         let mapped = dma.is_mapped(region.mr.space);
-                        Object::Mr(MrView { mr, region: *region, mapped })
+                        View::Mr(MrView { mr, region: *region, mapped })
                     });
                     (mrs.collect(), engine.slots()[2])
                 }
             };
             let next = u32::try_from(slots.end).ok().filter(|_| slots.end < end);
-            Found::Objects { objects, next }
+            Seen::Objects { objects, next }
         }
     }
 }
 
-impl Object {
-    /// Whose it is.
-    pub fn client(&self) -> u32 {
-        match self {
-            Self::Qp(view) => view.client.0,
-            Self::Mr(view) => view.region.mr.client.0,
-            Self::Cq(view) => view.client.0,
+impl From<Seen> for Found {
+    /// Takes longer than an engine has time for.
+    fn from(seen: Seen) -> Self {
+        match seen {
+            Seen::Totals(totals) => Self::Totals(totals),
+            Seen::Counters(counted) => Self::Counters(counted),
+            Seen::Objects { objects, next } => {
+                let objects = objects.iter().map(|view| (view.slot(), view.report())).collect();
+                Self::Objects { objects, next }
+            }
         }
     }
+}
 
-    /// Where it is.
-    pub fn slot(&self) -> u32 {
+impl View {
+    fn slot(&self) -> u32 {
         let handle = match self {
             Self::Qp(view) => view.qp,
             Self::Mr(view) => view.mr,
@@ -140,12 +184,11 @@ impl Object {
         u32::try_from(Slab::<()>::slot_of(handle)).unwrap_or(u32::MAX)
     }
 
-    /// As it is reported.
-    pub fn to_json(&self) -> serde_json::Result<String> {
+    fn report(&self) -> Object {
         match self {
-            Self::Qp(view) => serde_json::to_string(&qp(view)),
-            Self::Mr(view) => serde_json::to_string(&mr(view)),
-            Self::Cq(view) => serde_json::to_string(&cq(view)),
+            Self::Qp(view) => Object::Qp(qp(view)),
+            Self::Mr(view) => Object::Mr(mr(view)),
+            Self::Cq(view) => Object::Cq(cq(view)),
         }
     }
 }

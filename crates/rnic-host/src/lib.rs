@@ -25,5 +25,5 @@ pub mod server;
 pub mod settings;
 pub mod shard;
 pub mod system;
-mod thread;
+pub mod thread;
 pub mod wire;

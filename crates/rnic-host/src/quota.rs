@@ -7,12 +7,12 @@
 mod machine;
 
 pub use machine::Machine;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 /// Something that the daemon holds for its clients.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
     /// Connections to the control socket; each has a thread.
@@ -90,7 +90,7 @@ impl Resource {
 }
 
 /// So much of each resource.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Amounts([u64; Resource::ALL.len()]);
 
 impl Index<Resource> for Amounts {

@@ -19,6 +19,8 @@ pub struct Status {
     pub port: Port,
     pub gids: Vec<Gid>,
     pub sessions: Vec<Session>,
+    /// Users whose programs have an engine process of their own.
+    pub users: Vec<User>,
     pub totals: Totals,
 }
 
@@ -37,6 +39,24 @@ pub struct Port {
 pub struct Gid {
     pub index: u32,
     pub address: String,
+}
+
+/// A user's engine process.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    /// The process.
+    pub pid: u32,
+    /// Number of its shard of the device.
+    pub shard: u8,
+    pub sessions: u64,
+    /// Bytes that it has sent through the daemon's wire.
+    pub tx_bytes: u64,
+    /// Trains of it that were refused: they were not what an engine sends.
+    pub tx_refused: u64,
+    /// Datagrams for it that were lost because it did not take them in time.
+    pub rx_lost: u64,
 }
 
 /// A connection to the daemon.
@@ -111,6 +131,40 @@ pub struct Cq {
     /// Work queues that complete into it.
     pub queues: u32,
     pub broken: bool,
+}
+
+/// An object of one of the lists.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Object {
+    /// Of `rnic qp`.
+    Qp(Qp),
+    /// Of `rnic mr`.
+    Mr(Mr),
+    /// Of `rnic cq`.
+    Cq(Cq),
+}
+
+impl Object {
+    /// Whose it is.
+    pub fn client(&self) -> u32 {
+        match self {
+            Self::Qp(qp) => qp.client,
+            Self::Mr(mr) => mr.client,
+            Self::Cq(cq) => cq.client,
+        }
+    }
+
+    /// As `rnic` reads it: without the name of its kind, which is that of the list.
+    ///
+    /// # Errors
+    /// None in practice: these are strings and numbers.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        match self {
+            Self::Qp(qp) => serde_json::to_string(qp),
+            Self::Mr(mr) => serde_json::to_string(mr),
+            Self::Cq(cq) => serde_json::to_string(cq),
+        }
+    }
 }
 
 /// A fault in force, of `rnic fault list`. Absent filters are null.

@@ -1,8 +1,8 @@
 //! The control socket: one session per connection, one thread per session.
 //!
 //! Sessions are rare and may wait (for a neighbour, for a client's memory), so each has a thread
-//! of its own, which carries the rights of its client: what the client could not do to a process,
-//! its session cannot do either. Engines are only told, never touched.
+//! of its own. Its process carries the rights of its client's user: what the client could not do to
+//! a process, its session cannot do either. Engines are only told, never touched.
 
 mod accounts;
 mod arena;
@@ -11,6 +11,7 @@ mod context;
 mod door;
 mod maps;
 mod memory;
+mod plane;
 mod queues;
 mod records;
 mod registry;
@@ -19,9 +20,11 @@ mod service;
 mod session;
 
 pub use accounts::Accounts;
-pub use door::Door;
+pub use door::{Admitted, Door};
+pub use plane::{Engines, Ledger, Paths};
 pub use registry::Registry;
 pub use service::Service;
+pub use session::serve;
 
 #[cfg(test)]
 mod tests;

@@ -73,6 +73,15 @@ pub enum Profile {
     ConnectX,
 }
 
+impl From<Profile> for rnic_core::Profile {
+    fn from(profile: Profile) -> Self {
+        match profile {
+            Profile::Spec => Self::Spec,
+            Profile::ConnectX => Self::ConnectX,
+        }
+    }
+}
+
 /// How an engine's thread behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settings {

@@ -9,15 +9,15 @@ mod host;
 mod idle;
 mod message;
 mod nic;
+mod own;
 mod port;
 mod run;
-mod set;
 mod tokens;
 
 pub use host::EventSocket;
 pub use message::{Message, NewClient, ShardHandle};
+pub use own::OwnEngine;
 pub use port::ShardPort;
-pub use set::{ShardLease, ShardSet};
 
 use message::channel;
 use rnic_core::Instant;

@@ -1,53 +1,7 @@
 //! Things asked of the operating system that belong nowhere else.
 
-use rustix::process::{Gid, Uid};
 use rustix::rand::GetRandomFlags;
 use std::io;
-
-/// A user and a group.
-pub type User = (u32, u32);
-
-/// Makes the calling thread, and it alone, act as `user`, for good and without capabilities. A
-/// daemon that is not root has no other identity to take: the kernel then checks for itself.
-///
-/// # Errors
-/// What the kernel says.
-pub fn become_user((uid, gid): User) -> io::Result<()> {
-    if !rustix::process::geteuid().is_root() || uid == 0 {
-        return Ok(());
-    }
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-    // Leaving user 0 in all three ways also drops every capability.
-    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
-}
-
-/// Makes the calling thread, and it alone, act as `user` until [`act_as_root`]. Its effective
-/// capabilities are gone meanwhile, and the kernel judges what it does to other processes by the
-/// user's rights.
-///
-/// # Errors
-/// What the kernel says.
-pub fn act_as((uid, gid): User) -> io::Result<()> {
-    act_as_root()?;
-    if uid == 0 {
-        return Ok(());
-    }
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(gid, gid, Gid::ROOT)?;
-    Ok(rustix::thread::set_thread_res_uid(uid, uid, Uid::ROOT)?)
-}
-
-/// Ends [`act_as`].
-///
-/// # Errors
-/// When the thread never was root.
-pub fn act_as_root() -> io::Result<()> {
-    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    Ok(rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?)
-}
 
 /// Asks the scheduler for slices of so many nanoseconds for the calling thread: the shorter they
 /// are, the sooner it gets a CPU when it wakes (Linux 6.12 and later; earlier ones ignore it).

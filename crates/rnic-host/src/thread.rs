@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
 /// A stack for whatever a thread may do.
-pub(crate) const STACK: usize = 2 << 20;
+pub const STACK: usize = 2 << 20;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -21,11 +21,7 @@ type Work = Box<dyn FnOnce() + Send>;
 ///
 /// # Errors
 /// When there is no memory for its stack, or no thread left.
-pub(crate) fn spawn(
-    name: &str,
-    stack: usize,
-    work: impl FnOnce() + Send + 'static,
-) -> io::Result<()> {
+pub fn spawn(name: &str, stack: usize, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let name = CString::new(name)?;
     let work: Work = Box::new(move || {
         // For `ps` and debuggers only: a failure changes nothing else.

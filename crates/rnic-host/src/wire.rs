@@ -28,7 +28,7 @@ use capture::CaptureWire;
 pub use capture::{CaptureFeed, CaptureTap, Captured, capture};
 use composite::Composite;
 use cross_shard::Shards;
-pub use cross_shard::{Branch, Junction, ShardRx, ShardWire};
+pub use cross_shard::{Attachment, Branch, BranchStats, NewBranch, ShardRx, ShardWire, branch};
 use fault::FaultWire;
 pub use fault::{Fault, FaultChange, MAX_FAULTS};
 
@@ -87,11 +87,6 @@ impl DeviceWire {
         self.inner.get().get().fds().into_iter().chain(self.shards.fds()).collect()
     }
 
-    /// Where wires for further shards are made, which send through this one.
-    pub fn junction(&self) -> Junction {
-        self.shards.junction(self.inner.caps())
-    }
-
     /// Takes what a further shard sends from now on.
     pub fn add_shard(&mut self, branch: Branch) {
         self.shards.add(branch);
@@ -105,9 +100,17 @@ impl DeviceWire {
     /// Frames wait that no descriptor tells about: what was looped back, what the link could not
     /// take yet, or what an injected fault holds back.
     pub fn has_backlog(&self) -> bool {
-        self.inner.has_backlog()
-            || self.inner.get().get().has_backlog()
-            || self.shards.has_backlog()
+        self.inner.has_backlog() || self.inner.get().get().has_backlog()
+    }
+
+    /// Says to further shards that this one is about to sleep. False when it must not.
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.shards.prepare_sleep()
+    }
+
+    /// It does not sleep any more.
+    pub fn awake(&mut self) {
+        self.shards.awake();
     }
 
     /// Whether what arrived last came from outside, where more may follow at any moment.
@@ -118,6 +121,7 @@ impl DeviceWire {
     /// Follows a change of the interface.
     pub fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         self.inner.get_mut().get_mut().follow(addresses, mtu);
+        self.shards.follow(addresses);
     }
 
     /// Counters of the links and of injected faults.

@@ -2,27 +2,22 @@
 
 use crate::config::groups::socket_group;
 use crate::config::{Args, Config};
+use crate::device::Device;
 use crate::log;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
-use rnic_abi::control::DeviceInfo;
-use rnic_abi::os::{EventFd, Listener};
-use rnic_core::EngineConfig;
-use rnic_core::config::default_limits;
+use rnic_abi::os::{Connection, Listener};
 use rnic_host::memory;
-use rnic_host::server::{Accounts, Door, Registry, Service};
-use rnic_host::settings::{Io, Profile, XdpMode, name_of};
-use rnic_host::shard::ShardSet;
-use rnic_host::system::random;
-use rnic_host::wire::{self, WireConfig};
-use rnic_net::{Change, Claims, NetConfig, Network};
+use rnic_host::refusal::refuse;
+use rnic_host::server::{Admitted, Door, Service, serve};
+use rnic_net::Claims;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs until SIGTERM, SIGINT or, where asked for, until the last client has gone.
@@ -39,25 +34,15 @@ pub fn run(args: Args) -> Result<()> {
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
     let claims = Arc::new(Claims::new(config.netdev.as_deref())?);
-    let (network, shards, io) = start_engine(&config, &claims)?;
-    let service = Arc::new(Service {
-        device: describe_device(&config, &network),
-        network,
-        shards,
-        accounts: Accounts::new(config.limits, rustix::process::geteuid().as_raw()),
-        io,
-        profile: config.profile,
-        registry: Registry::new()?,
-        started: Instant::now(),
-        stop: EventFd::new()?,
-    });
+    let device = Device::start(&config, &claims)?;
+    let service = device.service(&config)?;
     announce(&config, &service);
     notify(NotifyState::Ready);
     let mut doors = Doors { clients: Door::new(listener)?, claims: &claims };
-    accept_until_told(&config, &service, &mut doors, &signals)?;
+    accept_until_told(&config, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
     drop(doors);
-    stop(&service);
+    stop(&device, &service);
     Ok(())
 }
 
@@ -79,76 +64,6 @@ impl Signals {
             Ok(ours)
         };
         Ok(Self { end: pipe(&[SIGTERM, SIGINT])?, reload: pipe(&[SIGHUP])? })
-    }
-}
-
-/// Looks at the network, opens the wire and starts the first engine on it. The text says which
-/// packet I/O it became.
-fn start_engine(
-    config: &Config,
-    claims: &Arc<Claims>,
-) -> Result<(Arc<Network>, Arc<ShardSet>, String)> {
-    let shards: Arc<OnceLock<Arc<ShardSet>>> = Arc::default();
-    let followers = (Arc::clone(claims), Arc::clone(&shards));
-    let exclusive = config.io != Io::Loopback;
-    let on_change = move |change: Change| {
-        if exclusive {
-            followers.0.follow(&change.addresses);
-        }
-        if let Some(shards) = followers.1.get() {
-            shards.follow(change);
-        }
-    };
-    let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
-    let network = Network::start(place, Box::new(on_change))?;
-    if exclusive {
-        // Before the wire: opening it would already take the other daemon's packets.
-        let follows = config.netdev.is_some() && config.addresses.is_empty();
-        claims.take(follows, &network.now().addresses).map_err(anyhow::Error::msg)?;
-    }
-    let trains = xdp_io::packet::knows_trains();
-    let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
-    let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
-    let io = wire.mode().to_owned();
-    let mut engine = EngineConfig::new(random().context("no randomness")?);
-    engine.gid_table_len = network.port().gid_table_len;
-    engine.profile = match config.profile {
-        Profile::Spec => rnic_core::Profile::Spec,
-        Profile::ConnectX => rnic_core::Profile::ConnectX,
-    };
-    let started = ShardSet::start(config.engine, config.groups, engine, wire)
-        .context("cannot start the engine")?;
-    let started = Arc::clone(shards.get_or_init(|| Arc::new(started)));
-    // Changes from before the shards could follow them.
-    started.follow(network.now());
-    Ok((network, started, io))
-}
-
-fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
-    let mode = match config.xdp_mode {
-        XdpMode::Auto => String::new(),
-        mode => format!(" --xdp-mode {}", name_of(&mode)),
-    };
-    anyhow::anyhow!("packet I/O (--io {}{mode}): {error}", name_of(&config.io))
-}
-
-fn describe_device(config: &Config, network: &Network) -> DeviceInfo {
-    let mac = config.netdev.as_deref().and_then(|name| xdp_io::netdev::mac(name).ok());
-    let node_guid = match mac.filter(|mac| *mac != [0; 6]) {
-        Some([a, b, c, d, e, f]) => [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
-        // No hardware address: a locally administered one made of the first address.
-        None => {
-            let gid = network.gids().first().map_or([0; 16], |entry| entry.gid);
-            let [.., a, b, c, d] = gid;
-            [2, b'r', b'n', 0xff, a, b, c, d]
-        }
-    };
-    DeviceInfo {
-        name: config.device.clone(),
-        netdev: config.netdev.clone(),
-        node_guid,
-        fw_version: env!("CARGO_PKG_VERSION").into(),
-        limits: default_limits(),
     }
 }
 
@@ -203,13 +118,14 @@ struct Doors<'a> {
 
 fn accept_until_told(
     config: &Config,
+    device: &Device,
     service: &Arc<Service>,
     doors: &mut Doors<'_>,
     signals: &Signals,
 ) -> Result<()> {
     let mut lonely_since = Instant::now();
     loop {
-        let (sessions, opened) = service.registry.counts();
+        let (sessions, opened) = clients(device, service);
         let now = Instant::now();
         if sessions > 0 {
             lonely_since = now;
@@ -227,10 +143,12 @@ fn accept_until_told(
         let deadlines = [lonely_until, doors.clients.deadline(), log::tell_of_the_rest(now)];
         let timeout = deadlines.into_iter().flatten().min().map(|until| patience_until(until, now));
         let ended = service.registry.ended();
+        let idle = device.users.as_ref().map(|users| users.idle());
         let own =
-            [doors.claims.as_fd(), signals.end.as_fd(), signals.reload.as_fd(), ended.as_fd()]
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(doors.clients.fds()).collect();
+            [doors.claims.as_fd(), signals.end.as_fd(), signals.reload.as_fd(), ended.as_fd()];
+        let own = own.into_iter().chain(idle.map(AsFd::as_fd));
+        let own = own.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = own.chain(doors.clients.fds()).collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
@@ -249,11 +167,32 @@ fn accept_until_told(
         if session_ended {
             let _ = ended.drain();
         }
+        if let Some(idle) = idle {
+            let _ = idle.drain();
+        }
         if rival {
             doors.claims.turn_away();
         }
-        doors.clients.attend(service, Instant::now());
+        doors.clients.attend(Instant::now(), |client| admit(device, service, client));
     }
+}
+
+/// Clients of the daemon's own user are served here, those of other users in engine processes. A
+/// daemon that is not root has no other rights to give, and the kernel then checks for itself.
+fn admit(device: &Device, service: &Arc<Service>, connection: Connection) -> Admitted {
+    let Some(users) = &device.users else { return serve(service, connection) };
+    match connection.peer_credentials() {
+        Ok(peer) if peer.uid == service.owner => serve(service, connection),
+        Ok(peer) => users.admit((peer.uid, peer.gid), connection),
+        Err(error) => Err((connection, refuse(libc::EPERM, error.to_string()))),
+    }
+}
+
+/// Sessions now, and contexts opened or clients handed over ever.
+fn clients(device: &Device, service: &Service) -> (usize, u64) {
+    let (sessions, opened) = service.registry.counts();
+    let (busy, ever) = device.users.as_ref().map_or((0, 0), |users| users.counts());
+    (sessions + busy, opened + ever)
 }
 
 /// A little longer than until then: what is due then is due when the wait is over.
@@ -272,7 +211,7 @@ fn drain(mut pipe: &UnixStream) {
 }
 
 /// Ends all sessions, then the engines.
-fn stop(service: &Service) {
+fn stop(device: &Device, service: &Service) {
     if let Err(error) = service.stop.wake() {
         tracing::error!("cannot end the sessions: {error}");
     }
@@ -284,7 +223,10 @@ fn stop(service: &Service) {
         let _ = poll(&mut fds, Some(&wait));
         let _ = ended.drain();
     }
-    service.shards.stop();
+    if let Some(users) = &device.users {
+        users.stop();
+    }
+    device.own.stop();
 }
 
 /// With `--exit-with-last-client`: how long to wait for the first one.

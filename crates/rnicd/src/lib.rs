@@ -5,6 +5,9 @@
 //! |---|---|
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
+//! | `device` | the network, the wire and the engines of the device |
+//! | `users` | the engine processes of users, as the daemon sees them |
+//! | [`engine_process`] | such a process |
 //! | `log` | lines on standard error, not too many |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
@@ -12,8 +15,13 @@
 pub mod cli;
 pub mod config;
 pub mod daemon;
+mod device;
+pub mod engine_process;
 mod log;
 mod system;
+mod users;
+
+pub use users::ENGINE_PROCESS;
 
 /// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.
 #[must_use]

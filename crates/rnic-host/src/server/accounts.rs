@@ -3,6 +3,7 @@
 //! Everything that a client causes to exist is taken here first, and given back when it is gone:
 //! a [`Charge`] lives where the object lives.
 
+use super::plane::Ledger;
 use crate::quota::{Amounts, Limits, Resource};
 use crate::refusal::{Refused, refuse};
 use std::collections::BTreeMap;
@@ -25,15 +26,15 @@ struct Taken {
 
 /// One user's.
 #[derive(Clone, Debug)]
-pub struct Account {
-    accounts: Arc<Accounts>,
+pub(super) struct Account {
+    ledger: Arc<dyn Ledger>,
     user: u32,
 }
 
 /// Something taken; dropped, it is given back.
 #[derive(Debug)]
 #[must_use = "it is given back at once"]
-pub struct Charge {
+pub(super) struct Charge {
     account: Account,
     resource: Resource,
     amount: u64,
@@ -43,16 +44,6 @@ impl Accounts {
     /// With nothing taken, of a daemon that runs as user `own`.
     pub fn new(limits: Limits, own: u32) -> Arc<Self> {
         Arc::new(Self { limits, owners: [0, own], taken: Mutex::default() })
-    }
-
-    /// The account of a user.
-    pub fn of(self: &Arc<Self>, user: u32) -> Account {
-        Account { accounts: Arc::clone(self), user }
-    }
-
-    /// How much a user may have.
-    pub fn limit(&self, user: u32, resource: Resource) -> u64 {
-        self.limits_of(user).0[resource]
     }
 
     /// Of this user, and of all together.
@@ -65,6 +56,12 @@ impl Accounts {
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger for Accounts {
+    fn limit(&self, user: u32, resource: Resource) -> u64 {
+        self.limits_of(user).0[resource]
     }
 
     fn take(&self, user: u32, resource: Resource, amount: u64) -> Result<(), Refused> {
@@ -110,21 +107,26 @@ fn parts(resource: Resource, amount: u64) -> [(Resource, u64); 2] {
 }
 
 impl Account {
+    /// Of a user, in these books.
+    pub(super) fn new(ledger: Arc<dyn Ledger>, user: u32) -> Self {
+        Self { ledger, user }
+    }
+
     /// Takes so much.
     ///
     /// # Errors
     /// EAGAIN for a session, EMFILE for a descriptor, else ENOMEM, when this user or all users
     /// together have as much as they may have.
-    pub fn take(&self, resource: Resource, amount: u64) -> Result<Charge, Refused> {
-        self.accounts.take(self.user, resource, amount)?;
+    pub(super) fn take(&self, resource: Resource, amount: u64) -> Result<Charge, Refused> {
+        self.ledger.take(self.user, resource, amount)?;
         Ok(Charge { account: self.clone(), resource, amount })
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let Account { accounts, user } = &self.account;
-        accounts.give(*user, self.resource, self.amount);
+        let Account { ledger, user } = &self.account;
+        ledger.give(*user, self.resource, self.amount);
     }
 }
 
@@ -165,19 +167,23 @@ fn words(resource: Resource) -> &'static str {
 }
 
 #[cfg(test)]
-impl Account {
+impl Accounts {
     /// Of a daemon that refuses nothing below `ring_bytes`.
-    pub(super) fn for_test(ring_bytes: u64) -> Self {
+    pub(super) fn for_test(ring_bytes: u64) -> Arc<Self> {
         use crate::quota::{Machine, Section};
         let machine =
             Machine { memory: 1 << 40, descriptors: 1 << 20, tasks: 1 << 20, mappings: 1 << 20 };
         let quota = Section::from([(Resource::RingBytes, ring_bytes)]);
-        Accounts::new(Limits::new(&quota, &Section::new(), &machine), 0).of(0)
+        Self::new(Limits::new(&quota, &Section::new(), &machine), 0)
     }
 
-    /// What the user has.
-    pub(super) fn taken(&self, resource: Resource) -> u64 {
-        self.accounts.lock().users.get(&self.user).map_or(0, |mine| mine[resource])
+    pub(super) fn of(self: &Arc<Self>, user: u32) -> Account {
+        Account::new(self.clone(), user)
+    }
+
+    /// What a user has.
+    pub(super) fn taken(&self, user: u32, resource: Resource) -> u64 {
+        self.lock().users.get(&user).map_or(0, |mine| mine[resource])
     }
 }
 
@@ -223,7 +229,7 @@ mod tests {
         let qps = take_all(&user, Resource::Qps);
         assert_eq!(qps.len(), 2);
         drop(qps);
-        assert_eq!(user.taken(Resource::RingBytes), weight);
+        assert_eq!(accounts.taken(1000, Resource::RingBytes), weight);
     }
 
     #[test]

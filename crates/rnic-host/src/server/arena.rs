@@ -181,10 +181,11 @@ const GROWTH_STEPS: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::Accounts;
 
     #[test]
     fn rings_are_zeroed_disjoint_and_reused() {
-        let mut arenas = Arenas::new(Account::for_test(1 << 30));
+        let mut arenas = Arenas::new(Accounts::for_test(1 << 30).of(0));
         let rings: Vec<_> = (0..100).map(|i| arenas.allocate(100 + i).unwrap()).collect();
         for (i, ring) in rings.iter().enumerate() {
             for w in 0..ring.words.len() {
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn ten_thousand_rings_take_few_files() {
-        let mut arenas = Arenas::new(Account::for_test(8 << 30));
+        let mut arenas = Arenas::new(Accounts::for_test(8 << 30).of(0));
         let rings: Vec<_> = (0..10_000).map(|_| arenas.allocate(528).unwrap()).collect();
         assert!(arenas.arenas.len() < 12, "{}", arenas.arenas.len());
         rings.into_iter().for_each(|ring| arenas.free(ring));
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn an_arena_is_announced_once() {
-        let mut arenas = Arenas::new(Account::for_test(1 << 30));
+        let mut arenas = Arenas::new(Accounts::for_test(1 << 30).of(0));
         let (a, b) = (arenas.allocate(64).unwrap(), arenas.allocate(64).unwrap());
         assert!(arenas.place(&a).arena_is_new);
         let second = arenas.place(&b);
@@ -227,24 +228,24 @@ mod tests {
 
     #[test]
     fn the_limit_is_kept() {
-        let account = Account::for_test(384 * 1024);
-        let mut arenas = Arenas::new(account.clone());
+        let accounts = Accounts::for_test(384 * 1024);
+        let mut arenas = Arenas::new(accounts.of(0));
         let first = arenas.allocate(1000).unwrap();
-        assert_eq!(account.taken(Resource::RingBytes), 256 * 1024);
+        assert_eq!(accounts.taken(0, Resource::RingBytes), 256 * 1024);
         assert_eq!(arenas.allocate(40_000).unwrap_err().errno, libc::ENOMEM);
         // Twice as large is too large; what is needed is not.
         let last = arenas.allocate(16 * 1024 - 64).unwrap();
         let second = arenas.allocate(16 * 1024).unwrap();
         assert_eq!(arenas.allocate(16 * 1024).unwrap_err().errno, libc::ENOMEM);
-        assert_eq!(account.taken(Resource::RingBytes), 384 * 1024);
+        assert_eq!(accounts.taken(0, Resource::RingBytes), 384 * 1024);
         for ring in [first, last, second] {
             arenas.free(ring);
         }
         // The pages stay until the arenas go.
-        assert_eq!(account.taken(Resource::RingBytes), 384 * 1024);
+        assert_eq!(accounts.taken(0, Resource::RingBytes), 384 * 1024);
         drop(arenas);
-        assert_eq!(account.taken(Resource::RingBytes), 0);
-        assert_eq!(account.taken(Resource::Descriptors), 0);
+        assert_eq!(accounts.taken(0, Resource::RingBytes), 0);
+        assert_eq!(accounts.taken(0, Resource::Descriptors), 0);
     }
 
     #[test]

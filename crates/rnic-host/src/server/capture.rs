@@ -34,7 +34,7 @@ impl Capture {
             }
         })
         .map_err(refused_by_kernel("no thread for a capture"))?;
-        service.shards.first().tell(Message::Capture(tap));
+        service.engine.tell(Message::Capture(tap));
         Ok(Self { stop })
     }
 }

@@ -9,7 +9,7 @@ use super::service::Service;
 use crate::dma::Process;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
-use crate::shard::{EventSocket, Message, NewClient, ShardLease};
+use crate::shard::{EventSocket, Message, NewClient, ShardHandle};
 use crate::system;
 use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
@@ -23,8 +23,7 @@ use std::sync::Arc;
 /// See the [module](self). Dropping it removes the client.
 pub(super) struct Context {
     pub(super) service: Arc<Service>,
-    /// The engine for this client's user.
-    pub(super) shard: ShardLease,
+    pub(super) shard: ShardHandle,
     pub(super) client: ClientId,
     pub(super) space: SpaceId,
     pub(super) peer: Credentials,
@@ -73,12 +72,11 @@ impl Context {
         let process = Process::new(peer.pid)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
-        let shard = service.shards.lease(&peer)?;
         let (client, space) = service.registry.open(session);
         let client = ClientId(client);
         let context = Self {
             service: Arc::clone(service),
-            shard,
+            shard: service.engine.clone(),
             client,
             space,
             peer,

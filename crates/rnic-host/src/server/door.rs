@@ -3,8 +3,6 @@
 //! One who is turned away takes no thread and nothing else of what is short: it waits here until
 //! it has said something, so that the answer reaches it, or for a second.
 
-use super::service::Service;
-use super::session::serve;
 use crate::refusal::Refused;
 use rnic_abi::control::{Answer, MAX_MESSAGE};
 use rnic_abi::os::{Connection, Listener};
@@ -12,7 +10,6 @@ use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// See the [module](self).
@@ -24,6 +21,9 @@ pub struct Door {
     /// No connection is taken before: there was no descriptor for one.
     pause: Option<Instant>,
 }
+
+/// Of a client that is served, or the connection of one that is not, and why.
+pub type Admitted = Result<(), (Connection, Refused)>;
 
 struct Leaving {
     connection: Connection,
@@ -58,8 +58,8 @@ impl Door {
         self.pause.into_iter().chain(leaving).min()
     }
 
-    /// Lets a bounded number of clients in, and sees those off who are turned away.
-    pub fn attend(&mut self, service: &Arc<Service>, now: Instant) {
+    /// Lets `admit` take a bounded number of clients, and answers those that it turns away.
+    pub fn attend(&mut self, now: Instant, admit: impl Fn(Connection) -> Admitted) {
         self.see_off(now);
         if self.pause.is_some_and(|until| now < until) {
             return;
@@ -67,7 +67,7 @@ impl Door {
         self.pause = None;
         for _ in 0..AT_ONCE {
             match self.listener.accept() {
-                Ok(connection) => self.admit(service, connection, now),
+                Ok(connection) => self.admit(admit(connection), now),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     tracing::error!("cannot accept a client: {error}");
@@ -80,8 +80,8 @@ impl Door {
         }
     }
 
-    fn admit(&mut self, service: &Arc<Service>, connection: Connection, now: Instant) {
-        let Err((connection, why)) = serve(service, connection) else { return };
+    fn admit(&mut self, admitted: Admitted, now: Instant) {
+        let Err((connection, why)) = admitted else { return };
         tracing::debug!("a client is turned away: {why}");
         if self.leaving.len() == MAX_LEAVING {
             self.leaving.pop_front();

@@ -67,12 +67,15 @@ impl Spaces {
 }
 
 impl Registry {
-    /// Without sessions.
+    /// Without sessions. Numbers of sessions and clients begin at `first`, so that those of several
+    /// processes differ.
     ///
     /// # Errors
     /// When there are too many open files.
-    pub fn new() -> std::io::Result<Self> {
-        Ok(Self { inner: Mutex::default(), ended: EventFd::new()? })
+    pub fn new(first: u32) -> std::io::Result<Self> {
+        let clients = Numbers { free: Vec::new(), next: first };
+        let inner = Inner { clients, next_session: first, ..Inner::default() };
+        Ok(Self { inner: Mutex::new(inner), ended: EventFd::new()? })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -1,15 +1,15 @@
 //! What all sessions share, and a session's place in it.
 
-use super::accounts::{Accounts, Charge};
+use super::accounts::{Account, Charge};
+use super::plane::{Engines, Ledger, Paths};
 use super::registry::Registry;
 use crate::quota::Resource;
 use crate::refusal::Refused;
-use crate::report::{self, Totals};
+use crate::report;
 use crate::settings::{Profile, name_of};
-use crate::shard::ShardSet;
+use crate::shard::ShardHandle;
 use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
-use rnic_net::Network;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,11 +18,17 @@ pub struct Service {
     /// The device.
     pub device: DeviceInfo,
     /// Its network.
-    pub network: Arc<Network>,
-    /// Its engines.
-    pub shards: Arc<ShardSet>,
-    /// What each user has of it.
-    pub accounts: Arc<Accounts>,
+    pub network: Arc<dyn Paths>,
+    /// The engine that serves the sessions of this process.
+    pub engine: ShardHandle,
+    /// What there is to see of it and of others.
+    pub engines: Arc<dyn Engines>,
+    /// What each user has of the device.
+    pub ledger: Arc<dyn Ledger>,
+    /// The user of the daemon.
+    pub owner: u32,
+    /// The daemon's process.
+    pub pid: u32,
     /// Packet I/O in words.
     pub io: String,
     /// Vendor whose behaviour the device follows where implementations differ.
@@ -49,7 +55,7 @@ impl Place {
     /// # Errors
     /// When this user or the daemon has too many.
     pub(super) fn take(service: &Arc<Service>, peer: Credentials) -> Result<Self, Refused> {
-        let account = service.accounts.of(peer.uid);
+        let account = service.account(peer.uid);
         let charges = [
             account.take(Resource::Sessions, 1)?,
             account.take(Resource::Descriptors, SESSION_DESCRIPTORS)?,
@@ -67,8 +73,19 @@ impl Drop for Place {
 }
 
 impl Service {
-    /// For `rnic status`: the daemon in one object. `totals` is what the engine has.
-    pub fn report(&self, totals: Totals) -> report::Status {
+    /// The account of a user.
+    pub(super) fn account(&self, user: u32) -> Account {
+        Account::new(Arc::clone(&self.ledger), user)
+    }
+
+    /// For `rnic status`: the daemon in one object.
+    pub fn report(&self) -> report::Status {
+        let mut sessions = self.registry.report();
+        let mut users = Vec::new();
+        for (user, theirs) in self.engines.users() {
+            users.push(user);
+            sessions.extend(theirs);
+        }
         let port = self.network.port();
         let gids = self.network.gids().into_iter().map(|entry| report::Gid {
             index: entry.index,
@@ -76,7 +93,7 @@ impl Service {
         });
         report::Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
+            pid: self.pid,
             uptime_seconds: self.started.elapsed().as_secs(),
             device: self.device.name.clone(),
             netdev: self.device.netdev.clone(),
@@ -89,8 +106,9 @@ impl Service {
                 speed_mbps: port.speed_mbps,
             },
             gids: gids.collect(),
-            sessions: self.registry.report(),
-            totals,
+            sessions,
+            users,
+            totals: self.engines.totals(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::accounts::Account;
 use super::capture::Capture;
 use super::context::Context;
+use super::door::Admitted;
 use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
 use crate::inspect::Kind;
@@ -10,7 +11,6 @@ use crate::memory;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse};
 use crate::shard::Message;
-use crate::system;
 use crate::thread;
 use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use crossbeam_channel::{Sender, bounded};
@@ -28,10 +28,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// The connection, and why it is not served.
-pub(super) fn serve(
-    service: &Arc<Service>,
-    connection: Connection,
-) -> Result<(), (Connection, Refused)> {
+pub fn serve(service: &Arc<Service>, connection: Connection) -> Admitted {
     let admitted = connection
         .peer_credentials()
         .map_err(|error| refuse(libc::EPERM, error.to_string()))
@@ -62,9 +59,8 @@ fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<S
     let (sender, receiver) = bounded(1);
     thread::spawn("rnic-session", STACK, move || {
         let Ok(connection) = receiver.recv() else { return };
-        let owner = rustix::process::geteuid().as_raw();
-        let account = service.accounts.of(peer.uid);
-        let session = Session { service: &service, connection, peer, account, place, owner };
+        let account = service.account(peer.uid);
+        let session = Session { service: &service, connection, peer, account, place };
         if let Err(error) = session.run() {
             // Quietly: a hostile client must not be able to fill the log.
             tracing::debug!("a session of process {} ends: {error:#}", peer.pid);
@@ -84,15 +80,11 @@ struct Session<'a> {
     account: Account,
     /// The last to go.
     place: Place,
-    /// The daemon's user.
-    owner: u32,
 }
 
 impl Session<'_> {
     fn run(self) -> anyhow::Result<()> {
         let process = self.connection.peer_pidfd()?;
-        // Memory of the client is looked at with the client's rights.
-        system::become_user((self.peer.uid, self.peer.gid))?;
         let mut greeted = false;
         let mut context = None;
         let mut capture = None;
@@ -228,7 +220,7 @@ impl Session<'_> {
     /// The device as this user may use it.
     fn device(&self) -> DeviceInfo {
         let mut device = self.service.device.clone();
-        let may = |resource| self.service.accounts.limit(self.peer.uid, resource);
+        let may = |resource| self.service.ledger.limit(self.peer.uid, resource);
         let count = |limit: u32, resource| limit.min(may(resource).try_into().unwrap_or(u32::MAX));
         let limits = &mut device.limits;
         limits.max_qp = count(limits.max_qp, Resource::Qps);
@@ -241,7 +233,7 @@ impl Session<'_> {
 
     /// Capture and faults concern every user's traffic.
     fn only_the_owner(&self) -> Result<(), Refused> {
-        if [0, self.owner].contains(&self.peer.uid) {
+        if [0, self.service.owner].contains(&self.peer.uid) {
             return Ok(());
         }
         let text = "this concerns the traffic of all users: only root and the daemon's own user \
@@ -278,7 +270,7 @@ impl Session<'_> {
                 FaultChange::Clear
             }
         };
-        let asked = self.service.shards.first().ask(|answer| Message::Faults(change, answer));
+        let asked = self.service.engine.ask(|answer| Message::Faults(change, answer));
         let found = asked.map_err(engine_gone)?;
         let faults = found.ok_or_else(|| {
             let text =
@@ -290,13 +282,12 @@ impl Session<'_> {
     }
 
     fn inspect(&self, what: Inspect, from: u32) -> Reply {
-        let shards = &self.service.shards;
         if let Some(kind) = Kind::of(what) {
             return self.list(kind, from);
         }
         let json = match what {
-            Inspect::Status => serde_json::to_string(&self.service.report(shards.totals())),
-            _ => serde_json::to_string(&shards.counters()),
+            Inspect::Status => serde_json::to_string(&self.service.report()),
+            _ => serde_json::to_string(&self.service.engines.counters()),
         };
         inspected(json)
     }
@@ -316,7 +307,7 @@ impl Session<'_> {
         let mut at = Some(from.into());
         for _ in 0..LOOKS {
             let Some(place) = at else { break };
-            let (objects, next) = self.service.shards.objects(kind, place);
+            let (objects, next) = self.service.engines.objects(kind, place);
             for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
                 let text = text_of(object.to_json());
                 if json.len() + text.len() >= PAGE {

@@ -1,11 +1,11 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
-use super::{Accounts, Door, Registry, Service};
+use super::{Accounts, Door, Engines, Registry, Service, serve};
 use crate::inspect::Kind;
 use crate::quota::{Limits, Machine, Resource, Section};
 use crate::report::Totals;
 use crate::settings::{Io, Profile, Settings, XdpMode};
-use crate::shard::ShardSet;
+use crate::shard::{OwnEngine, ShardPort};
 use crate::wire::{self, WireConfig};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, CreateQp, DeviceInfo, Inspect, Reply, Request};
@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 /// A daemon of this process on a loopback wire.
 struct Daemon {
     service: Arc<Service>,
+    engine: Arc<OwnEngine>,
     path: PathBuf,
 }
 
@@ -37,7 +38,8 @@ impl Daemon {
         let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
         let wire = wire::open(&wires, &network).unwrap();
         let engine = EngineConfig::new([1, 2]);
-        let shards = Arc::new(ShardSet::start(Settings::default(), 4, engine, wire).unwrap());
+        let port = ShardPort::Device(Box::new(wire));
+        let engine = Arc::new(OwnEngine::start(Settings::default(), engine, port).unwrap());
         let service = Arc::new(Service {
             device: DeviceInfo {
                 name: "rnic0".into(),
@@ -47,11 +49,14 @@ impl Daemon {
                 limits: default_limits(),
             },
             network,
-            shards,
-            accounts: Accounts::new(limits, rustix::process::geteuid().as_raw()),
+            engine: engine.handle().clone(),
+            engines: engine.clone(),
+            ledger: Accounts::new(limits, rustix::process::geteuid().as_raw()),
+            owner: rustix::process::geteuid().as_raw(),
+            pid: std::process::id(),
             io: "loopback".into(),
             profile: Profile::Spec,
-            registry: Registry::new().unwrap(),
+            registry: Registry::new(0).unwrap(),
             started: Instant::now(),
             stop: EventFd::new().unwrap(),
         });
@@ -63,10 +68,10 @@ impl Daemon {
                 let mut fds: Vec<_> = door.fds().collect();
                 let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 rustix::event::poll(&mut fds, Some(&patience)).unwrap();
-                door.attend(&accepting, Instant::now());
+                door.attend(Instant::now(), |client| serve(&accepting, client));
             }
         });
-        Self { service, path }
+        Self { service, engine, path }
     }
 
     fn connect(&self) -> Client {
@@ -83,7 +88,7 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let Totals { qps, cqs, mrs } = self.service.shards.totals();
+        let Totals { qps, cqs, mrs } = self.engine.totals();
         [qps, cqs, mrs]
     }
 
@@ -100,7 +105,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.service.stop.wake().unwrap();
-        self.service.shards.stop();
+        self.engine.stop();
         // The thread that accepts still has them.
         for file in [&self.path, &self.path.with_extension("sock.lock")] {
             let _ = std::fs::remove_file(file);
@@ -488,7 +493,7 @@ fn looking_at_many_objects_keeps_no_engine() {
     for _ in 0..1000 {
         client.handle(&Request::CreateQp(queue_pair(pd, cq)));
     }
-    let (objects, next) = daemon.service.shards.objects(Kind::Qps, 0.into());
+    let (objects, next) = daemon.engine.objects(Kind::Qps, 0.into());
     assert!(!objects.is_empty() && objects.len() <= 64, "{}", objects.len());
     assert!(next.is_some());
     assert_eq!(client.list(Inspect::Qps).len(), 1000);

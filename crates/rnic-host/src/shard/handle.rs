@@ -2,17 +2,13 @@
 
 use super::message::{CommandResult, Message, NewClient};
 use super::monotonic;
-use super::port::ShardPort;
 use super::run::{Client, Shard};
 use super::tokens::Token;
-use crate::dma::{Space, SystemDma};
-use crate::inspect::{self, Found, Question};
-use crate::system::{self, User};
-use rnic_core::command::{self, CommandError};
+use crate::dma::Space;
+use crate::inspect::{self, Question, Seen};
 use rnic_core::{ClientCommand, Command, Instant, Outcome};
 use rnic_net::Change;
 use rustix::event::epoll;
-use std::io;
 use std::os::fd::AsFd;
 
 /// Most messages between two turns.
@@ -70,14 +66,10 @@ impl Shard {
                 self.nic.events.remove_channel(client, channel)
             }
             Message::Network(Change { port, addresses, mtu }) => {
-                self.as_root(|wire| wire.follow(&addresses, mtu));
+                self.nic.wire.follow(&addresses, mtu);
                 if let Err(error) = self.nic.engine.execute(now, Command::SetPort(port)) {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
-            }
-            Message::ActAs(user) => {
-                self.acts_as = Some(user);
-                self.became(user, system::act_as(user));
             }
             Message::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
@@ -98,24 +90,7 @@ impl Shard {
         }
     }
 
-    /// Does something to the wire for which a user has no right.
-    fn as_root(&mut self, act: impl FnOnce(&mut ShardPort)) {
-        let Some(user) = self.acts_as else { return act(&mut self.nic.wire) };
-        let changed = system::act_as_root();
-        act(&mut self.nic.wire);
-        self.became(user, changed.and_then(|()| system::act_as(user)));
-    }
-
-    fn became(&mut self, user: User, result: io::Result<()>) {
-        self.is_unfit = result.is_err();
-        if let Err(error) = result {
-            tracing::error!("an engine cannot act as user {}: {error}", user.0);
-            // With more rights than its clients it must not touch their memory.
-            self.nic.dma = SystemDma::new();
-        }
-    }
-
-    pub(super) fn inspect(&mut self, question: Question) -> Found {
+    pub(super) fn inspect(&mut self, question: Question) -> Seen {
         let lost = self.nic.events.lost_in_hand_over();
         let wire = &mut self.nic.wire;
         inspect::answer(&self.nic.engine, &self.nic.dma, lost, || wire.counters(), question)
@@ -142,10 +117,6 @@ impl Shard {
     }
 
     fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
-        if self.is_unfit {
-            let reason = "the engine cannot act as the client's user";
-            return Err(CommandError { errno: command::Errno::Perm, reason });
-        }
         let NewClient { client, space, process, doorbells, wake, events, other_group } = new;
         let outcome =
             self.nic.engine.execute(now, Command::AddClient { client, space, doorbells })?;

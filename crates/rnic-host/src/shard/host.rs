@@ -85,6 +85,8 @@ pub(super) struct ClientEvents {
     full: HashSet<Token>,
     /// The ways to further shards, by their number.
     receivers: Vec<Option<ShardRx>>,
+    /// Something was handed over since the last flush.
+    handed_over: bool,
     /// Datagrams lost on the way to shards that have ended.
     lost_before: u64,
 }
@@ -101,6 +103,7 @@ impl ClientEvents {
             clients: HashMap::new(),
             full: HashSet::new(),
             receivers: Vec::new(),
+            handed_over: false,
             lost_before: 0,
         }
     }
@@ -119,6 +122,15 @@ impl ClientEvents {
             if let Some(old) = receiver.take_if(|receiver| receiver.serial() == serial) {
                 self.lost_before += old.lost();
             }
+        }
+    }
+
+    /// Shows further shards what was handed over to them.
+    #[inline]
+    pub(super) fn flush_hand_overs(&mut self) {
+        if self.handed_over {
+            self.handed_over = false;
+            self.receivers.iter_mut().flatten().for_each(ShardRx::flush);
         }
     }
 
@@ -236,7 +248,8 @@ impl Host for ClientEvents {
 
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
         // A QPN names a shard that does not exist only when it was never given out.
-        if let Some(Some(receiver)) = self.receivers.get(usize::from(shard)) {
+        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(shard)) {
+            self.handed_over = true;
             receiver.hand_over(train, datagram);
         }
     }

@@ -2,8 +2,7 @@
 
 use super::host::EventSocket;
 use crate::dma::{Process, Space};
-use crate::inspect::{Found, Question};
-use crate::system::User;
+use crate::inspect::{Question, Seen};
 use crate::wire::{Branch, CaptureTap, Fault, FaultChange, ShardRx};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::doorbell::Doorbells;
@@ -54,15 +53,12 @@ pub enum Message {
     RemoveChannel(ClientId, ChannelId),
     /// The network changed.
     Network(Change),
-    /// Act as this user from now on; only for a shard without clients whose thread is root's. When
-    /// that fails it takes no clients.
-    ActAs(User),
     /// A further shard of this number sends through this one, and how to reach it.
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.
     EndShard(u64),
     /// For display. Answered within a turn, which has time for one of these.
-    Inspect(Question, Sender<Found>),
+    Inspect(Question, Sender<Seen>),
     /// A capture wants what is sent and received.
     Capture(CaptureTap),
     /// Faults for what arrives. Answered with those in force, as

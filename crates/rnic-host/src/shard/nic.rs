@@ -18,7 +18,9 @@ impl Nic {
     /// The first half of a turn: what was received.
     pub(super) fn arrivals(&mut self, now: Instant) -> Turn {
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.events };
-        self.engine.arrivals(now, &mut ports, &mut ())
+        let turn = self.engine.arrivals(now, &mut ports, &mut ());
+        self.events.flush_hand_overs();
+        turn
     }
 
     /// The second half: what is to be sent.

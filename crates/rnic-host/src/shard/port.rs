@@ -38,6 +38,22 @@ impl ShardPort {
         }
     }
 
+    /// Says to those at the other end that this side is about to sleep. False when it must not.
+    pub(super) fn prepare_sleep(&mut self) -> bool {
+        match self {
+            Self::Device(wire) => wire.prepare_sleep(),
+            Self::Shard(wire) => wire.prepare_sleep(),
+        }
+    }
+
+    /// It does not sleep any more.
+    pub(super) fn awake(&mut self) {
+        match self {
+            Self::Device(wire) => wire.awake(),
+            Self::Shard(wire) => wire.awake(),
+        }
+    }
+
     /// Follows a change of the interface; a further shard's wire does so by itself.
     pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         if let Self::Device(wire) = self {

@@ -9,9 +9,7 @@ use super::nic::Nic;
 use super::port::ShardPort;
 use super::tokens::Token;
 use crate::dma::SystemDma;
-use crate::inspect::{Found, Numbers, Question};
 use crate::settings::Settings;
-use crate::system::User;
 use rnic_abi::os::EventFd;
 use rnic_core::{ClientId, Engine, EngineConfig, Instant, Turn};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -35,10 +33,6 @@ pub(super) struct Shard {
     ready: Vec<Event>,
     /// When it was asked last.
     looked: Instant,
-    /// The user whose rights the thread has for the time being.
-    pub(super) acts_as: Option<User>,
-    /// The thread may have other rights than that user.
-    pub(super) is_unfit: bool,
     pub(super) stopping: bool,
 }
 
@@ -74,8 +68,6 @@ impl Shard {
             cpu_sharing,
             ready: Vec::with_capacity(MAX_READY),
             looked: Instant::ZERO,
-            acts_as: None,
-            is_unfit: false,
             stopping: false,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
@@ -87,14 +79,10 @@ impl Shard {
         Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
     }
 
-    /// Turns the engine until told to stop. Returns what it has counted.
-    pub(super) fn run(mut self) -> Numbers {
+    /// Turns the engine until told to stop.
+    pub(super) fn run(mut self) {
         while !self.stopping {
             self.step();
-        }
-        match self.inspect(Question::Counters) {
-            Found::Counters(counted) => counted,
-            Found::Totals(_) | Found::Objects { .. } => Numbers::new(),
         }
     }
 
@@ -122,13 +110,15 @@ impl Shard {
     }
 
     fn sleep(&mut self, now: Instant) {
-        if self.nic.engine.prepare_sleep() && self.inbox.receiver.is_empty() {
+        let may = self.nic.engine.prepare_sleep() && self.nic.wire.prepare_sleep();
+        if may && self.inbox.receiver.is_empty() {
             let timeout = self.timeout(now);
             if let Err(error) = self.wait(timeout.as_ref()) {
                 tracing::error!("waiting for events: {error}");
             }
         }
         self.nic.engine.awake();
+        self.nic.wire.awake();
         let now = monotonic();
         self.handle_ready(now);
     }

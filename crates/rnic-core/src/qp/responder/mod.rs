@@ -363,17 +363,18 @@ impl Qp {
 
     /// READ and atomic depth; a receive WQE for what needs one.
     fn check_resources<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
+        let position = packet.info.position;
         let needs_receive = match packet.info.operation {
-            Operation::Send => true,
+            // Rule: SendTakesReceiveFirst
+            Operation::Send => position.is_start(),
             Operation::Write => {
                 // Rule: WriteImmTakesReceive
-                packet.info.trailer() == Trailer::Imm && packet.info.position.is_end()
+                packet.info.trailer() == Trailer::Imm && position.is_end()
             }
             _ if self.responder.replies.make_room() => false,
             _ => return Err(Verdict::nak(NakReason::Resources)),
         };
-        // The first packet took one for its message, or found that of a message that was given up.
-        // Rule: SendTakesReceiveFirst
+        // One may be left of a message that was given up.
         if !needs_receive || self.responder.recv.is_some() {
             return Ok(());
         }

@@ -1,0 +1,101 @@
+//! What sessions need of the rest of the device, which may be in another process.
+
+use crate::inspect::{Found, Kind, Numbers, Place, Question};
+use crate::quota::Resource;
+use crate::refusal::Refused;
+use crate::report::{Object, Totals, User};
+use crate::shard::OwnEngine;
+use rnic_abi::control::{GidEntry, PortInfo};
+use rnic_abi::verbs::AhAttr;
+use rnic_core::command::Path;
+use rnic_net::Network;
+
+/// The network of the device.
+pub trait Paths: Send + Sync {
+    /// The port, for `ibv_query_port`.
+    fn port(&self) -> PortInfo;
+    /// Used entries of the GID table.
+    fn gids(&self) -> Vec<GidEntry>;
+    /// The way to the destination of an address handle. May wait for a neighbour for seconds.
+    ///
+    /// # Errors
+    /// As [`Network::resolve`].
+    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused>;
+}
+
+impl Paths for Network {
+    fn port(&self) -> PortInfo {
+        Network::port(self)
+    }
+
+    fn gids(&self) -> Vec<GidEntry> {
+        Network::gids(self)
+    }
+
+    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused> {
+        Network::resolve(self, ah)
+    }
+}
+
+/// What each user has of the device, and may have.
+pub trait Ledger: Send + Sync + std::fmt::Debug {
+    /// How much a user may have.
+    fn limit(&self, user: u32, resource: Resource) -> u64;
+    /// Notes that a user takes so much.
+    ///
+    /// # Errors
+    /// EAGAIN for a session, EMFILE for a descriptor, else ENOMEM, when this user or all users
+    /// together have as much as they may have.
+    fn take(&self, user: u32, resource: Resource, amount: u64) -> Result<(), Refused>;
+    /// Notes that a user gives it back.
+    fn give(&self, user: u32, resource: Resource, amount: u64);
+}
+
+/// The engines of the device, as far as sessions of this process may see them.
+pub trait Engines: Send + Sync {
+    /// How many objects they have.
+    fn totals(&self) -> Totals;
+    /// What they have counted.
+    fn counters(&self) -> Numbers;
+    /// A few objects of a kind from a place on, with their places, and where to go on.
+    fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>);
+    /// The users that have an engine process of their own, and their sessions there.
+    fn users(&self) -> Vec<(User, Vec<crate::report::Session>)>;
+}
+
+impl Engines for OwnEngine {
+    fn totals(&self) -> Totals {
+        match self.inspect(Question::Totals) {
+            Some(Found::Totals(totals)) => totals,
+            _ => Totals::default(),
+        }
+    }
+
+    fn counters(&self) -> Numbers {
+        match self.inspect(Question::Counters) {
+            Some(Found::Counters(counted)) => counted,
+            _ => Numbers::new(),
+        }
+    }
+
+    fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>) {
+        let shard = self.number();
+        // Places of other shards come before or behind all of this one.
+        let slot = match from.shard.cmp(&shard) {
+            std::cmp::Ordering::Less => 0,
+            std::cmp::Ordering::Equal => from.slot,
+            std::cmp::Ordering::Greater => return (Vec::new(), None),
+        };
+        let Some(Found::Objects { objects, next }) = self.inspect(Question::Objects(kind, slot))
+        else {
+            return (Vec::new(), None);
+        };
+        let place = |slot| Place { shard, slot };
+        let objects = objects.into_iter().map(|(slot, object)| (place(slot), object)).collect();
+        (objects, next.map(place))
+    }
+
+    fn users(&self) -> Vec<(User, Vec<crate::report::Session>)> {
+        Vec::new()
+    }
+}

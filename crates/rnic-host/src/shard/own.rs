@@ -1,0 +1,78 @@
+//! The engine of this process.
+//!
+//! An engine may be kept by its clients' memory for as long as they like. So nothing here waits for
+//! it, but its end, and that for a moment only.
+
+use super::{Message, Shard, ShardHandle, ShardPort, channel};
+use crate::inspect::{Found, Question, Seen};
+use crate::settings::Settings;
+use crate::thread::{self, STACK};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use rnic_core::EngineConfig;
+use std::io;
+use std::time::Duration;
+
+/// See the [module](self).
+pub struct OwnEngine {
+    number: u8,
+    shard: ShardHandle,
+    /// Disconnected when it does not run any more.
+    ended: Receiver<()>,
+}
+
+impl OwnEngine {
+    /// Starts it on `port`, in a thread with the rights and the priority of the calling one.
+    ///
+    /// # Errors
+    /// When threads or descriptors are used up.
+    pub fn start(settings: Settings, engine: EngineConfig, port: ShardPort) -> io::Result<Self> {
+        let (shard, inbox) = channel()?;
+        let (report, ready) = bounded(1);
+        let (running, ended) = bounded::<()>(0);
+        let number = engine.shard;
+        thread::spawn(&format!("rnic-engine-{number}"), STACK, move || {
+            match Shard::new(engine, port, inbox, &settings) {
+                Ok(shard) => {
+                    let _ = report.send(Ok(()));
+                    shard.run();
+                }
+                Err(error) => {
+                    let _ = report.send(Err(error));
+                }
+            }
+            drop(running);
+        })?;
+        ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self { number, shard, ended })
+    }
+
+    /// The number of its shard.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// The way to it.
+    pub fn handle(&self) -> &ShardHandle {
+        &self.shard
+    }
+
+    /// What it tells about itself; `None` when it does not within a second.
+    pub fn inspect(&self, question: Question) -> Option<Found> {
+        let (answer, answered) = bounded::<Seen>(1);
+        self.shard.tell(Message::Inspect(question, answer));
+        answered.recv_timeout(ANSWER_PATIENCE).ok().map(Found::from)
+    }
+
+    /// Ends it. When it does not end at once it is left to the end of the process.
+    pub fn stop(&self) {
+        self.shard.tell(Message::Stop);
+        if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("an engine does not end: it waits for memory of a client");
+        }
+    }
+}
+
+/// How long an engine has for an answer that is only displayed.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an engine has for its end.
+const STOP_PATIENCE: Duration = Duration::from_millis(500);

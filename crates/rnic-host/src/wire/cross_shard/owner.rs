@@ -1,0 +1,257 @@
+//! The side of the shard that owns the wire.
+
+use super::entry::{WORDS, decode_tx, encode_rx};
+use super::memory::Area;
+use super::{DATAGRAMS, QUANTUM, SMALLEST, TRAINS, Waker, encode_caps};
+use crate::wire::LinkCounters;
+use rnic_abi::hand_over::{Broken, Consumer, Producer};
+use rnic_abi::os::EventFd;
+use rnic_abi::words::Words;
+use rnic_core::ports::{RxTrain, TxTrain, Wire, WireCaps};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What the owner counts of a further shard, for all to see.
+pub struct BranchStats {
+    /// Written when `broken` is set.
+    pub(super) alarm: Arc<EventFd>,
+    pub(super) broken: AtomicBool,
+    pub(super) tx_bytes: AtomicU64,
+    pub(super) tx_refused: AtomicU64,
+    pub(super) rx_lost: AtomicU64,
+}
+
+impl BranchStats {
+    /// The shard broke its ring, and is cut off.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// Bytes of datagrams that it has sent.
+    pub fn tx_bytes(&self) -> u64 {
+        self.tx_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Trains that were no trains of an engine, or had no source address of the device.
+    pub fn tx_refused(&self) -> u64 {
+        self.tx_refused.load(Ordering::Relaxed)
+    }
+
+    /// Datagrams for it that it did not take in time.
+    pub fn rx_lost(&self) -> u64 {
+        self.rx_lost.load(Ordering::Relaxed)
+    }
+
+    fn break_off(&self) {
+        if !self.broken.swap(true, Ordering::AcqRel) {
+            let _ = self.alarm.wake();
+        }
+    }
+}
+
+/// A further shard as the wire's owner sees it.
+pub struct Branch {
+    /// Tells it from all others that there ever are.
+    pub(super) serial: u64,
+    pub(super) caps: Words,
+    pub(super) trains: Consumer<WORDS>,
+    pub(super) bytes: Area,
+    pub(super) waker: Arc<Waker>,
+    pub(super) stats: Arc<BranchStats>,
+    /// Bytes that it may send before others have their turn again; less than none after a train
+    /// that was longer.
+    pub(super) credit: i64,
+    /// It has ended: what is in the ring is all that comes.
+    pub(super) ends: bool,
+}
+
+/// Where the owner puts frames for the other shard.
+pub struct ShardRx {
+    pub(super) serial: u64,
+    pub(super) datagrams: Producer<WORDS>,
+    pub(super) bytes: Area,
+    pub(super) waker: Arc<Waker>,
+    pub(super) stats: Arc<BranchStats>,
+}
+
+/// The owner's side: what the shards want sent.
+#[derive(Default)]
+pub(in crate::wire) struct Shards {
+    branches: Vec<Branch>,
+    /// Own addresses: the only ones that shards may send from.
+    addresses: Vec<IpAddr>,
+    /// The shard that is served first.
+    turn: usize,
+    /// Trains taken over, and those for which the wire had no room after all.
+    sent: u64,
+    lost: u64,
+    /// A train on its way from shared memory to the wire.
+    scratch: Vec<u8>,
+}
+
+impl Shards {
+    /// One more shard.
+    pub(in crate::wire) fn add(&mut self, branch: Branch) {
+        self.branches.push(branch);
+    }
+
+    /// It has ended; what it still wanted to send leaves.
+    pub(in crate::wire) fn end(&mut self, serial: u64) {
+        for branch in self.branches.iter_mut().filter(|branch| branch.serial == serial) {
+            branch.ends = true;
+        }
+    }
+
+    /// The device has these addresses.
+    pub(in crate::wire) fn follow(&mut self, addresses: &[IpAddr]) {
+        addresses.clone_into(&mut self.addresses);
+    }
+
+    /// Readable when a shard has something to send and this side sleeps.
+    pub(in crate::wire) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.branches.iter().map(|branch| branch.waker.0.as_fd())
+    }
+
+    /// Says to the shards that this side is about to sleep. False when it must not.
+    pub(in crate::wire) fn prepare_sleep(&mut self) -> bool {
+        let mut may = true;
+        for branch in &mut self.branches {
+            match branch.trains.prepare_sleep() {
+                Ok(nothing) => may &= nothing && !branch.ends,
+                Err(Broken) => branch.stats.break_off(),
+            }
+        }
+        may
+    }
+
+    /// It does not sleep any more.
+    pub(in crate::wire) fn awake(&mut self) {
+        for branch in &mut self.branches {
+            branch.trains.awake();
+            // Closed: its process is dead, or wants nothing more.
+            branch.ends |= !branch.waker.drain();
+        }
+        self.branches.retain(|branch| !branch.stats.is_broken());
+    }
+
+    pub(in crate::wire) fn counters(&self) -> LinkCounters {
+        if self.sent + self.lost == 0 {
+            return Vec::new();
+        }
+        vec![("shard_tx_trains", self.sent), ("shard_tx_lost", self.lost)]
+    }
+
+    /// Reserves on `wire` what the shards have sent; it leaves with the next submit.
+    pub(in crate::wire) fn collect(&mut self, wire: &mut impl Wire) {
+        if self.branches.is_empty() {
+            return;
+        }
+        let caps = wire.caps();
+        self.turn = self.turn.wrapping_add(1);
+        let count = self.branches.len();
+        for step in 0..count {
+            let branch = &mut self.branches[self.turn.wrapping_add(step) % count];
+            let mut turn = Turn { wire, caps, own: &self.addresses, scratch: &mut self.scratch };
+            match turn.serve(branch) {
+                Ok((sent, lost)) => {
+                    self.sent += sent;
+                    self.lost += lost;
+                }
+                Err(Broken) => branch.stats.break_off(),
+            }
+        }
+        self.branches.retain_mut(|branch| {
+            let is_over = branch.ends && !branch.trains.any().unwrap_or(false);
+            !is_over && !branch.stats.is_broken()
+        });
+    }
+}
+
+/// One turn of the wire among the shards.
+struct Turn<'a, W> {
+    wire: &'a mut W,
+    caps: WireCaps,
+    own: &'a [IpAddr],
+    scratch: &'a mut Vec<u8>,
+}
+
+impl<W: Wire> Turn<'_, W> {
+    /// Takes what a shard may send in one turn. Trains that left, and those that were lost.
+    fn serve(&mut self, branch: &mut Branch) -> Result<(u64, u64), Broken> {
+        branch.caps.set(0, encode_caps(self.caps));
+        let (mut sent, mut lost) = (0, 0);
+        // A train that is longer than the credit leaves, and is paid for in later turns: so shares
+        // are in bytes, whatever the lengths of trains.
+        branch.credit = branch.credit.saturating_add(QUANTUM).min(QUANTUM);
+        while branch.credit > 0 {
+            let Some((slot, entry)) = branch.trains.take()? else { break };
+            let longest = TRAINS.bytes;
+            let Ok((train, len)) = decode_tx(&entry, &self.caps, self.own, longest) else {
+                branch.stats.tx_refused.fetch_add(1, Ordering::Relaxed);
+                // It costs something, too.
+                branch.credit -= SMALLEST;
+                continue;
+            };
+            branch.credit -= SMALLEST.max(len as i64);
+            self.scratch.resize(len, 0);
+            branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
+            match reserve(self.wire, &train, self.scratch) {
+                Some(()) => {
+                    sent += 1;
+                    branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
+                }
+                None => lost += 1,
+            }
+        }
+        branch.trains.release();
+        Ok((sent, lost))
+    }
+}
+
+/// Copies a train's datagrams to where the wire wants them.
+fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
+    let slot = wire.reserve(train)?;
+    let arena = wire.tx(slot.arena);
+    let mut at = slot.offset as usize;
+    for datagram in bytes.chunks(train.segment_len.max(1) as usize) {
+        arena.get_mut(at..at + datagram.len())?.copy_from_slice(datagram);
+        at += slot.stride as usize;
+    }
+    Some(())
+}
+
+impl ShardRx {
+    /// Hands over one datagram of a received train. When the shard does not keep up it is lost. The
+    /// shard sees it after a [`flush`](Self::flush).
+    pub(crate) fn hand_over(&mut self, train: &RxTrain, datagram: &[u8]) {
+        match self.datagrams.free_slot() {
+            Ok(Some(slot)) if datagram.len() <= DATAGRAMS.bytes => {
+                self.bytes.copy_in(slot * DATAGRAMS.bytes, datagram);
+                self.datagrams.push(&encode_rx(train, datagram.len()));
+            }
+            Ok(_) => {
+                self.stats.rx_lost.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(Broken) => self.stats.break_off(),
+        }
+    }
+
+    /// Shows the shard what was handed over.
+    pub(crate) fn flush(&mut self) {
+        if self.datagrams.publish() {
+            self.waker.wake();
+        }
+    }
+
+    /// The shard's serial number.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Datagrams lost so far.
+    pub(crate) fn lost(&self) -> u64 {
+        self.stats.rx_lost()
+    }
+}

@@ -1,0 +1,257 @@
+//! Frames that go through the memory of two shards.
+
+use super::super::tests::exchange::{self, Seen, Shape};
+use super::super::{DeviceWire, tests};
+use super::*;
+use rnic_core::ports::{Range, RxIpId, RxTrain, Wire};
+use rnic_net::HopTable;
+use std::os::fd::BorrowedFd;
+
+#[test]
+fn capabilities_fit_a_word() {
+    for tx_ip_id in [TxIpId::Ours, TxIpId::SegmentIndex] {
+        let caps = WireCaps { max_datagram: 65_507, max_segments: 64, max_train: 65_536, tx_ip_id };
+        assert_eq!(decode_caps(encode_caps(caps)), caps);
+    }
+}
+
+fn owner() -> DeviceWire {
+    let mut owner = DeviceWire::new("loopback".into(), None, HopTable::default());
+    owner.follow(&[tests::loopback_path().flow.src], 65_536);
+    owner
+}
+
+struct Shard {
+    wire: ShardWire,
+    receiver: ShardRx,
+    stats: Arc<BranchStats>,
+}
+
+fn add_shard(owner: &mut DeviceWire, serial: u64) -> Shard {
+    let alarm = Arc::new(EventFd::new().unwrap());
+    let NewBranch { attachment, branch, receiver, stats } = branch(serial, alarm).unwrap();
+    owner.add_shard(branch);
+    Shard { wire: ShardWire::attach(attachment).unwrap(), receiver, stats }
+}
+
+fn turn(owner: &mut DeviceWire, receiver: &mut ShardRx) {
+    let mut trains = Vec::with_capacity(64);
+    owner.receive(&mut trains);
+    for train in &trains {
+        let start = train.range.offset as usize;
+        let bytes = &owner.rx(train.arena)[start..start + train.range.len as usize];
+        for (k, datagram) in bytes.chunks(train.segment_len as usize).enumerate() {
+            let RxIpId::Seen(first) = train.ip_id else { panic!() };
+            let ip_id = RxIpId::Seen(first + k as u16);
+            receiver.hand_over(&RxTrain { ip_id, ..*train }, datagram);
+        }
+    }
+    receiver.flush();
+    owner.release();
+    owner.submit();
+}
+
+#[test]
+fn a_shard_reaches_itself_through_the_owner() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, stats } = add_shard(&mut owner, 1);
+    turn(&mut owner, &mut receiver);
+    assert_eq!(shard.caps(), owner.caps());
+    let path = tests::loopback_path();
+    let mut seen = Seen::default();
+    let shape = Shape { count: 15, len: 4136, last: 1000 };
+    let (mut number, mut sent) = (0, 0);
+    while seen.numbers.len() < 60_000 {
+        while number < 60_000 && exchange::put(&mut shard, &path, 0, number, shape).is_some() {
+            number += shape.count;
+            sent += 14 * 4136 + 1000;
+        }
+        shard.submit();
+        for _ in 0..TRAINS.slots {
+            turn(&mut owner, &mut receiver);
+            exchange::take(&mut shard, &path.flow, &mut seen);
+        }
+    }
+    assert!(seen.numbers.iter().copied().eq(0..number));
+    assert_eq!((stats.rx_lost(), stats.tx_refused(), stats.tx_bytes()), (0, 0, sent));
+}
+
+#[test]
+fn a_side_that_sleeps_is_woken_and_one_that_works_is_not() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let path = tests::loopback_path();
+    let readable = |fd: BorrowedFd<'_>| {
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&none)).unwrap() == 1
+    };
+    let shape = Shape { count: 1, len: 64, last: 64 };
+    turn(&mut owner, &mut receiver);
+    for _ in 0..3 {
+        exchange::put(&mut shard, &path, 0, 0, shape).unwrap();
+        shard.submit();
+        assert!(!owner.fds().into_iter().any(readable), "it does not sleep");
+        assert!(!owner.prepare_sleep(), "a train waits");
+        owner.awake();
+        turn(&mut owner, &mut receiver);
+        assert!(owner.prepare_sleep());
+        exchange::put(&mut shard, &path, 0, 1, shape).unwrap();
+        shard.submit();
+        assert!(owner.fds().into_iter().any(readable));
+        owner.awake();
+        assert!(!owner.fds().into_iter().any(readable));
+        turn(&mut owner, &mut receiver);
+        assert!(!readable(shard.fd()), "it does not sleep");
+        let mut seen = Seen::default();
+        exchange::take(&mut shard, &path.flow, &mut seen);
+        assert!(shard.prepare_sleep());
+        turn(&mut owner, &mut receiver);
+        assert!(readable(shard.fd()));
+        shard.awake();
+        exchange::take(&mut shard, &path.flow, &mut seen);
+        assert_eq!(seen.numbers, [0, 1]);
+    }
+}
+
+#[test]
+fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
+    let mut owner = owner();
+    let Shard { wire: shard, mut receiver, stats } = add_shard(&mut owner, 1);
+    let flow = tests::loopback_path().flow;
+    let range = Range { offset: 0, len: 64 };
+    let (arena, ip_id) = (ArenaId(0), RxIpId::Likely(0));
+    let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, is_internal: false };
+    for _ in 0..DATAGRAMS.slots + 10 {
+        receiver.hand_over(&train, &[0; 64]);
+        receiver.flush();
+    }
+    assert_eq!(stats.rx_lost(), 10);
+    drop(shard);
+    receiver.hand_over(&train, &[0; 64]);
+    receiver.flush();
+    assert_eq!(receiver.lost(), 11);
+    // Too long for any slot.
+    receiver.hand_over(&train, &[0; 5000]);
+    assert_eq!(stats.rx_lost(), 12);
+}
+
+#[test]
+fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let path = tests::loopback_path();
+    let shape = Shape { count: 1, len: 64, last: 64 };
+    turn(&mut owner, &mut receiver);
+    exchange::put(&mut shard, &path, 0, 0, shape).unwrap();
+    shard.submit();
+    drop(shard);
+    owner.end_shard(1);
+    let before = owner.fds().len();
+    turn(&mut owner, &mut receiver);
+    assert_eq!(owner.fds().len(), before - 1);
+    assert!(owner.counters().contains(&("shard_tx_trains", 1)));
+}
+
+#[test]
+fn a_cancelled_train_is_not_sent() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let path = tests::loopback_path();
+    let shape = Shape { count: 1, len: 64, last: 64 };
+    turn(&mut owner, &mut receiver);
+    let mut expected = Vec::new();
+    for round in 0..3 * TRAINS.slots as u32 {
+        exchange::put(&mut shard, &path, 0, 4 * round, shape).unwrap();
+        let second = exchange::put(&mut shard, &path, 0, 4 * round + 1, shape).unwrap();
+        exchange::put(&mut shard, &path, 0, 4 * round + 2, shape).unwrap();
+        shard.cancel_from(&second);
+        exchange::put(&mut shard, &path, 0, 4 * round + 3, shape).unwrap();
+        shard.submit();
+        expected.extend([4 * round, 4 * round + 3]);
+        turn(&mut owner, &mut receiver);
+        turn(&mut owner, &mut receiver);
+        let mut seen = Seen::default();
+        exchange::take(&mut shard, &path.flow, &mut seen);
+        assert_eq!(seen.numbers, expected.split_off(expected.len() - 2));
+    }
+}
+
+/// Whatever the lengths of their trains.
+#[test]
+fn shards_share_the_wire_by_bytes() {
+    let mut owner = owner();
+    let mut long = add_shard(&mut owner, 1);
+    let mut short = add_shard(&mut owner, 2);
+    let path = tests::loopback_path();
+    turn(&mut owner, &mut long.receiver);
+    let before = [long.stats.tx_bytes(), short.stats.tx_bytes()];
+    for _ in 0..2000 {
+        let whole = Shape { count: 15, len: 4136, last: 4136 };
+        while exchange::put(&mut long.wire, &path, 0, 0, whole).is_some() {}
+        long.wire.submit();
+        let part = Shape { count: 1, len: 2100, last: 2100 };
+        while exchange::put(&mut short.wire, &path, 0, 0, part).is_some() {}
+        short.wire.submit();
+        turn(&mut owner, &mut long.receiver);
+    }
+    let [long, short] = [&long, &short].map(|shard| shard.stats.tx_bytes());
+    let [long, short] = [long - before[0], short - before[1]];
+    let share = long as f64 / short as f64;
+    assert!((0.9..1.1).contains(&share), "{long} and {short} bytes");
+}
+
+/// Random words all over what a shard may write, while another one works.
+#[test]
+fn a_shard_that_writes_nonsense_is_cut_off_and_harms_no_other() {
+    let path = tests::loopback_path();
+    let shape = Shape { count: 3, len: 1000, last: 500 };
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut cut_off = 0;
+    for _ in 0..200 {
+        let mut owner = owner();
+        let alarm = Arc::new(EventFd::new().unwrap());
+        let NewBranch { attachment, branch, mut receiver, stats } =
+            branch(1, Arc::clone(&alarm)).unwrap();
+        owner.add_shard(branch);
+        let mut good = add_shard(&mut owner, 2);
+        let [to_read, to_write, socket] = attachment.fds();
+        assert!(memory::map(to_read, DATAGRAMS).is_err(), "it can be written to");
+        let len = rustix::fs::fstat(to_write).unwrap().st_size as usize / WORD;
+        let words = rnic_abi::os::memory::map(to_write, len).unwrap();
+        let mut seen = Seen::default();
+        for number in 0..50 {
+            for _ in 0..random.usize(0..20) {
+                // Mostly where indexes and entries are.
+                let end = [40, 600, len][random.usize(0..3)];
+                let at = random.usize(0..end);
+                let value = match random.u8(0..4) {
+                    0 => random.u64(0..70),
+                    1 => u64::MAX - random.u64(0..70),
+                    _ => random.u64(..),
+                };
+                words.set(at, value);
+            }
+            if random.u8(0..8) == 0 {
+                let _ = send(socket, &[0; 100], SendFlags::DONTWAIT);
+            }
+            exchange::put(&mut good.wire, &path, 0, 3 * number, shape);
+            good.wire.submit();
+            let range = Range { offset: 0, len: 64 };
+            let (arena, ip_id, flow) = (ArenaId(0), RxIpId::Likely(0), path.flow);
+            let train = RxTrain { flow, arena, range, segment_len: 64, ip_id, is_internal: false };
+            receiver.hand_over(&train, &[0; 64]);
+            receiver.flush();
+            owner.prepare_sleep();
+            owner.awake();
+            turn(&mut owner, &mut good.receiver);
+            turn(&mut owner, &mut good.receiver);
+            seen.numbers.clear();
+            exchange::take(&mut good.wire, &path.flow, &mut seen);
+            assert!(seen.numbers.ends_with(&[3 * number, 3 * number + 1, 3 * number + 2]));
+        }
+        assert!(!good.stats.is_broken());
+        cut_off += u32::from(stats.is_broken());
+    }
+    assert!(cut_off > 100, "only {cut_off} of 200 were noticed");
+}

@@ -1,0 +1,168 @@
+//! The device: its network, its wire and its engines.
+
+use crate::config::Config;
+use crate::users::{Parts, Users};
+use anyhow::{Context, Result};
+use rnic_abi::control::DeviceInfo;
+use rnic_abi::os::EventFd;
+use rnic_core::EngineConfig;
+use rnic_core::config::default_limits;
+use rnic_host::server::{Accounts, Engines, Registry, Service};
+use rnic_host::settings::{Io, XdpMode, name_of};
+use rnic_host::shard::{Message, OwnEngine, ShardPort};
+use rnic_host::system::random;
+use rnic_host::wire::{self, WireConfig};
+use rnic_net::{Change, Claims, NetConfig, Network};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// See the [module](self).
+pub(crate) struct Device {
+    network: Arc<Network>,
+    io: String,
+    info: DeviceInfo,
+    ledger: Arc<Accounts>,
+    /// The engine that has the wire, for clients of the daemon's own user.
+    pub(crate) own: Arc<OwnEngine>,
+    /// Those of other users, if the daemon is root.
+    pub(crate) users: Option<Arc<Users>>,
+}
+
+/// What follows changes of the network, once it is there.
+#[derive(Default)]
+struct Followers {
+    own: OnceLock<Arc<OwnEngine>>,
+    users: OnceLock<Arc<Users>>,
+}
+
+impl Followers {
+    fn follow(&self, change: Change) {
+        if let Some(users) = self.users.get() {
+            users.follow(&change);
+        }
+        if let Some(own) = self.own.get() {
+            own.handle().tell(Message::Network(change));
+        }
+    }
+}
+
+impl Device {
+    /// Looks at the network, opens the wire and starts the engine that has it.
+    pub(crate) fn start(config: &Config, claims: &Arc<Claims>) -> Result<Self> {
+        let followers: Arc<Followers> = Arc::default();
+        let network = start_network(config, claims, &followers)?;
+        let trains = xdp_io::packet::knows_trains();
+        let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
+        let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
+        let io = wire.mode().to_owned();
+        let mut engine = EngineConfig::new(random().context("no randomness")?);
+        engine.gid_table_len = network.port().gid_table_len;
+        engine.profile = config.profile.into();
+        let port = ShardPort::Device(Box::new(wire));
+        let own = OwnEngine::start(config.engine, engine, port);
+        let own = Arc::new(own.context("cannot start the engine")?);
+        let ledger = Accounts::new(config.limits, rustix::process::geteuid().as_raw());
+        let info = describe(config, &network);
+        let mut device = Self { network, io, info, ledger, own, users: None };
+        device.users = device.start_users(config)?;
+        // Changes from before the engines could follow them.
+        let _ = followers.own.set(Arc::clone(&device.own));
+        if let Some(users) = &device.users {
+            let _ = followers.users.set(Arc::clone(users));
+        }
+        followers.follow(device.network.now());
+        Ok(device)
+    }
+
+    fn start_users(&self, config: &Config) -> Result<Option<Arc<Users>>> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let parts = Parts {
+            log: config.log.clone(),
+            settings: config.engine,
+            profile: config.profile,
+            device: self.info.clone(),
+            io: self.io.clone(),
+            groups: config.groups,
+            ledger: Arc::clone(&self.ledger),
+            network: Arc::clone(&self.network),
+            own: Arc::clone(&self.own),
+        };
+        Users::new(parts).map(Some).context("cannot start engines of users")
+    }
+
+    /// What sessions of this process share.
+    pub(crate) fn service(&self, config: &Config) -> Result<Arc<Service>> {
+        let engines: Arc<dyn Engines> = match &self.users {
+            Some(users) => users.clone(),
+            None => self.own.clone(),
+        };
+        Ok(Arc::new(Service {
+            device: self.info.clone(),
+            network: self.network.clone(),
+            engine: self.own.handle().clone(),
+            engines,
+            ledger: self.ledger.clone(),
+            owner: rustix::process::geteuid().as_raw(),
+            pid: std::process::id(),
+            io: self.io.clone(),
+            profile: config.profile,
+            registry: Registry::new(0)?,
+            started: Instant::now(),
+            stop: EventFd::new()?,
+        }))
+    }
+}
+
+fn start_network(
+    config: &Config,
+    claims: &Arc<Claims>,
+    followers: &Arc<Followers>,
+) -> Result<Arc<Network>> {
+    let exclusive = config.io != Io::Loopback;
+    let (claims, followers) = (Arc::clone(claims), Arc::clone(followers));
+    let claimed = Arc::clone(&claims);
+    let on_change = move |change: Change| {
+        if exclusive {
+            claimed.follow(&change.addresses);
+        }
+        followers.follow(change);
+    };
+    let place = NetConfig { netdev: config.netdev.clone(), addresses: config.addresses.clone() };
+    let network = Network::start(place, Box::new(on_change))?;
+    if exclusive {
+        // Before the wire: opening it would already take the other daemon's packets.
+        let follows = config.netdev.is_some() && config.addresses.is_empty();
+        claims.take(follows, &network.now().addresses).map_err(anyhow::Error::msg)?;
+    }
+    Ok(network)
+}
+
+fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
+    let mode = match config.xdp_mode {
+        XdpMode::Auto => String::new(),
+        mode => format!(" --xdp-mode {}", name_of(&mode)),
+    };
+    anyhow::anyhow!("packet I/O (--io {}{mode}): {error}", name_of(&config.io))
+}
+
+fn describe(config: &Config, network: &Network) -> DeviceInfo {
+    let mac = config.netdev.as_deref().and_then(|name| xdp_io::netdev::mac(name).ok());
+    let node_guid = match mac.filter(|mac| *mac != [0; 6]) {
+        Some([a, b, c, d, e, f]) => [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
+        // No hardware address: a locally administered one made of the first address.
+        None => {
+            let gid = network.gids().first().map_or([0; 16], |entry| entry.gid);
+            let [.., a, b, c, d] = gid;
+            [2, b'r', b'n', 0xff, a, b, c, d]
+        }
+    };
+    DeviceInfo {
+        name: config.device.clone(),
+        netdev: config.netdev.clone(),
+        node_guid,
+        fw_version: env!("CARGO_PKG_VERSION").into(),
+        limits: default_limits(),
+    }
+}

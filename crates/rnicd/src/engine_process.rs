@@ -1,0 +1,269 @@
+//! A user's engine process: `rnicd`, started by a root daemon with an argument that no user gives.
+//!
+//! It has the ids and groups of its user, no capability and no descriptor but its own, and it is
+//! not dumpable: its user can kill or stop it, but not look into it. The engine and the sessions of
+//! that user's clients are here, and whatever they take. What only the daemon can do is asked for
+//! over a socket, on standard input.
+
+mod identity;
+mod upstream;
+
+use crate::log;
+use crate::system;
+use crate::users::{FromEngine, Inquiry, Start, ToEngine, Told};
+use anyhow::{Context, Result, bail};
+use rnic_abi::control::{Answer, MAX_MESSAGE, Refusal, decode, encode};
+use rnic_abi::os::{Connection, Descriptors, EventFd};
+use rnic_core::{EngineConfig, Secret};
+use rnic_host::inspect::Question;
+use rnic_host::memory;
+use rnic_host::server::{Registry, Service, serve};
+use rnic_host::shard::{Message, OwnEngine, ShardPort};
+use rnic_host::thread;
+use rnic_host::wire::{Attachment, ShardWire};
+use rnic_net::Change;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use upstream::Upstream;
+
+/// Runs until the daemon needs it no more, or is gone.
+///
+/// # Errors
+/// When it cannot start; the text says why.
+pub fn run() -> Result<()> {
+    let socket = identity::take_socket()?;
+    let (start, attachment) = receive_start(&socket)?;
+    identity::become_user(start.uid, start.gid)
+        .with_context(|| format!("cannot act as user {} and group {}", start.uid, start.gid))?;
+    log::start(&start.log)?;
+    system::raise_descriptor_limit();
+    system::prepare_for_little_memory();
+    memory::keep_reserve(RESERVE);
+    let process = EngineProcess::new(start, attachment, socket)?;
+    let result = process.attend();
+    process.end();
+    result
+}
+
+fn receive_start(socket: &Connection) -> Result<(Start, Attachment)> {
+    let first = socket.recv_message::<ToEngine>().context("no word from the daemon")?;
+    let Some((ToEngine::Start(start), fds)) = first else {
+        bail!("this is started by rnicd itself: run it without arguments")
+    };
+    Ok((*start, Attachment::from(fds.exactly::<3>()?)))
+}
+
+struct EngineProcess {
+    upstream: Arc<Upstream>,
+    engine: Arc<OwnEngine>,
+    service: Arc<Service>,
+}
+
+impl EngineProcess {
+    fn new(start: Start, attachment: Attachment, socket: Connection) -> Result<Self> {
+        let wire = ShardWire::attach(attachment).context("no memory for the daemon's wire")?;
+        let config = EngineConfig {
+            secret: Secret::new(start.secret),
+            shard: start.shard,
+            port: start.network.port_state(),
+            gid_table_len: start.network.port.gid_table_len,
+            profile: start.profile.into(),
+            ..EngineConfig::new(start.secret)
+        };
+        let engine = OwnEngine::start(start.settings, config, ShardPort::Shard(Box::new(wire)))
+            .context("cannot start the engine")?;
+        let engine = Arc::new(engine);
+        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network));
+        let service = Service {
+            device: start.device,
+            network: upstream.clone(),
+            engine: engine.handle().clone(),
+            engines: engine.clone(),
+            ledger: upstream.clone(),
+            owner: start.owner,
+            pid: start.daemon,
+            io: start.io,
+            profile: start.profile,
+            registry: Registry::new(u32::from(start.shard) * NUMBERS)?,
+            started: Instant::now(),
+            stop: EventFd::new()?,
+        };
+        Ok(Self { upstream, engine, service: Arc::new(service) })
+    }
+
+    /// Does what the daemon says, until it says that this is the end, or is gone.
+    fn attend(&self) -> Result<()> {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let mut clients = Clients::default();
+        loop {
+            let now = Instant::now();
+            let (sessions, _) = self.service.registry.counts();
+            if let Some(given) = clients.are_gone(sessions, now) {
+                self.upstream.tell(&FromEngine::Idle(given));
+            }
+            let deadlines = [clients.deadline(), log::tell_of_the_rest(now)];
+            let timeout = deadlines.into_iter().flatten().min();
+            self.wait(timeout.map(|until| until.saturating_duration_since(now)))?;
+            // What the daemon sends in a burst is a burst of clients; sessions end meanwhile.
+            for _ in 0..MESSAGES_AT_ONCE {
+                let (len, fds) = match self.upstream.socket().try_recv(&mut buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    received => received.context("the daemon is gone")?,
+                };
+                if len == 0 {
+                    bail!("the daemon is gone");
+                }
+                let message = decode(&buffer[..len]).ok().context("the daemon is another one")?;
+                match message {
+                    ToEngine::End => return Ok(()),
+                    ToEngine::Client => self.admit(fds, &mut clients),
+                    message => self.handle(message),
+                }
+            }
+        }
+    }
+
+    /// Waits for the daemon, and for the end of a session.
+    fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let ended = self.service.registry.ended();
+        let mut fds = [
+            PollFd::new(self.upstream.socket(), PollFlags::IN),
+            PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
+        ];
+        let timeout = timeout.map(|time| Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: (time + Duration::from_millis(1)).subsec_nanos().into(),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => bail!("poll: {error}"),
+        }
+        let _ = ended.drain();
+        Ok(())
+    }
+
+    /// In a thread of its own: what a session costs is asked of the daemon, whose answers come to
+    /// this thread.
+    fn admit(&self, fds: Descriptors, clients: &mut Clients) {
+        clients.given = clients.given.wrapping_add(1);
+        clients.last_here = Some(Instant::now());
+        let Ok([connection]) = fds.exactly() else { return };
+        let service = Arc::clone(&self.service);
+        let started = thread::spawn("rnic-admission", STACK, move || {
+            if let Err((connection, why)) = serve(&service, connection.into()) {
+                turn_away(&connection, why);
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!("cannot serve a client: {error}");
+        }
+    }
+
+    fn handle(&self, message: ToEngine) {
+        match message {
+            ToEngine::Network(network) => {
+                let change = Change {
+                    port: network.port_state(),
+                    // The daemon's wire follows these.
+                    addresses: Vec::new(),
+                    mtu: network.port.netdev_mtu,
+                };
+                self.upstream.set_network(network);
+                self.engine.handle().tell(Message::Network(change));
+            }
+            ToEngine::Answer(number, answer) => self.upstream.answered(number, answer),
+            ToEngine::Ask(number, inquiry) => self.answer(number, inquiry),
+            ToEngine::Start(_) | ToEngine::Client | ToEngine::End => {}
+        }
+    }
+
+    /// In a thread of its own: the engine may not answer for a second.
+    fn answer(&self, number: u32, inquiry: Inquiry) {
+        let (upstream, engine) = (Arc::clone(&self.upstream), Arc::clone(&self.engine));
+        let service = Arc::clone(&self.service);
+        let started = thread::spawn("rnic-inspect", STACK, move || {
+            let told = match inquiry {
+                Inquiry::Engine(question) => Told::Engine(engine.inspect(question)),
+                Inquiry::Sessions => Told::Sessions(service.registry.report()),
+            };
+            upstream.tell(&FromEngine::Told(number, told));
+        });
+        if let Err(error) = started {
+            tracing::warn!("the daemon's question is not answered: {error}");
+        }
+    }
+
+    /// Ends the sessions and the engine.
+    fn end(&self) {
+        let _ = self.service.stop.wake();
+        let deadline = Instant::now() + DRAIN_PATIENCE;
+        while self.service.registry.counts().0 > 0 && Instant::now() < deadline {
+            let _ = self.wait(Some(Duration::from_millis(50)));
+        }
+        if let Some(rnic_host::inspect::Found::Counters(counted)) =
+            self.engine.inspect(Question::Counters)
+        {
+            self.upstream.tell(&FromEngine::Counted(counted));
+        }
+        self.engine.stop();
+    }
+}
+
+/// The clients that the daemon has handed over.
+#[derive(Default)]
+struct Clients {
+    given: u32,
+    /// When a session was seen last, or a client came; none once the daemon knows that all are
+    /// gone.
+    last_here: Option<Instant>,
+}
+
+impl Clients {
+    /// How many there were, when all have been gone for some time.
+    fn are_gone(&mut self, sessions: usize, now: Instant) -> Option<u32> {
+        if sessions > 0 {
+            self.last_here = Some(now);
+            return None;
+        }
+        let since = self.last_here?;
+        if now < since + LINGER {
+            return None;
+        }
+        self.last_here = None;
+        Some(self.given)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.last_here.map(|since| since + LINGER)
+    }
+}
+
+/// Tells a client why it is not served. Its first request is in the socket, or comes in a moment;
+/// closed before it is read, the connection would be reset and the answer lost.
+fn turn_away(connection: &Connection, why: Refusal) {
+    tracing::debug!("a client is turned away: {why}");
+    let answer: Answer = Err(why);
+    let mut fds = [PollFd::new(connection, PollFlags::IN)];
+    let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
+    if poll(&mut fds, Some(&patience)).is_ok_and(|count| count > 0) {
+        let _ = connection.try_recv(&mut vec![0; MAX_MESSAGE]);
+        let _ = encode(&answer).map(|bytes| connection.try_send(&bytes, &[]));
+    }
+}
+
+/// How long the process stays after its last client: programs often come one after the other.
+const LINGER: Duration = Duration::from_secs(5);
+/// Numbers of sessions and clients of one process, which differ from those of others.
+const NUMBERS: u32 = 1_000_000;
+/// Messages between two looks at the sessions.
+const MESSAGES_AT_ONCE: usize = 32;
+/// How long sessions may take to end: one may wait for a neighbour that does not answer, or for an
+/// engine that its own memory keeps.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(300);
+/// Bytes that keep the process alive when there are no others.
+const RESERVE: usize = 8 << 20;
+/// A question and an admission need no more.
+const STACK: usize = 256 * 1024;

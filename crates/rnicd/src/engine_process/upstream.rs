@@ -1,0 +1,123 @@
+//! The daemon, as the sessions of an engine process see it.
+
+use crate::users::{Call, CallAnswer, FromEngine, NetworkState};
+use crossbeam_channel::{Sender, bounded};
+use rnic_abi::control::{GidEntry, PortInfo, encode};
+use rnic_abi::os::Connection;
+use rnic_abi::verbs::AhAttr;
+use rnic_core::command::Path;
+use rnic_host::quota::{Amounts, Resource};
+use rnic_host::refusal::{Refused, refuse};
+use rnic_host::server::{Ledger, Paths};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// See the [module](self). Any thread may call.
+pub(super) struct Upstream {
+    socket: Connection,
+    limits: Amounts,
+    network: Mutex<NetworkState>,
+    calls: Mutex<Calls>,
+}
+
+/// Calls without an answer.
+#[derive(Default)]
+struct Calls {
+    waiting: HashMap<u32, Sender<CallAnswer>>,
+    next: u32,
+}
+
+impl std::fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upstream").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Upstream {
+    pub(super) fn new(socket: Connection, limits: Amounts, network: NetworkState) -> Self {
+        Self { socket, limits, network: Mutex::new(network), calls: Mutex::default() }
+    }
+
+    pub(super) fn socket(&self) -> &Connection {
+        &self.socket
+    }
+
+    fn network(&self) -> MutexGuard<'_, NetworkState> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_network(&self, network: NetworkState) {
+        *self.network() = network;
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says something that has no answer. Waits while the daemon has much to read.
+    pub(super) fn tell(&self, message: &FromEngine) {
+        // Once the daemon is gone this process ends.
+        if let Ok(bytes) = encode(message) {
+            let _ = self.socket.send(&bytes, &[]);
+        }
+    }
+
+    /// The answer to a call has come.
+    pub(super) fn answered(&self, number: u32, answer: CallAnswer) {
+        if let Some(waiting) = self.calls().waiting.remove(&number) {
+            let _ = waiting.try_send(answer);
+        }
+    }
+
+    fn call(&self, call: Call) -> Result<CallAnswer, Refused> {
+        let (answer, answered) = bounded(1);
+        let number = {
+            let mut calls = self.calls();
+            calls.next = calls.next.wrapping_add(1);
+            let number = calls.next;
+            calls.waiting.insert(number, answer);
+            number
+        };
+        self.tell(&FromEngine::Call(number, call));
+        answered.recv().map_err(|_| unexpected())
+    }
+}
+
+fn unexpected() -> Refused {
+    refuse(libc::EIO, "unexpected answer of the daemon")
+}
+
+impl Paths for Upstream {
+    fn port(&self) -> PortInfo {
+        self.network().port
+    }
+
+    fn gids(&self) -> Vec<GidEntry> {
+        self.network().gids.clone()
+    }
+
+    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused> {
+        match self.call(Call::Resolve(*ah))? {
+            CallAnswer::Way(way) => Ok(way?.path(*ah)),
+            CallAnswer::Taken(_) => Err(unexpected()),
+        }
+    }
+}
+
+/// Everything here is of one user, the daemon's engine process is for.
+impl Ledger for Upstream {
+    fn limit(&self, _: u32, resource: Resource) -> u64 {
+        self.limits[resource]
+    }
+
+    fn take(&self, _: u32, resource: Resource, amount: u64) -> Result<(), Refused> {
+        match self.call(Call::Take(resource, amount))? {
+            CallAnswer::Taken(taken) => taken,
+            CallAnswer::Way(_) => Err(unexpected()),
+        }
+    }
+
+    fn give(&self, _: u32, resource: Resource, amount: u64) {
+        self.tell(&FromEngine::Give(resource, amount));
+    }
+}

@@ -1,0 +1,359 @@
+//! Users of a root daemon other than root: each has an engine process of its own.
+//!
+//! What reads and writes a client's memory must have that client's rights and no more, or a client
+//! that turns itself into a setuid program makes the daemon write into it. A thread with a user's
+//! rights would not do: its user may kill, stop and limit it, and the kernel then acts on the whole
+//! daemon. So this daemon starts a process per user and group, hands the connections of that user's
+//! clients to it and never touches anything of theirs. Whatever befalls that process is the trouble
+//! of its user alone.
+//!
+//! Nothing here waits for such a process: it may be stopped, or kept by its clients' memory.
+
+mod engine;
+mod protocol;
+mod start;
+
+pub(crate) use engine::EngineProcess;
+pub(crate) use protocol::{
+    Call, CallAnswer, FromEngine, Inquiry, NetworkState, Start, ToEngine, Told,
+};
+pub use start::ENGINE_PROCESS;
+
+use rnic_abi::control::{DeviceInfo, Refusal};
+use rnic_abi::os::{Connection, EventFd};
+use rnic_core::Counters;
+use rnic_core::qpn::MAX_SHARDS;
+use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
+
+use rnic_host::refusal::{refuse, refused_by_kernel};
+use rnic_host::report::{self, Object, Totals};
+use rnic_host::server::{Accounts, Admitted, Engines};
+use rnic_host::settings::{Profile, Settings};
+use rnic_host::shard::OwnEngine;
+use rnic_net::{Change, Network};
+use start::Starter;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A user and a group.
+pub(crate) type User = (u32, u32);
+
+/// What engine processes are made of.
+pub(crate) struct Parts {
+    pub(crate) log: String,
+    pub(crate) settings: Settings,
+    pub(crate) profile: Profile,
+    pub(crate) device: DeviceInfo,
+    pub(crate) io: String,
+    /// Groups that the clients of one user may be of at the same time.
+    pub(crate) groups: u32,
+    pub(crate) ledger: Arc<Accounts>,
+    pub(crate) network: Arc<Network>,
+    /// The engine that has the wire.
+    pub(crate) own: Arc<OwnEngine>,
+}
+
+/// See the [module](self).
+pub(crate) struct Users {
+    parts: Parts,
+    starter: Starter,
+    table: Mutex<Table>,
+    /// Written when a process has no session any more, or is gone.
+    idle: EventFd,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Those that take clients.
+    engines: BTreeMap<User, Arc<EngineProcess>>,
+    /// All processes by the numbers of their shards, less one, also those that are ending.
+    numbers: [Option<Arc<EngineProcess>>; ENGINES],
+    /// Processes started ever.
+    started: u64,
+    /// Clients handed over ever.
+    clients: u64,
+    /// What those that have ended had counted.
+    past: Numbers,
+    stopping: bool,
+}
+
+impl Users {
+    /// Without any.
+    ///
+    /// # Errors
+    /// When there is no thread left.
+    pub(crate) fn new(parts: Parts) -> std::io::Result<Arc<Self>> {
+        let (starter, idle) = (Starter::new()?, EventFd::new()?);
+        Ok(Arc::new(Self { parts, starter, table: Mutex::default(), idle }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Readable after a process has become idle.
+    pub(crate) fn idle(&self) -> &EventFd {
+        &self.idle
+    }
+
+    /// Processes with sessions, and clients handed over ever.
+    pub(crate) fn counts(&self) -> (usize, u64) {
+        let table = self.table();
+        let busy = table.engines.values().filter(|engine| engine.idle_since().is_none()).count();
+        (busy, table.clients)
+    }
+
+    /// Hands a client to the engine process of its user, which is started when there is none.
+    pub(crate) fn admit(self: &Arc<Self>, user: User, connection: Connection) -> Admitted {
+        // Twice: the first attempt may find out that the process has died.
+        for _ in 0..2 {
+            let engine = match self.engine_of(user) {
+                Ok(engine) => engine,
+                Err(why) => return Err((connection, why)),
+            };
+            match engine.hand_over(&connection) {
+                Ok(()) => {
+                    self.table().clients += 1;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let text = format!(
+                        "the engine process {} of user {} takes no more clients: is it stopped?",
+                        engine.pid(),
+                        user.0
+                    );
+                    return Err((connection, refuse(libc::EAGAIN, text)));
+                }
+                Err(_) => self.forget(&engine),
+            }
+        }
+        let text = format!("the engine process of user {} does not stay alive", user.0);
+        Err((connection, refuse(libc::EAGAIN, text)))
+    }
+
+    fn engine_of(self: &Arc<Self>, user: User) -> Result<Arc<EngineProcess>, Refusal> {
+        let mut table = self.table();
+        if let Some(engine) = table.engines.get(&user) {
+            return Ok(Arc::clone(engine));
+        }
+        if table.stopping {
+            return Err(refuse(libc::EAGAIN, "the daemon is stopping"));
+        }
+        let groups = table.engines.keys().filter(|(uid, _)| *uid == user.0).count();
+        if groups >= self.parts.groups as usize && !table.end_idle(|(uid, _)| uid == user.0) {
+            let text = format!(
+                "the daemon serves {} groups of one user at a time (quota.groups)",
+                self.parts.groups
+            );
+            return Err(refuse(libc::EUSERS, text));
+        }
+        let Some(place) = table.vacant() else {
+            let text = format!("this daemon serves {ENGINES} users at a time: try again later");
+            return Err(refuse(libc::EUSERS, text));
+        };
+        let serial = table.started;
+        let number = u8::try_from(place + 1).unwrap_or(u8::MAX);
+        let engine = self
+            .start(user, number, serial)
+            .map_err(refused_by_kernel("no engine process for this user"))?;
+        table.started += 1;
+        table.numbers[place] = Some(Arc::clone(&engine));
+        table.engines.insert(user, Arc::clone(&engine));
+        Ok(engine)
+    }
+
+    /// It gets no more clients.
+    fn forget(&self, engine: &Arc<EngineProcess>) {
+        self.table().engines.retain(|_, other| !Arc::ptr_eq(other, engine));
+    }
+
+    /// All clients that a process was given are gone, and it asks whether it may end.
+    fn may_end(&self, engine: &Arc<EngineProcess>, clients: u32) -> bool {
+        // No client is handed over meanwhile.
+        let mut table = self.table();
+        let may = engine.clients_given() == clients;
+        if may {
+            table.engines.retain(|_, other| !Arc::ptr_eq(other, engine));
+        }
+        may
+    }
+
+    /// The process is dead, and nothing of it is left.
+    fn gone(&self, engine: &Arc<EngineProcess>, counted: Numbers) {
+        let mut table = self.table();
+        table.engines.retain(|_, other| !Arc::ptr_eq(other, engine));
+        for place in &mut table.numbers {
+            place.take_if(|other| Arc::ptr_eq(other, engine));
+        }
+        // Names that no engine has are not kept.
+        let known = Counters::default();
+        let known = |name: &str| known.iter().any(|(other, _)| other == name);
+        let counted = counted.into_iter().filter(|(name, _)| known(name)).collect();
+        let past = std::mem::take(&mut table.past);
+        table.past = add_up([past, counted]);
+        drop(table);
+        self.wake_idle();
+    }
+
+    fn wake_idle(&self) {
+        if let Err(error) = self.idle.wake() {
+            tracing::error!("cannot tell that an engine process is idle: {error}");
+        }
+    }
+
+    /// The network changed.
+    pub(crate) fn follow(&self, change: &Change) {
+        let engines: Vec<_> = self.table().engines.values().cloned().collect();
+        for engine in engines {
+            engine.network_changed(change.port.gids_changed);
+        }
+    }
+
+    fn network_state(&self, gids_changed: bool) -> NetworkState {
+        let network = &self.parts.network;
+        NetworkState { port: network.port(), gids: network.gids(), gids_changed }
+    }
+
+    fn all(&self) -> Vec<Arc<EngineProcess>> {
+        self.table().engines.values().cloned().collect()
+    }
+
+    /// Ends all processes. Those that have not ended by then are killed.
+    pub(crate) fn stop(&self) {
+        let all: Vec<_> = {
+            let mut table = self.table();
+            table.stopping = true;
+            table.engines.clear();
+            table.numbers.iter().flatten().cloned().collect()
+        };
+        all.iter().for_each(|engine| engine.end());
+        let deadline = Instant::now() + STOP_PATIENCE;
+        for engine in &all {
+            if !engine.wait_until(deadline) {
+                tracing::warn!("the engine process of user {} does not end", engine.user().0);
+                engine.kill();
+            }
+        }
+    }
+
+    /// What all processes say; those that do not within a second are left out.
+    fn ask_all(&self, inquiry: Inquiry) -> Vec<(Arc<EngineProcess>, Told)> {
+        let asked: Vec<_> =
+            self.all().into_iter().map(|engine| (engine.ask(inquiry), engine)).collect();
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        let told = asked.into_iter().filter_map(|(answered, engine)| {
+            let told = answered?.recv_deadline(deadline).ok()?;
+            Some((engine, told))
+        });
+        told.collect()
+    }
+}
+
+impl Table {
+    /// A number that no process has, and that was not given back just now: the QP numbers of the
+    /// next process are those that peers of the last one may still send to. When all are taken, an
+    /// idle process makes room.
+    fn vacant(&mut self) -> Option<usize> {
+        let free = self.free_number();
+        if free.is_some() || !self.end_idle(|_| true) {
+            return free;
+        }
+        self.free_number()
+    }
+
+    fn free_number(&self) -> Option<usize> {
+        let start = usize::try_from(self.started).unwrap_or(0);
+        let places = (0..ENGINES).map(|step| start.wrapping_add(step) % ENGINES);
+        places.into_iter().find(|place| self.numbers[*place].is_none())
+    }
+
+    /// Ends the process without clients that has been without them longest.
+    fn end_idle(&mut self, may: impl Fn(User) -> bool) -> bool {
+        let idle = self.engines.values().filter(|engine| may(engine.user()));
+        let idle = idle.filter_map(|engine| Some((engine.idle_since()?, Arc::clone(engine))));
+        let Some((_, engine)) = idle.min_by_key(|(since, _)| *since) else { return false };
+        engine.end();
+        self.engines.retain(|_, other| !Arc::ptr_eq(other, &engine));
+        // It has no queue pair, so that its number may be used before it is dead.
+        for place in &mut self.numbers {
+            place.take_if(|other| Arc::ptr_eq(other, &engine));
+        }
+        true
+    }
+}
+
+impl Engines for Users {
+    fn totals(&self) -> Totals {
+        let told = self.ask_all(Inquiry::Engine(Question::Totals)).into_iter();
+        told.fold(self.parts.own.totals(), |sum, (_, told)| match told {
+            Told::Engine(Some(Found::Totals(one))) => Totals {
+                qps: sum.qps.saturating_add(one.qps),
+                cqs: sum.cqs.saturating_add(one.cqs),
+                mrs: sum.mrs.saturating_add(one.mrs),
+            },
+            _ => sum,
+        })
+    }
+
+    fn counters(&self) -> Numbers {
+        let own = self.parts.own.counters();
+        let told = self.ask_all(Inquiry::Engine(Question::Counters)).into_iter();
+        let theirs = told.filter_map(|(_, told)| match told {
+            Told::Engine(Some(Found::Counters(counted))) => Some(counted),
+            _ => None,
+        });
+        let past = self.table().past.clone();
+        let mut others = add_up(theirs.chain([past]));
+        // Names that no engine has are not shown.
+        others.retain(|name, _| own.contains_key(name));
+        add_up([own, others])
+    }
+
+    fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>) {
+        let next_engine = |number: u8| {
+            Some(Place { shard: number.saturating_add(1), slot: 0 })
+                .filter(|next| next.shard < MAX_SHARDS)
+        };
+        let own = self.parts.own.number();
+        if from.shard == own {
+            let (objects, next) = self.parts.own.objects(kind, from);
+            return (objects, next.or_else(|| next_engine(own)));
+        }
+        let shard = from.shard;
+        let engine = self.all().into_iter().find(|engine| engine.number() == shard);
+        let answered = engine
+            .and_then(|engine| engine.ask(Inquiry::Engine(Question::Objects(kind, from.slot))))
+            .and_then(|answered| answered.recv_timeout(ANSWER_PATIENCE).ok());
+        let Some(Told::Engine(Some(Found::Objects { objects, next }))) = answered else {
+            return (Vec::new(), next_engine(shard));
+        };
+        // A process that answers anything else must not keep the question going round.
+        let after = from.slot;
+        let next = next.filter(|slot| *slot > after).map(|slot| Place { shard, slot });
+        let objects = objects.into_iter().filter(|(slot, _)| *slot >= after);
+        let objects = objects.map(|(slot, object)| (Place { shard, slot }, object)).collect();
+        (objects, next.or_else(|| next_engine(shard)))
+    }
+
+    fn users(&self) -> Vec<(report::User, Vec<report::Session>)> {
+        let told = self.ask_all(Inquiry::Sessions).into_iter().map(|(engine, told)| {
+            let mut sessions = match told {
+                Told::Sessions(sessions) => sessions,
+                Told::Engine(_) => Vec::new(),
+            };
+            // Whose they are is known here.
+            sessions.iter_mut().for_each(|session| session.uid = engine.user().0);
+            (engine.report(sessions.len()), sessions)
+        });
+        told.collect()
+    }
+}
+
+/// Engine processes at a time. Shard 0 is the daemon's own, and the last one is not given away: its
+/// QP numbers end with that of multicast.
+const ENGINES: usize = MAX_SHARDS as usize - 2;
+/// How long engines have for an answer that is only displayed.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long engines have for their end.
+const STOP_PATIENCE: Duration = Duration::from_millis(700);

@@ -1,0 +1,411 @@
+//! One engine process, as the daemon sees it.
+
+use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
+use super::{User, Users};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rnic_abi::control::{MAX_MESSAGE, decode, encode};
+use rnic_abi::os::{Connection, EventFd};
+use rnic_abi::verbs::AhAttr;
+use rnic_host::inspect::Numbers;
+use rnic_host::quota::{Amounts, Resource};
+use rnic_host::report;
+use rnic_host::server::Ledger;
+use rnic_host::shard::Message;
+use rnic_host::thread;
+use rnic_host::wire::BranchStats;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, pidfd_send_signal};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// See the [module](self).
+pub(crate) struct EngineProcess {
+    user: User,
+    number: u8,
+    serial: u64,
+    socket: Connection,
+    pid: Pid,
+    pidfd: OwnedFd,
+    /// Written when the thread that attends to it has something to send.
+    wake: Arc<EventFd>,
+    /// Its part of the wire.
+    wire: Arc<BranchStats>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Clients handed over so far.
+    clients: u32,
+    /// What was taken in the user's name, to be given back at its end.
+    taken: Amounts,
+    /// Since when it has no session.
+    idle_since: Option<Instant>,
+    /// Questions without an answer.
+    asked: HashMap<u32, Sender<Told>>,
+    next: u32,
+    /// It has not been told yet how the network is; whether the GID table changed.
+    network: Option<bool>,
+    /// It was told to end, or has said that it will.
+    ends: Option<Instant>,
+    /// Ways that are being looked for.
+    resolving: u32,
+}
+
+impl EngineProcess {
+    pub(super) fn new(
+        user: User,
+        (number, serial): (u8, u64),
+        socket: Connection,
+        (pid, pidfd): (Pid, OwnedFd),
+        (wake, wire): (Arc<EventFd>, Arc<BranchStats>),
+    ) -> Self {
+        let state = State { idle_since: Some(Instant::now()), ..State::default() };
+        let state = Mutex::new(state);
+        Self { user, number, serial, socket, pid, pidfd, wake, wire, state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn user(&self) -> User {
+        self.user
+    }
+
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    pub(super) fn clients_given(&self) -> u32 {
+        self.state().clients
+    }
+
+    /// Since when it has no session; `None` while it has one.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.state().idle_since
+    }
+
+    pub(super) fn report(&self, sessions: usize) -> report::User {
+        let (uid, gid) = self.user;
+        let pid = self.pid().unsigned_abs();
+        report::User {
+            uid,
+            gid,
+            pid,
+            shard: self.number,
+            sessions: sessions as u64,
+            tx_bytes: self.wire.tx_bytes(),
+            tx_refused: self.wire.tx_refused(),
+            rx_lost: self.wire.rx_lost(),
+        }
+    }
+
+    /// Sends without waiting.
+    fn send(&self, message: &ToEngine, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = encode(message).map_err(|_| io::ErrorKind::InvalidData)?;
+        self.socket.try_send(&bytes, fds)
+    }
+
+    /// Gives it the connection of a client.
+    pub(super) fn hand_over(&self, connection: &Connection) -> io::Result<()> {
+        let mut state = self.state();
+        self.send(&ToEngine::Client, &[connection.as_fd()])?;
+        state.clients = state.clients.wrapping_add(1);
+        // It counts the session in a moment.
+        state.idle_since = None;
+        Ok(())
+    }
+
+    /// Asks it something; `None` when it takes no question.
+    pub(super) fn ask(&self, inquiry: Inquiry) -> Option<Receiver<Told>> {
+        let (answer, answered) = bounded(1);
+        let mut state = self.state();
+        if state.asked.len() >= MAX_ASKED {
+            // It does not answer, and no question waits for so long.
+            state.asked.clear();
+        }
+        state.next = state.next.wrapping_add(1);
+        let number = state.next;
+        self.send(&ToEngine::Ask(number, inquiry), &[]).ok()?;
+        state.asked.insert(number, answer);
+        Some(answered)
+    }
+
+    /// It is told how the network is.
+    pub(super) fn network_changed(&self, gids_changed: bool) {
+        let mut state = self.state();
+        state.network = Some(state.network.unwrap_or_default() || gids_changed);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Err(error) = self.wake.wake() {
+            tracing::error!("cannot wake the thread of an engine process: {error}");
+        }
+    }
+
+    /// Tells it to end. It is killed when it does not.
+    pub(super) fn end(&self) {
+        let _ = self.send(&ToEngine::End, &[]);
+        self.state().ends.get_or_insert_with(Instant::now);
+        self.wake();
+    }
+
+    pub(super) fn kill(&self) {
+        // Fails only when it is dead.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Waits for its death; false when it lives on.
+    pub(super) fn wait_until(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(left))).is_ok_and(|count| count > 0)
+    }
+}
+
+/// Starts the thread that reads what the process says, until it is dead.
+pub(super) fn attend_to(
+    users: Arc<Users>,
+    engine: Arc<EngineProcess>,
+    mut child: Child,
+) -> io::Result<()> {
+    let name = format!("rnic-user-{}", engine.number);
+    thread::spawn(&name, STACK, move || {
+        let attendant = Attendant { users: &users, engine: &engine, counted: Numbers::new() };
+        let counted = attendant.run();
+        engine.kill();
+        match child.wait() {
+            Ok(status) => engine.tell_of_end(status),
+            Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
+        }
+        users.parts.own.handle().tell(Message::EndShard(engine.serial));
+        let taken = std::mem::take(&mut engine.state().taken);
+        for resource in Resource::ALL {
+            users.parts.ledger.give(engine.user.0, resource, taken[resource]);
+        }
+        users.gone(&engine, counted);
+    })
+}
+
+impl EngineProcess {
+    fn tell_of_end(&self, status: ExitStatus) {
+        let (pid, uid) = (self.pid(), self.user.0);
+        if status.success() && self.state().ends.is_some() {
+            tracing::info!("engine process {pid} of user {uid} has ended");
+            return;
+        }
+        let how = match status.signal() {
+            Some(signal) => format!("was killed by signal {signal}"),
+            None => format!("failed ({status})"),
+        };
+        tracing::warn!(
+            "engine process {pid} of user {uid} {how}: its programs get a fatal device event, and \
+             the next one starts it again"
+        );
+    }
+}
+
+/// The thread that reads what a process says.
+struct Attendant<'a> {
+    users: &'a Arc<Users>,
+    engine: &'a Arc<EngineProcess>,
+    /// What the engine had counted at its end.
+    counted: Numbers,
+}
+
+/// What an engine process does not do.
+type Fault = &'static str;
+
+impl Attendant<'_> {
+    /// Until the process is dead, or has to be killed.
+    fn run(mut self) -> Numbers {
+        // As sessions do: behind engines and programs.
+        let _ = rustix::process::nice(NICENESS);
+        let mut buffer = vec![0; MAX_MESSAGE];
+        loop {
+            match self.turn(&mut buffer) {
+                Ok(true) => {}
+                Ok(false) => return self.counted,
+                Err(fault) => {
+                    let (pid, uid) = (self.engine.pid(), self.engine.user.0);
+                    tracing::error!("engine process {pid} of user {uid} is killed: it {fault}");
+                    return self.counted;
+                }
+            }
+        }
+    }
+
+    /// Waits and handles what there is; false when the process is dead or has to be.
+    fn turn(&mut self, buffer: &mut [u8]) -> Result<bool, Fault> {
+        let engine = self.engine;
+        let (pending, ends) = {
+            let state = engine.state();
+            (state.network.is_some(), state.ends)
+        };
+        let left = ends.map(|since| END_PATIENCE.saturating_sub(since.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err("does not end");
+        }
+        let out = if pending { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::new(&engine.socket, PollFlags::IN | out),
+            PollFd::new(&engine.pidfd, PollFlags::IN),
+            PollFd::from_borrowed_fd(engine.wake.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, left.map(timespec).as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return Err("cannot be polled"),
+        }
+        let [_, dead, woken] = fds.map(|fd| !fd.revents().is_empty());
+        if woken {
+            let _ = engine.wake.drain();
+        }
+        if engine.wire.is_broken() {
+            return Err("writes nonsense into the memory that it shares with the daemon");
+        }
+        self.tell_network();
+        for _ in 0..MESSAGES_AT_ONCE {
+            match engine.socket.try_recv(buffer) {
+                Ok((0, _)) => return Ok(false),
+                // Descriptors that came along are closed.
+                Ok((len, _)) => {
+                    let message = decode(&buffer[..len]).map_err(|_| "says what makes no sense")?;
+                    self.handle(message)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(!dead),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                Err(_) => return Err("says what makes no sense"),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Once it takes it.
+    fn tell_network(&self) {
+        let mut state = self.engine.state();
+        let Some(gids_changed) = state.network else { return };
+        let message = ToEngine::Network(self.users.network_state(gids_changed));
+        if self.engine.send(&message, &[]).is_ok() {
+            state.network = None;
+        }
+    }
+
+    fn handle(&mut self, message: FromEngine) -> Result<(), Fault> {
+        match message {
+            FromEngine::Call(number, Call::Resolve(ah)) => return self.resolve(number, ah),
+            FromEngine::Call(number, Call::Take(resource, amount)) => {
+                let taken = self.take(resource, amount);
+                return self.engine.answer(number, CallAnswer::Taken(taken));
+            }
+            FromEngine::Give(resource, amount) => self.give(resource, amount),
+            FromEngine::Told(number, told) => {
+                if let Some(answer) = self.engine.state().asked.remove(&number) {
+                    let _ = answer.try_send(told);
+                }
+            }
+            FromEngine::Idle(clients) => {
+                if self.users.may_end(self.engine, clients) {
+                    self.engine.end();
+                }
+            }
+            FromEngine::Counted(counted) => self.counted = counted,
+        }
+        Ok(())
+    }
+
+    fn take(&self, resource: Resource, amount: u64) -> Result<(), rnic_abi::control::Refusal> {
+        self.users.parts.ledger.take(self.engine.user.0, resource, amount)?;
+        let mut state = self.engine.state();
+        // The ledger has checked the sum.
+        state.taken[resource] = state.taken[resource].saturating_add(amount);
+        if resource == Resource::Sessions {
+            state.idle_since = None;
+        }
+        Ok(())
+    }
+
+    /// No more than was taken.
+    fn give(&self, resource: Resource, amount: u64) {
+        let mut state = self.engine.state();
+        let amount = amount.min(state.taken[resource]);
+        state.taken[resource] -= amount;
+        let idle = state.taken[Resource::Sessions] == 0;
+        if idle {
+            state.idle_since.get_or_insert_with(Instant::now);
+        }
+        drop(state);
+        if idle {
+            self.users.wake_idle();
+        }
+        self.users.parts.ledger.give(self.engine.user.0, resource, amount);
+    }
+
+    /// In a thread of its own: a neighbour may take seconds to answer.
+    fn resolve(&self, number: u32, ah: AhAttr) -> Result<(), Fault> {
+        {
+            let mut state = self.engine.state();
+            if state.resolving >= MAX_RESOLVING {
+                return Err("resolves more addresses at a time than it may have sessions");
+            }
+            state.resolving += 1;
+        }
+        let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
+        let started = thread::spawn("rnic-resolve", STACK, move || {
+            let way = users.parts.network.resolve(&ah).map(Way::from);
+            engine.state().resolving -= 1;
+            if engine.answer(number, CallAnswer::Way(way)).is_err() {
+                engine.kill();
+            }
+        });
+        if let Err(error) = started {
+            self.engine.state().resolving -= 1;
+            let text = format!("the daemon has no thread to resolve an address: {error}");
+            let refused = rnic_host::refusal::refuse(libc::EAGAIN, text);
+            return self.engine.answer(number, CallAnswer::Way(Err(refused)));
+        }
+        Ok(())
+    }
+}
+
+impl EngineProcess {
+    fn answer(&self, number: u32, answer: CallAnswer) -> Result<(), Fault> {
+        match self.send(&ToEngine::Answer(number, answer), &[]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err("does not read the answers to its calls")
+            }
+            // Also when it is dead: that is seen in a moment.
+            _ => Ok(()),
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Messages, and system calls for them, need no more.
+const STACK: usize = 256 * 1024;
+/// How much its threads stand back behind engines and programs, in steps of `nice`.
+const NICENESS: i32 = 10;
+/// Messages of a process that are handled before its death is looked for.
+const MESSAGES_AT_ONCE: usize = 16;
+/// Questions to a process without an answer.
+const MAX_ASKED: usize = 64;
+/// Ways that are looked for at a time for one process: a session waits for one.
+const MAX_RESOLVING: u32 = 256;
+/// How long a process may take to end when it is told to.
+const END_PATIENCE: Duration = Duration::from_secs(1);

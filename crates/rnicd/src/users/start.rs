@@ -1,0 +1,116 @@
+//! Starting a user's engine process.
+
+use super::engine::{self, EngineProcess};
+use super::protocol::{Start, ToEngine};
+use super::{User, Users};
+use crossbeam_channel::{Sender, bounded};
+use rnic_abi::os::{Connection, EventFd};
+use rnic_host::memory;
+use rnic_host::quota::Amounts;
+use rnic_host::server::Ledger;
+use rnic_host::shard::Message;
+use rnic_host::system::random;
+use rnic_host::wire::{self, NewBranch};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+/// The argument that makes `rnicd` an engine process, which no user gives.
+pub const ENGINE_PROCESS: &str = "--engine-process";
+
+/// Starts processes with the priority that the daemon had at its start: the thread that accepts
+/// clients has less.
+pub(super) struct Starter {
+    requests: Sender<(OwnedFd, Sender<io::Result<Child>>)>,
+}
+
+impl Starter {
+    pub(super) fn new() -> io::Result<Self> {
+        let (requests, asked) = bounded::<(OwnedFd, Sender<io::Result<Child>>)>(0);
+        rnic_host::thread::spawn("rnic-starter", rnic_host::thread::STACK, move || {
+            for (socket, answer) in asked {
+                let _ = answer.send(spawn(socket));
+            }
+        })?;
+        Ok(Self { requests })
+    }
+
+    fn start(&self, socket: OwnedFd) -> io::Result<Child> {
+        let (answer, answered) = bounded(1);
+        let ends = || io::Error::from(io::ErrorKind::BrokenPipe);
+        self.requests.send((socket, answer)).map_err(|_| ends())?;
+        answered.recv().map_err(|_| ends())?
+    }
+}
+
+/// A process of this very program, whose standard input is the socket. All other descriptors of
+/// the daemon are closed by `exec`.
+fn spawn(socket: OwnedFd) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg0(OsStr::new("rnicd"))
+        .arg(ENGINE_PROCESS)
+        .env_clear()
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        // What ends the daemon's terminal or service is the daemon's to pass on.
+        .process_group(0)
+        .spawn()
+}
+
+impl Users {
+    /// Starts the process, and the thread that attends to it.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        user: User,
+        number: u8,
+        serial: u64,
+    ) -> io::Result<Arc<EngineProcess>> {
+        if memory::is_short() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let wake = Arc::new(EventFd::new()?);
+        let NewBranch { attachment, branch, receiver, stats } =
+            wire::branch(serial, Arc::clone(&wake))?;
+        let (ours, theirs) = Connection::pair()?;
+        let start = ToEngine::Start(Box::new(self.start_message(user, number)?));
+        ours.send_message(&start, &attachment.fds())?;
+        let child = self.starter.start(theirs.into())?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        // It is not waited for before: the number is its own.
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let engine = EngineProcess::new(user, (number, serial), ours, (pid, pidfd), (wake, stats));
+        let engine = Arc::new(engine);
+        engine::attend_to(Arc::clone(self), Arc::clone(&engine), child)?;
+        tracing::info!("engine process {} serves user {}", engine.pid(), user.0);
+        self.parts.own.handle().tell(Message::AddShard(number, branch, receiver));
+        Ok(engine)
+    }
+
+    fn start_message(&self, (uid, gid): User, shard: u8) -> io::Result<Start> {
+        let parts = &self.parts;
+        let mut limits = Amounts::default();
+        for resource in rnic_host::quota::Resource::ALL {
+            limits[resource] = parts.ledger.limit(uid, resource);
+        }
+        Ok(Start {
+            uid,
+            gid,
+            log: parts.log.clone(),
+            settings: parts.settings,
+            profile: parts.profile,
+            shard,
+            secret: random()?,
+            device: parts.device.clone(),
+            io: parts.io.clone(),
+            owner: rustix::process::geteuid().as_raw(),
+            daemon: std::process::id(),
+            limits,
+            network: self.network_state(false),
+        })
+    }
+}
