@@ -18,6 +18,8 @@ pub struct Census {
     pub objects: BTreeMap<String, u64>,
     /// Open descriptors.
     pub descriptors: usize,
+    /// Engine processes of users.
+    pub processes: usize,
     /// Threads.
     pub threads: usize,
     /// Mappings of memory shared with clients.
@@ -45,6 +47,7 @@ impl Census {
         Ok(Self {
             objects,
             descriptors: entries("fd")?,
+            processes: children_of(node.daemon.pid())?,
             threads: entries("task")?,
             shared: maps.lines().filter(|line| line.contains("memfd:")).count(),
             mappings: maps.lines().count(),
@@ -52,8 +55,9 @@ impl Census {
         })
     }
 
-    /// Counts once no session but the question's own is left: a program's session ends some time
-    /// after the program, and must not count as existing before a test.
+    /// Counts once no session but the question's own is left, and no engine process: a program's
+    /// session ends some time after the program, its user's engine process later, and neither must
+    /// count as existing before a test.
     ///
     /// # Errors
     /// When it is still in use after `limit`.
@@ -61,7 +65,7 @@ impl Census {
         let mut now = Self::of(node)?;
         let rest = wait_until("end of all sessions", limit, || {
             now = Self::of(node)?;
-            Ok(now.objects.get("sessions") == Some(&1))
+            Ok(now.objects.get("sessions") == Some(&1) && now.processes == 0)
         });
         rest.with_context(|| format!("{now:?}\n{}", node.daemon.log()))?;
         Ok(now)
@@ -85,11 +89,21 @@ impl Census {
     fn is_within(&self, before: &Self) -> bool {
         self.objects == before.objects
             && self.descriptors <= before.descriptors
+            && self.processes <= before.processes
             && self.threads <= before.threads
             && self.shared <= before.shared
             && self.mappings <= before.mappings + ALLOCATOR_MAPPINGS
             && self.resident_kib <= before.resident_kib + ALLOCATOR_KIB
     }
+}
+
+/// How many processes a process has started that are not waited for.
+fn children_of(pid: u32) -> Result<usize> {
+    let own = format!("PPid:\t{pid}\n");
+    let entries = fs::read_dir("/proc")?.flatten();
+    // Those that end meanwhile do not count.
+    let status = entries.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+    Ok(status.filter(|status| status.contains(&own)).count())
 }
 
 /// The C library keeps up to 40 MB of stacks of ended threads (a session's is 256 KiB and its guard

@@ -1,14 +1,29 @@
 /* A client whose registered memory never becomes present. */
+#define _GNU_SOURCE
 #include "victim.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/userfaultfd.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { PAGE = 4096 };
+
+/* Goes on as the user that STALL_AS names: only root may have page faults of the kernel wait. */
+static void become_user(void)
+{
+	const char *name = getenv("STALL_AS");
+	unsigned id = name ? (unsigned)atoi(name) : 0;
+
+	if (id && (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id) ||
+		   prctl(PR_SET_DUMPABLE, 1)))
+		die("user %u: %s", id, strerror(errno));
+}
 
 int stalls(const struct rc_options *opt)
 {
@@ -22,6 +37,7 @@ int stalls(const struct rc_options *opt)
 
 	if (fd < 0 || ioctl(fd, UFFDIO_API, &api))
 		die("userfaultfd: %s", strerror(errno));
+	become_user();
 	pair_make(&pair, opt);
 	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	memset(page, 1, PAGE);

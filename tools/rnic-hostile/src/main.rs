@@ -4,6 +4,7 @@ mod client;
 mod control;
 mod hoard;
 mod memory;
+mod process;
 mod quota;
 mod random;
 mod work;
@@ -52,6 +53,8 @@ enum Kind {
     Lists,
     /// Register memory of a process with very many mappings
     Maps,
+    /// Stop, limit, starve and kill the engine process of this user, and try to look into it
+    Process,
     /// Spin on one CPU without contacting the daemon
     Spin,
 }
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Kind::Crowd => hoard::crowd,
         Kind::Lists => hoard::lists,
         Kind::Maps => hoard::maps,
+        Kind::Process => process::process,
         Kind::Spin => spin,
     };
     let result = run(&mut attack);

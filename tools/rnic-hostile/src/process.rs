@@ -1,0 +1,138 @@
+//! Attacks on the engine process of this user: whatever a user may do to a process with its ids,
+//! and attempts to look into it, each of which must fail.
+
+use crate::Attack;
+use crate::client::Client;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Opens the device, disturbs the engine process in one way, and comes again when it is dead.
+pub(crate) fn process(attack: &mut Attack) -> io::Result<()> {
+    let mut kind = 0;
+    while attack.goes_on() {
+        let Ok(client) = Client::open() else {
+            sleep(Duration::from_millis(5));
+            continue;
+        };
+        for pid in engine_processes()? {
+            look_into(pid)?;
+            disturb(pid, kind);
+            attack.done += 1;
+        }
+        kind += 1;
+        drop(client);
+    }
+    Ok(())
+}
+
+/// The engine processes of this user.
+fn engine_processes() -> io::Result<Vec<libc::pid_t>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let text = |file| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        // SAFETY: reads this process's own user id.
+        let own = format!("Uid:\t{}\t", unsafe { libc::getuid() });
+        if text("cmdline").contains("--engine-process") && text("status").contains(&own) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Everything that would show what is in the process, or take a descriptor of it.
+fn look_into(pid: libc::pid_t) -> io::Result<()> {
+    let place = PathBuf::from(format!("/proc/{pid}"));
+    for file in ["mem", "maps", "environ", "auxv"] {
+        if fs::read(place.join(file)).is_ok() {
+            return Err(reached(file));
+        }
+    }
+    for folder in ["fd", "map_files"] {
+        if fs::read_dir(place.join(folder)).is_ok() {
+            return Err(reached(folder));
+        }
+    }
+    // SAFETY: these calls change nothing of this process when they fail; what they would open is
+    // left to the end of this process.
+    unsafe {
+        if libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) == 0 {
+            return Err(reached("ptrace"));
+        }
+        let pidfd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        for fd in 0..16 {
+            if pidfd >= 0 && libc::syscall(libc::SYS_pidfd_getfd, pidfd, fd, 0) >= 0 {
+                return Err(reached("pidfd_getfd"));
+            }
+        }
+        if pidfd >= 0 {
+            libc::close(pidfd as i32);
+        }
+        let mut byte = 0u8;
+        let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let remote = libc::iovec { iov_base: 0x40_0000 as *mut libc::c_void, iov_len: 1 };
+        let read = libc::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+        if read >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) {
+            return Err(reached("process_vm_readv"));
+        }
+    }
+    Ok(())
+}
+
+fn reached(what: &str) -> io::Error {
+    io::Error::other(format!("the engine process is open to its user: {what}"))
+}
+
+/// Something that a user may do to a process of its own; the last kind kills it.
+fn disturb(pid: libc::pid_t, kind: u32) {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let threads: Vec<libc::pid_t> =
+        threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // SAFETY: signals, limits and priorities of another process; the structures are live.
+    unsafe {
+        match kind % 6 {
+            0 => {
+                libc::kill(pid, libc::SIGSTOP);
+                sleep(Duration::from_millis(60));
+                libc::kill(pid, libc::SIGCONT);
+            }
+            1 => {
+                for thread in &threads {
+                    libc::syscall(libc::SYS_tgkill, pid, *thread, libc::SIGSTOP);
+                }
+                // Others come meanwhile, and find it stopped.
+                let until = Instant::now() + Duration::from_millis(60);
+                while Instant::now() < until {
+                    let _ = fs::metadata("/proc/self");
+                }
+                libc::kill(pid, libc::SIGCONT);
+            }
+            2 => {
+                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                for limit in [libc::RLIMIT_NOFILE, libc::RLIMIT_AS, libc::RLIMIT_MEMLOCK] {
+                    libc::prlimit(pid, limit, &none, std::ptr::null_mut());
+                }
+            }
+            3 => {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(0, &mut set);
+                for thread in &threads {
+                    libc::sched_setaffinity(*thread, size_of_val(&set), &set);
+                    libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), 19);
+                }
+            }
+            4 => {
+                let thread = threads.last().copied().unwrap_or(pid);
+                libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGSEGV);
+            }
+            _ => {
+                libc::kill(pid, libc::SIGKILL);
+            }
+        }
+    }
+}
