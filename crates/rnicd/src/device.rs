@@ -1,7 +1,7 @@
 //! The device: its network, its wire and its engines.
 
 use crate::config::Config;
-use crate::users::{Parts, Users};
+use crate::users::{Parts, Users, this_program};
 use anyhow::{Context, Result};
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::EventFd;
@@ -88,6 +88,7 @@ impl Device {
             ledger: Arc::clone(&self.ledger),
             network: Arc::clone(&self.network),
             own: Arc::clone(&self.own),
+            command: this_program(),
         };
         Users::new(parts).map(Some).context("cannot start engines of users")
     }

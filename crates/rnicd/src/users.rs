@@ -18,6 +18,7 @@ pub(crate) use protocol::{
     Call, CallAnswer, FromEngine, Inquiry, NetworkState, Start, ToEngine, Told,
 };
 pub use start::ENGINE_PROCESS;
+pub(crate) use start::this_program;
 
 use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
@@ -33,6 +34,7 @@ use rnic_host::shard::OwnEngine;
 use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,8 @@ pub(crate) struct Parts {
     pub(crate) network: Arc<Network>,
     /// The engine that has the wire.
     pub(crate) own: Arc<OwnEngine>,
+    /// What becomes an engine process: a program and its arguments.
+    pub(crate) command: Vec<OsString>,
 }
 
 /// See the [module](self).
@@ -84,7 +88,7 @@ impl Users {
     /// # Errors
     /// When there is no thread left.
     pub(crate) fn new(parts: Parts) -> std::io::Result<Arc<Self>> {
-        let (starter, idle) = (Starter::new()?, EventFd::new()?);
+        let (starter, idle) = (Starter::new(parts.command.clone())?, EventFd::new()?);
         Ok(Arc::new(Self { parts, starter, table: Mutex::default(), idle }))
     }
 
@@ -357,3 +361,6 @@ const ENGINES: usize = MAX_SHARDS as usize - 2;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 /// How long engines have for their end.
 const STOP_PATIENCE: Duration = Duration::from_millis(700);
+
+#[cfg(test)]
+mod tests;

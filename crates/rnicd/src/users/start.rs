@@ -12,7 +12,7 @@ use rnic_host::shard::Message;
 use rnic_host::system::random;
 use rnic_host::wire::{self, NewBranch};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -29,11 +29,11 @@ pub(super) struct Starter {
 }
 
 impl Starter {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new(command: Vec<OsString>) -> io::Result<Self> {
         let (requests, asked) = bounded::<(OwnedFd, Sender<io::Result<Child>>)>(0);
         rnic_host::thread::spawn("rnic-starter", rnic_host::thread::STACK, move || {
             for (socket, answer) in asked {
-                let _ = answer.send(spawn(socket));
+                let _ = answer.send(spawn(&command, socket));
             }
         })?;
         Ok(Self { requests })
@@ -47,12 +47,18 @@ impl Starter {
     }
 }
 
-/// A process of this very program, whose standard input is the socket. All other descriptors of
-/// the daemon are closed by `exec`.
-fn spawn(socket: OwnedFd) -> io::Result<Child> {
-    Command::new("/proc/self/exe")
+/// This very program, also when its file was replaced since.
+pub(crate) fn this_program() -> Vec<OsString> {
+    vec!["/proc/self/exe".into(), ENGINE_PROCESS.into()]
+}
+
+/// A process whose standard input is the socket. All other descriptors of the daemon are closed by
+/// `exec`.
+fn spawn(command: &[OsString], socket: OwnedFd) -> io::Result<Child> {
+    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
+    Command::new(program)
         .arg0(OsStr::new("rnicd"))
-        .arg(ENGINE_PROCESS)
+        .args(arguments)
         .env_clear()
         .stdin(Stdio::from(socket))
         .stdout(Stdio::null())

@@ -1,0 +1,172 @@
+//! Engine processes that break every rule, and a daemon that lives on.
+
+use super::*;
+use rnic_abi::control::encode;
+use rnic_abi::os::memory;
+use rnic_core::EngineConfig;
+use rnic_core::config::default_limits;
+use rnic_host::quota::{Limits, Machine, Resource, Section};
+use rnic_host::server::Ledger;
+use rnic_host::settings::{Io, XdpMode};
+use rnic_host::shard::ShardPort;
+use rnic_host::wire::{self, WireConfig};
+use rnic_net::NetConfig;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// This program, as the engine process below.
+fn command() -> Vec<OsString> {
+    let this = std::env::current_exe().unwrap();
+    let name = "users::tests::an_engine_process_that_breaks_every_rule";
+    vec![this.into(), "--exact".into(), name.into(), "--ignored".into()]
+}
+
+fn users() -> Arc<Users> {
+    let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
+    let network = Network::start(place, Box::new(|_| ())).unwrap();
+    let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
+    let wire = wire::open(&wires, &network).unwrap();
+    let port = ShardPort::Device(Box::new(wire));
+    let engine = EngineConfig::new([1, 2]);
+    let own = Arc::new(OwnEngine::start(Settings::default(), engine, port).unwrap());
+    own.handle().tell(rnic_host::shard::Message::Network(network.now()));
+    let limits = Limits::new(&Section::new(), &Section::new(), &Machine::look());
+    let device = DeviceInfo {
+        name: "rnic0".into(),
+        netdev: None,
+        node_guid: [0; 8],
+        fw_version: "test".into(),
+        limits: default_limits(),
+    };
+    Users::new(Parts {
+        log: "off".into(),
+        settings: Settings::default(),
+        profile: Profile::Spec,
+        device,
+        io: "loopback".into(),
+        groups: 4,
+        ledger: Accounts::new(limits, 0),
+        network,
+        own,
+        command: command(),
+    })
+    .unwrap()
+}
+
+/// Descriptors and threads of this process.
+fn held() -> [usize; 2] {
+    ["fd", "task"].map(|what| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count())
+}
+
+#[test]
+fn engine_processes_that_break_every_rule_harm_nothing() {
+    let users = users();
+    let slowest = |act: &dyn Fn()| {
+        let began = Instant::now();
+        act();
+        began.elapsed()
+    };
+    let own = Arc::clone(&users.parts.own);
+    let answers = || assert!(own.inspect(Question::Totals).is_some(), "the engine does not answer");
+    answers();
+    let before = held();
+    for round in 0..40 {
+        let user = (20_000 + round % 7, 100);
+        let (ours, theirs) = Connection::pair().unwrap();
+        // Refused only when such a process does not live long enough.
+        let _ = users.admit(user, theirs);
+        assert!(slowest(&answers) < Duration::from_millis(500), "round {round}");
+        if round % 8 == 0 {
+            let look = || {
+                users.totals();
+                users.counters();
+                users.users();
+                users.objects(Kind::Qps, Place { shard: 1, slot: 0 });
+            };
+            assert!(slowest(&look) < Duration::from_secs(5), "round {round}");
+        }
+        drop(ours);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    assert!(slowest(&|| users.stop()) < Duration::from_secs(3));
+    let began = Instant::now();
+    let is_over = || {
+        let table = users.table();
+        table.engines.is_empty() && table.numbers.iter().all(Option::is_none)
+    };
+    while !is_over() || held() > before {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?} and {before:?}", held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    answers();
+    // Everything was given back: all of it can be taken again.
+    for round in 0..7 {
+        let user = 20_000 + round;
+        for resource in Resource::ALL {
+            let all = users.parts.ledger.limit(user, resource);
+            if resource != Resource::RingBytes && resource.weight() == 0 {
+                users.parts.ledger.take(user, resource, all).unwrap();
+                users.parts.ledger.give(user, resource, all);
+            }
+        }
+    }
+    own.stop();
+}
+
+/// Not a test: see [`command`].
+#[test]
+#[ignore = "is an engine process of another test"]
+fn an_engine_process_that_breaks_every_rule() {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let socket = Connection::from(socket);
+    let mut random = fastrand::Rng::with_seed(std::process::id().into());
+    let Ok(Some((ToEngine::Start(_), fds))) = socket.recv_message::<ToEngine>() else { return };
+    let [_, memory_file, waker] = fds.exactly().unwrap();
+    let len = rustix::fs::fstat(&memory_file).unwrap().st_size as usize / 8;
+    let words = memory::map(&memory_file, len).unwrap();
+    let reads = random.bool();
+    for _ in 0..random.u32(0..2000) {
+        match random.u8(0..8) {
+            0 => break_memory(&words, &mut random),
+            1 => {
+                let bytes: Vec<u8> = (0..random.usize(1..300)).map(|_| random.u8(..)).collect();
+                let file: &[BorrowedFd<'_>] = &[memory_file.as_fd()];
+                let _ = socket.try_send(&bytes, if random.bool() { file } else { &[] });
+            }
+            2 if reads => drop(socket.try_recv(&mut vec![0; 1 << 16])),
+            3 => drop(rustix::net::send(&waker, &[0; 9], rustix::net::SendFlags::DONTWAIT)),
+            4 if random.u8(..) == 0 => {
+                let _ = rustix::net::shutdown(&waker, rustix::net::Shutdown::Both);
+            }
+            _ => {
+                let bytes = encode(&message(&mut random)).unwrap();
+                let _ = socket.try_send(&bytes, &[]);
+            }
+        }
+    }
+    match random.u8(0..4) {
+        0 => std::process::abort(),
+        1 => std::process::exit(0),
+        2 => std::thread::sleep(Duration::from_secs(20)),
+        _ => {}
+    }
+}
+
+fn break_memory(words: &rnic_abi::words::Words, random: &mut fastrand::Rng) {
+    let end = [40, 600, words.len()][random.usize(0..3)];
+    let value = if random.bool() { random.u64(0..70) } else { random.u64(..) };
+    words.set(random.usize(0..end), value);
+}
+
+/// A message as an engine process sends it, with numbers that none would.
+fn message(random: &mut fastrand::Rng) -> FromEngine {
+    let resource = Resource::ALL[random.usize(0..Resource::ALL.len())];
+    let amount = random.u64(..) >> random.u32(0..64);
+    match random.u8(0..6) {
+        0 => FromEngine::Give(resource, amount),
+        1 => FromEngine::Call(random.u32(..), Call::Take(resource, amount)),
+        2 => FromEngine::Call(0, Call::Resolve(rnic_abi::verbs::AhAttr::default())),
+        3 => FromEngine::Told(random.u32(0..9), Told::Sessions(Vec::new())),
+        4 => FromEngine::Idle(random.u32(0..3)),
+        _ => FromEngine::Counted([("x".repeat(random.usize(0..99)).into(), amount)].into()),
+    }
+}
