@@ -69,7 +69,7 @@ pub struct Args {
     /// Exit when the last client has disconnected
     #[arg(long)]
     pub exit_with_last_client: bool,
-    /// Log filter, e.g. `info` or `rnicd=debug` [default: info]
+    /// Log filter, e.g. `info` or `rnic_net=debug` [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }

@@ -17,8 +17,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// # Errors
 /// When the filter cannot be parsed.
 pub(crate) fn start(filter: &str) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnicd=debug`"))?;
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).with_context(|| {
+        format!("log filter {filter:?} (--log); try `info` or `rnic_net=debug`")
+    })?;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
