@@ -10,7 +10,7 @@ mod upstream;
 
 use crate::log;
 use crate::system;
-use crate::users::{FromEngine, Inquiry, Start, ToEngine, Told};
+use crate::users::{FromEngine, Inquiry, Start, ToEngine, Told, first_number};
 use anyhow::{Context, Result, bail};
 use rnic_abi::control::{Answer, MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, Descriptors, EventFd};
@@ -87,7 +87,7 @@ impl EngineProcess {
             pid: start.daemon,
             io: start.io,
             profile: start.profile,
-            registry: Registry::new(u32::from(start.shard) * NUMBERS)?,
+            registry: Registry::new(first_number(start.shard))?,
             started: Instant::now(),
             stop: EventFd::new()?,
         };
@@ -256,8 +256,6 @@ fn turn_away(connection: &Connection, why: Refusal) {
 
 /// How long the process stays after its last client: programs often come one after the other.
 const LINGER: Duration = Duration::from_secs(5);
-/// Numbers of sessions and clients of one process, which differ from those of others.
-const NUMBERS: u32 = 1_000_000;
 /// Messages between two looks at the sessions.
 const MESSAGES_AT_ONCE: usize = 32;
 /// How long sessions may take to end: one may wait for a neighbour that does not answer, or for an

@@ -35,6 +35,7 @@ use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -172,17 +173,6 @@ impl Users {
         self.table().engines.retain(|_, other| !Arc::ptr_eq(other, engine));
     }
 
-    /// All clients that a process was given are gone, and it asks whether it may end.
-    fn may_end(&self, engine: &Arc<EngineProcess>, clients: u32) -> bool {
-        // No client is handed over meanwhile.
-        let mut table = self.table();
-        let may = engine.clients_given() == clients;
-        if may {
-            table.engines.retain(|_, other| !Arc::ptr_eq(other, engine));
-        }
-        may
-    }
-
     /// The process is dead, and nothing of it is left.
     fn gone(&self, engine: &Arc<EngineProcess>, counted: Numbers) {
         let mut table = self.table();
@@ -277,7 +267,9 @@ impl Table {
         let idle = self.engines.values().filter(|engine| may(engine.user()));
         let idle = idle.filter_map(|engine| Some((engine.idle_since()?, Arc::clone(engine))));
         let Some((_, engine)) = idle.min_by_key(|(since, _)| *since) else { return false };
-        engine.end();
+        if !engine.end_if_idle() {
+            return false;
+        }
         self.engines.retain(|_, other| !Arc::ptr_eq(other, &engine));
         // It has no queue pair, so that its number may be used before it is dead.
         for place in &mut self.numbers {
@@ -335,7 +327,12 @@ impl Engines for Users {
         // A process that answers anything else must not keep the question going round.
         let after = from.slot;
         let next = next.filter(|slot| *slot > after).map(|slot| Place { shard, slot });
-        let objects = objects.into_iter().filter(|(slot, _)| *slot >= after);
+        let own = clients_of(shard);
+        let objects = objects.into_iter().filter(|(slot, object)| {
+            // Nor must what it invents be taken for another user's, or be too long to be shown.
+            let is_short = object.to_json().is_ok_and(|text| text.len() <= LONGEST);
+            *slot >= after && own.contains(&object.client()) && is_short
+        });
         let objects = objects.map(|(slot, object)| (Place { shard, slot }, object)).collect();
         (objects, next.or_else(|| next_engine(shard)))
     }
@@ -346,14 +343,43 @@ impl Engines for Users {
                 Told::Sessions(sessions) => sessions,
                 Told::Engine(_) => Vec::new(),
             };
-            // Whose they are is known here.
-            sessions.iter_mut().for_each(|session| session.uid = engine.user().0);
-            (engine.report(sessions.len()), sessions)
+            let entry = engine.report(sessions.len());
+            let own = clients_of(engine.number());
+            sessions.retain(|session| own.contains(&session.session));
+            sessions.truncate(MAX_SESSIONS);
+            for session in &mut sessions {
+                // Whose they are is known here.
+                session.uid = engine.user().0;
+                session.client = session.client.filter(|client| own.contains(client));
+                let name = session.command.take().unwrap_or_default();
+                session.command = Some(name.chars().take(MAX_NAME).collect());
+            }
+            (entry, sessions)
         });
         told.collect()
     }
 }
 
+/// Numbers of sessions and clients in the engine process of a shard.
+fn clients_of(shard: u8) -> Range<u32> {
+    let first = first_number(shard);
+    first..first + NUMBERS
+}
+
+/// Numbers of sessions and clients of one process, which differ from those of others.
+const NUMBERS: u32 = 1_000_000;
+
+/// The first of these numbers.
+pub(crate) fn first_number(shard: u8) -> u32 {
+    u32::from(shard) * NUMBERS
+}
+
+/// Bytes of one object in a list: several times what an engine's take.
+const LONGEST: usize = 4096;
+/// Sessions of one user that are shown.
+const MAX_SESSIONS: usize = 16;
+/// Characters of a program's name that are shown, as the kernel keeps them.
+const MAX_NAME: usize = 15;
 /// Engine processes at a time. Shard 0 is the daemon's own, and the last one is not given away: its
 /// QP numbers end with that of multicast.
 const ENGINES: usize = MAX_SHARDS as usize - 2;

@@ -142,7 +142,7 @@ fn the_shape_of_json_is_this() {
             "",
             "device:string gids:array io:string netdev:null pid:number port:object private:bool \
              profile:string sessions:array socket:string totals:object uptime_seconds:number \
-             version:string",
+             users:array version:string",
         ),
         (&["status"], "/gids/0", "address:string index:number"),
         (&["status"], "/totals", "cqs:number mrs:number qps:number"),

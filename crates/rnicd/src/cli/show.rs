@@ -5,7 +5,7 @@ use super::client::{Client, Places};
 use super::table::{Cell, Column, render};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
-use rnic_host::report::{Cq, Made, Mr, Qp, Session, Status};
+use rnic_host::report::{Cq, Made, Mr, Qp, Session, Status, User};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -165,6 +165,19 @@ fn describe(found: &Located<'_>) -> String {
         ("COMMAND", |session| Cell::of(session.command.as_deref(), Cell::from)),
     ];
     text += &render(&columns, &status.sessions);
+    let columns: [Column<User>; 7] = [
+        ("ENGINE", |user| Cell::amount(user.pid)),
+        ("UID", |user| Cell::amount(user.uid)),
+        ("GID", |user| Cell::amount(user.gid)),
+        ("SESSIONS", |user| Cell::amount(user.sessions)),
+        ("SENT", |user| Cell::amount(user.tx_bytes)),
+        ("REFUSED", |user| Cell::amount(user.tx_refused)),
+        ("LOST", |user| Cell::amount(user.rx_lost)),
+    ];
+    if !status.users.is_empty() {
+        text.push('\n');
+        text += &render(&columns, &status.users);
+    }
     text
 }
 

@@ -86,10 +86,6 @@ impl EngineProcess {
         self.pid.as_raw_nonzero().get()
     }
 
-    pub(super) fn clients_given(&self) -> u32 {
-        self.state().clients
-    }
-
     /// Since when it has no session; `None` while it has one.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.state().idle_since
@@ -119,6 +115,9 @@ impl EngineProcess {
     /// Gives it the connection of a client.
     pub(super) fn hand_over(&self, connection: &Connection) -> io::Result<()> {
         let mut state = self.state();
+        if state.ends.is_some() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         self.send(&ToEngine::Client, &[connection.as_fd()])?;
         state.clients = state.clients.wrapping_add(1);
         // It counts the session in a moment.
@@ -156,9 +155,37 @@ impl EngineProcess {
 
     /// Tells it to end. It is killed when it does not.
     pub(super) fn end(&self) {
+        self.end_at(&mut self.state());
+    }
+
+    /// Tells it to end if it was given no more than so many clients. No client is handed over
+    /// between the look and the end.
+    pub(super) fn end_after(&self, clients: u32) {
+        let mut state = self.state();
+        if state.clients == clients {
+            self.end_at(&mut state);
+        }
+    }
+
+    /// Tells it to end if it has no session, and no client that may become one. False when it has.
+    pub(super) fn end_if_idle(&self) -> bool {
+        let mut state = self.state();
+        let is_idle = state.idle_since.is_some();
+        if is_idle {
+            self.end_at(&mut state);
+        }
+        is_idle
+    }
+
+    fn end_at(&self, state: &mut State) {
         let _ = self.send(&ToEngine::End, &[]);
-        self.state().ends.get_or_insert_with(Instant::now);
+        state.ends.get_or_insert_with(Instant::now);
         self.wake();
+    }
+
+    /// It takes no clients any more.
+    pub(super) fn ends(&self) -> bool {
+        self.state().ends.is_some()
     }
 
     pub(super) fn kill(&self) {
@@ -315,8 +342,9 @@ impl Attendant<'_> {
                 }
             }
             FromEngine::Idle(clients) => {
-                if self.users.may_end(self.engine, clients) {
-                    self.engine.end();
+                self.engine.end_after(clients);
+                if self.engine.ends() {
+                    self.users.forget(self.engine);
                 }
             }
             FromEngine::Counted(counted) => self.counted = counted,
