@@ -1,8 +1,8 @@
 //! A reserve of memory, for the moment when the kernel has none to give.
 //!
-//! A failed allocation ends a Rust program. The daemon of many must not end because one of them
-//! made it grow to its limit (of its address space, or under strict accounting of memory): it then
-//! lives on from a reserve, and until that is whole again its clients get nothing new.
+//! A failed allocation ends a Rust program. A daemon with many clients must not end because one of
+//! them made it grow to its limit (of its address space, or under strict accounting of memory): it
+//! then uses a reserve, and until that is whole again its clients get nothing new.
 
 #![allow(unsafe_code, reason = "an allocator")]
 

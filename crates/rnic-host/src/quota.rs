@@ -137,7 +137,7 @@ pub struct Limits {
     /// Of all users together.
     pub all: Amounts,
     /// Of all users together but root and the daemon's own: a part stays for these two, so that
-    /// they can always come and look.
+    /// they can always connect.
     pub others: Amounts,
 }
 

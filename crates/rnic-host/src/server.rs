@@ -9,6 +9,7 @@ mod arena;
 mod capture;
 mod context;
 mod door;
+mod link;
 mod maps;
 mod memory;
 mod plane;

@@ -1,6 +1,6 @@
 //! One engine and the thread that turns it.
 //!
-//! The thread owns engine, wire and DMA; other threads send it [`Message`]s. It spins while
+//! The thread owns engine, wire and DMA; other threads send it [`ShardMessage`]s. It spins while
 //! there is work and sleeps in epoll when there is none (see [`idle`]).
 
 mod cpu_sharing;
@@ -15,7 +15,7 @@ mod run;
 mod tokens;
 
 pub use host::EventSocket;
-pub use message::{Message, NewClient, ShardHandle};
+pub use message::{NewClient, ShardHandle, ShardMessage};
 pub use own::OwnEngine;
 pub use port::ShardPort;
 

@@ -1,9 +1,10 @@
 //! Threads that clients cause to exist.
 //!
 //! The standard library gives each thread of its own a second stack, for the message about an
-//! overflow of the first, and ends the process when there is no memory for it: behind the start,
-//! where no check before can help. These threads have none, and need nothing at their beginning
-//! that was not there when they were started. An overflow meets the guard page all the same.
+//! overflow of the first, and ends the process when there is no memory for it: after the thread
+//! has started, where no earlier check helps. These threads have none, and need nothing at their
+//! beginning that was not there when they were started. An overflow meets the guard page all the
+//! same.
 
 #![allow(unsafe_code, reason = "no library starts threads without a second stack")]
 

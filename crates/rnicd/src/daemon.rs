@@ -110,7 +110,7 @@ fn announce(config: &Config, service: &Service) {
     }
 }
 
-/// Where others knock.
+/// Where clients and other daemons connect.
 struct Doors<'a> {
     clients: Door,
     claims: &'a Claims,

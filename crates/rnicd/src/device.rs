@@ -9,7 +9,7 @@ use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
 use rnic_host::server::{Accounts, Engines, Registry, Service};
 use rnic_host::settings::{Io, XdpMode, name_of};
-use rnic_host::shard::{Message, OwnEngine, ShardPort};
+use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::system::random;
 use rnic_host::wire::{self, WireConfig};
 use rnic_net::{Change, Claims, NetConfig, Network};
@@ -41,7 +41,7 @@ impl Followers {
             users.follow(&change);
         }
         if let Some(own) = self.own.get() {
-            own.handle().tell(Message::Network(change));
+            own.handle().tell(ShardMessage::Network(change));
         }
     }
 }

@@ -18,7 +18,7 @@ use rnic_core::{EngineConfig, Secret};
 use rnic_host::inspect::Question;
 use rnic_host::memory;
 use rnic_host::server::{Registry, Service, serve};
-use rnic_host::shard::{Message, OwnEngine, ShardPort};
+use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::thread;
 use rnic_host::wire::{Attachment, ShardWire};
 use rnic_net::Change;
@@ -76,7 +76,7 @@ impl EngineProcess {
         let engine = OwnEngine::start(start.settings, config, ShardPort::Shard(Box::new(wire)))
             .context("cannot start the engine")?;
         let engine = Arc::new(engine);
-        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network));
+        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network)?);
         let service = Service {
             device: start.device,
             network: upstream.clone(),
@@ -126,12 +126,14 @@ impl EngineProcess {
         }
     }
 
-    /// Waits for the daemon, and for the end of a session.
+    /// Waits for the daemon, for the end of a session, and for what is given back.
     fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let ended = self.service.registry.ended();
+        let given = self.upstream.wake();
         let mut fds = [
             PollFd::new(self.upstream.socket(), PollFlags::IN),
             PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(given.as_fd(), PollFlags::IN),
         ];
         let timeout = timeout.map(|time| Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -142,6 +144,8 @@ impl EngineProcess {
             Err(error) => bail!("poll: {error}"),
         }
         let _ = ended.drain();
+        let _ = given.drain();
+        self.upstream.give_back();
         Ok(())
     }
 
@@ -172,7 +176,7 @@ impl EngineProcess {
                     mtu: network.port.netdev_mtu,
                 };
                 self.upstream.set_network(network);
-                self.engine.handle().tell(Message::Network(change));
+                self.engine.handle().tell(ShardMessage::Network(change));
             }
             ToEngine::Answer(number, answer) => self.upstream.answered(number, answer),
             ToEngine::Ask(number, inquiry) => self.answer(number, inquiry),

@@ -11,6 +11,7 @@
 
 mod engine;
 mod protocol;
+mod resolver;
 mod start;
 
 pub(crate) use engine::EngineProcess;

@@ -100,7 +100,7 @@ impl Gather {
                 }
                 Ok(())
             }
-            Source::Reply { nth, k } => {
+            Source::QueuedReply { nth, k } => {
                 let Some(part) = response_part(qp, nth, k, segment.len) else { return Ok(()) };
                 // Rule: ReadNeedsRight
                 let from = readable(ctx, qp, part, AccessFlags::REMOTE_READ).map_err(unreadable)?;

@@ -29,7 +29,7 @@ pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> Header
         Source::Request { index, offset } => {
             request_headers(&mut headers, qp, segment, index, offset)
         }
-        Source::Reply { nth, .. } => {
+        Source::QueuedReply { nth, .. } => {
             if let Some(ReplyKind::Atomic { value }) =
                 qp.responder.replies.get(nth).map(|reply| reply.kind)
             {
@@ -45,7 +45,9 @@ pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> Header
 fn aeth_of(qp: &Qp, segment: &Segment, profile: Profile) -> Option<Aeth> {
     let syndrome = match (segment.source, qp.responder.ack) {
         (Source::Request { .. }, _) => return None,
-        (Source::Reply { .. }, _) if segment.opcode == Opcode::RcReadRespMiddle => return None,
+        (Source::QueuedReply { .. }, _) if segment.opcode == Opcode::RcReadRespMiddle => {
+            return None;
+        }
         (Source::Ack, Some(Ack { syndrome, .. })) if syndrome != Syndrome::ACK => syndrome,
         _ => good(qp, profile),
     };

@@ -409,7 +409,7 @@ impl Egress {
                 qp.sq.wr_mut(index).work = Work::Fault(WcStatus::LocProtErr);
                 qp.retire_later(ctx);
             }
-            Source::Reply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
+            Source::QueuedReply { nth, k } => qp.reply_failed(ctx, nth, k, fault.reason),
             Source::Ack => {}
         }
     }
@@ -461,7 +461,7 @@ impl Egress {
                     requests = true;
                     qp.commit_request(segment);
                 }
-                Source::Reply { .. } => qp.responder.replies.advance(),
+                Source::QueuedReply { .. } => qp.responder.replies.advance(),
                 Source::Ack => qp.acknowledgement_left(ctx),
             }
         }

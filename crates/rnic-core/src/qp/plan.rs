@@ -10,7 +10,7 @@ pub(crate) enum Source {
     /// A send WQE, from `offset` bytes of its message on.
     Request { index: u32, offset: u32 },
     /// The `k`-th packet of the `nth` queued reply.
-    Reply { nth: usize, k: u32 },
+    QueuedReply { nth: usize, k: u32 },
     /// The responder's acknowledgement.
     Ack,
 }

@@ -4,7 +4,7 @@ use crate::event::{DropReason, NakReason};
 use crate::ports::SpaceId;
 use rnic_abi::verbs::WcStatus;
 
-/// The end of a look at a packet.
+/// What the queue pair says about a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
     /// Nothing is left to do.

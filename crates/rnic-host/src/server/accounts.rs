@@ -64,26 +64,23 @@ impl Ledger for Accounts {
         self.limits_of(user).0[resource]
     }
 
-    fn take(&self, user: u32, resource: Resource, amount: u64) -> Result<(), Refused> {
+    fn take(&self, user: u32, wanted: &[(Resource, u64)]) -> Result<(), Refused> {
         let (own, together) = self.limits_of(user);
         let mut taken = self.lock();
-        let taken = &mut *taken;
-        let had = taken.users.get(&user).copied().unwrap_or_default();
-        let wanted = parts(resource, amount);
-        for (resource, amount) in wanted {
-            let more = |had: u64| had.saturating_add(amount);
-            if more(had[resource]) > own[resource] {
+        let mut mine = taken.users.get(&user).copied().unwrap_or_default();
+        let mut all = taken.all;
+        for (resource, amount) in wanted.iter().flat_map(|(what, amount)| parts(*what, *amount)) {
+            mine[resource] = mine[resource].saturating_add(amount);
+            if mine[resource] > own[resource] {
                 return Err(over_quota(user, resource, own[resource]));
             }
-            if more(taken.all[resource]) > together[resource] {
+            all[resource] = all[resource].saturating_add(amount);
+            if all[resource] > together[resource] {
                 return Err(over_total(resource, together[resource]));
             }
         }
-        let mine = taken.users.entry(user).or_default();
-        for (resource, amount) in wanted {
-            mine[resource] += amount;
-            taken.all[resource] += amount;
-        }
+        taken.users.insert(user, mine);
+        taken.all = all;
         Ok(())
     }
 
@@ -115,11 +112,21 @@ impl Account {
     /// Takes so much.
     ///
     /// # Errors
-    /// EAGAIN for a session, EMFILE for a descriptor, else ENOMEM, when this user or all users
-    /// together have as much as they may have.
+    /// As [`Ledger::take`].
     pub(super) fn take(&self, resource: Resource, amount: u64) -> Result<Charge, Refused> {
-        self.ledger.take(self.user, resource, amount)?;
-        Ok(Charge { account: self.clone(), resource, amount })
+        self.take_all([(resource, amount)]).map(|[charge]| charge)
+    }
+
+    /// Takes so much of each: all of it or nothing.
+    ///
+    /// # Errors
+    /// As [`Ledger::take`].
+    pub(super) fn take_all<const N: usize>(
+        &self,
+        wanted: [(Resource, u64); N],
+    ) -> Result<[Charge; N], Refused> {
+        self.ledger.take(self.user, &wanted)?;
+        Ok(wanted.map(|(resource, amount)| Charge { account: self.clone(), resource, amount }))
     }
 }
 

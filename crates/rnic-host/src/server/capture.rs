@@ -4,7 +4,7 @@
 use super::service::Service;
 use crate::pcapng;
 use crate::refusal::{Refused, refused_by_kernel};
-use crate::shard::Message;
+use crate::shard::ShardMessage;
 use crate::thread::{self, STACK};
 use crate::wire::{self, CaptureFeed};
 use crossbeam_channel::RecvTimeoutError;
@@ -34,7 +34,7 @@ impl Capture {
             }
         })
         .map_err(refused_by_kernel("no thread for a capture"))?;
-        service.engine.tell(Message::Capture(tap));
+        service.engine.tell(ShardMessage::Capture(tap));
         Ok(Self { stop })
     }
 }

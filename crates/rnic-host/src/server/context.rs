@@ -1,48 +1,38 @@
 //! An opened device: everything that one client has made.
 
 use super::accounts::{Account, Charge};
-use super::arena::{Arenas, Ring};
-use super::memory::Regions;
+use super::link::EngineLink;
+use super::memory::{Regions, Registration};
+use super::queues::Queues;
 use super::records::Records;
 use super::reply::{Attached, COMP_VECTORS, duplicate, engine_gone, unexpected_outcome};
 use super::service::Service;
 use crate::dma::Process;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
-use crate::shard::{EventSocket, Message, NewClient, ShardHandle};
+use crate::shard::{EventSocket, NewClient, ShardMessage};
 use crate::system;
 use rnic_abi::control::{Reply, Request};
-use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
+use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
 use rnic_abi::verbs::{AttrMask, QpAttr};
 use rnic_abi::words::WORD;
-use rnic_core::{ChannelId, ClientCommand, ClientId, Command, Outcome, SpaceId};
+use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// See the [module](self). Dropping it removes the client.
 pub(super) struct Context {
-    pub(super) service: Arc<Service>,
-    pub(super) shard: ShardHandle,
-    pub(super) client: ClientId,
-    pub(super) space: SpaceId,
-    pub(super) peer: Credentials,
-    pub(super) account: Account,
-    pub(super) arenas: Arenas,
-    pub(super) records: Records,
-    pub(super) regions: Regions,
-    pub(super) cqs: HashMap<u32, (Ring, Charge)>,
-    pub(super) qps: HashMap<u32, (QpParts, Charge)>,
+    service: Arc<Service>,
+    link: EngineLink,
+    space: SpaceId,
+    account: Account,
+    regions: Regions,
+    queues: Queues,
     pds: HashMap<u32, Charge>,
     channels: HashMap<u32, [Charge; 2]>,
     next_channel: u32,
     _charges: [Charge; 3],
-}
-
-/// What the daemon made for a QP.
-pub(super) struct QpParts {
-    pub(super) rings: [Ring; 2],
-    pub(super) records: [RecordIndex; 2],
 }
 
 impl Context {
@@ -53,11 +43,11 @@ impl Context {
         peer: Credentials,
         account: Account,
     ) -> Result<(Self, Attached), Refused> {
-        let charges = [
-            account.take(Resource::Descriptors, 3)?,
-            account.take(Resource::Mappings, 1)?,
-            account.take(Resource::RingBytes, (AREA_WORDS * WORD) as u64)?,
-        ];
+        let charges = account.take_all([
+            (Resource::Descriptors, 3),
+            (Resource::Mappings, 1),
+            (Resource::RingBytes, (AREA_WORDS * WORD) as u64),
+        ])?;
         let fail = |what| refused_by_kernel(what);
         let (file, area) = memory::create("rnic-doorbells", AREA_WORDS)
             .map_err(fail("no memory for the doorbells"))?;
@@ -74,18 +64,15 @@ impl Context {
 
         let (client, space) = service.registry.open(session);
         let client = ClientId(client);
+        let link = EngineLink { shard: service.engine.clone(), client };
+        let limits = service.device.limits;
         let context = Self {
             service: Arc::clone(service),
-            shard: service.engine.clone(),
-            client,
+            regions: Regions::new(Arc::clone(service), link.clone(), account.clone(), peer, space),
+            queues: Queues::new(link.clone(), account.clone(), limits, records),
+            link,
             space,
-            peer,
-            arenas: Arenas::new(account.clone()),
             account,
-            records,
-            regions: Regions::default(),
-            cqs: HashMap::new(),
-            qps: HashMap::new(),
             pds: HashMap::new(),
             channels: HashMap::new(),
             next_channel: 0,
@@ -95,20 +82,12 @@ impl Context {
             system::scheduling_group("self") != system::scheduling_group(&peer.pid.to_string());
         let new = NewClient { client, space, process, doorbells, wake, events, other_group };
         context
+            .link
             .shard
-            .ask(|answer| Message::AddClient(Box::new(new), answer))
+            .ask(|answer| ShardMessage::AddClient(Box::new(new), answer))
             .map_err(engine_gone)?
             .map_err(refused_by_engine)?;
         Ok((context, vec![copy, wake_copy, async_end]))
-    }
-
-    /// Tells the engine and waits.
-    pub(super) fn engine(&self, command: ClientCommand) -> Result<Outcome, Refused> {
-        let command = Command::Client(self.client, command);
-        self.shard
-            .ask(|answer| Message::Execute(command, answer))
-            .map_err(engine_gone)?
-            .map_err(refused_by_engine)
     }
 
     /// Answers a request about the device.
@@ -120,28 +99,29 @@ impl Context {
         let reply = match request {
             Request::AllocPd => self.alloc_pd()?,
             Request::DeallocPd { pd } => {
-                self.engine(ClientCommand::DeallocPd { pd })?;
+                self.link.execute(ClientCommand::DeallocPd { pd })?;
                 self.pds.remove(&pd);
                 Reply::Done
             }
             Request::RegMr { pd, addr, length, iova, access, fd_offset } => {
                 let file = fds.next().map(|file| (file, fd_offset));
-                self.register(pd, addr, length, iova, access, file)?
+                self.regions.register(&Registration { pd, addr, length, iova, access }, file)?
             }
-            Request::DeregMr { mr } => self.deregister(mr)?,
+            Request::DeregMr { mr } => self.regions.deregister(mr)?,
             Request::CreateChannel => return self.create_channel(),
             Request::DestroyChannel { channel } => self.destroy_channel(channel)?,
             Request::CreateCq { comp_vector: COMP_VECTORS.., .. } => {
                 return Err(refuse(libc::EINVAL, "there is no such completion vector"));
             }
             Request::CreateCq { cqe, channel, comp_vector: _ } => {
-                return self.create_cq(cqe, channel);
+                let channel = self.channel(channel)?;
+                return self.queues.create_cq(cqe, channel);
             }
-            Request::DestroyCq { cq } => self.destroy_cq(cq)?,
-            Request::CreateQp(wanted) => return self.create_qp(&wanted),
+            Request::DestroyCq { cq } => self.queues.destroy_cq(cq)?,
+            Request::CreateQp(wanted) => return self.queues.create_qp(&wanted),
             Request::ModifyQp { qp, mask, attr } => self.modify_qp(qp, mask, attr)?,
-            Request::QueryQp { qp } => qp_state(self.engine(ClientCommand::QueryQp { qp })?)?,
-            Request::DestroyQp { qp } => self.destroy_qp(qp)?,
+            Request::QueryQp { qp } => qp_state(self.link.execute(ClientCommand::QueryQp { qp })?)?,
+            Request::DestroyQp { qp } => self.queues.destroy_qp(qp)?,
             _ => return Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
         };
         Ok((reply, Vec::new()))
@@ -149,7 +129,7 @@ impl Context {
 
     fn alloc_pd(&mut self) -> Result<Reply, Refused> {
         let charge = self.account.take(Resource::Pds, 1)?;
-        let Outcome::Handle(pd) = self.engine(ClientCommand::AllocPd)? else {
+        let Outcome::Handle(pd) = self.link.execute(ClientCommand::AllocPd)? else {
             return Err(unexpected_outcome());
         };
         self.pds.insert(pd, charge);
@@ -157,28 +137,26 @@ impl Context {
     }
 
     fn create_channel(&mut self) -> Result<(Reply, Attached), Refused> {
-        let charges = [
-            self.account.take(Resource::Channels, 1)?,
-            self.account.take(Resource::Descriptors, 1)?,
-        ];
+        let wanted = [(Resource::Channels, 1), (Resource::Descriptors, 1)];
+        let charges = self.account.take_all(wanted)?;
         let (ours, theirs) =
             EventSocket::pair().map_err(refused_by_kernel("no completion channel"))?;
         let channel = self.next_channel;
         self.next_channel = self.next_channel.wrapping_add(1);
         self.channels.insert(channel, charges);
-        self.shard.tell(Message::AddChannel(self.client, ChannelId(channel), ours));
+        self.link.shard.tell(ShardMessage::AddChannel(self.link.client, ChannelId(channel), ours));
         Ok((Reply::Handle(channel), vec![theirs]))
     }
 
     fn destroy_channel(&mut self, channel: u32) -> Result<Reply, Refused> {
         self.channel(Some(channel))?;
         self.channels.remove(&channel);
-        self.shard.tell(Message::RemoveChannel(self.client, ChannelId(channel)));
+        self.link.shard.tell(ShardMessage::RemoveChannel(self.link.client, ChannelId(channel)));
         Ok(Reply::Done)
     }
 
     /// Checks that a channel exists.
-    pub(super) fn channel(&self, channel: Option<u32>) -> Result<Option<ChannelId>, Refused> {
+    fn channel(&self, channel: Option<u32>) -> Result<Option<ChannelId>, Refused> {
         match channel {
             Some(channel) if !self.channels.contains_key(&channel) => {
                 Err(refuse(libc::EINVAL, "there is no such completion channel"))
@@ -192,19 +170,20 @@ impl Context {
             true => Some(self.service.network.resolve(&attr.ah)?),
             false => None,
         };
-        qp_state(self.engine(ClientCommand::ModifyQp { qp, mask, attr, path })?)
+        qp_state(self.link.execute(ClientCommand::ModifyQp { qp, mask, attr, path })?)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // Once this is answered the engine has let go of memory, rings and descriptors.
-        let gone = self.shard.ask(|answer| Message::RemoveClient(self.client, self.space, answer));
+        let EngineLink { shard, client } = &self.link;
+        let gone = shard.ask(|answer| ShardMessage::RemoveClient(*client, self.space, answer));
         if let Ok(Err(error)) = gone {
-            tracing::error!("removing client {}: {}", self.client.0, error.reason);
+            tracing::error!("removing client {}: {}", client.0, error.reason);
         }
-        self.regions.release_spaces(&self.shard, &self.service.registry);
-        self.service.registry.close(self.client.0, self.space);
+        self.regions.release_spaces();
+        self.service.registry.close(client.0, self.space);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where clients come in: each gets a session, or is told why not.
 //!
-//! One who is turned away takes no thread and nothing else of what is short: it waits here until
-//! it has said something, so that the answer reaches it, or for a second.
+//! A client that is turned away takes no thread: its connection stays here until its first request
+//! has come, so that the answer reaches it, or for a second.
 
 use crate::refusal::Refused;
 use rnic_abi::control::{Answer, MAX_MESSAGE};
@@ -32,9 +32,9 @@ struct Leaving {
 }
 
 impl Door {
-    /// A door at `listener`, for the calling thread, which stands back from now on, as do those of
-    /// the sessions that it starts: clients that come and ask without end must not take the CPU
-    /// from those that transfer.
+    /// Accepts at `listener`, on the calling thread, whose priority becomes lower, and with it that
+    /// of the sessions that it starts: clients that connect and ask without end must not take the
+    /// CPU from those that transfer data.
     ///
     /// # Errors
     /// None in practice.
@@ -106,7 +106,8 @@ impl Door {
     }
 }
 
-/// How much this thread and sessions stand back behind engines and programs, in steps of `nice`.
+/// By how much the priority of this thread and of sessions is lower than that of engines and
+/// programs, in steps of `nice`.
 const NICENESS: i32 = 10;
 /// Clients let in before the daemon looks at something else.
 const AT_ONCE: usize = 32;

@@ -1,24 +1,42 @@
 //! Registration of memory.
 
-use super::accounts::Charge;
-use super::context::Context;
+use super::accounts::{Account, Charge};
+use super::link::EngineLink;
 use super::maps;
-use super::registry::Registry;
 use super::reply::unexpected_outcome;
+use super::service::Service;
 use crate::dma::{Mapping, Space, probe};
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
-use crate::shard::{Message, ShardHandle};
+use crate::shard::ShardMessage;
 use rnic_abi::control::Reply;
+use rnic_abi::os::Credentials;
 use rnic_abi::verbs::AccessFlags;
 use rnic_core::{ClientCommand, Outcome, SpaceId};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// The memory regions of a client.
-#[derive(Default)]
 pub(super) struct Regions {
+    service: Arc<Service>,
+    link: EngineLink,
+    account: Account,
+    peer: Credentials,
+    /// The memory of its process.
+    space: SpaceId,
     regions: HashMap<u32, Region>,
+}
+
+/// Memory that a client wants to register.
+pub(super) struct Registration {
+    pub(super) pd: u32,
+    /// Where it is in the client, when it is not a file's.
+    pub(super) addr: u64,
+    pub(super) length: u64,
+    /// What WQEs and peers call its first byte.
+    pub(super) iova: u64,
+    pub(super) access: AccessFlags,
 }
 
 struct Region {
@@ -33,37 +51,41 @@ struct Mapped {
 }
 
 impl Regions {
+    /// Of the client at the other end of `link`, whose process is `peer`.
+    pub(super) fn new(
+        service: Arc<Service>,
+        link: EngineLink,
+        account: Account,
+        peer: Credentials,
+        space: SpaceId,
+    ) -> Self {
+        Self { service, link, account, peer, space, regions: HashMap::new() }
+    }
+
     /// Gives the address spaces back, once the client is gone.
-    pub(super) fn release_spaces(&mut self, shard: &ShardHandle, registry: &Registry) {
-        for (_, region) in self.regions.drain() {
-            release(region.mapped, shard, registry);
+    pub(super) fn release_spaces(&mut self) {
+        for (_, region) in std::mem::take(&mut self.regions) {
+            self.release(region.mapped);
         }
     }
-}
 
-/// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
-fn release(mapped: Option<Mapped>, shard: &ShardHandle, registry: &Registry) {
-    if let Some(mapped) = mapped {
-        drop(shard.ask(|answer| Message::RemoveSpace(mapped.space, answer)));
-        registry.give_space(mapped.space);
+    /// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
+    fn release(&self, mapped: Option<Mapped>) {
+        if let Some(mapped) = mapped {
+            drop(self.link.shard.ask(|answer| ShardMessage::RemoveSpace(mapped.space, answer)));
+            self.service.registry.give_space(mapped.space);
+        }
     }
-}
 
-impl Context {
-    /// Registers memory of the client, or a part of a shared file with its offset.
+    /// Registers memory of the client, or a part of a shared file from an offset on.
     pub(super) fn register(
         &mut self,
-        pd: u32,
-        addr: u64,
-        length: u64,
-        iova: u64,
-        access: AccessFlags,
+        wanted: &Registration,
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Reply, Refused> {
-        let charges = [
-            self.account.take(Resource::Mrs, 1)?,
-            self.account.take(Resource::RegisteredBytes, length)?,
-        ];
+        let Registration { pd, addr, length, iova, access } = *wanted;
+        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, length)];
+        let charges = self.account.take_all(wanted)?;
         let (space, addr, mapped) = match file.filter(|_| length > 0) {
             Some((file, offset)) => {
                 let mapped = self.map(&file, offset, length, access)?;
@@ -75,22 +97,22 @@ impl Context {
             }
         };
         let command = ClientCommand::RegMr { pd, space, addr, length, iova, access };
-        match self.engine(command) {
+        match self.link.execute(command) {
             Ok(Outcome::Mr { mr, lkey, rkey }) => {
-                self.regions.regions.insert(mr, Region { mapped, _charges: charges });
+                self.regions.insert(mr, Region { mapped, _charges: charges });
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
-                release(mapped, &self.shard, &self.service.registry);
+                self.release(mapped);
                 other.and_then(|_| Err(unexpected_outcome()))
             }
         }
     }
 
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
-        self.engine(ClientCommand::DeregMr { mr })?;
-        if let Some(region) = self.regions.regions.remove(&mr) {
-            release(region.mapped, &self.shard, &self.service.registry);
+        self.link.execute(ClientCommand::DeregMr { mr })?;
+        if let Some(region) = self.regions.remove(&mr) {
+            self.release(region.mapped);
         }
         Ok(Reply::Done)
     }
@@ -104,14 +126,12 @@ impl Context {
     ) -> Result<Mapped, Refused> {
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
         // First: what is mapped is allocated, too.
-        let charges = [
-            self.account.take(Resource::SharedBytes, length)?,
-            self.account.take(Resource::Mappings, 1)?,
-        ];
+        let wanted = [(Resource::SharedBytes, length), (Resource::Mappings, 1)];
+        let charges = self.account.take_all(wanted)?;
         let mapping = Mapping::new(file, offset, length, writable)
             .map_err(refused_by_kernel("the memory file cannot be used"))?;
         let space = self.service.registry.take_space();
-        self.shard.tell(Message::AddSpace(space, Space::Mapped(mapping)));
+        self.link.shard.tell(ShardMessage::AddSpace(space, Space::Mapped(mapping)));
         Ok(Mapped { space, _charges: charges })
     }
 

@@ -41,12 +41,12 @@ impl Paths for Network {
 pub trait Ledger: Send + Sync + std::fmt::Debug {
     /// How much a user may have.
     fn limit(&self, user: u32, resource: Resource) -> u64;
-    /// Notes that a user takes so much.
+    /// Notes that a user takes so much of each: all of it or nothing.
     ///
     /// # Errors
     /// EAGAIN for a session, EMFILE for a descriptor, else ENOMEM, when this user or all users
     /// together have as much as they may have.
-    fn take(&self, user: u32, resource: Resource, amount: u64) -> Result<(), Refused>;
+    fn take(&self, user: u32, wanted: &[(Resource, u64)]) -> Result<(), Refused>;
     /// Notes that a user gives it back.
     fn give(&self, user: u32, resource: Resource, amount: u64);
 }

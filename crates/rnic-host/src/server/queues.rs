@@ -1,7 +1,9 @@
 //! Completion queues and queue pairs: their rings, and what is granted for what was wanted.
 
-use super::arena::Ring;
-use super::context::{Context, QpParts};
+use super::accounts::{Account, Charge};
+use super::arena::{Arenas, Ring};
+use super::link::EngineLink;
+use super::records::Records;
 use super::reply::{Attached, duplicate, unexpected_outcome};
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
@@ -12,7 +14,8 @@ use rnic_abi::verbs::QpCaps;
 use rnic_abi::words::WORD;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer};
 use rnic_abi::wqe::{CONTROL_WORDS, MAX_INLINE, SGE_WORDS, recv_stride, send_stride};
-use rnic_core::{ClientCommand, EngineQueue, NewQp, Outcome};
+use rnic_core::{ChannelId, ClientCommand, EngineQueue, NewQp, Outcome};
+use std::collections::HashMap;
 
 /// Shapes of both queues, and the capabilities that they give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,23 +56,51 @@ fn shape(wqes: u32, stride: usize) -> QueueShape {
     QueueShape { capacity: wqes.max(1).next_power_of_two(), stride: stride as u32 }
 }
 
-impl Context {
+/// The completion queues and queue pairs of a client.
+pub(super) struct Queues {
+    link: EngineLink,
+    account: Account,
+    limits: DeviceLimits,
+    arenas: Arenas,
+    records: Records,
+    cqs: HashMap<u32, (Ring, Charge)>,
+    qps: HashMap<u32, (QpParts, Charge)>,
+}
+
+/// The memory of a queue pair that this side made.
+struct QpParts {
+    rings: [Ring; 2],
+    records: [RecordIndex; 2],
+}
+
+impl Queues {
+    /// Of the client at the other end of `link`, whose doorbells are `records`.
+    pub(super) fn new(
+        link: EngineLink,
+        account: Account,
+        limits: DeviceLimits,
+        records: Records,
+    ) -> Self {
+        let arenas = Arenas::new(account.clone());
+        let (cqs, qps) = (HashMap::new(), HashMap::new());
+        Self { link, account, limits, arenas, records, cqs, qps }
+    }
+
     pub(super) fn create_cq(
         &mut self,
         cqe: u32,
-        channel: Option<u32>,
+        channel: Option<ChannelId>,
     ) -> Result<(Reply, Attached), Refused> {
-        let limit = self.service.device.limits.max_cqe;
+        let limit = self.limits.max_cqe;
         if cqe == 0 || cqe > limit {
             return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
         }
         let charge = self.account.take(Resource::Cqs, 1)?;
-        let channel = self.channel(channel)?;
         let capacity = cqe.next_power_of_two();
         let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
         let memory = self.ring(words)?;
         let created = match CqProducer::new(memory.words(), capacity) {
-            Some(ring) => self.engine(ClientCommand::CreateCq { ring, capacity, channel }),
+            Some(ring) => self.link.execute(ClientCommand::CreateCq { ring, capacity, channel }),
             None => Err(unexpected_outcome()),
         };
         let cq = match created {
@@ -87,7 +118,7 @@ impl Context {
 
     pub(super) fn destroy_cq(&mut self, cq: u32) -> Result<Reply, Refused> {
         let Outcome::CqGone { completion_events, async_events } =
-            self.engine(ClientCommand::DestroyCq { cq })?
+            self.link.execute(ClientCommand::DestroyCq { cq })?
         else {
             return Err(unexpected_outcome());
         };
@@ -100,7 +131,7 @@ impl Context {
     pub(super) fn create_qp(&mut self, wanted: &CreateQp) -> Result<(Reply, Attached), Refused> {
         let unsupported =
             |what: &str| refuse(libc::EOPNOTSUPP, format!("this device does not support {what}"));
-        let limits = &self.service.device.limits;
+        let limits = &self.limits;
         if limits.qp_types & 1 << wanted.qp_type.number() == 0 {
             return Err(unsupported(&format!("{:?} queue pairs", wanted.qp_type)));
         }
@@ -114,7 +145,7 @@ impl Context {
         let grant = grant(&wanted.caps, limits)?;
         let parts = self.qp_parts(&grant)?;
         let created = queues(&parts, &grant).and_then(|[sq, rq]| {
-            self.engine(ClientCommand::CreateQp(Box::new(NewQp {
+            self.link.execute(ClientCommand::CreateQp(Box::new(NewQp {
                 pd: wanted.pd,
                 qp_type: wanted.qp_type,
                 send_cq,
@@ -146,7 +177,9 @@ impl Context {
     }
 
     pub(super) fn destroy_qp(&mut self, qp: u32) -> Result<Reply, Refused> {
-        let Outcome::QpGone { async_events } = self.engine(ClientCommand::DestroyQp { qp })? else {
+        let Outcome::QpGone { async_events } =
+            self.link.execute(ClientCommand::DestroyQp { qp })?
+        else {
             return Err(unexpected_outcome());
         };
         if let Some((parts, _)) = self.qps.remove(&qp) {

@@ -56,11 +56,11 @@ impl Place {
     /// When this user or the daemon has too many.
     pub(super) fn take(service: &Arc<Service>, peer: Credentials) -> Result<Self, Refused> {
         let account = service.account(peer.uid);
-        let charges = [
-            account.take(Resource::Sessions, 1)?,
-            account.take(Resource::Descriptors, SESSION_DESCRIPTORS)?,
-            account.take(Resource::Mappings, SESSION_MAPPINGS)?,
-        ];
+        let charges = account.take_all([
+            (Resource::Sessions, 1),
+            (Resource::Descriptors, SESSION_DESCRIPTORS),
+            (Resource::Mappings, SESSION_MAPPINGS),
+        ])?;
         let session = service.registry.enter(peer);
         Ok(Self { service: Arc::clone(service), session, _charges: charges })
     }

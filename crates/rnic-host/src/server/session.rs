@@ -10,7 +10,7 @@ use crate::inspect::Kind;
 use crate::memory;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse};
-use crate::shard::Message;
+use crate::shard::ShardMessage;
 use crate::thread;
 use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use crossbeam_channel::{Sender, bounded};
@@ -270,7 +270,7 @@ impl Session<'_> {
                 FaultChange::Clear
             }
         };
-        let asked = self.service.engine.ask(|answer| Message::Faults(change, answer));
+        let asked = self.service.engine.ask(|answer| ShardMessage::Faults(change, answer));
         let found = asked.map_err(engine_gone)?;
         let faults = found.ok_or_else(|| {
             let text =

@@ -298,7 +298,8 @@ fn what_the_daemon_maps_is_limited_and_told_apart() {
     }
 }
 
-/// Also what was lent of it and has not arrived: it cannot be read from memory that is not there.
+/// Also payload that was passed by reference and has not arrived: it cannot be read from memory
+/// that is not there.
 #[test]
 fn memory_is_out_of_reach_when_its_deregistration_is_answered() {
     const NAME: &str = "rnic-deregistered";

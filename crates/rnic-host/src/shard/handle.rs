@@ -1,6 +1,6 @@
 //! What the thread does with a message.
 
-use super::message::{CommandResult, Message, NewClient};
+use super::message::{CommandResult, NewClient, ShardMessage};
 use super::monotonic;
 use super::run::{Client, Shard};
 use super::tokens::Token;
@@ -26,7 +26,7 @@ impl Shard {
         for _ in 0..MAX_MESSAGES {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             // Nor must requests that only look.
-            let was_a_look = matches!(message, Message::Inspect(..));
+            let was_a_look = matches!(message, ShardMessage::Inspect(..));
             self.handle_message(message);
             any = true;
             if was_a_look {
@@ -36,16 +36,16 @@ impl Shard {
         any
     }
 
-    fn handle_message(&mut self, message: Message) {
+    fn handle_message(&mut self, message: ShardMessage) {
         let now = monotonic();
         match message {
-            Message::Execute(command, answer) => {
+            ShardMessage::Execute(command, answer) => {
                 let _ = answer.send(self.execute(now, command));
             }
-            Message::AddClient(new, answer) => {
+            ShardMessage::AddClient(new, answer) => {
                 let _ = answer.send(self.add_client(now, *new));
             }
-            Message::RemoveClient(client, space, answer) => {
+            ShardMessage::RemoveClient(client, space, answer) => {
                 let outcome = self.nic.engine.execute(now, Command::RemoveClient { client });
                 self.nic.dma.remove(space);
                 self.nic.events.remove_client(client);
@@ -55,38 +55,38 @@ impl Shard {
                 self.check_groups();
                 let _ = answer.send(outcome);
             }
-            Message::AddSpace(id, space) => self.nic.dma.insert(id, space),
-            Message::RemoveSpace(id, answer) => {
+            ShardMessage::AddSpace(id, space) => self.nic.dma.insert(id, space),
+            ShardMessage::RemoveSpace(id, answer) => {
                 let _ = answer.send(self.nic.dma.remove(id));
             }
-            Message::AddChannel(client, channel, socket) => {
+            ShardMessage::AddChannel(client, channel, socket) => {
                 self.nic.events.add_channel(client, channel, socket);
             }
-            Message::RemoveChannel(client, channel) => {
+            ShardMessage::RemoveChannel(client, channel) => {
                 self.nic.events.remove_channel(client, channel)
             }
-            Message::Network(Change { port, addresses, mtu }) => {
+            ShardMessage::Network(Change { port, addresses, mtu }) => {
                 self.nic.wire.follow(&addresses, mtu);
                 if let Err(error) = self.nic.engine.execute(now, Command::SetPort(port)) {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
             }
-            Message::AddShard(number, branch, receiver) => {
+            ShardMessage::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
                 self.nic.events.add_receiver(number, receiver);
             }
-            Message::EndShard(serial) => {
+            ShardMessage::EndShard(serial) => {
                 self.nic.wire.end_shard(serial);
                 self.nic.events.remove_receiver(serial);
             }
-            Message::Inspect(question, answer) => {
+            ShardMessage::Inspect(question, answer) => {
                 let _ = answer.send(self.inspect(question));
             }
-            Message::Capture(tap) => self.nic.wire.capture(tap),
-            Message::Faults(change, answer) => {
+            ShardMessage::Capture(tap) => self.nic.wire.capture(tap),
+            ShardMessage::Faults(change, answer) => {
                 let _ = answer.send(self.nic.wire.change_faults(change));
             }
-            Message::Stop => self.stopping = true,
+            ShardMessage::Stop => self.stopping = true,
         }
     }
 

@@ -35,7 +35,7 @@ pub struct NewClient {
 pub(super) type CommandResult = Result<Outcome, CommandError>;
 
 /// See the [module](self).
-pub enum Message {
+pub enum ShardMessage {
     /// A command for the engine.
     Execute(Command, Sender<CommandResult>),
     /// A new client.
@@ -45,7 +45,7 @@ pub enum Message {
     /// A further address space.
     AddSpace(SpaceId, Space),
     /// It is no longer used, and comes back: it takes long to unmap. Once answered, nothing touches
-    /// its memory any more, not even what was lent of it and has not arrived.
+    /// its memory any more, not even payload that was passed by reference and has not arrived.
     RemoveSpace(SpaceId, Sender<Option<Space>>),
     /// A completion channel, our end.
     AddChannel(ClientId, ChannelId, EventSocket),
@@ -71,13 +71,13 @@ pub enum Message {
 /// The way to a shard.
 #[derive(Clone)]
 pub struct ShardHandle {
-    sender: Sender<Message>,
+    sender: Sender<ShardMessage>,
     wake: Arc<EventFd>,
 }
 
 /// The shard's side of a [`ShardHandle`].
 pub(super) struct Inbox {
-    pub(super) receiver: Receiver<Message>,
+    pub(super) receiver: Receiver<ShardMessage>,
     pub(super) wake: Arc<EventFd>,
 }
 
@@ -97,7 +97,7 @@ pub struct ShardStopped;
 
 impl ShardHandle {
     /// Sends a message that has no answer.
-    pub fn tell(&self, message: Message) {
+    pub fn tell(&self, message: ShardMessage) {
         if self.sender.send(message).is_ok()
             && let Err(error) = self.wake.wake()
         {
@@ -106,8 +106,11 @@ impl ShardHandle {
     }
 
     /// Sends a message and waits for the answer. That takes as long as the memory of this shard's
-    /// clients makes its engine wait: only those who belong to it may.
-    pub fn ask<T>(&self, message: impl FnOnce(Sender<T>) -> Message) -> Result<T, ShardStopped> {
+    /// clients makes its engine wait: only sessions of these clients may call this.
+    pub fn ask<T>(
+        &self,
+        message: impl FnOnce(Sender<T>) -> ShardMessage,
+    ) -> Result<T, ShardStopped> {
         let (answer, answered) = bounded(1);
         self.tell(message(answer));
         answered.recv().map_err(|_| ShardStopped)

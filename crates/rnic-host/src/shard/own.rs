@@ -3,7 +3,7 @@
 //! An engine may be kept by its clients' memory for as long as they like. So nothing here waits for
 //! it, but its end, and that for a moment only.
 
-use super::{Message, Shard, ShardHandle, ShardPort, channel};
+use super::{Shard, ShardHandle, ShardMessage, ShardPort, channel};
 use crate::inspect::{Found, Question, Seen};
 use crate::settings::Settings;
 use crate::thread::{self, STACK};
@@ -59,13 +59,13 @@ impl OwnEngine {
     /// What it tells about itself; `None` when it does not within a second.
     pub fn inspect(&self, question: Question) -> Option<Found> {
         let (answer, answered) = bounded::<Seen>(1);
-        self.shard.tell(Message::Inspect(question, answer));
+        self.shard.tell(ShardMessage::Inspect(question, answer));
         answered.recv_timeout(ANSWER_PATIENCE).ok().map(Found::from)
     }
 
     /// Ends it. When it does not end at once it is left to the end of the process.
     pub fn stop(&self) {
-        self.shard.tell(Message::Stop);
+        self.shard.tell(ShardMessage::Stop);
         if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("an engine does not end: it waits for memory of a client");
         }

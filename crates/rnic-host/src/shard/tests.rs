@@ -3,7 +3,7 @@
 use super::host::EventSocket;
 use super::message::{CommandResult, NewClient};
 use super::run::Shard;
-use super::{Message, ShardHandle, ShardPort, channel};
+use super::{ShardHandle, ShardMessage, ShardPort, channel};
 use crate::dma::Process;
 use crate::settings::{Idle, Io, Placement, Settings, XdpMode};
 use crate::wire::{self, WireConfig};
@@ -59,7 +59,7 @@ fn add_client_of(shard: &mut Shard, handle: &ShardHandle, other_group: bool) -> 
         events,
         other_group,
     };
-    handle.tell(Message::AddClient(Box::new(new), answer));
+    handle.tell(ShardMessage::AddClient(Box::new(new), answer));
     shard.step();
     answered.recv().unwrap().unwrap();
     Client { bell: Bell::new(area).unwrap(), wake, _events: theirs }
@@ -74,7 +74,7 @@ fn step_at_work(
     let began = std::time::Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
         let (answer, _) = crossbeam_channel::bounded(1);
-        handle.tell(Message::RemoveSpace(SpaceId(77), answer));
+        handle.tell(ShardMessage::RemoveSpace(SpaceId(77), answer));
         shard.step();
         if done(shard) {
             return true;
@@ -119,7 +119,7 @@ fn events_that_a_socket_did_not_take_follow_while_the_engine_has_work() {
     let _client = add_client(&mut shard, &handle);
     let (ours, theirs) = EventSocket::pair().unwrap();
     let channel = ChannelId(2);
-    handle.tell(Message::AddChannel(CLIENT, channel, ours));
+    handle.tell(ShardMessage::AddChannel(CLIENT, channel, ours));
     shard.step();
     (0..EVENTS).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
     let mut next = 0;
@@ -142,11 +142,11 @@ fn a_closed_channel_leaves_nothing_to_look_at() {
     let _client = add_client(&mut shard, &handle);
     let (ours, _theirs) = EventSocket::pair().unwrap();
     let channel = ChannelId(2);
-    handle.tell(Message::AddChannel(CLIENT, channel, ours));
+    handle.tell(ShardMessage::AddChannel(CLIENT, channel, ours));
     shard.step();
     (0..5000).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
     assert!(shard.nic.events.any_full());
-    handle.tell(Message::RemoveChannel(CLIENT, channel));
+    handle.tell(ShardMessage::RemoveChannel(CLIENT, channel));
     shard.step();
     assert!(!shard.nic.events.any_full());
 }

@@ -1,6 +1,6 @@
 //! Copies of what is sent and received, as Ethernet frames, for captures.
 //!
-//! A wire around the links, inside of injected faults: it shows what was on the wire. Where a link
+//! A wire around the links, within the injected faults: it shows what was on the wire. Where a link
 //! has no Ethernet header, or does not show it, one is made up. What the device sends to itself
 //! shows once. Without watchers it costs one branch a call.
 

@@ -13,7 +13,7 @@
 //! wait: the socket carries a byte to the side that sleeps, and the owner's calls never block.
 //!
 //! The wire is shared by shards, which is by users: each that has something to send sends as many
-//! bytes as any other.
+//! bytes as any other, where a train of less than 8 KiB counts as that many.
 
 mod entry;
 mod memory;
@@ -167,8 +167,9 @@ const FIRST_CAPS: WireCaps = WireCaps {
 };
 /// Bytes that one shard may send in one turn of the wire.
 const QUANTUM: i64 = 128 * 1024;
-/// What a train costs at least, however short it is.
-const SMALLEST: i64 = 512;
+/// What a train costs at least, however short it is: about as many bytes are copied and checked in
+/// the time that its entry, its packets and their way back to a shard take.
+const SMALLEST: i64 = 8192;
 /// Wake-ups taken in one go; a ready socket stays ready.
 const WAKES_AT_ONCE: usize = 16;
 

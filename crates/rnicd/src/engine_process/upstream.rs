@@ -3,13 +3,14 @@
 use crate::users::{Call, CallAnswer, FromEngine, NetworkState};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::control::{GidEntry, PortInfo, encode};
-use rnic_abi::os::Connection;
+use rnic_abi::os::{Connection, EventFd};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::{Refused, refuse};
 use rnic_host::server::{Ledger, Paths};
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// See the [module](self). Any thread may call.
@@ -18,6 +19,10 @@ pub(super) struct Upstream {
     limits: Amounts,
     network: Mutex<NetworkState>,
     calls: Mutex<Calls>,
+    /// What users have given back and the daemon does not know yet.
+    given: Mutex<Amounts>,
+    /// Written when there is something of that.
+    wake: EventFd,
 }
 
 /// Calls without an answer.
@@ -34,8 +39,35 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    pub(super) fn new(socket: Connection, limits: Amounts, network: NetworkState) -> Self {
-        Self { socket, limits, network: Mutex::new(network), calls: Mutex::default() }
+    /// The daemon at the other end of a socket.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub(super) fn new(
+        socket: Connection,
+        limits: Amounts,
+        network: NetworkState,
+    ) -> io::Result<Self> {
+        let (network, wake) = (Mutex::new(network), EventFd::new()?);
+        let (calls, given) = (Mutex::default(), Mutex::default());
+        Ok(Self { socket, limits, network, calls, given, wake })
+    }
+
+    /// Readable when there is something to [give back](Self::give_back).
+    pub(super) fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    fn given(&self) -> MutexGuard<'_, Amounts> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the daemon what was given back.
+    pub(super) fn give_back(&self) {
+        let given = std::mem::take(&mut *self.given());
+        if given != Amounts::default() {
+            self.tell(&FromEngine::Give(given));
+        }
     }
 
     pub(super) fn socket(&self) -> &Connection {
@@ -110,14 +142,22 @@ impl Ledger for Upstream {
         self.limits[resource]
     }
 
-    fn take(&self, _: u32, resource: Resource, amount: u64) -> Result<(), Refused> {
-        match self.call(Call::Take(resource, amount))? {
+    fn take(&self, _: u32, wanted: &[(Resource, u64)]) -> Result<(), Refused> {
+        self.give_back();
+        match self.call(Call::Take(wanted.to_vec()))? {
             CallAnswer::Taken(taken) => taken,
             CallAnswer::Way(_) => Err(unexpected()),
         }
     }
 
     fn give(&self, _: u32, resource: Resource, amount: u64) {
-        self.tell(&FromEngine::Give(resource, amount));
+        let mut given = self.given();
+        let is_first = *given == Amounts::default();
+        given[resource] = given[resource].saturating_add(amount);
+        drop(given);
+        // What a session gives back at its end is told in one message.
+        if is_first && let Err(error) = self.wake.wake() {
+            tracing::error!("cannot give anything back to the daemon: {error}");
+        }
     }
 }

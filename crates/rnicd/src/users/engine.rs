@@ -1,16 +1,17 @@
 //! One engine process, as the daemon sees it.
 
 use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
+use super::resolver::Resolver;
 use super::{User, Users};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use rnic_abi::control::{MAX_MESSAGE, decode, encode};
+use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_abi::verbs::AhAttr;
 use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::report;
 use rnic_host::server::Ledger;
-use rnic_host::shard::Message;
+use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
 use rnic_host::wire::BranchStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,6 +36,7 @@ pub(crate) struct EngineProcess {
     wake: Arc<EventFd>,
     /// Its part of the wire.
     wire: Arc<BranchStats>,
+    resolver: Resolver,
     state: Mutex<State>,
 }
 
@@ -66,8 +68,8 @@ impl EngineProcess {
         (wake, wire): (Arc<EventFd>, Arc<BranchStats>),
     ) -> Self {
         let state = State { idle_since: Some(Instant::now()), ..State::default() };
-        let state = Mutex::new(state);
-        Self { user, number, serial, socket, pid, pidfd, wake, wire, state }
+        let (resolver, state) = (Resolver::new(), Mutex::new(state));
+        Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -193,7 +195,7 @@ impl EngineProcess {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Waits for its death; false when it lives on.
+    /// Waits until it is dead; false when it still runs.
     pub(super) fn wait_until(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -216,7 +218,7 @@ pub(super) fn attend_to(
             Ok(status) => engine.tell_of_end(status),
             Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
         }
-        users.parts.own.handle().tell(Message::EndShard(engine.serial));
+        users.parts.own.handle().tell(ShardMessage::EndShard(engine.serial));
         let taken = std::mem::take(&mut engine.state().taken);
         for resource in Resource::ALL {
             users.parts.ledger.give(engine.user.0, resource, taken[resource]);
@@ -257,7 +259,7 @@ type Fault = &'static str;
 impl Attendant<'_> {
     /// Until the process is dead, or has to be killed.
     fn run(mut self) -> Numbers {
-        // As sessions do: behind engines and programs.
+        // As that of sessions: lower than that of engines and programs.
         let _ = rustix::process::nice(NICENESS);
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
@@ -331,11 +333,14 @@ impl Attendant<'_> {
     fn handle(&mut self, message: FromEngine) -> Result<(), Fault> {
         match message {
             FromEngine::Call(number, Call::Resolve(ah)) => return self.resolve(number, ah),
-            FromEngine::Call(number, Call::Take(resource, amount)) => {
-                let taken = self.take(resource, amount);
+            FromEngine::Call(number, Call::Take(wanted)) => {
+                if wanted.len() > Resource::ALL.len() {
+                    return Err("takes more than there are resources");
+                }
+                let taken = self.take(&wanted);
                 return self.engine.answer(number, CallAnswer::Taken(taken));
             }
-            FromEngine::Give(resource, amount) => self.give(resource, amount),
+            FromEngine::Give(amounts) => self.give(&amounts),
             FromEngine::Told(number, told) => {
                 if let Some(answer) = self.engine.state().asked.remove(&number) {
                     let _ = answer.try_send(told);
@@ -352,22 +357,27 @@ impl Attendant<'_> {
         Ok(())
     }
 
-    fn take(&self, resource: Resource, amount: u64) -> Result<(), rnic_abi::control::Refusal> {
-        self.users.parts.ledger.take(self.engine.user.0, resource, amount)?;
+    fn take(&self, wanted: &[(Resource, u64)]) -> Result<(), Refusal> {
+        self.users.parts.ledger.take(self.engine.user.0, wanted)?;
         let mut state = self.engine.state();
-        // The ledger has checked the sum.
-        state.taken[resource] = state.taken[resource].saturating_add(amount);
-        if resource == Resource::Sessions {
+        for (resource, amount) in wanted {
+            // The ledger has checked the sum.
+            state.taken[*resource] = state.taken[*resource].saturating_add(*amount);
+        }
+        if state.taken[Resource::Sessions] > 0 {
             state.idle_since = None;
         }
         Ok(())
     }
 
     /// No more than was taken.
-    fn give(&self, resource: Resource, amount: u64) {
+    fn give(&self, amounts: &Amounts) {
         let mut state = self.engine.state();
-        let amount = amount.min(state.taken[resource]);
-        state.taken[resource] -= amount;
+        for resource in Resource::ALL {
+            let amount = amounts[resource].min(state.taken[resource]);
+            state.taken[resource] -= amount;
+            self.users.parts.ledger.give(self.engine.user.0, resource, amount);
+        }
         let idle = state.taken[Resource::Sessions] == 0;
         if idle {
             state.idle_since.get_or_insert_with(Instant::now);
@@ -376,10 +386,9 @@ impl Attendant<'_> {
         if idle {
             self.users.wake_idle();
         }
-        self.users.parts.ledger.give(self.engine.user.0, resource, amount);
     }
 
-    /// In a thread of its own: a neighbour may take seconds to answer.
+    /// In another thread: a neighbour may take seconds to answer.
     fn resolve(&self, number: u32, ah: AhAttr) -> Result<(), Fault> {
         {
             let mut state = self.engine.state();
@@ -389,7 +398,7 @@ impl Attendant<'_> {
             state.resolving += 1;
         }
         let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
-        let started = thread::spawn("rnic-resolve", STACK, move || {
+        let started = self.engine.resolver.run(move || {
             let way = users.parts.network.resolve(&ah).map(Way::from);
             engine.state().resolving -= 1;
             if engine.answer(number, CallAnswer::Way(way)).is_err() {
@@ -427,7 +436,8 @@ fn timespec(time: Duration) -> Timespec {
 
 /// Messages, and system calls for them, need no more.
 const STACK: usize = 256 * 1024;
-/// How much its threads stand back behind engines and programs, in steps of `nice`.
+/// By how much the priority of its threads is lower than that of engines and programs, in steps of
+/// `nice`.
 const NICENESS: i32 = 10;
 /// Messages of a process that are handled before its death is looked for.
 const MESSAGES_AT_ONCE: usize = 16;

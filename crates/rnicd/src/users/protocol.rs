@@ -87,8 +87,8 @@ pub(crate) enum Inquiry {
 pub(crate) enum FromEngine {
     /// Answered with [`ToEngine::Answer`] and the number.
     Call(u32, Call),
-    /// The user gives something back.
-    Give(Resource, u64),
+    /// The user gives so much of everything back.
+    Give(Amounts),
     /// The answer to [`ToEngine::Ask`].
     Told(u32, Told),
     /// All of so many clients that it was given are gone, for some time.
@@ -98,12 +98,12 @@ pub(crate) enum FromEngine {
 }
 
 /// What only the daemon can do.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Call {
     /// The way to the destination of an address handle.
     Resolve(AhAttr),
-    /// The user takes something.
-    Take(Resource, u64),
+    /// The user takes so much of each: all of it or nothing.
+    Take(Vec<(Resource, u64)>),
 }
 
 /// The answer to a [`Call`].

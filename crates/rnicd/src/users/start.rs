@@ -8,7 +8,7 @@ use rnic_abi::os::{Connection, EventFd};
 use rnic_host::memory;
 use rnic_host::quota::Amounts;
 use rnic_host::server::Ledger;
-use rnic_host::shard::Message;
+use rnic_host::shard::ShardMessage;
 use rnic_host::system::random;
 use rnic_host::wire::{self, NewBranch};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -93,7 +93,7 @@ impl Users {
         let engine = Arc::new(engine);
         engine::attend_to(Arc::clone(self), Arc::clone(&engine), child)?;
         tracing::info!("engine process {} serves user {}", engine.pid(), user.0);
-        self.parts.own.handle().tell(Message::AddShard(number, branch, receiver));
+        self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
         Ok(engine)
     }
 

@@ -1,11 +1,11 @@
-//! Engine processes that break every rule, and a daemon that lives on.
+//! Engine processes that break every rule, and a daemon that goes on working.
 
 use super::*;
 use rnic_abi::control::encode;
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
-use rnic_host::quota::{Limits, Machine, Resource, Section};
+use rnic_host::quota::{Amounts, Limits, Machine, Resource, Section};
 use rnic_host::server::Ledger;
 use rnic_host::settings::{Io, XdpMode};
 use rnic_host::shard::ShardPort;
@@ -28,7 +28,7 @@ fn users() -> Arc<Users> {
     let port = ShardPort::Device(Box::new(wire));
     let engine = EngineConfig::new([1, 2]);
     let own = Arc::new(OwnEngine::start(Settings::default(), engine, port).unwrap());
-    own.handle().tell(rnic_host::shard::Message::Network(network.now()));
+    own.handle().tell(rnic_host::shard::ShardMessage::Network(network.now()));
     let limits = Limits::new(&Section::new(), &Section::new(), &Machine::look());
     let device = DeviceInfo {
         name: "rnic0".into(),
@@ -104,7 +104,7 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
         for resource in Resource::ALL {
             let all = users.parts.ledger.limit(user, resource);
             if resource != Resource::RingBytes && resource.weight() == 0 {
-                users.parts.ledger.take(user, resource, all).unwrap();
+                users.parts.ledger.take(user, &[(resource, all)]).unwrap();
                 users.parts.ledger.give(user, resource, all);
             }
         }
@@ -162,8 +162,15 @@ fn message(random: &mut fastrand::Rng) -> FromEngine {
     let resource = Resource::ALL[random.usize(0..Resource::ALL.len())];
     let amount = random.u64(..) >> random.u32(0..64);
     match random.u8(0..6) {
-        0 => FromEngine::Give(resource, amount),
-        1 => FromEngine::Call(random.u32(..), Call::Take(resource, amount)),
+        0 => {
+            let mut amounts = Amounts::default();
+            amounts[resource] = amount;
+            FromEngine::Give(amounts)
+        }
+        1 => FromEngine::Call(
+            random.u32(..),
+            Call::Take(vec![(resource, amount); random.usize(0..14)]),
+        ),
         2 => FromEngine::Call(0, Call::Resolve(rnic_abi::verbs::AhAttr::default())),
         3 => FromEngine::Told(random.u32(0..9), Told::Sessions(Vec::new())),
         4 => FromEngine::Idle(random.u32(0..3)),

@@ -20,7 +20,7 @@ impl Qp {
             for k in reply.sent..reply.limit {
                 let len = (total - k * self.mtu).min(self.mtu);
                 let psn = reply.first.wrapping_add(k);
-                let next = Segment::new(Source::Reply { nth, k }, reply.opcode(k), psn, len);
+                let next = Segment::new(Source::QueuedReply { nth, k }, reply.opcode(k), psn, len);
                 if !budget.take(&next) {
                     return true;
                 }

@@ -22,7 +22,7 @@ use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::shared::Ctx;
 use crate::transport::Sequence;
-use replies::Replies;
+use replies::ReplyQueue;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use rnic_abi::wqe::Sge;
 use roce_wire::{Msn, NakCode, Operation, Psn, Syndrome, Trailer};
@@ -68,7 +68,7 @@ pub(crate) struct Responder {
     /// One past the furthest packet that was dropped behind the last gap.
     dropped_until: Psn,
     pub(crate) ack: Option<Ack>,
-    pub(crate) replies: Replies,
+    pub(crate) replies: ReplyQueue,
     /// The NAK that ends the connection, and what precedes it, may still be sent in ERR.
     pub(in crate::qp) final_nak_pending: bool,
 }

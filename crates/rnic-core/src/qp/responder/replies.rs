@@ -21,7 +21,7 @@ pub(crate) enum ReplyKind {
 
 /// A reply that is not fully sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Reply {
+pub(crate) struct QueuedReply {
     pub(crate) kind: ReplyKind,
     /// PSN of its first packet.
     pub(crate) first: Psn,
@@ -35,7 +35,7 @@ pub(crate) struct Reply {
     pub(crate) is_duplicate: bool,
 }
 
-impl Reply {
+impl QueuedReply {
     pub(crate) fn new(kind: ReplyKind, first: Psn, packets: u32, is_duplicate: bool) -> Self {
         Self { kind, first, packets, sent: 0, limit: packets, is_duplicate }
     }
@@ -74,13 +74,13 @@ pub(in crate::qp) const MEMORY: u32 = 1 << 22;
 
 /// Queue and memory.
 #[derive(Debug, Default)]
-pub(crate) struct Replies {
+pub(crate) struct ReplyQueue {
     depth: usize,
-    queue: VecDeque<Reply>,
+    queue: VecDeque<QueuedReply>,
     remembered: VecDeque<Remembered>,
 }
 
-impl Replies {
+impl ReplyQueue {
     /// Room for `max_dest_rd_atomic` requests; some requesters round their own limit up to a power
     /// of two, so that is tolerated.
     pub(crate) fn resize(&mut self, max_dest_rd_atomic: u8) {
@@ -100,9 +100,9 @@ impl Replies {
     }
 
     /// Room for a new request? A requester within its limit is done with enough of its earlier
-    /// ones, so the answer to a duplicate, which only a stale packet asked for, gives way.
+    /// ones, so the answer to a duplicate, which only a stale packet asked for, is dropped.
     pub(crate) fn make_room(&mut self) -> bool {
-        // Rule: StaleGivesWay
+        // Rule: StaleMakesRoom
         if self.queue.len() >= self.depth
             && let Some(stale) = self.queue.iter().position(|reply| reply.is_duplicate)
         {
@@ -112,7 +112,7 @@ impl Replies {
         self.queue.len() < self.depth
     }
 
-    /// Replies not fully sent.
+    /// Replies that are not fully sent.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
     }
@@ -124,7 +124,7 @@ impl Replies {
             self.remembered.pop_front();
         }
         self.remembered.push_back(Remembered { first, packets, kind });
-        self.queue.push_back(Reply::new(kind, first, packets, false));
+        self.queue.push_back(QueuedReply::new(kind, first, packets, false));
     }
 
     /// A duplicate READ: answered from memory if it lies within a remembered one.
@@ -152,7 +152,7 @@ impl Replies {
         }
         let kind = ReplyKind::Read { va, rkey, len };
         // Rule: DuplicateReadPsn
-        self.restart(Reply::new(kind, psn, packets, true), epsn)
+        self.restart(QueuedReply::new(kind, psn, packets, true), epsn)
     }
 
     /// A duplicate atomic: the saved result is sent again, the operation is not repeated.
@@ -164,7 +164,7 @@ impl Replies {
             // Rule: DuplicateAtomicMatches
             .find(|r| r.first == psn);
         let Some(saved) = saved else { return false };
-        self.restart(Reply::new(saved.kind, psn, 1, true), epsn)
+        self.restart(QueuedReply::new(saved.kind, psn, 1, true), epsn)
     }
 
     /// Queues the answer to a duplicate where its PSNs belong. What is owed for the same PSNs
@@ -172,7 +172,7 @@ impl Replies {
     /// something that the requester never missed. Where that does not all fit, what duplicates cut
     /// short goes: a requester that asks from there on has it. Returns false when the queue is
     /// still full, which only a peer that exceeds its max_rd_atomic can cause.
-    fn restart(&mut self, reply: Reply, epsn: Psn) -> bool {
+    fn restart(&mut self, reply: QueuedReply, epsn: Psn) -> bool {
         let behind = |psn: Psn| psn.steps_to(epsn);
         let (first, end) = (behind(reply.first), behind(reply.end()));
         // Rule: DuplicateKeepsAnswers
@@ -190,7 +190,7 @@ impl Replies {
         }
         let has_room = self.queue.len() < self.depth;
         if has_room {
-            let after = |owed: &Reply| behind(owed.next_psn()) <= first;
+            let after = |owed: &QueuedReply| behind(owed.next_psn()) <= first;
             let at = self.queue.iter().position(after).unwrap_or(self.queue.len());
             self.queue.insert(at, reply);
         }
@@ -234,7 +234,7 @@ impl Replies {
     }
 
     /// The `nth` reply of the queue.
-    pub(crate) fn get(&self, nth: usize) -> Option<&Reply> {
+    pub(crate) fn get(&self, nth: usize) -> Option<&QueuedReply> {
         self.queue.get(nth)
     }
 
@@ -267,13 +267,13 @@ impl Replies {
 
 #[cfg(test)]
 mod tests {
-    use super::{MEMORY, Replies, Reply, ReplyKind};
+    use super::{MEMORY, QueuedReply, ReplyKind, ReplyQueue};
     use roce_wire::Psn;
 
     const KEY: u32 = 7;
 
-    fn with_read(first: Psn, packets: u32, len: u32) -> Replies {
-        let mut replies = Replies::default();
+    fn with_read(first: Psn, packets: u32, len: u32) -> ReplyQueue {
+        let mut replies = ReplyQueue::default();
         replies.resize(4);
         replies.push_new(ReplyKind::Read { va: 0, rkey: KEY, len }, first, packets);
         replies
@@ -305,8 +305,8 @@ mod tests {
     }
 
     /// First PSNs, as offsets from `start`, and packets left of everything queued.
-    fn queue(replies: &Replies, start: Psn) -> Vec<(u32, u32)> {
-        let left = |r: &Reply| (start.steps_to(r.next_psn()), r.limit - r.sent);
+    fn queue(replies: &ReplyQueue, start: Psn) -> Vec<(u32, u32)> {
+        let left = |r: &QueuedReply| (start.steps_to(r.next_psn()), r.limit - r.sent);
         (0..).map_while(|nth| replies.get(nth)).map(left).collect()
     }
 
@@ -314,7 +314,7 @@ mod tests {
     fn a_duplicate_takes_its_place_among_what_is_owed() {
         for start in [Psn::new(5), Psn::new(0x00ff_fffa), Psn::new(0x007f_fffa)] {
             let epsn = start.wrapping_add(30);
-            let ask = |replies: &mut Replies, k: u32| {
+            let ask = |replies: &mut ReplyQueue, k: u32| {
                 let request = (u64::from(k) * 256, KEY, (10 - k) * 256);
                 assert!(replies.push_duplicate_read(start.wrapping_add(k), request, 10 - k, epsn));
             };

@@ -1,9 +1,9 @@
-//! When a yield is of use: predictions that are tried ever more seldom while they fail.
+//! When a yield is of use: predictions that are tried less and less often while they fail.
 
 use super::LONG_ABSENCE;
 use rnic_core::time::Instant;
 
-/// Something that is tried every time while it is of use, and ever more seldom when it is not.
+/// Something that is tried every time while it is of use, and less and less often when it is not.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backoff {
     /// Occasions until the next attempt.
