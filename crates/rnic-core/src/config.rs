@@ -23,7 +23,7 @@ pub struct EngineConfig {
     pub port: PortState,
     /// Entries of the GID table.
     pub gid_table_len: u32,
-    /// Habits.
+    /// Vendor behaviour where implementations differ.
     pub profile: Profile,
     /// Put received SENDs of up to 64 bytes into the CQE instead of writing them to memory, where
     /// no peer can reach the receive buffers' memory region.

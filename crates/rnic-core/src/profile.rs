@@ -1,4 +1,4 @@
-//! Habits in which devices differ although all of them keep to the specification.
+//! Behaviour in which devices differ although all of them keep to the specification.
 //!
 //! What is here is what is known of ConnectX from captures and from its vendor's documents. Two
 //! things that other devices do otherwise are the same in both profiles, because ConnectX does what

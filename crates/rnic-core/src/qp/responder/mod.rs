@@ -8,7 +8,7 @@
 //! Requests run through named checks in the order of IBTA 9.7.4 (PSN, opcode sequence, operation,
 //! resources, length, key), and only then change anything. Memory is not touched here: data goes to
 //! the [batch](crate::batch), atomics are handed to ingress, which empties the batch
-//! first. Nothing is sent here: what is owed stays in `ack` and `replies` until egress comes by.
+//! first. Nothing is sent here: what is owed stays in `ack` and `replies` until egress visits.
 
 mod answers;
 mod execute;
@@ -363,18 +363,17 @@ impl Qp {
 
     /// READ and atomic depth; a receive WQE for what needs one.
     fn check_resources<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
-        let position = packet.info.position;
         let needs_receive = match packet.info.operation {
-            // Rule: SendTakesReceiveFirst
-            Operation::Send => position.is_start(),
+            Operation::Send => true,
             Operation::Write => {
                 // Rule: WriteImmTakesReceive
-                packet.info.trailer() == Trailer::Imm && position.is_end()
+                packet.info.trailer() == Trailer::Imm && packet.info.position.is_end()
             }
             _ if self.responder.replies.make_room() => false,
             _ => return Err(Verdict::nak(NakReason::Resources)),
         };
-        // One may be left of a message that was given up.
+        // The first packet took one for its message, or found that of a message that was given up.
+        // Rule: SendTakesReceiveFirst
         if !needs_receive || self.responder.recv.is_some() {
             return Ok(());
         }
