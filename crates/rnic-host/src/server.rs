@@ -19,13 +19,15 @@ mod registry;
 mod reply;
 mod service;
 mod session;
+mod turned_away;
 
 pub use accounts::Accounts;
-pub use door::{Admitted, Door};
+pub use door::Door;
 pub use plane::{Engines, Ledger, Paths};
 pub use registry::Registry;
 pub use service::Service;
 pub use session::serve;
+pub use turned_away::{Admitted, TurnedAway};
 
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,17 @@ use std::ptr::null_mut;
 /// A stack for whatever a thread may do.
 pub const STACK: usize = 2 << 20;
 
+/// Makes the priority of the calling thread, and of those that it starts, lower than that of
+/// engines and programs: clients that connect and ask without end must not take the CPU from those
+/// that transfer data.
+pub fn lower_priority() {
+    // The kernel lets every thread lower its own.
+    let _ = rustix::process::nice(NICENESS);
+}
+
+/// In steps of `nice`.
+const NICENESS: i32 = 10;
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Starts a thread, with rights and priority of the calling one. It is detached.

@@ -212,6 +212,10 @@ fn drain(mut pipe: &UnixStream) {
 
 /// Ends all sessions, then the engines.
 fn stop(device: &Device, service: &Service) {
+    // They end while the sessions of this process do.
+    if let Some(users) = &device.users {
+        users.end();
+    }
     if let Err(error) = service.stop.wake() {
         tracing::error!("cannot end the sessions: {error}");
     }
@@ -224,7 +228,7 @@ fn stop(device: &Device, service: &Service) {
         let _ = ended.drain();
     }
     if let Some(users) = &device.users {
-        users.stop();
+        users.stop(started + DRAIN_PATIENCE);
     }
     device.own.stop();
 }

@@ -5,19 +5,21 @@
 //! that user's clients are here, and whatever they take. What only the daemon can do is asked for
 //! over a socket, on standard input.
 
+mod admission;
 mod identity;
 mod upstream;
 
 use crate::log;
 use crate::system;
 use crate::users::{FromEngine, Inquiry, Start, ToEngine, Told, first_number};
+use admission::Admission;
 use anyhow::{Context, Result, bail};
-use rnic_abi::control::{Answer, MAX_MESSAGE, Refusal, decode, encode};
+use rnic_abi::control::{MAX_MESSAGE, decode};
 use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_core::{EngineConfig, Secret};
 use rnic_host::inspect::Question;
 use rnic_host::memory;
-use rnic_host::server::{Registry, Service, serve};
+use rnic_host::server::{Registry, Service};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::thread;
 use rnic_host::wire::{Attachment, ShardWire};
@@ -60,6 +62,7 @@ struct EngineProcess {
     upstream: Arc<Upstream>,
     engine: Arc<OwnEngine>,
     service: Arc<Service>,
+    admission: Admission,
 }
 
 impl EngineProcess {
@@ -91,7 +94,9 @@ impl EngineProcess {
             started: Instant::now(),
             stop: EventFd::new()?,
         };
-        Ok(Self { upstream, engine, service: Arc::new(service) })
+        let service = Arc::new(service);
+        let admission = Admission::start(Arc::clone(&service))?;
+        Ok(Self { upstream, engine, service, admission })
     }
 
     /// Does what the daemon says, until it says that this is the end, or is gone.
@@ -149,20 +154,11 @@ impl EngineProcess {
         Ok(())
     }
 
-    /// In a thread of its own: what a session costs is asked of the daemon, whose answers come to
-    /// this thread.
     fn admit(&self, fds: Descriptors, clients: &mut Clients) {
         clients.given = clients.given.wrapping_add(1);
         clients.last_here = Some(Instant::now());
-        let Ok([connection]) = fds.exactly() else { return };
-        let service = Arc::clone(&self.service);
-        let started = thread::spawn("rnic-admission", STACK, move || {
-            if let Err((connection, why)) = serve(&service, connection.into()) {
-                turn_away(&connection, why);
-            }
-        });
-        if let Err(error) = started {
-            tracing::error!("cannot serve a client: {error}");
+        if let Ok([connection]) = fds.exactly() {
+            self.admission.admit(connection.into());
         }
     }
 
@@ -245,19 +241,6 @@ impl Clients {
     }
 }
 
-/// Tells a client why it is not served. Its first request is in the socket, or comes in a moment;
-/// closed before it is read, the connection would be reset and the answer lost.
-fn turn_away(connection: &Connection, why: Refusal) {
-    tracing::debug!("a client is turned away: {why}");
-    let answer: Answer = Err(why);
-    let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
-    if poll(&mut fds, Some(&patience)).is_ok_and(|count| count > 0) {
-        let _ = connection.try_recv(&mut vec![0; MAX_MESSAGE]);
-        let _ = encode(&answer).map(|bytes| connection.try_send(&bytes, &[]));
-    }
-}
-
 /// How long the process stays after its last client: programs often come one after the other.
 const LINGER: Duration = Duration::from_secs(5);
 /// Messages between two looks at the sessions.
@@ -267,5 +250,5 @@ const MESSAGES_AT_ONCE: usize = 32;
 const DRAIN_PATIENCE: Duration = Duration::from_millis(300);
 /// Bytes that keep the process alive when there are no others.
 const RESERVE: usize = 8 << 20;
-/// A question and an admission need no more.
+/// A question needs no more.
 const STACK: usize = 256 * 1024;

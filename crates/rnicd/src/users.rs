@@ -214,16 +214,18 @@ impl Users {
         self.table().engines.values().cloned().collect()
     }
 
-    /// Ends all processes. Those that have not ended by then are killed.
-    pub(crate) fn stop(&self) {
-        let all: Vec<_> = {
-            let mut table = self.table();
-            table.stopping = true;
-            table.engines.clear();
-            table.numbers.iter().flatten().cloned().collect()
-        };
-        all.iter().for_each(|engine| engine.end());
-        let deadline = Instant::now() + STOP_PATIENCE;
+    /// Tells all processes to end, and takes no client any more.
+    pub(crate) fn end(&self) {
+        let mut table = self.table();
+        table.stopping = true;
+        table.engines.clear();
+        table.numbers.iter().flatten().for_each(|engine| engine.end());
+    }
+
+    /// Waits until all processes have [ended](Self::end), and kills the others at the deadline.
+    pub(crate) fn stop(&self, deadline: Instant) {
+        self.end();
+        let all: Vec<_> = self.table().numbers.iter().flatten().cloned().collect();
         for engine in &all {
             if !engine.wait_until(deadline) {
                 tracing::warn!("the engine process of user {} does not end", engine.user().0);
@@ -386,8 +388,6 @@ const MAX_NAME: usize = 15;
 const ENGINES: usize = MAX_SHARDS as usize - 2;
 /// How long engines have for an answer that is only displayed.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long engines have for their end.
-const STOP_PATIENCE: Duration = Duration::from_millis(700);
 
 #[cfg(test)]
 mod tests;

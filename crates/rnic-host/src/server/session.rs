@@ -3,9 +3,10 @@
 use super::accounts::Account;
 use super::capture::Capture;
 use super::context::Context;
-use super::door::Admitted;
+
 use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
+use super::turned_away::Admitted;
 use crate::inspect::Kind;
 use crate::memory;
 use crate::quota::Resource;

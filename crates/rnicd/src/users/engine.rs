@@ -16,7 +16,7 @@ use rnic_host::thread;
 use rnic_host::wire::BranchStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -55,6 +55,8 @@ struct State {
     network: Option<bool>,
     /// It was told to end, or has said that it will.
     ends: Option<Instant>,
+    /// Answers that it has not taken yet, the oldest first.
+    unsent: VecDeque<ToEngine>,
     /// Ways that are being looked for.
     resolving: u32,
 }
@@ -259,8 +261,7 @@ type Fault = &'static str;
 impl Attendant<'_> {
     /// Until the process is dead, or has to be killed.
     fn run(mut self) -> Numbers {
-        // As that of sessions: lower than that of engines and programs.
-        let _ = rustix::process::nice(NICENESS);
+        thread::lower_priority();
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             match self.turn(&mut buffer) {
@@ -280,7 +281,7 @@ impl Attendant<'_> {
         let engine = self.engine;
         let (pending, ends) = {
             let state = engine.state();
-            (state.network.is_some(), state.ends)
+            (state.network.is_some() || !state.unsent.is_empty(), state.ends)
         };
         let left = ends.map(|since| END_PATIENCE.saturating_sub(since.elapsed()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -303,6 +304,7 @@ impl Attendant<'_> {
         if engine.wire.is_broken() {
             return Err("writes nonsense into the memory that it shares with the daemon");
         }
+        engine.send_answers(&mut engine.state());
         self.tell_network();
         for _ in 0..MESSAGES_AT_ONCE {
             match engine.socket.try_recv(buffer) {
@@ -416,13 +418,30 @@ impl Attendant<'_> {
 }
 
 impl EngineProcess {
+    /// Answers a call, in a moment if the process has too much to read already.
     fn answer(&self, number: u32, answer: CallAnswer) -> Result<(), Fault> {
-        match self.send(&ToEngine::Answer(number, answer), &[]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err("does not read the answers to its calls")
+        let mut state = self.state();
+        if state.unsent.len() >= MAX_UNSENT {
+            return Err("does not read the answers to its calls");
+        }
+        state.unsent.push_back(ToEngine::Answer(number, answer));
+        self.send_answers(&mut state);
+        if !state.unsent.is_empty() {
+            // The thread that attends to it may be asleep, and not wait for room.
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// As many as it takes now.
+    fn send_answers(&self, state: &mut State) {
+        while let Some(answer) = state.unsent.front() {
+            let sent = self.send(answer, &[]);
+            if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return;
             }
             // Also when it is dead: that is seen in a moment.
-            _ => Ok(()),
+            state.unsent.pop_front();
         }
     }
 }
@@ -436,13 +455,12 @@ fn timespec(time: Duration) -> Timespec {
 
 /// Messages, and system calls for them, need no more.
 const STACK: usize = 256 * 1024;
-/// By how much the priority of its threads is lower than that of engines and programs, in steps of
-/// `nice`.
-const NICENESS: i32 = 10;
 /// Messages of a process that are handled before its death is looked for.
 const MESSAGES_AT_ONCE: usize = 16;
 /// Questions to a process without an answer.
 const MAX_ASKED: usize = 64;
+/// Answers that wait for a process to read: each of its sessions has one call at a time.
+const MAX_UNSENT: usize = 4096;
 /// Ways that are looked for at a time for one process: a session waits for one.
 const MAX_RESOLVING: u32 = 256;
 /// How long a process may take to end when it is told to.

@@ -11,7 +11,7 @@ use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::system::random;
 use rnic_host::wire::{self, NewBranch};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -91,9 +91,15 @@ impl Users {
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let engine = EngineProcess::new(user, (number, serial), ours, (pid, pidfd), (wake, stats));
         let engine = Arc::new(engine);
-        engine::attend_to(Arc::clone(self), Arc::clone(&engine), child)?;
-        tracing::info!("engine process {} serves user {}", engine.pid(), user.0);
+        // First: the thread that attends to the process tells of its end.
         self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
+        if let Err(error) = engine::attend_to(Arc::clone(self), Arc::clone(&engine), child) {
+            engine.kill();
+            let _ = waitpid(Some(pid), WaitOptions::empty());
+            self.parts.own.handle().tell(ShardMessage::EndShard(serial));
+            return Err(error);
+        }
+        tracing::info!("engine process {} serves user {}", engine.pid(), user.0);
         Ok(engine)
     }
 
