@@ -34,7 +34,18 @@ pub(super) enum Work {
     /// qperf's tcp_lat with 8 bytes.
     Qperf,
     /// A program of perftest.
-    Perftest { line: &'static str, shared: bool },
+    Perftest { line: &'static str, form: Form },
+}
+
+/// How a program of perftest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As root, as the daemon.
+    Plain,
+    /// As root, with memory that the daemon maps.
+    SharedMemory,
+    /// As an ordinary user, whose engine process hands its frames to the daemon.
+    OtherUser,
 }
 
 const fn raw(key: &'static str) -> Probe {
@@ -42,11 +53,15 @@ const fn raw(key: &'static str) -> Probe {
 }
 
 const fn ours(key: &'static str, topology: Topology, line: &'static str) -> Probe {
-    Probe { key, topology, work: Work::Perftest { line, shared: false } }
+    Probe { key, topology, work: Work::Perftest { line, form: Form::Plain } }
 }
 
 const fn shared(key: &'static str, topology: Topology, line: &'static str) -> Probe {
-    Probe { key, topology, work: Work::Perftest { line, shared: true } }
+    Probe { key, topology, work: Work::Perftest { line, form: Form::SharedMemory } }
+}
+
+const fn user(key: &'static str, topology: Topology, line: &'static str) -> Probe {
+    Probe { key, topology, work: Work::Perftest { line, form: Form::OtherUser } }
 }
 
 const UDP: Topology = Topology::Daemons { io: Io::Udp, xdp_mode: "auto" };
@@ -117,9 +132,13 @@ pub(super) const PROBES: &[Probe] = &[
     ours("udp/write-lat", UDP, WRITE_LAT),
     ours("udp/send-lat", UDP, SEND_LAT),
     ours("udp/send-lat-events", UDP, SEND_LAT_EVENTS),
+    user("udp/user-write-64k", UDP, WRITE_64K),
+    user("udp/user-write-lat", UDP, WRITE_LAT),
     ours("af-packet/write-64k", PACKET, WRITE_64K),
     ours("af-packet/write-1m", PACKET, WRITE_1M),
     ours("af-packet/write-lat", PACKET, WRITE_LAT),
+    user("af-packet/user-write-64k", PACKET, WRITE_64K),
+    user("af-packet/user-write-lat", PACKET, WRITE_LAT),
     ours("xdp-native/write-64k", NATIVE, WRITE_64K),
     ours("xdp-native/write-64k-1024", NATIVE, WRITE_64K_1024),
     shared("xdp-native/write-64k-shared", NATIVE, WRITE_64K),
@@ -127,6 +146,8 @@ pub(super) const PROBES: &[Probe] = &[
     ours("xdp-native/rate-1", NATIVE, RATE_1),
     ours("xdp-native/rate-16", NATIVE, RATE_16),
     ours("xdp-native/write-lat", NATIVE, WRITE_LAT),
+    user("xdp-native/user-write-64k", NATIVE, WRITE_64K),
+    user("xdp-native/user-write-lat", NATIVE, WRITE_LAT),
     ours("xdp-generic/write-64k", GENERIC, WRITE_64K),
     ours("xdp-generic/write-64k-1024", GENERIC, WRITE_64K_1024),
     ours("xdp-generic/rate-1", GENERIC, RATE_1),

@@ -67,6 +67,10 @@ impl Target {
 }
 
 use Column::{Other, Raw, Tcp};
+
+/// The same program as root, which the daemon's own engine serves.
+const ROOT: Column = Other("root's");
+
 use Metric::{Bytes, Messages, P50, P99};
 
 const fn at_least(column: Column, probe: &'static str, metric: Metric, factor: f64) -> Against {
@@ -103,6 +107,8 @@ const QPERF: Against = shown(Tcp, "qperf", P50);
 const UDP: &str = "io udp, one QP, path MTU 4096";
 const PACKET: &str = "io af-packet, one QP, path MTU 4096";
 const XDP: &str = "io af-xdp, one QP";
+const USER: &str =
+    "An ordinary user at root's daemon (engine process, frames handed over), path MTU 4096";
 const LOOPBACK: &str = "Loopback: two programs of one device, 1 MiB";
 pub(super) const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";
@@ -240,6 +246,48 @@ const OURS: &[Row] = &[
         "xdp-generic/write-64k-1024",
         Bytes,
         &[IPERF3, at_least(Raw, "raw/xdp-generic/write-65536-1024/process-vm", Bytes, 0.8)],
+    ),
+    row(
+        USER,
+        "WRITE 64 KiB, udp",
+        "udp/user-write-64k",
+        Bytes,
+        &[IPERF3, at_least(ROOT, "udp/write-64k", Bytes, 0.7)],
+    ),
+    row(
+        USER,
+        "WRITE 64 KiB, af-packet",
+        "af-packet/user-write-64k",
+        Bytes,
+        &[IPERF3, at_least(ROOT, "af-packet/write-64k", Bytes, 0.7)],
+    ),
+    row(
+        USER,
+        "WRITE 64 KiB, af-xdp native",
+        "xdp-native/user-write-64k",
+        Bytes,
+        &[IPERF3, at_least(ROOT, "xdp-native/write-64k", Bytes, 0.7)],
+    ),
+    row(
+        USER,
+        "WRITE 8 B p50, udp",
+        "udp/user-write-lat",
+        P50,
+        &[QPERF, at_most(ROOT, "udp/write-lat", P50, 2.0)],
+    ),
+    row(
+        USER,
+        "WRITE 8 B p50, af-packet",
+        "af-packet/user-write-lat",
+        P50,
+        &[QPERF, at_most(ROOT, "af-packet/write-lat", P50, 2.0)],
+    ),
+    row(
+        USER,
+        "WRITE 8 B p50, af-xdp native",
+        "xdp-native/user-write-lat",
+        P50,
+        &[QPERF, at_most(ROOT, "xdp-native/write-lat", P50, 2.0)],
     ),
     row(
         LOOPBACK,

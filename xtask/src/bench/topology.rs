@@ -12,12 +12,12 @@ use system_tests::dist::{Dist, cargo};
 use system_tests::lab::{self, Pair};
 use system_tests::netns::NetPair;
 use system_tests::packages::Toolbox;
-use system_tests::paths;
+use system_tests::paths::{self, Scratch};
 use system_tests::place::{Host, Job, Node, Place};
-use system_tests::process::Cmd;
+use system_tests::process::{Cmd, User};
 use system_tests::programs::{Dialogue, iperf3, perftest, qperf};
 
-use super::probes::{Probe, Topology, Work};
+use super::probes::{Form, Probe, Topology, Work};
 use super::series::Metric;
 
 /// Carries RoCE path MTU 4096 with headers.
@@ -44,24 +44,20 @@ impl Reading {
 pub(super) struct Fixtures {
     pub(super) dist: &'static Dist,
     pub(super) tools: Toolbox,
+    /// Where the installation is: outside the checkout, which may be closed to other users.
+    _scratch: Scratch,
     raw: PathBuf,
-    /// Whether `rnic run` knows `--shared-memory`.
-    pub(super) shares_memory: bool,
 }
 
 impl Fixtures {
-    pub(super) fn new(dist: &'static Dist, tools: Toolbox) -> Result<Self> {
+    pub(super) fn new(dist: &Dist, tools: Toolbox) -> Result<Self> {
         cargo()
             .args(["build", "--release", "--quiet", "-p", "rnic-bench", "--bin", "rnic-raw"])
             .limit(Duration::from_secs(1800))
             .check()?;
-        let help = Cmd::new(dist.bin("rnic")).args(["run", "--help"]).run()?;
-        Ok(Self {
-            dist,
-            tools,
-            raw: paths::target().join("release/rnic-raw"),
-            shares_memory: help.stdout.contains("--shared-memory"),
-        })
+        let scratch = Scratch::new("bench")?;
+        let dist = Box::leak(Box::new(dist.copy_to(&scratch.join("dist"))?));
+        Ok(Self { dist, tools, _scratch: scratch, raw: paths::target().join("release/rnic-raw") })
     }
 }
 
@@ -116,11 +112,11 @@ impl Set {
                     Ok(vec![(Metric::P50, seconds * 1e6)])
                 })
             }
-            (Self::Daemons(pair), Work::Perftest { line, shared }) => {
-                program(line, &beside(&pair.left, 0, shared), &beside(&pair.right, 1, shared))
+            (Self::Daemons(pair), Work::Perftest { line, form }) => {
+                program(line, &beside(&pair.left, 0, form), &beside(&pair.right, 1, form))
             }
-            (Self::OneDaemon(node, _), Work::Perftest { line, shared }) => {
-                program(line, &beside(node, 0, shared), &beside(node, 1, shared))
+            (Self::OneDaemon(node, _), Work::Perftest { line, form }) => {
+                program(line, &beside(node, 0, form), &beside(node, 1, form))
             }
             _ => bail!("{} does not fit its topology", probe.key),
         }
@@ -194,15 +190,15 @@ fn program(line: &str, server: &Beside<'_>, client: &Beside<'_>) -> Result<Readi
     Ok(Reading::of(vec![(Metric::Bytes, row.average), (Metric::Messages, row.messages)]))
 }
 
-/// A daemon's programs on one CPU, with ordinary or shared memory.
+/// A daemon's programs on one CPU.
 struct Beside<'a> {
     node: &'a Node,
     cpu: Option<usize>,
-    shared: bool,
+    form: Form,
 }
 
-fn beside(node: &Node, side: usize, shared: bool) -> Beside<'_> {
-    Beside { node, cpu: lab::cpu_of(side), shared }
+fn beside(node: &Node, side: usize, form: Form) -> Beside<'_> {
+    Beside { node, cpu: lab::cpu_of(side), form }
 }
 
 impl Place for Beside<'_> {
@@ -220,15 +216,15 @@ impl Place for Beside<'_> {
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
         let host = &self.node.host;
-        let cmd = if self.shared {
-            Cmd::new(self.node.dist.bin("rnic"))
+        let cmd = match self.form {
+            Form::Plain => self.node.cmd(program)?,
+            Form::OtherUser => self.node.cmd(program)?.as_user(Some(User::NOBODY)),
+            Form::SharedMemory => Cmd::new(self.node.dist.bin("rnic"))
                 .args(["run", "--shared-memory", "--socket"])
                 .arg(self.node.daemon.socket())
                 .arg("--")
                 .arg(host.tools.program(program)?)
-                .in_netns(host.netns.as_deref())
-        } else {
-            self.node.cmd(program)?
+                .in_netns(host.netns.as_deref()),
         };
         Ok(Box::new(cmd.on_cpu(self.cpu).args(args).limit(limit).start()?))
     }
