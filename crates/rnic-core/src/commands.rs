@@ -167,7 +167,7 @@ impl Engine {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         // Rule: QpTypes
         if !TransportRules::of(new.qp_type).is_offered {
-            return Err(refuse(Errno::NotSupported, "only RC queue pairs are supported"));
+            return Err(refuse(Errno::NotSupported, "only RC and UC queue pairs are supported"));
         }
         self.owned_pd(client, new.pd)?;
         self.owned_cq(client, new.send_cq)?;

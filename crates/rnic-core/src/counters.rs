@@ -129,7 +129,9 @@ impl Counters {
             DropReason::PKey => &mut self.bad_pkey_violations,
             DropReason::Address => &mut self.rx_bad_address,
             DropReason::QKey => &mut self.qkey_violations,
+            // Counted with the gap that it tells of.
             DropReason::OutOfSequence => return,
+            DropReason::Refused(reason) => return self.refused(reason),
             DropReason::Duplicate => &mut self.duplicate_request,
             DropReason::GhostResponse | DropReason::ReservedSyndrome => &mut self.rx_ghost_response,
             DropReason::AfterFault => &mut self.rx_after_fault,

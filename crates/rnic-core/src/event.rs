@@ -65,17 +65,20 @@ pub enum DropReason {
     Address,
     /// Q_Key mismatch.
     QKey,
-    /// Ahead of the expected PSN while a NAK for the gap is already on its way.
+    /// Ahead of the expected PSN while a NAK for the gap is already on its way, or where none is
+    /// sent.
     OutOfSequence,
     /// A duplicate that needs no answer, or whose answer is no longer remembered.
     Duplicate,
+    /// A request that would be refused with a NAK, by a transport without answers.
+    Refused(NakReason),
     /// A response outside the window of unacknowledged PSNs.
     GhostResponse,
     /// Reserved AETH syndrome.
     ReservedSyndrome,
     /// Refused because an earlier packet of the burst failed.
     AfterFault,
-    /// A datagram service found no receive WQE.
+    /// A transport without answers found no receive WQE.
     NoReceive,
     /// A datagram is longer than the receive buffer.
     TooLong,
@@ -86,7 +89,7 @@ pub enum DropReason {
     LentGone,
 }
 
-/// Why a request is answered with a NAK.
+/// Why a request is refused: with a NAK, where the transport has answers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakReason {
     /// PSN ahead of what is expected.

@@ -233,11 +233,11 @@ impl<T: Tap> Target<'_, '_, T> {
         }
         let ctx = &mut self.ctx;
         match deferred {
-            Deferred::Nak(reason) => qp.nak_and_fail(ctx, reason),
+            Deferred::Nak(reason) => return qp.refuse(ctx, reason),
             Deferred::BadReceive { wr_id, index } => qp.fail_receive(ctx, wr_id, index),
             Deferred::Atomic(request) => match execute(dma, &request) {
                 Some(old) => qp.finish_atomic(ctx, psn, old),
-                None => qp.nak_and_fail(ctx, NakReason::RemoteMemory),
+                None => return qp.refuse(ctx, NakReason::RemoteMemory),
             },
             Deferred::FailRequest(status) => qp.fail_request(ctx, status),
             Deferred::StoreAtomic { space, addr, value } => {

@@ -95,6 +95,7 @@ fn init_mask(qp_type: QpType) -> AttrMask {
 fn rtr(qp_type: QpType) -> Option<Allowed> {
     let (required, optional) = match qp_type {
         QpType::Rc | QpType::XrcRecv => (RC_RTR, CONNECTED_RTR_OPTIONAL),
+        // Rule: UcRtrAttributes
         QpType::Uc | QpType::XrcSend => (UC_RTR, CONNECTED_RTR_OPTIONAL),
         QpType::Ud => (NONE, DATAGRAM_INIT.difference(AttrMask::PORT)),
     };
@@ -106,6 +107,7 @@ fn rts(qp_type: QpType) -> Option<Allowed> {
         QpType::Rc => (RC_RTS, RC_RTS_OPTIONAL),
         QpType::XrcSend => (RC_RTS, UC_RTS_OPTIONAL),
         QpType::XrcRecv => (AttrMask::TIMEOUT.union(AttrMask::SQ_PSN), RC_RTS_OPTIONAL),
+        // Rule: UcRtsAttributes
         QpType::Uc => (AttrMask::SQ_PSN, UC_RTS_OPTIONAL),
         QpType::Ud => (AttrMask::SQ_PSN, UD_RTS_OPTIONAL),
     };

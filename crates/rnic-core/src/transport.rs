@@ -3,7 +3,7 @@
 //! What depends on the type of a queue pair is asked of its row here, so that another transport is
 //! a row and the code that only it needs, not a search for places that assume RC.
 
-use rnic_abi::verbs::{QpType, WrOpcode};
+use rnic_abi::verbs::{QpState, QpType, WrOpcode};
 use roce_wire::{Opcode, Transport};
 
 /// The rules of one type of queue pair.
@@ -20,8 +20,8 @@ pub(crate) struct TransportRules {
     writes: bool,
     /// It may read its peer's memory and change it atomically: that takes responses.
     reads: bool,
-    /// The responder answers, so that the requester repeats what is lost.
-    is_reliable: bool,
+    /// The responder answers: the requester repeats what is lost, and is told what is refused.
+    pub(crate) is_reliable: bool,
 }
 
 /// What a request is to the responder, by its PSN.
@@ -35,8 +35,10 @@ pub(crate) enum Sequence {
     Duplicate,
     /// What was expected is lost for good: with this packet another message begins.
     Anew,
-    /// It belongs to a message whose beginning is lost.
+    /// Something before it is lost, so that the rest of its message is of no use.
     Rest,
+    /// A late copy of part of a message. That message is complete or lost.
+    Late,
 }
 
 const RC: TransportRules = TransportRules {
@@ -47,13 +49,8 @@ const RC: TransportRules = TransportRules {
     reads: true,
     is_reliable: true,
 };
-const UC: TransportRules = TransportRules {
-    is_offered: false,
-    transport: Transport::Uc,
-    reads: false,
-    is_reliable: false,
-    ..RC
-};
+const UC: TransportRules =
+    TransportRules { transport: Transport::Uc, reads: false, is_reliable: false, ..RC };
 const UD: TransportRules = TransportRules {
     is_offered: false,
     transport: Transport::Ud,
@@ -93,6 +90,7 @@ impl TransportRules {
     pub(crate) fn allows(&self, opcode: WrOpcode) -> bool {
         match opcode {
             WrOpcode::Write | WrOpcode::WriteImm => self.writes,
+            // Rule: UcNoReads
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => self.reads,
             _ => true,
         }
@@ -106,11 +104,22 @@ impl TransportRules {
         if ahead == 0 {
             return Sequence::Next;
         }
-        if !self.is_reliable {
-            return if starts_message { Sequence::Anew } else { Sequence::Rest };
+        match (self.is_reliable, ahead > 0) {
+            // Rule: GapDropped, DuplicateNotExecuted
+            (true, true) => Sequence::Gap,
+            (true, false) => Sequence::Duplicate,
+            // Rule: UcBeginsAnywhere
+            (false, _) if starts_message => Sequence::Anew,
+            // Rule: UcLossEndsMessage, UcLateCopyHarmless
+            (false, true) => Sequence::Rest,
+            (false, false) => Sequence::Late,
         }
-        // Rule: GapDropped, DuplicateNotExecuted
-        if ahead > 0 { Sequence::Gap } else { Sequence::Duplicate }
+    }
+
+    /// The state that a failed send leads to.
+    pub(crate) fn state_after_send_error(&self) -> QpState {
+        // Rule: SendErrorEndsQp, UcSendErrorStopsSends
+        if self.is_reliable { QpState::Err } else { QpState::Sqe }
     }
 
     /// The form of an RC opcode on this transport. One that the transport does not have is never
@@ -171,19 +180,18 @@ mod tests {
         }
         for qp_type in [QpType::Uc, QpType::Ud] {
             let rules = TransportRules::of(qp_type);
-            assert_eq!(rules.sequence(0, false), Sequence::Next);
-            for ahead in [-1, 1] {
-                assert_eq!(rules.sequence(ahead, true), Sequence::Anew);
-                assert_eq!(rules.sequence(ahead, false), Sequence::Rest);
-            }
+            let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, false));
+            assert_eq!(places, [Sequence::Late, Sequence::Next, Sequence::Rest]);
+            let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, true));
+            assert_eq!(places, [Sequence::Anew, Sequence::Next, Sequence::Anew]);
         }
     }
 
     #[test]
-    fn only_datagrams_have_no_peer_and_only_rc_is_offered() {
+    fn only_datagrams_have_no_peer_and_rc_and_uc_are_offered() {
         for qp_type in TYPES {
             assert_eq!(TransportRules::of(qp_type).is_connected, qp_type != QpType::Ud);
         }
-        assert!(offered().eq([QpType::Rc]));
+        assert!(offered().eq([QpType::Rc, QpType::Uc]));
     }
 }

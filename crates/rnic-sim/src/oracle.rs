@@ -27,13 +27,15 @@ pub struct QueueOracle {
     name: String,
     posted: VecDeque<Posted>,
     failed: bool,
+    /// So many more are flushed, then the queue goes on.
+    flushed: Option<usize>,
     completions: u64,
 }
 
 impl QueueOracle {
     /// Judge of an empty queue; `name` appears in its verdicts.
     pub fn new(name: String) -> Self {
-        Self { name, posted: VecDeque::new(), failed: false, completions: 0 }
+        Self { name, ..Self::default() }
     }
 
     /// The application posted something.
@@ -65,6 +67,20 @@ impl QueueOracle {
     pub fn reset(&mut self) {
         self.posted.clear();
         self.failed = false;
+        self.flushed = None;
+    }
+
+    /// The queue pair left SQE: what was posted until now is flushed, what comes now is not.
+    pub fn resume(&mut self) {
+        self.flushed = Some(self.posted.len());
+        self.end_flush();
+    }
+
+    fn end_flush(&mut self) {
+        if self.flushed == Some(0) {
+            self.flushed = None;
+            self.failed = false;
+        }
     }
 
     /// A completion was polled.
@@ -95,6 +111,7 @@ impl QueueOracle {
             return self.refuse(cqe, &format!("it was posted as {opcode:?}"));
         }
         self.failed |= !success;
+        self.end_flush();
         Ok(posted)
     }
 
@@ -102,6 +119,7 @@ impl QueueOracle {
     /// succeeded.
     fn find(&mut self, cqe: &Cqe) -> Result<Posted, String> {
         while let Some(posted) = self.posted.pop_front() {
+            self.flushed = self.flushed.map(|left| left - 1);
             if posted.index == cqe.wqe_index {
                 return Ok(posted);
             }

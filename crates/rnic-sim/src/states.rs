@@ -2,7 +2,7 @@
 
 use crate::host::{HOP, Host};
 use crate::verbs::{Connection, QpId};
-use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState};
+use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState, QpType};
 use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
 use roce_wire::{Flow, Gid};
 use std::net::IpAddr;
@@ -24,7 +24,11 @@ impl Host {
             Path { attr: attr.ah, flow, hop: HOP }
         });
         let handle = self.qps[qp.0].handle;
+        let was = self.state(qp);
         self.command(ClientCommand::ModifyQp { qp: handle, mask, attr, path })?;
+        if (was, attr.state) == (QpState::Sqe, QpState::Rts) {
+            self.qps[qp.0].sq.oracle.resume();
+        }
         if mask.contains(AttrMask::STATE) {
             self.entered(qp, attr.state);
         }
@@ -77,13 +81,13 @@ impl Host {
     /// # Panics
     /// When the engine refuses.
     pub fn to_rtr(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
+        let answers = AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
         let mask = AttrMask::STATE
             | AttrMask::AV
             | AttrMask::PATH_MTU
             | AttrMask::DEST_QPN
             | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
+            | self.where_reliable(qp, answers);
         let dgid = Gid::from_ip(peer).0;
         let attr = QpAttr {
             state: QpState::Rtr,
@@ -103,12 +107,11 @@ impl Host {
     /// # Panics
     /// When the engine refuses.
     pub fn to_rts(&mut self, qp: QpId, connection: &Connection) {
-        let mask = AttrMask::STATE
-            | AttrMask::TIMEOUT
+        let retries = AttrMask::TIMEOUT
             | AttrMask::RETRY_CNT
             | AttrMask::RNR_RETRY
-            | AttrMask::SQ_PSN
             | AttrMask::MAX_QP_RD_ATOMIC;
+        let mask = AttrMask::STATE | AttrMask::SQ_PSN | self.where_reliable(qp, retries);
         let attr = QpAttr {
             state: QpState::Rts,
             timeout: connection.timeout,
@@ -119,6 +122,16 @@ impl Host {
             ..QpAttr::default()
         };
         self.modify(qp, mask, attr, None).expect("RTR to RTS");
+    }
+
+    /// These attributes, if they mean something to a queue pair of its type.
+    fn where_reliable(&self, qp: QpId, attributes: AttrMask) -> AttrMask {
+        if self.is_reliable(qp) { attributes } else { AttrMask::empty() }
+    }
+
+    /// What it sends arrives, or it says that it does not.
+    pub(crate) fn is_reliable(&self, qp: QpId) -> bool {
+        self.qps[qp.0].setup.qp_type == QpType::Rc
     }
 
     /// RESET to RTS.

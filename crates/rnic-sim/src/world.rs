@@ -236,8 +236,11 @@ impl World {
         let ips = (self.hosts[a.0].ip, self.hosts[b.0].ip);
         let qpns = (self.hosts[a.0].qpn(a.1), self.hosts[b.0].qpn(b.1));
         let terms = self.terms(connection);
-        self.host(a.0).trace.witness.connected(qpns.0, terms);
-        self.host(b.0).trace.witness.connected(qpns.1, terms);
+        // Its judges listen to answers.
+        if self.hosts[a.0].is_reliable(a.1) {
+            self.host(a.0).trace.witness.connected(qpns.0, terms);
+            self.host(b.0).trace.witness.connected(qpns.1, terms);
+        }
         self.host(a.0).connect(a.1, connection, ips.1, qpns.1);
         self.host(b.0).connect(b.1, &connection.reversed(), ips.0, qpns.0);
     }

@@ -37,8 +37,9 @@ pub(super) struct Unreadable {
 pub(super) struct Place {
     pub(super) arena: ArenaId,
     pub(super) to: Range,
-    /// See [`TxSlot::is_internal`](crate::ports::TxSlot).
-    pub(super) is_internal: bool,
+    /// It may take a note of where the payload is instead: its train is
+    /// [internal](crate::ports::TxSlot), and the payload stays as it is until it is placed.
+    pub(super) may_refer: bool,
 }
 
 impl Place {
@@ -213,9 +214,9 @@ fn refer<W: Wire, D: Dma>(
     wire: &mut W,
     dma: &D,
     Memory { space, range: from }: Memory,
-    Place { arena, to, is_internal }: Place,
+    Place { arena, to, may_refer }: Place,
 ) -> bool {
-    if !is_internal || from.len < REFER_FROM || !dma.copies_from(space, from) {
+    if !may_refer || from.len < REFER_FROM || !dma.copies_from(space, from) {
         return false;
     }
     let end =

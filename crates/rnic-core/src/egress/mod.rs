@@ -25,7 +25,7 @@ use crate::shared::Ctx;
 use crate::slab::Slab;
 use gather::{Gather, Place, Unreadable};
 use headers::{headers_of, info_of};
-use rnic_abi::verbs::{QpState, WcStatus};
+use rnic_abi::verbs::WcStatus;
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
@@ -46,6 +46,8 @@ struct Train {
     /// That of all its segments.
     address: AddressId,
     ip_id: u16,
+    /// Its payloads may stay where they are: see [`by_reference`].
+    may_refer: bool,
 }
 
 /// Scratch memory of egress.
@@ -170,7 +172,7 @@ impl Egress {
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
             if qp.is_local() != is_local {
                 self.visit(ctx, qp, ports, &caps);
-            } else if qp.attr.state == QpState::Err {
+            } else if qp.flushes_sends() {
                 qp.flush_some(ctx);
             } else {
                 self.plan.clear();
@@ -188,7 +190,7 @@ impl Egress {
         ports: &mut Ports<'_, W, D, H>,
         caps: &WireCaps,
     ) -> Visit {
-        let flushing = qp.attr.state == QpState::Err && qp.flush_some(ctx);
+        let flushing = qp.flushes_sends() && qp.flush_some(ctx);
         if qp.path.is_none() {
             return if flushing { Visit::More } else { Visit::Done };
         }
@@ -297,7 +299,11 @@ impl Egress {
             let train = TxTrain { flow, hop, segments, segment_len, last_len, ip_id, to_self };
             let Some(slot) = wire.reserve(&train) else { break };
             self.ip_id = self.ip_id.wrapping_add(u16::try_from(segments).unwrap_or(1));
-            self.trains.push(Train { slot, first, end, address, ip_id });
+            // A send that nothing acknowledges is complete when it leaves: its program may change
+            // the memory before the peer has it.
+            // Rule: UcSendCopies
+            let may_refer = slot.is_internal && qp.rules.is_reliable;
+            self.trains.push(Train { slot, first, end, address, ip_id, may_refer });
             first = end;
         }
         first
@@ -380,8 +386,7 @@ impl Egress {
                 let to = Range { offset: offset + segment.header_len, len: segment.len };
                 offset += train.slot.stride;
                 if segment.len > 0 {
-                    let TxSlot { arena, is_internal, .. } = train.slot;
-                    let place = Place { arena, to, is_internal };
+                    let place = Place { arena: train.slot.arena, to, may_refer: train.may_refer };
                     self.gather.add_segment(ctx, qp, wire, dma, (at, segment, place))?;
                 }
             }
@@ -470,9 +475,8 @@ impl Egress {
             // Rule: HalvesTakeTurns
             qp.requests_due = !requests;
         }
-        if requests && was_rewound {
-            // The oldest packet that is not acknowledged has only just left.
-            qp.restart_timer(ctx);
+        if requests {
+            qp.requests_left(ctx, was_rewound);
         }
     }
 }

@@ -154,6 +154,19 @@ impl Qp {
             QpState::Rtr | QpState::Rts => true,
             // Rule: SqdResponds
             QpState::Sqd => true,
+            // Rule: UcSendErrorReceives
+            QpState::Sqe => true,
+            _ => false,
+        }
+    }
+
+    /// What is in its send queue, and what is posted to it, is flushed.
+    #[inline]
+    pub(crate) fn flushes_sends(&self) -> bool {
+        match self.attr.state {
+            QpState::Err => true,
+            // Rule: SqeFlushesSends
+            QpState::Sqe => true,
             _ => false,
         }
     }
@@ -261,6 +274,7 @@ impl Qp {
             }
             (QpState::Sqd, QpState::Rts) => self.attr.sq_draining = false,
             (QpState::Sqd, QpState::Sqd) => self.responder.resize(&self.attr),
+            (QpState::Sqe, QpState::Rts) => self.resume_sends(ctx),
             _ => {}
         }
         if from != to {
@@ -311,6 +325,29 @@ impl Qp {
         self.activate(ctx);
     }
 
+    /// To SQE: a send failed, what follows it is flushed, and receiving goes on.
+    pub(in crate::qp) fn stop_sends<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        let from = self.attr.state;
+        self.attr.state = QpState::Sqe;
+        self.attr.cur_state = QpState::Sqe;
+        self.attr.sq_draining = false;
+        self.requester.stop();
+        ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Sqe });
+        self.activate(ctx);
+    }
+
+    /// From SQE to RTS: what was posted until now is flushed, what comes now is sent.
+    fn resume_sends<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        // Once around the queue: a program that goes on posting must not keep the engine here.
+        for _ in 0..=self.sq.capacity() / FLUSH_PER_VISIT {
+            // Rule: SqeResumes
+            if !self.flush_some(ctx) {
+                break;
+            }
+        }
+        self.requester.resume(self.sq.fetched());
+    }
+
     /// Completes the receive WQE that a message was using, if any.
     pub(crate) fn fail_current_receive<T: Tap>(
         &mut self,
@@ -335,7 +372,8 @@ impl Qp {
         cqe
     }
 
-    /// Writes some of the flush completions of a QP in ERR. Returns true when more are due.
+    /// Writes some of the flush completions of a QP in ERR, or of its sends in SQE. Returns true
+    /// when more are due.
     pub(crate) fn flush_some<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         let mut budget = FLUSH_PER_VISIT;
         self.sq.refresh_producer(&ctx.shared.clients, self.client_slot);
@@ -343,12 +381,13 @@ impl Qp {
         // Rule: ErrFlushesSends
         while budget > 0 {
             let Some((index, wr_id, opcode)) = self.sq.flush_next() else { break };
+            self.requester.set_oldest(self.sq.retired);
             let cqe = self.send_cqe(ctx.now, wr_id, index, opcode, WcStatus::WrFlushErr);
             ctx.complete(self.send_cq, &cqe);
             budget -= 1;
         }
         // Rule: ErrFlushesReceives
-        while budget > 0 {
+        while budget > 0 && self.attr.state == QpState::Err {
             let Some((index, wr_id)) =
                 self.receive_source.own_mut().and_then(RecvQueue::flush_next)
             else {

@@ -1,4 +1,4 @@
-//! The rules of reliable connections, one named test each: a real engine and a scripted peer.
+//! The rules of connections, one named test each: a real engine and a scripted peer.
 
 mod acks;
 mod answers;
@@ -17,6 +17,8 @@ mod responder;
 mod retries;
 mod states;
 mod timers;
+mod uc;
+mod uc_sends;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;

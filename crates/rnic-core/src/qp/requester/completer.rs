@@ -293,7 +293,7 @@ impl Qp {
 
     /// Writes the completions that are due, in order.
     pub(crate) fn retire<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        if self.attr.state == QpState::Err {
+        if self.flushes_sends() {
             return;
         }
         self.complete_acknowledged(ctx);
@@ -319,8 +319,10 @@ impl Qp {
         if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
             ctx.shared.counters.req_local_errors += 1;
         }
-        // Rule: SendErrorEndsQp
-        self.enter_error(ctx);
+        match self.rules.state_after_send_error() {
+            QpState::Sqe => self.stop_sends(ctx),
+            _ => self.enter_error(ctx),
+        }
     }
 
     fn complete_send<T: Tap>(

@@ -49,6 +49,11 @@ impl Qp {
     /// Packets that may be unacknowledged: a power of two.
     #[inline]
     pub(crate) fn window(&self, config: &EngineConfig) -> u32 {
+        // No acknowledgement would ever open it again: only the budget of a visit limits those.
+        // Rule: UcWaitsForNothing
+        if !self.rules.is_reliable {
+            return MAX_WINDOW;
+        }
         let packets = (config.window_bytes / self.mtu.max(1)).clamp(2, MAX_WINDOW);
         1 << packets.ilog2()
     }
@@ -105,7 +110,9 @@ impl Qp {
     #[inline]
     fn segmentation(&self, config: &EngineConfig) -> Segmentation {
         let window = self.window(config);
-        let ack_interval = config.profile.ack_interval(window);
+        // Rule: UcAsksForNoAck
+        let ack_interval =
+            if self.rules.is_reliable { config.profile.ack_interval(window) } else { 0 };
         Segmentation { rules: self.rules, mtu: self.mtu, window, ack_interval }
     }
 
@@ -201,6 +208,18 @@ impl Qp {
     pub(crate) fn was_sent(&self, planned: &Segment) -> bool {
         let is_request = matches!(planned.source, Source::Request { .. });
         is_request && self.requester.was_sent(planned.psn)
+    }
+
+    /// Requests of a visit are on their way. `was_rewound`: nothing was on its way before.
+    pub(crate) fn requests_left<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, was_rewound: bool) {
+        // Rule: UcCompletesWhenSent
+        if !self.rules.is_reliable {
+            self.requester.forget_sent();
+            self.retire_later(ctx);
+        } else if was_rewound {
+            // The oldest packet that is not acknowledged has only just left.
+            self.restart_timer(ctx);
+        }
     }
 
     /// A planned request is on its way.

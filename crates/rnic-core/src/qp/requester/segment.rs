@@ -16,7 +16,8 @@ pub(crate) struct Segmentation {
     pub(crate) mtu: u32,
     /// Packets that may be unacknowledged: a power of two.
     pub(crate) window: u32,
-    /// Packets of a long message after which an ACK is asked for: a power of two.
+    /// Packets of a long message after which an ACK is asked for: a power of two, or 0 where none
+    /// ever is.
     pub(crate) ack_interval: u32,
 }
 
@@ -60,8 +61,8 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, how: &Segmentation) -> Segm
     // Rule: SolicitedAtEnd
     let solicited = wr.control.flags.contains(SendFlags::SOLICITED) && ends && consumes;
     // The last packet of each message asks for an ACK, long messages ask on the way.
-    let on_the_way = psn.value() & (how.ack_interval - 1) == 0;
+    let on_the_way = psn.value() & how.ack_interval.wrapping_sub(1) == 0;
     // Rule: AckReqOnTheWay, AckReqAtEnd
-    let ack_req = ends || on_the_way;
+    let ack_req = (ends || on_the_way) && how.ack_interval > 0;
     Segment { ack_req, solicited, ..Segment::new(source, how.rules.form(opcode), psn, len) }
 }

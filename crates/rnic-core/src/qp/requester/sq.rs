@@ -139,6 +139,11 @@ impl SendQueue {
         self.ring.available(self.producer).is_err()
     }
 
+    /// WQEs that it holds.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
     /// Index of the next WQE to be fetched.
     #[inline]
     pub(crate) fn fetched(&self) -> u32 {

@@ -188,6 +188,19 @@ impl Requester {
         }
     }
 
+    /// Nothing answers: what is on its way is as good as acknowledged.
+    pub(super) fn forget_sent(&mut self) {
+        (self.una, self.oldest) = (self.cursor.psn, self.cursor.index);
+    }
+
+    /// SQE -> RTS: everything before the WQE with this index is complete. What was not sent of it
+    /// keeps its PSNs, so that the peer sees a gap where a message is cut off.
+    pub(crate) fn resume(&mut self, index: u32) {
+        let psn = self.next_psn;
+        self.cursor = Cursor { index, psn };
+        (self.una, self.oldest, self.sent_end) = (psn, index, psn);
+    }
+
     /// Requests that may leave found room on the wire, or none.
     #[inline]
     pub(super) fn refused(&mut self, is_refused: bool) {
@@ -245,7 +258,7 @@ impl Requester {
     }
 
     /// This WQE is the oldest that is not complete: one before it failed, or its data was lost.
-    pub(super) fn set_oldest(&mut self, index: u32) {
+    pub(in crate::qp) fn set_oldest(&mut self, index: u32) {
         self.oldest = index;
     }
 

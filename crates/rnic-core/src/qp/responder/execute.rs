@@ -40,7 +40,7 @@ impl Qp {
             let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
             self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
         }
-        self.responder.accept(packet.psn(), 1, ends, packet.bth().ack_req);
+        self.responder.accept(packet.psn(), 1, ends, self.must_answer(packet));
         Ok(())
     }
 
@@ -164,7 +164,7 @@ impl Qp {
         } else {
             self.responder.written += u64::from(len);
         }
-        self.responder.accept(packet.psn(), 1, ends, packet.bth().ack_req);
+        self.responder.accept(packet.psn(), 1, ends, self.must_answer(packet));
         Ok(())
     }
 

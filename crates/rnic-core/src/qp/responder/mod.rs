@@ -152,11 +152,10 @@ impl Responder {
         }
     }
 
-    /// What was expected is lost for good: the message that was open is given up, and the packet
-    /// with this PSN begins another, which uses the same receive WQE.
-    fn begin_anew(&mut self, psn: Psn) {
-        self.epsn = psn;
+    /// The message that was open is lost for good. The next one uses the same receive WQE.
+    pub(in crate::qp) fn give_up_message(&mut self) {
         self.message = OpenMessage::None;
+        // Rule: UcLossKeepsReceive
         if let Some(recv) = &mut self.recv {
             recv.start_over();
         }
@@ -214,12 +213,20 @@ impl Qp {
             Sequence::Next => {}
             Sequence::Gap => return self.handle_gap(ctx, psn),
             Sequence::Duplicate => return self.handle_duplicate(ctx, packet),
-            Sequence::Anew => self.responder.begin_anew(psn),
-            Sequence::Rest => return Verdict::Drop(DropReason::OutOfSequence),
+            Sequence::Anew => self.begin_anew(ctx, psn),
+            Sequence::Rest => return self.skip_rest(ctx),
+            Sequence::Late => return Verdict::Drop(DropReason::Duplicate),
         }
         match self.execute_request(ctx, packet) {
             Ok(step) | Err(step) => step,
         }
+    }
+
+    /// An accepted packet demands an acknowledgement.
+    #[inline]
+    pub(in crate::qp) fn must_answer(&self, packet: &Packet<'_>) -> bool {
+        // Rule: UcAckReqMeansNothing
+        packet.bth().ack_req && self.rules.is_reliable
     }
 
     /// The packet in sequence: all checks, then the effect.
@@ -252,6 +259,29 @@ impl Qp {
             self.responder.established = true;
             self.raise(ctx, AsyncEventType::CommEst);
         }
+    }
+
+    /// What was expected is lost for good: a message begins with this PSN.
+    #[cold]
+    fn begin_anew<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) {
+        if psn.distance_from(self.responder.epsn) > 0 {
+            self.count_gap(ctx);
+        }
+        self.responder.give_up_message();
+        self.responder.epsn = psn;
+    }
+
+    /// Part of the open message is lost for good, and so is what follows of it.
+    #[cold]
+    fn skip_rest<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
+        self.count_gap(ctx);
+        self.responder.give_up_message();
+        Verdict::Drop(DropReason::OutOfSequence)
+    }
+
+    fn count_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        self.counters.out_of_sequence += 1;
+        ctx.shared.counters.out_of_sequence += 1;
     }
 
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
@@ -332,13 +362,19 @@ impl Qp {
     }
 
     /// A message goes on with its own kind or ends; nothing interleaves.
-    fn check_opcode_sequence(&self, packet: &Packet<'_>) -> Checked {
+    fn check_opcode_sequence(&mut self, packet: &Packet<'_>) -> Checked {
         let follows = match (packet.info.operation, self.responder.message) {
             (Operation::Send, OpenMessage::Send)
             | (Operation::Write, OpenMessage::Write { .. }) => !packet.info.position.is_start(),
             (_, OpenMessage::None) => packet.info.position.is_start(),
             _ => false,
         };
+        if !follows && packet.info.position.is_start() && !self.rules.is_reliable {
+            // The end of the open message was cut off.
+            // Rule: UcBeginsAnywhere
+            self.responder.give_up_message();
+            return Ok(());
+        }
         // Rule: OpcodeSequence
         if follows { Ok(()) } else { Err(Verdict::nak(NakReason::OpcodeSequence)) }
     }
@@ -383,7 +419,12 @@ impl Qp {
                 self.responder.recv = Some(recv);
                 Ok(())
             }
-            Err(NoRecv::Empty) => Err(self.send_rnr_nak(ctx)),
+            Err(NoRecv::Empty) if self.rules.is_reliable => Err(self.send_rnr_nak(ctx)),
+            Err(NoRecv::Empty) => {
+                self.responder.give_up_message();
+                // Rule: UcNoReceiveDropped
+                Err(Verdict::Drop(DropReason::NoReceive))
+            }
             Err(NoRecv::Broken { wr_id, index }) => {
                 Err(Verdict::AfterFlush(Deferred::BadReceive { wr_id, index }))
             }
@@ -432,8 +473,8 @@ mod tests {
         let recv = Some(Recv { filled: 1024, sge: 1, in_sge: 24, ..fresh });
         let message = OpenMessage::Send;
         let mut responder = Responder { message, recv, ..Responder::default() };
-        responder.begin_anew(Psn::new(9));
-        assert_eq!((responder.epsn, responder.message), (Psn::new(9), OpenMessage::None));
+        responder.give_up_message();
+        assert_eq!(responder.message, OpenMessage::None);
         assert_eq!(responder.recv, Some(fresh));
     }
 }

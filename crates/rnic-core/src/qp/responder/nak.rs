@@ -3,16 +3,25 @@
 use super::super::Qp;
 use super::Ack;
 use crate::batch::{Delivery, Piece, PieceKind};
-use crate::event::{Event, NakReason, Tap};
+use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::shared::Ctx;
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
 use roce_wire::{Msn, NakCode, Psn, Syndrome};
 
 impl Qp {
-    /// Refuses the request at the expected PSN for good: NAK, error completion, ERR.
-    pub(crate) fn nak_and_fail<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, reason: NakReason) {
-        if !self.receives() {
-            return;
+    /// Refuses the request at the expected PSN for good: NAK, error completion, ERR. Where nothing
+    /// tells the peer, its message is lost like any other, unless the program's own receive WQE is
+    /// at fault.
+    #[cold]
+    pub(crate) fn refuse<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        reason: NakReason,
+    ) -> Result<(), DropReason> {
+        // Rule: UcRefusesSilently, UcBadReceiveEndsQp
+        if !self.rules.is_reliable && reason != NakReason::Local {
+            self.responder.give_up_message();
+            return Err(DropReason::Refused(reason));
         }
         let status = match reason {
             // Rule: TooLongStatus
@@ -27,6 +36,7 @@ impl Qp {
         // Rule: RefusedReceiveFails
         let reported = self.fail_current_receive(ctx, status);
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
+        Ok(())
     }
 
     /// Refuses the request at the expected PSN because the receive WQE is invalid.
@@ -78,7 +88,8 @@ impl Qp {
         self.responder.replies.truncate_from(psn);
     }
 
-    /// The NAK is the last thing this QP says. What no completion reports becomes an async event.
+    /// The NAK, where there are any, is the last thing this QP says. What no completion reports
+    /// becomes an async event.
     pub(crate) fn end_with_nak<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -96,11 +107,16 @@ impl Qp {
             // Rule: InvalidNak
             _ => (NakCode::InvalidRequest, AsyncEventType::QpReqErr),
         };
-        self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
-        // Rule: NakLeavesInErr
-        self.responder.final_nak_pending = true;
-        ctx.shared.counters.refused(reason);
-        ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
+        if self.rules.is_reliable {
+            self.responder.ack = Some(Ack { psn, syndrome: Syndrome::Nak(code) });
+            // Rule: NakLeavesInErr
+            self.responder.final_nak_pending = true;
+            ctx.shared.counters.refused(reason);
+            ctx.event(|| Event::Nak { qpn: self.qpn, psn, reason });
+        } else {
+            // Rule: UcNeverAnswers
+            ctx.dropped(DropReason::Refused(reason), None);
+        }
         // Rule: NakEndsQp
         self.enter_error(ctx);
         // Rule: EventOnlyUnreported, QpReqErr, QpAccessErr
