@@ -58,13 +58,26 @@ const ATOMIC: [Case; 3] = [
     ("ib_atomic_lat -n 500", 1),
 ];
 
+/// Unreliable connections: what the receiving host loses for want of time would not be repeated, so
+/// that no case has more on its way than a socket holds, unless its receiver waits for nothing.
+const UNRELIABLE: [Case; 7] = [
+    ("ib_write_bw -c UC -a -n 10 -m 4096", 23),
+    ("ib_write_bw -c UC -s 65536 -n 500 -q 8", 1),
+    ("ib_send_bw -c UC -s 4096 -n 500 -m 4096", 1),
+    ("ib_send_bw -c UC -s 4096 -n 500 -e", 1),
+    ("ib_write_lat -c UC -s 65536 -n 200", 1),
+    ("ib_send_lat -c UC -s 4096 -n 200 -m 1024", 1),
+    ("ib_send_lat -c UC -s 220 -n 500 -I 220", 1),
+];
+
 /// A few cases that show that another packet I/O or address family works.
-const SHORT: [Case; 5] = [
+const SHORT: [Case; 6] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
     ("ib_read_bw -s 65536 -n 200 -m 4096", 1),
     ("ib_send_bw -s 65536 -n 200 -m 1024 -q 8", 1),
     ("ib_write_lat -s 8 -n 200", 1),
     ("ib_send_lat -s 8 -n 200", 1),
+    ("ib_write_lat -c UC -s 8 -n 200", 1),
 ];
 
 fn run(server: &dyn Place, client: &dyn Place, (line, rows): Case) -> Result<()> {
@@ -110,10 +123,17 @@ fn everything_over_udp() -> Result<()> {
 }
 
 #[test]
+fn unreliable_connections_over_udp() -> Result<()> {
+    let name = "unreliable_connections_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&UNRELIABLE])
+}
+
+#[test]
 fn everything_over_af_xdp() -> Result<()> {
     let name = "everything_over_af_xdp";
     let Some(lab) = Lab::open_long(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfXdp, &[&BANDWIDTH, &LARGEST, &LATENCY, &ATOMIC])
+    all(&lab, Io::AfXdp, &[&BANDWIDTH, &LARGEST, &LATENCY, &ATOMIC, &UNRELIABLE])
 }
 
 #[test]

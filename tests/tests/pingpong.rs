@@ -7,7 +7,7 @@ use system_tests::native::{self, VICTIM};
 use system_tests::place::Place;
 use system_tests::programs::{Dialogue, pingpong};
 
-const PROGRAMS: [&str; 2] = ["ibv_rc_pingpong", "ibv_devinfo"];
+const PROGRAMS: [&str; 3] = ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_devinfo"];
 
 /// The path MTU, and the interface MTU that carries it with headers.
 const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
@@ -24,12 +24,14 @@ fn exchange(pair: &Pair, program: &str, mtu: u32, size: u64) -> Result<()> {
     Ok(())
 }
 
-fn rc_over(test: &str, io: Io) -> Result<()> {
+/// Pingpongs over a reliable and over an unreliable connection.
+fn over(test: &str, io: Io) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
     for (path_mtu, interface_mtu) in MTUS {
         let pair = lab.pair(io, interface_mtu)?;
         for size in [1, 4096, 4097, 65_536] {
             exchange(&pair, "ibv_rc_pingpong", path_mtu, size)?;
+            exchange(&pair, "ibv_uc_pingpong", path_mtu, size)?;
         }
         pair.stop()?;
     }
@@ -37,18 +39,18 @@ fn rc_over(test: &str, io: Io) -> Result<()> {
 }
 
 #[test]
-fn rc_pingpong_over_udp() -> Result<()> {
-    rc_over("rc_pingpong_over_udp", Io::Udp)
+fn pingpong_over_udp() -> Result<()> {
+    over("pingpong_over_udp", Io::Udp)
 }
 
 #[test]
-fn rc_pingpong_over_af_xdp() -> Result<()> {
-    rc_over("rc_pingpong_over_af_xdp", Io::AfXdp)
+fn pingpong_over_af_xdp() -> Result<()> {
+    over("pingpong_over_af_xdp", Io::AfXdp)
 }
 
 #[test]
-fn rc_pingpong_over_af_packet() -> Result<()> {
-    rc_over("rc_pingpong_over_af_packet", Io::AfPacket)
+fn pingpong_over_af_packet() -> Result<()> {
+    over("pingpong_over_af_packet", Io::AfPacket)
 }
 
 #[test]
@@ -57,6 +59,7 @@ fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
     Dialogue::new("ibv_rc_pingpong -e -n 500 -m 4096").run(&pair.left, &pair.right)?;
+    Dialogue::new("ibv_uc_pingpong -e -n 500 -m 4096").run(&pair.left, &pair.right)?;
     pair.stop()
 }
 

@@ -81,7 +81,7 @@ fn list(options: Options) -> Result<Vec<Stage>> {
     }
     stages.push(Stage::new("build to test", move || dist(options).map(|_| ())));
     if options.quick {
-        let pingpong = move || system("pingpong", &["rc_pingpong_over"], options);
+        let pingpong = move || system("pingpong", &["pingpong_over"], options);
         stages.push(Stage::new("pingpong", pingpong));
     } else {
         stages.push(Stage::new("system tests' build", build_system));
