@@ -90,9 +90,10 @@ fn fail<T: Tap>(ctx: &mut Ctx<'_, T>, qps: &mut Slab<Qp>, batch: &Batch, fault: 
     let mut told = piece.kind == PieceKind::Receive;
     // Rule: FaultFlushesBurst
     let is_behind = |d: &&Delivery| d.slot == piece.slot && d.after > fault.at;
-    for delivery in batch.deliveries.iter().filter(is_behind) {
-        // The packet that failed took this one, for its immediate data.
-        let took = piece.kind == PieceKind::Write && delivery.psn == piece.psn;
+    for (nth, delivery) in batch.deliveries.iter().filter(is_behind).enumerate() {
+        // The packet that failed took this one, for its immediate data. A later one of the same
+        // PSN is another message of an unreliable connection.
+        let took = nth == 0 && piece.kind == PieceKind::Write && delivery.psn == piece.psn;
         deliver(ctx, qps, delivery, if took { WcStatus::LocAccessErr } else { status });
         told |= took;
         status = WcStatus::WrFlushErr;

@@ -174,6 +174,13 @@ pub enum Event {
         /// Why.
         reason: NakReason,
     },
+    /// A request tells that what was expected is lost for good; with it another message begins.
+    Lost {
+        /// Our QP.
+        qpn: Qpn,
+        /// First PSN that is lost.
+        psn: Psn,
+    },
     /// A request found no receive WQE: RNR NAK.
     RnrNak {
         /// Our QP.

@@ -27,8 +27,10 @@ pub struct QueueOracle {
     name: String,
     posted: VecDeque<Posted>,
     failed: bool,
-    /// So many more are flushed, then the queue goes on.
-    flushed: Option<usize>,
+    /// Work requests that were posted and are no longer.
+    gone: usize,
+    /// The queue went on when so many were posted, all of which end with the flush before.
+    resumes: VecDeque<usize>,
     completions: u64,
 }
 
@@ -67,18 +69,18 @@ impl QueueOracle {
     pub fn reset(&mut self) {
         self.posted.clear();
         self.failed = false;
-        self.flushed = None;
+        (self.gone, self.resumes) = (0, VecDeque::new());
     }
 
     /// The queue pair left SQE: what was posted until now is flushed, what comes now is not.
     pub fn resume(&mut self) {
-        self.flushed = Some(self.posted.len());
+        self.resumes.push_back(self.gone + self.posted.len());
         self.end_flush();
     }
 
     fn end_flush(&mut self) {
-        if self.flushed == Some(0) {
-            self.flushed = None;
+        while self.resumes.front().is_some_and(|at| *at <= self.gone) {
+            self.resumes.pop_front();
             self.failed = false;
         }
     }
@@ -119,7 +121,7 @@ impl QueueOracle {
     /// succeeded.
     fn find(&mut self, cqe: &Cqe) -> Result<Posted, String> {
         while let Some(posted) = self.posted.pop_front() {
-            self.flushed = self.flushed.map(|left| left - 1);
+            self.gone += 1;
             if posted.index == cqe.wqe_index {
                 return Ok(posted);
             }

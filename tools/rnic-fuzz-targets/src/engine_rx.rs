@@ -7,14 +7,14 @@ use crate::packet::{self, Aim, Place};
 use crate::script::Script;
 use crate::tenant::{CAPS, Tenant};
 use crate::world::{HERE, World};
-use rnic_abi::verbs::{AccessFlags, AttrMask, QpAttr, QpState, SendFlags, WrOpcode};
+use rnic_abi::verbs::{AccessFlags, AttrMask, QpAttr, QpState, QpType, SendFlags, WrOpcode};
 use rnic_abi::wqe::{SendControl, Sge};
 use rnic_core::engine::QpView;
 use rnic_core::{ClientCommand, Outcome};
 use rnic_sim::memory::{PAGE, PageAccess};
 use rnic_sim::port::{Packet, PortConfig};
 use rnic_sim::verbs::{Connection, Mr, full_access};
-use roce_wire::{Flow, Psn, Qpn};
+use roce_wire::{Flow, Psn, Qpn, Transport};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -68,14 +68,15 @@ impl Scene {
         let mut victim = Tenant::new(&mut world, 0);
         let regions = regions(&mut world, &victim);
         let connection = connection(setup);
-        for _ in 0..2 {
-            let qp = victim.create_qp(&mut world);
+        let second = if setup & 0x80 == 0 { QpType::Rc } else { QpType::Uc };
+        for qp_type in [QpType::Rc, second] {
+            let qp = victim.create_qp(&mut world, qp_type);
             victim.connect(&mut world, qp, connection, (PEER, PEER_QPN));
         }
         let mut bystander = Tenant::new(&mut world, 1);
         let kept = bystander.region(&mut world, bystander.pds[0], PAGE, full_access());
         for _ in 0..2 {
-            let qp = bystander.create_qp(&mut world);
+            let qp = bystander.create_qp(&mut world, QpType::Rc);
             let quiet = Connection { timeout: 0, ..connection };
             bystander.connect(&mut world, qp, quiet, (FRIEND, PEER_QPN));
         }
@@ -148,6 +149,7 @@ impl Scene {
         let view = self.world.engine.qp(app.handle).expect("the QP exists");
         Aim {
             qpn: app.qpn,
+            transport: if app.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
             mtu: app.connection.mtu() as usize,
             expected: Psn::new(view.expected_psn),
             in_flight: (Psn::new(view.in_flight.0), Psn::new(view.in_flight.1)),

@@ -1,7 +1,7 @@
 //! The sums of all events of an engine, which must agree with its counters.
 
 use rnic_core::Counters;
-use rnic_core::event::{DropReason, Event, PacketInfo, Tap};
+use rnic_core::event::{DropReason, Event, NakReason, PacketInfo, Tap};
 use rnic_core::time::Instant;
 use roce_wire::Qpn;
 
@@ -12,9 +12,13 @@ pub(crate) struct Ledger {
     received: u64,
     /// Datagrams dropped before that.
     unsorted: u64,
-    /// Drops of all kinds, duplicates apart.
+    /// Drops of all kinds, duplicates and refused requests apart.
     dropped: u64,
     duplicates: u64,
+    /// Requests refused, with a NAK or without.
+    refused: u64,
+    /// Messages that begin where others are lost.
+    lost: u64,
     /// Completions written.
     completed: u64,
     /// Events of any kind.
@@ -52,7 +56,15 @@ impl Ledger {
             counters.shard_queue_full,
             counters.rx_lent_gone,
         ];
-        assert_eq!(drops.iter().sum::<u64>(), self.dropped, "drops and counters disagree");
+        let dropped = self.dropped + self.lost;
+        assert_eq!(drops.iter().sum::<u64>(), dropped, "drops and counters disagree");
+        let refusals = [
+            counters.resp_remote_access_errors,
+            counters.resp_remote_invalid_request,
+            counters.resp_local_errors,
+            counters.resp_local_length_error,
+        ];
+        assert_eq!(refusals.iter().sum::<u64>(), self.refused, "refusals and counters disagree");
         assert!(counters.duplicate_request >= self.duplicates);
         // No events are recorded during commands, and a command that stops a QP may complete its
         // current receive.
@@ -68,6 +80,8 @@ impl Ledger {
             }
             Event::Dropped { reason, packet } => self.note_drop(reason, packet),
             Event::Completed { .. } => self.completed += 1,
+            Event::Lost { .. } => self.lost += 1,
+            Event::Nak { reason, .. } if reason != NakReason::Sequence => self.refused += 1,
             _ => {}
         }
         self.last = None;
@@ -79,6 +93,8 @@ impl Ledger {
             | DropReason::Duplicate
             | DropReason::GhostResponse
             | DropReason::ReservedSyndrome
+            | DropReason::Refused(_)
+            | DropReason::NoReceive
             | DropReason::AfterFault => true,
             // Both the door and the completer (responses in RTR) say this.
             DropReason::QpState => self.last.is_some() && self.last == packet,
@@ -89,6 +105,7 @@ impl Ledger {
         }
         match reason {
             DropReason::Duplicate => self.duplicates += 1,
+            DropReason::Refused(_) => self.refused += 1,
             _ => self.dropped += 1,
         }
     }
@@ -114,6 +131,7 @@ fn subject(event: &Event) -> Option<Qpn> {
         | Event::Sent { qpn, .. }
         | Event::Received { qpn, .. }
         | Event::Nak { qpn, .. }
+        | Event::Lost { qpn, .. }
         | Event::RnrNak { qpn, .. }
         | Event::Placed { qpn, .. }
         | Event::DmaFault { qpn, .. }

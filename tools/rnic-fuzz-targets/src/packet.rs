@@ -6,7 +6,7 @@ use roce_wire::datagram::{ICRC_LEN, pad_for};
 use roce_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CnpBody, Datagram, Deth, Feth, Flow, HeaderRepr, HeaderSet,
     Ieth, ImmDt, Msn, NakCode, Opcode, Operation, PKey, Position, Psn, QKey, Qpn, RKey, Rdeth,
-    Reth, Syndrome, Trailer, XrcEth, icrc,
+    Reth, Syndrome, Trailer, Transport, XrcEth, icrc,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -22,6 +22,7 @@ pub(crate) struct Place {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aim {
     pub(crate) qpn: Qpn,
+    pub(crate) transport: Transport,
     pub(crate) mtu: usize,
     /// Expected by the responder.
     pub(crate) expected: Psn,
@@ -29,6 +30,13 @@ pub(crate) struct Aim {
     pub(crate) in_flight: (Psn, Psn),
     /// From the peer to us.
     pub(crate) flow: Flow,
+}
+
+impl Aim {
+    /// An opcode of RC as the QP's transport has it, if it does.
+    fn form(&self, rc: Opcode) -> Opcode {
+        rc.on(self.transport).unwrap_or(rc)
+    }
 }
 
 /// Longest payload that is tried.
@@ -51,7 +59,7 @@ fn packet(flow: Flow, bytes: Vec<u8>) -> Packet {
 /// Any datagram with a header for `aim`.
 pub(crate) fn any(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> Packet {
     let opcode = match script.u8() {
-        byte @ 0..=0xbf => Opcode::ALL[usize::from(byte) % RC_OPCODES],
+        byte @ 0..=0xbf => aim.form(Opcode::ALL[usize::from(byte) % RC_OPCODES]),
         byte => Opcode::ALL[usize::from(byte) % Opcode::ALL.len()],
     };
     let len = payload_len(script, aim.mtu);
@@ -230,6 +238,7 @@ pub(crate) fn message(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> V
             true => Opcode::rc_write(position, ends && trailer == Trailer::Imm),
             false => Opcode::rc_send(position, if ends { trailer } else { Trailer::None }),
         };
+        let opcode = aim.form(opcode);
         let len = if ends { last } else { aim.mtu };
         let mut headers = HeaderRepr::new(Bth::new(opcode, aim.qpn, first_psn.wrapping_add(k)));
         headers = headers.with_payload_len(len);

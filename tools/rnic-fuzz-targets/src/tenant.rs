@@ -47,6 +47,7 @@ pub(crate) struct Tenant {
 pub(crate) struct AppQp {
     pub(crate) handle: u32,
     pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
     pub(crate) connection: Connection,
     pub(crate) sq: AppQueue,
     pub(crate) rq: AppQueue,
@@ -124,14 +125,14 @@ impl Tenant {
     }
 
     /// Another QP, in RESET.
-    pub(crate) fn create_qp(&mut self, world: &mut World) -> usize {
+    pub(crate) fn create_qp(&mut self, world: &mut World, qp_type: QpType) -> usize {
         let nth = self.qps.len();
         let stride = send_stride(CAPS.max_send_sge, CAPS.max_inline_data);
         let (sq, engine_sq) = queue(2 * nth, CAPS.max_send_wr, stride);
         let (rq, engine_rq) = queue(2 * nth + 1, CAPS.max_recv_wr, recv_stride(CAPS.max_recv_sge));
         let new = ClientCommand::CreateQp(Box::new(NewQp {
             pd: self.pds[0],
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: self.cq,
             recv_cq: self.cq,
             caps: CAPS,
@@ -143,7 +144,7 @@ impl Tenant {
             panic!("the engine makes the QP");
         };
         let (qpn, connection) = (Qpn::new(qpn), Connection::default());
-        self.qps.push(AppQp { handle, qpn, connection, sq, rq });
+        self.qps.push(AppQp { handle, qpn, qp_type, connection, sq, rq });
         nth
     }
 
@@ -156,7 +157,12 @@ impl Tenant {
         peer: (IpAddr, Qpn),
     ) {
         self.qps[nth].connection = connection;
+        let unreliable = match self.qps[nth].qp_type {
+            QpType::Uc => ANSWERS,
+            _ => AttrMask::empty(),
+        };
         for (mask, attr) in steps(&connection, peer) {
+            let mask = mask - unreliable;
             let path = mask.contains(AttrMask::AV).then(|| path_to(&attr, peer.0));
             let outcome = self.modify(world, nth, mask, attr, path);
             assert!(outcome, "the connection is refused");
@@ -175,11 +181,15 @@ impl Tenant {
     ) -> bool {
         let to_reset = mask.contains(AttrMask::STATE) && attr.state == QpState::Reset;
         let qp = self.qps[nth].handle;
+        let was = world.engine.qp(qp).map(|view| view.attr.state);
         let modify = ClientCommand::ModifyQp { qp, mask, attr, path };
         if world.command(self.client, modify).is_err() {
             return false;
         }
         let app = &mut self.qps[nth];
+        if (was, attr.state) == (Some(QpState::Sqe), QpState::Rts) {
+            app.sq.oracle.resume();
+        }
         if to_reset {
             for queue in [&mut app.sq, &mut app.rq] {
                 queue.ring.reset();
@@ -293,6 +303,14 @@ fn path_to(attr: &QpAttr, peer: IpAddr) -> Path {
 }
 
 /// INIT, RTR, RTS.
+/// Attributes of transports with answers.
+const ANSWERS: AttrMask = AttrMask::MAX_DEST_RD_ATOMIC
+    .union(AttrMask::MIN_RNR_TIMER)
+    .union(AttrMask::TIMEOUT)
+    .union(AttrMask::RETRY_CNT)
+    .union(AttrMask::RNR_RETRY)
+    .union(AttrMask::MAX_QP_RD_ATOMIC);
+
 fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask, QpAttr); 3] {
     let dgid = Gid::from_ip(peer).0;
     let init = QpAttr {

@@ -5,7 +5,9 @@ use crate::script::Script;
 use crate::tenant::{CAPS, Tenant, USED};
 use crate::world::{HERE, World};
 use rnic_abi::doorbell::SUMMARY;
-use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpState, SendFlags, WrOpcode};
+use rnic_abi::verbs::{
+    AccessFlags, AhAttr, AttrMask, QpAttr, QpState, QpType, SendFlags, WrOpcode,
+};
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::wqe::{SendControl, Sge};
 use rnic_core::ports::HopId;
@@ -59,8 +61,10 @@ impl Scene {
         let nowhere = hostile.register(&mut world, hostile.pds[0], 1 << 40, 5 << 30, full_access());
         let foreign = hostile.region(&mut world, hostile.pds[1], PAGE, AccessFlags::LOCAL_WRITE);
         let regions = [Some(open), nowhere, Some(foreign)].into_iter().flatten().collect();
-        pair(&mut world, &mut hostile, Connection { path_mtu: 1, timeout: 4, ..PSNS });
-        let alone = hostile.create_qp(&mut world);
+        let qp_type = if setup & 2 == 0 { QpType::Rc } else { QpType::Uc };
+        let quick = Connection { path_mtu: 1, timeout: 4, ..PSNS };
+        pair(&mut world, &mut hostile, qp_type, quick);
+        let alone = hostile.create_qp(&mut world, QpType::Rc);
         hostile.connect(
             &mut world,
             alone,
@@ -345,8 +349,8 @@ const PSNS: Connection = Connection {
 const STRANGER: Qpn = Qpn::new(0x99);
 
 /// Two QPs of a tenant, connected to each other.
-fn pair(world: &mut World, tenant: &mut Tenant, connection: Connection) {
-    let (a, b) = (tenant.create_qp(world), tenant.create_qp(world));
+fn pair(world: &mut World, tenant: &mut Tenant, qp_type: QpType, connection: Connection) {
+    let (a, b) = (tenant.create_qp(world, qp_type), tenant.create_qp(world, qp_type));
     let (qpn_a, qpn_b) = (tenant.qps[a].qpn, tenant.qps[b].qpn);
     tenant.connect(world, a, connection, (HERE, qpn_b));
     tenant.connect(world, b, connection, (HERE, qpn_a));
@@ -383,7 +387,7 @@ impl Honest {
         let mut tenant = Tenant::new(world, 1);
         let from = tenant.region(world, tenant.pds[0], PAGE, AccessFlags::LOCAL_WRITE);
         let to = tenant.region(world, tenant.pds[0], PAGE, full_access());
-        pair(world, &mut tenant, Connection { path_mtu: 2, ..PSNS });
+        pair(world, &mut tenant, QpType::Rc, Connection { path_mtu: 2, ..PSNS });
         let mut honest = Self { tenant, from, to, posted: 0, due: 0 };
         honest.post(world);
         honest

@@ -35,6 +35,7 @@ pub(crate) struct Client {
 pub(crate) struct Qp {
     pub(crate) handle: u32,
     pub(crate) qpn: u32,
+    pub(crate) qp_type: QpType,
     pub(crate) sq: QueuePlace,
     pub(crate) rq: QueuePlace,
     pub(crate) sq_words: Words,
@@ -142,7 +143,7 @@ impl Client {
     }
 
     /// A queue pair in RESET.
-    pub(crate) fn create_qp(&mut self) -> io::Result<Qp> {
+    pub(crate) fn create_qp(&mut self, qp_type: QpType) -> io::Result<Qp> {
         let caps = QpCaps {
             max_send_wr: 64,
             max_recv_wr: 16,
@@ -152,7 +153,7 @@ impl Client {
         };
         let request = Request::CreateQp(CreateQp {
             pd: self.pd,
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: Some(self.cq),
             recv_cq: Some(self.cq),
             srq: None,
@@ -166,7 +167,7 @@ impl Client {
         };
         let sq_words = self.ring(&sq.ring, &mut fds)?;
         self.ring(&rq.ring, &mut fds)?;
-        Ok(Qp { handle: qp, qpn, sq, rq, sq_words })
+        Ok(Qp { handle: qp, qpn, qp_type, sq, rq, sq_words })
     }
 
     /// RESET to RTS, connected to `peer` of the same device.
@@ -209,7 +210,19 @@ impl Client {
                     | M::MAX_QP_RD_ATOMIC,
             ),
         ];
+        let answers = match qp.qp_type {
+            QpType::Uc => {
+                M::MAX_DEST_RD_ATOMIC
+                    | M::MIN_RNR_TIMER
+                    | M::TIMEOUT
+                    | M::RETRY_CNT
+                    | M::RNR_RETRY
+                    | M::MAX_QP_RD_ATOMIC
+            }
+            _ => M::empty(),
+        };
         for (state, mask) in steps {
+            let mask = mask - answers;
             attr.state = state;
             self.call(&Request::ModifyQp { qp: qp.handle, mask, attr })?;
         }
@@ -217,8 +230,8 @@ impl Client {
     }
 
     /// Two queue pairs connected to each other.
-    pub(crate) fn create_pair(&mut self) -> io::Result<[Qp; 2]> {
-        let pair = [self.create_qp()?, self.create_qp()?];
+    pub(crate) fn create_pair(&mut self, qp_type: QpType) -> io::Result<[Qp; 2]> {
+        let pair = [self.create_qp(qp_type)?, self.create_qp(qp_type)?];
         self.connect(&pair[0], pair[1].qpn)?;
         self.connect(&pair[1], pair[0].qpn)?;
         Ok(pair)

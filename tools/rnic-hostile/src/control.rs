@@ -50,7 +50,8 @@ fn any_request(attack: &mut Attack) -> Request {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
-            qp_type: QpType::Rc,
+            qp_type: [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]
+                [attack.random.below(5)],
             send_cq: Some(number & 7),
             recv_cq: None,
             srq: Some(number),

@@ -7,6 +7,7 @@ use memmap2::MmapOptions;
 use rnic_abi::control::{Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths};
 use rnic_abi::verbs::AccessFlags;
+use rnic_abi::verbs::QpType;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -80,7 +81,7 @@ pub(crate) fn crowd(attack: &mut Attack) -> io::Result<()> {
 pub(crate) fn lists(attack: &mut Attack) -> io::Result<()> {
     let mut owner = Client::open()?;
     let mut owned = 0;
-    while owned < 4000 && owner.create_qp().is_ok() {
+    while owned < 4000 && owner.create_qp(QpType::Rc).is_ok() {
         owned += 1;
     }
     println!("got {owned} queue pairs");

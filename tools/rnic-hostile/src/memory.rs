@@ -2,6 +2,7 @@
 
 use crate::Attack;
 use crate::client::{Client, Qp};
+use rnic_abi::verbs::QpType;
 use rnic_abi::words::{WORD, Words};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,7 +12,7 @@ const PAIRS: usize = 4;
 
 fn furnished() -> io::Result<(Client, Vec<[Qp; 2]>)> {
     let mut client = Client::open()?;
-    let pairs = (0..PAIRS).map(|_| client.create_pair()).collect::<io::Result<_>>()?;
+    let pairs = (0..PAIRS).map(|_| client.create_pair(QpType::Rc)).collect::<io::Result<_>>()?;
     Ok((client, pairs))
 }
 

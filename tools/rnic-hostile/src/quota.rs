@@ -4,6 +4,7 @@ use crate::Attack;
 use crate::client::{Client, greet};
 use rnic_abi::control::Request;
 use rnic_abi::verbs::AccessFlags;
+use rnic_abi::verbs::QpType;
 use std::io;
 
 /// Makes objects of each kind until refused, a fresh client each time, and prints how many the
@@ -13,7 +14,7 @@ pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
     while attack.goes_on() {
         let mut client = Client::open()?;
         let pds = until_refused(attack, || client.call(&Request::AllocPd).map(drop))?;
-        let qps = until_refused(attack, || client.create_qp().map(drop))?;
+        let qps = until_refused(attack, || client.create_qp(QpType::Rc).map(drop))?;
         let cqs = until_refused(attack, || client.create_cq(1024).map(drop))?;
         let channels = until_refused(attack, || client.call(&Request::CreateChannel).map(drop))?;
         let mr = Request::RegMr {

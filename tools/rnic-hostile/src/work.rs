@@ -2,7 +2,7 @@
 
 use crate::Attack;
 use crate::client::{Client, Qp, ZONE};
-use rnic_abi::verbs::{SendFlags, WrOpcode};
+use rnic_abi::verbs::{QpType, SendFlags, WrOpcode};
 use rnic_abi::work_queue::WorkProducer;
 use rnic_abi::wqe::{SendControl, Sge};
 use std::io;
@@ -67,7 +67,8 @@ fn each_queue(
 ) -> io::Result<()> {
     let mut client = Client::open()?;
     while attack.goes_on() {
-        let pair = client.create_pair()?;
+        let qp_type = if attack.random.one_in(3) { QpType::Uc } else { QpType::Rc };
+        let pair = client.create_pair(qp_type)?;
         for _ in 0..8 {
             fill(attack, &client, &pair[0], &mut make)?;
             let _ = client.connect(&pair[1], pair[0].qpn);

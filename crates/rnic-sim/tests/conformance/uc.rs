@@ -274,6 +274,24 @@ fn memory_that_the_program_took_away_ends_the_connection_without_a_word() {
     assert_eq!(drops(&mut d), [DropReason::Refused(NakReason::RemoteMemory)]);
 }
 
+/// A late copy of a message is a message: its receive is not the one of the packet that failed.
+#[test]
+fn only_the_first_receive_behind_a_fault_may_be_its_own() {
+    let mut d = uc();
+    d.recv(1, &[d.nic.mr.sge(8192, 8)]);
+    d.recv(2, &[]);
+    let at = d.nic.mr.addr;
+    d.world.host(0).memory.protect(SPACE, at, 1, PageAccess::Hole);
+    d.say_all(&[
+        write(&d, Opcode::UcWriteOnly, 0, 8, &[7; 8]),
+        part(&d, Opcode::UcSendOnly, 1, &[1; 8]),
+        request(&d, Opcode::UcWriteOnlyImm, 0, (8192, 8)).payload(&[7; 8]),
+    ]);
+    d.expect_silence();
+    let expected = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.received()), expected);
+}
+
 #[test]
 fn packets_of_other_transports_and_peers_change_nothing() {
     let mut d = uc();

@@ -264,8 +264,10 @@ impl Qp {
     /// What was expected is lost for good: a message begins with this PSN.
     #[cold]
     fn begin_anew<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) {
-        if psn.distance_from(self.responder.epsn) > 0 {
+        let expected = self.responder.epsn;
+        if psn.distance_from(expected) > 0 {
             self.count_gap(ctx);
+            ctx.event(|| Event::Lost { qpn: self.qpn, psn: expected });
         }
         self.responder.give_up_message();
         self.responder.epsn = psn;
