@@ -25,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rnic-bench", &["roce-wire", "xdp-io"]),
     ("rnic-hostile", &["rnic-abi"]),
     ("system-tests", &[]),
+    ("testbed", &[]),
     ("xtask", &["system-tests"]),
 ];
 

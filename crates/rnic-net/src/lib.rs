@@ -12,8 +12,6 @@ mod monitor;
 mod neighbour;
 mod netlink;
 mod resolve;
-#[cfg(any(test, feature = "testbed"))]
-pub mod testbed;
 
 use gids::{GID_TABLE_LEN, GidTable, Served};
 use interface::InterfaceAddress;

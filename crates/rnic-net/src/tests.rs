@@ -1,11 +1,11 @@
 //! The network against a real kernel, in namespaces.
 
-use super::testbed::{Pair, V4_A, V4_B, V6_B, is_root, skip, wait_for};
 use super::*;
 use rnic_abi::verbs::AhAttr;
 use roce_wire::{MacAddr, ROCE_PORT, VlanTag};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
+use testbed::{Pair, V4_A, V4_B, V6_B, is_root, skip, wait_for};
 
 fn on_eth0() -> NetConfig {
     NetConfig { netdev: Some("eth0".into()), addresses: Vec::new() }

@@ -3,8 +3,9 @@
 mod common;
 
 use common::frame::{Frame, pattern};
-use common::netns::{IF_A, IF_B, Pair, V4_A, V4_B};
+use common::netns::Pair;
 use common::{skipped_without_root, wait_for};
+use testbed::{INTERFACE, V4_A, V4_B};
 use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
 
 const PORT: u16 = 4791;
@@ -41,13 +42,13 @@ fn frames_for_an_interface_that_is_down_are_dropped() {
     }
     for mode in [XdpMode::Native, XdpMode::Generic] {
         let pair = Pair::new(9000);
-        let mut a = pair.a.run(|| open(IF_A, V4_A, mode));
-        let mut b = pair.b.run(|| open(IF_B, V4_B, mode));
+        let mut a = pair.a.run(|| open(INTERFACE, V4_A, mode));
+        let mut b = pair.b.run(|| open(INTERFACE, V4_B, mode));
         let frame = |len, seed| {
             let payload = pattern(len, seed);
             Frame::udp((pair.mac_a, pair.mac_b), (V4_A, V4_B), PORT, payload).build()
         };
-        pair.a.ip(&format!("link set {IF_A} down"));
+        pair.a.ip(&format!("link set {INTERFACE} down"));
         let lost = (frame(100, 1), frame(5000, 2));
         const ROUNDS: usize = 20;
         for _ in 0..ROUNDS {
@@ -61,8 +62,10 @@ fn frames_for_an_interface_that_is_down_are_dropped() {
         assert_eq!(stats.tx_errors.link_down, (ROUNDS * TX_FRAMES) as u64, "{mode:?}: {stats:?}");
         assert_eq!(stats.tx_frames, 0, "{mode:?}");
 
-        pair.a.ip(&format!("link set {IF_A} up"));
-        wait_for("the link", || pair.a.ip("link show va").contains("state UP").then_some(()));
+        pair.a.ip(&format!("link set {INTERFACE} up"));
+        wait_for("the link", || {
+            pair.a.ip(&format!("link show {INTERFACE}")).contains("state UP").then_some(())
+        });
         // What was dropped stays away, and what is new arrives in order.
         for round in 0..1000 {
             let sent = frame(if round % 2 == 0 { 64 } else { 4500 }, 100 + round);

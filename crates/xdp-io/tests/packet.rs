@@ -6,9 +6,10 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use common::frame::{Frame, is_ipv4_udp, pattern};
-use common::netns::{Feature, IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B, switch};
+use common::netns::{Feature, Pair, switch};
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
+use testbed::{INTERFACE, V4_A, V4_B, V6_A, V6_B};
 use xdp_io::packet::{PacketConfig, PacketPort, RxTrain};
 use xdp_io::program::{AttachMode, XdpProgram};
 use xdp_io::udp::{self, TxTrain, UdpConfig, UdpPort};
@@ -50,7 +51,7 @@ fn trains_reach_a_udp_receiver_and_come_back() {
         return;
     }
     let pair = Pair::new(9000);
-    let mut a = pair.a.run(|| open(IF_A));
+    let mut a = pair.a.run(|| open(INTERFACE));
     let mut b = pair.b.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_B, V6_B], PORT)).unwrap());
     let mut out = [udp::RxTrain::default(); 64];
     for v6 in [false, true] {
@@ -91,7 +92,7 @@ fn without_trains_what_the_kernel_joined_arrives_as_one_frame() {
         return;
     }
     let pair = Pair::new(9000);
-    let mut a = pair.a.run(|| open_with(IF_A, false));
+    let mut a = pair.a.run(|| open_with(INTERFACE, false));
     let mut b = pair.b.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_B, V6_B], PORT)).unwrap());
     assert_eq!(a.caps().max_segments, 1);
     for (src, dst, headers) in [(V4_B, V4_A, 42), (V6_B, V6_A, 62)] {
@@ -118,9 +119,9 @@ fn segments_on_the_wire_have_their_own_headers() {
     }
     let pair = Pair::new(9000);
     // Takes segmentation offload from the sender, so that separate packets cross the link.
-    let _program = pair.b.run(|| XdpProgram::attach(IF_B, PORT, AttachMode::Native).unwrap());
-    let sniffer = pair.b.run(|| RawSocket::open(IF_B));
-    let mut a = pair.a.run(|| open(IF_A));
+    let _program = pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).unwrap());
+    let sniffer = pair.b.run(|| RawSocket::open(INTERFACE));
+    let mut a = pair.a.run(|| open(INTERFACE));
     for (id, segments) in [(0u16, 1usize), (100, 2), (0xfffe, 15), (7, 62)] {
         let payload = pattern((segments - 1) * 1040 + 523, segments as u64);
         let frame = Frame { id, ..from_a(&pair, false, payload.clone()) };
@@ -149,11 +150,11 @@ fn what_the_receiving_device_joins_is_described() {
     }
     let pair = Pair::new(9000);
     // The sender cuts its trains up, as for a device that cannot, and the receiver joins packets.
-    pair.a.ip(&format!("link set {IF_A} gso_max_segs 1"));
-    pair.a.run(|| switch(IF_A, Feature::TcpSegmentation, false));
-    pair.b.run(|| switch(IF_B, Feature::Joining, true));
+    pair.a.ip(&format!("link set {INTERFACE} gso_max_segs 1"));
+    pair.a.run(|| switch(INTERFACE, Feature::TcpSegmentation, false));
+    pair.b.run(|| switch(INTERFACE, Feature::Joining, true));
     let mut a = pair.a.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_A, V6_A], PORT)).unwrap());
-    let mut b = pair.b.run(|| open(IF_B));
+    let mut b = pair.b.run(|| open(INTERFACE));
     let payload = pattern(62 * 1040, 7);
     for (src, dst) in [(V4_A, V4_B), (V6_A, V6_B)] {
         let train =
@@ -186,8 +187,8 @@ fn single_frames_of_both_families_and_vlan_cross_unchanged() {
     }
     for trains in [true, false] {
         let pair = Pair::new(9000);
-        let mut a = pair.a.run(|| open_with(IF_A, trains));
-        let mut b = pair.b.run(|| open_with(IF_B, trains));
+        let mut a = pair.a.run(|| open_with(INTERFACE, trains));
+        let mut b = pair.b.run(|| open_with(INTERFACE, trains));
         for len in (18..4200).step_by(7).chain([8000, 8900]) {
             for (v6, tags) in [(false, vec![]), (true, vec![]), (false, vec![(0x8100, 0x6005)])] {
                 let frame = Frame { tags, ..from_a(&pair, v6, pattern(len, len as u64)) }.build();
@@ -209,9 +210,9 @@ fn other_traffic_is_filtered_out() {
         return;
     }
     let pair = Pair::new(1500);
-    let sender = pair.a.run(|| RawSocket::open(IF_A));
-    let mut b = pair.b.run(|| open(IF_B));
-    let mut single = pair.b.run(|| open_with(IF_B, false));
+    let sender = pair.a.run(|| RawSocket::open(INTERFACE));
+    let mut b = pair.b.run(|| open(INTERFACE));
+    let mut single = pair.b.run(|| open_with(INTERFACE, false));
     let v4 = from_a(&pair, false, pattern(64, 1));
     let v6 = from_a(&pair, true, pattern(64, 2));
     for unwanted in [
@@ -260,7 +261,7 @@ fn the_guard_prevents_port_unreachable() {
     };
     wait_for("the kernel's refusal, without a guard", || refused().then_some(()));
     for addresses in [vec![], vec![V4_B]] {
-        let config = PacketConfig { addresses, ..PacketConfig::new(IF_B, PORT) };
+        let config = PacketConfig { addresses, ..PacketConfig::new(INTERFACE, PORT) };
         let mut port = pair.b.run(|| PacketPort::open(&config).unwrap());
         assert!(!refused(), "the guard keeps the kernel quiet");
         assert_eq!(drain(&mut port).len(), 1);
@@ -269,7 +270,7 @@ fn the_guard_prevents_port_unreachable() {
     // A program that another test starts holds copies of the closed sockets for a moment.
     let bind = || pair.b.run(|| UdpSocket::bind((V4_B, PORT)).ok());
     let holder = wait_for("the port to be free", bind);
-    let config = PacketConfig { addresses: vec![V4_B], ..PacketConfig::new(IF_B, PORT) };
+    let config = PacketConfig { addresses: vec![V4_B], ..PacketConfig::new(INTERFACE, PORT) };
     let mut port = pair.b.run(|| PacketPort::open(&config).unwrap());
     assert_eq!(port.guard().taken(), [V4_B]);
     drop(holder);
@@ -286,8 +287,8 @@ fn refusals_are_counted_and_do_not_hold_up_the_rest() {
         return;
     }
     let pair = Pair::new(1500);
-    let mut a = pair.a.run(|| open(IF_A));
-    let mut b = pair.b.run(|| open(IF_B));
+    let mut a = pair.a.run(|| open(INTERFACE));
+    let mut b = pair.b.run(|| open(INTERFACE));
     assert_eq!(a.reserve(0, 0), Err(TxRefusal::Length));
     assert_eq!(a.reserve(70_000, 0), Err(TxRefusal::Length));
     assert_eq!(a.reserve(64 * 100 + 200, 100), Err(TxRefusal::Length));
@@ -308,7 +309,7 @@ fn refusals_are_counted_and_do_not_hold_up_the_rest() {
         arrived += drain(&mut b).iter().filter(|(_, frame)| *frame == good).count();
         (arrived == 2).then_some(())
     });
-    pair.a.ip("link set va down");
+    pair.a.ip("link set eth0 down");
     queue(&mut a, &good, 0);
     assert_eq!(a.submit().sent, 0);
     assert_eq!(a.stats().tx_errors.link_down, 1);
@@ -323,8 +324,8 @@ fn without_trains_refusals_are_counted_too() {
         return;
     }
     let pair = Pair::new(1500);
-    let mut a = pair.a.run(|| open_with(IF_A, false));
-    let mut b = pair.b.run(|| open_with(IF_B, false));
+    let mut a = pair.a.run(|| open_with(INTERFACE, false));
+    let mut b = pair.b.run(|| open_with(INTERFACE, false));
     assert_eq!(a.reserve(2 * 1000 + 42, 1000), Err(TxRefusal::Length));
     let good = from_a(&pair, false, pattern(100, 1)).build();
     queue(&mut a, &good, 0);
@@ -349,8 +350,8 @@ fn bulk_trains_over_veth() {
         return;
     }
     let pair = Pair::new(4200);
-    let mut a = pair.a.run(|| open(IF_A));
-    let mut b = pair.b.run(|| open(IF_B));
+    let mut a = pair.a.run(|| open(INTERFACE));
+    let mut b = pair.b.run(|| open(INTERFACE));
     for (segment, count) in [(4112, 15), (1040, 62), (64, 1)] {
         let frame = from_a(&pair, false, pattern(segment * count, 5)).build();
         let gso_size = if count > 1 { segment as u16 } else { 0 };

@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use common::frame::{fill, is_ipv4_udp, pattern};
-use common::netns::{IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B};
+use common::netns::Pair;
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
+use testbed::{INTERFACE, V4_A, V4_B, V6_A, V6_B};
 use xdp_io::program::{AttachMode, XdpProgram};
 use xdp_io::udp::{RxTrain, TxTrain, UdpConfig, UdpPort};
 use xdp_io::{Error, TxRefusal};
@@ -281,8 +282,8 @@ fn multicast_groups_are_joined_and_left() {
         let scope_id = xdp_io::netdev::index(interface).unwrap();
         UdpPort::bind(&UdpConfig { scope_id, ..UdpConfig::new(addresses.to_vec(), PORT) }).unwrap()
     };
-    let mut a = pair.a.run(|| bind(IF_A, [V4_A, V6_A]));
-    let mut b = pair.b.run(|| bind(IF_B, [V4_B, V6_B]));
+    let mut a = pair.a.run(|| bind(INTERFACE, [V4_A, V6_A]));
+    let mut b = pair.b.run(|| bind(INTERFACE, [V4_B, V6_B]));
     for (group, source) in [("239.1.2.3", V4_A), ("ff0e::4791", V6_A)] {
         let group: IpAddr = group.parse().unwrap();
         let to_group = train(source, (group, PORT).into(), 0);
@@ -318,7 +319,7 @@ fn refusals_are_counted_and_do_not_hold_up_the_rest() {
     let mut b = pair.b.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_B], PORT)).unwrap());
     let good = SocketAddr::new(V4_B, PORT);
     let no_route: SocketAddr = "203.0.113.1:4791".parse().unwrap();
-    let broadcast: SocketAddr = "10.99.0.255:4791".parse().unwrap();
+    let broadcast: SocketAddr = "10.88.0.255:4791".parse().unwrap();
     queue(&mut a, &train(V4_A, good, 0), b"1");
     queue(&mut a, &train(V4_A, no_route, 0), b"x");
     queue(&mut a, &train(V4_A, good, 0), b"2");
@@ -332,7 +333,7 @@ fn refusals_are_counted_and_do_not_hold_up_the_rest() {
     assert_eq!((errors.unreachable, errors.not_permitted), (1, 1), "{errors:?}");
     assert_eq!(errors.too_long + errors.other, 2, "{errors:?}");
     assert_eq!(collect(&mut b, 3).0, b"123");
-    pair.a.ip("link set va down");
+    pair.a.ip("link set eth0 down");
     queue(&mut a, &train(V4_A, good, 0), b"4");
     a.submit();
     assert!(a.stats().tx_errors.total() > errors.total());
@@ -345,8 +346,8 @@ fn ids_count_up_in_a_train_and_df_is_set() {
     }
     let pair = Pair::new(9000);
     // Takes segmentation offload from the sender, so that separate packets cross the link.
-    let _program = pair.b.run(|| XdpProgram::attach(IF_B, PORT, AttachMode::Native).unwrap());
-    let sniffer = pair.b.run(|| RawSocket::open(IF_B));
+    let _program = pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).unwrap());
+    let sniffer = pair.b.run(|| RawSocket::open(INTERFACE));
     let bind = || UdpPort::bind(&UdpConfig::new(vec![V4_A, V6_A], PORT)).unwrap();
     let mut a = pair.a.run(bind);
     let _listener = pair.b.run(|| UdpSocket::bind((V4_B, PORT)).unwrap());

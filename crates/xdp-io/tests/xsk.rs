@@ -8,9 +8,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::frame::{Frame, pattern};
-use common::netns::{IF_A, IF_B, Pair, V4_A, V4_B, V6_A, V6_B};
+use common::netns::Pair;
 use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
+use testbed::{INTERFACE, V4_A, V4_B, V6_A, V6_B};
 use xdp_io::Error;
 use xdp_io::program::{AttachMode, XdpProgram};
 use xdp_io::udp::{TxTrain, UdpConfig, UdpPort};
@@ -28,7 +29,7 @@ fn ports(pair: &Pair, mode: XdpMode) -> (XskPort, XskPort) {
     let open = |interface, addresses: [IpAddr; 2]| {
         XskPort::open(&config(interface, mode, &addresses)).unwrap()
     };
-    (pair.a.run(|| open(IF_A, [V4_A, V6_A])), pair.b.run(|| open(IF_B, [V4_B, V6_B])))
+    (pair.a.run(|| open(INTERFACE, [V4_A, V6_A])), pair.b.run(|| open(INTERFACE, [V4_B, V6_B])))
 }
 
 /// The frames that have arrived.
@@ -54,8 +55,8 @@ fn truth_table(pair: &Pair) -> Vec<(&'static str, Frame, bool)> {
     let v6 = Frame::udp(macs, (V6_A, V6_B), PORT, Vec::new());
     let tagged =
         |frame: &Frame, tags: &[(u16, u16)]| Frame { tags: tags.to_vec(), ..frame.clone() };
-    let foreign4 = "10.99.0.77".parse().unwrap();
-    let foreign6 = "fd99::77".parse().unwrap();
+    let foreign4 = "10.88.0.77".parse().unwrap();
+    let foreign6 = "fd88::77".parse().unwrap();
     let one = [(0x8100, 5)];
     // Options or an extension header with our port where the UDP port would be without them.
     let at_port_offset = |len| {
@@ -113,9 +114,9 @@ fn program_steers_only_our_frames() {
     }
     for mode in MODES {
         let pair = Pair::new(1500);
-        let sender = pair.a.run(|| RawSocket::open(IF_A));
-        let sniffer = pair.b.run(|| RawSocket::open(IF_B));
-        let open = || XskPort::open(&config(IF_B, mode, &[V4_B, V6_B])).unwrap();
+        let sender = pair.a.run(|| RawSocket::open(INTERFACE));
+        let sniffer = pair.b.run(|| RawSocket::open(INTERFACE));
+        let open = || XskPort::open(&config(INTERFACE, mode, &[V4_B, V6_B])).unwrap();
         let mut port = pair.b.run(open);
         for (name, frame, expected) in truth_table(&pair) {
             let got = steered(&sender, &sniffer, &mut port, &frame);
@@ -273,8 +274,9 @@ fn stalled_receiver_drops_and_recovers() {
         return;
     }
     let pair = Pair::new(9000);
-    let mut a = pair.a.run(|| XskPort::open(&config(IF_A, XdpMode::Generic, &[V4_A])).unwrap());
-    let small = XskConfig { rx_frames: 64, ..config(IF_B, XdpMode::Generic, &[V4_B]) };
+    let mut a =
+        pair.a.run(|| XskPort::open(&config(INTERFACE, XdpMode::Generic, &[V4_A])).unwrap());
+    let small = XskConfig { rx_frames: 64, ..config(INTERFACE, XdpMode::Generic, &[V4_B]) };
     let mut b = pair.b.run(|| XskPort::open(&small).unwrap());
     let frame = |payload| Frame::udp((pair.mac_a, pair.mac_b), (V4_A, V4_B), PORT, payload).build();
     let long = frame(pattern(4000, 1));
@@ -310,7 +312,7 @@ fn generic_mode_delivers_an_unsegmented_train_in_one_piece() {
     }
     for (mode, expected) in [(XdpMode::Generic, 1), (XdpMode::Native, 15)] {
         let pair = Pair::new(9000);
-        let mut b = pair.b.run(|| XskPort::open(&config(IF_B, mode, &[V4_B])).unwrap());
+        let mut b = pair.b.run(|| XskPort::open(&config(INTERFACE, mode, &[V4_B])).unwrap());
         let mut a = pair.a.run(|| UdpPort::bind(&UdpConfig::new(vec![V4_A], PORT)).unwrap());
         let payload = pattern(14 * 4112 + 1000, 3);
         let train = TxTrain {
@@ -339,7 +341,7 @@ fn generic_mode_delivers_an_unsegmented_train_in_one_piece() {
 #[test]
 #[ignore = "helper of a_killed_process_leaves_no_program_behind"]
 fn hold_a_port_until_killed() {
-    let _port = XskPort::open(&config(IF_B, XdpMode::Native, &[V4_B])).unwrap();
+    let _port = XskPort::open(&config(INTERFACE, XdpMode::Native, &[V4_B])).unwrap();
     println!("\nholding");
     std::thread::sleep(Duration::from_secs(30));
 }
@@ -361,12 +363,12 @@ fn a_killed_process_leaves_no_program_behind() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let held = lines.by_ref().map_while(Result::ok).any(|line| line == "holding");
     assert!(held, "the helper could not open a port");
-    assert!(pair.b.ip("link show vb").contains("xdp"), "no program attached");
+    assert!(pair.b.ip("link show eth0").contains("xdp"), "no program attached");
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_for("the detachment", || (!pair.b.ip("link show vb").contains("xdp")).then_some(()));
+    wait_for("the detachment", || (!pair.b.ip("link show eth0").contains("xdp")).then_some(()));
     // The queue is free as well.
-    let open = || XskPort::open(&config(IF_B, XdpMode::Native, &[V4_B])).map(drop);
+    let open = || XskPort::open(&config(INTERFACE, XdpMode::Native, &[V4_B])).map(drop);
     pair.b.run(open).unwrap();
     pair.b.run(open).unwrap();
 }
@@ -378,7 +380,7 @@ fn errors_say_what_is_wrong() {
     }
     let pair = Pair::new(1500);
     let open = |config: XskConfig| pair.b.run(move || XskPort::open(&config).map(drop));
-    let native = config(IF_B, XdpMode::Native, &[]);
+    let native = config(INTERFACE, XdpMode::Native, &[]);
     let error = open(XskConfig { interface: "absent0".into(), ..native.clone() }).unwrap_err();
     assert!(matches!(error, Error::InterfaceMissing { .. }), "{error}");
     let error = open(XskConfig { queue: 9, ..native.clone() }).unwrap_err();
@@ -390,7 +392,8 @@ fn errors_say_what_is_wrong() {
     let error = open(XskConfig { rx_frames: 1, ..native.clone() }).unwrap_err();
     assert!(matches!(error, Error::InvalidConfig(_)), "{error}");
 
-    let other = pair.b.run(|| XdpProgram::attach(IF_B, PORT, AttachMode::Native)).expect("attach");
+    let other =
+        pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native)).expect("attach");
     for mode in MODES {
         let error = open(XskConfig { mode, ..native.clone() }).unwrap_err();
         assert!(matches!(error, Error::AlreadyAttached { .. }), "{error}");
@@ -402,7 +405,7 @@ fn errors_say_what_is_wrong() {
     drop(held);
 
     // Auto falls back from zero-copy, and from native on loopback.
-    for (interface, mode) in [(IF_B, AttachMode::Native), ("lo", AttachMode::Generic)] {
+    for (interface, mode) in [(INTERFACE, AttachMode::Native), ("lo", AttachMode::Generic)] {
         let auto = config(interface, XdpMode::Auto, &[]);
         let port = pair.b.run(|| XskPort::open(&auto)).unwrap();
         assert_eq!(port.caps().mode, mode);
@@ -417,13 +420,13 @@ fn missing_capabilities_are_named() {
     let pair = Pair::new(1500);
     let error = pair.b.run(|| {
         drop_capabilities();
-        XskPort::open(&config(IF_B, XdpMode::Native, &[])).map(drop).unwrap_err()
+        XskPort::open(&config(INTERFACE, XdpMode::Native, &[])).map(drop).unwrap_err()
     });
     assert!(matches!(error, Error::Privilege { .. }), "{error}");
     assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
     let error = pair.b.run(|| {
         drop_capabilities();
-        XdpProgram::attach(IF_B, PORT, AttachMode::Native).map(drop).unwrap_err()
+        XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).map(drop).unwrap_err()
     });
     assert!(error.to_string().contains("CAP_BPF"), "{error}");
 }

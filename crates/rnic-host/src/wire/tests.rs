@@ -9,11 +9,11 @@ use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{HopId, TxTrain, Wire};
-use rnic_net::testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
 use rnic_net::{HopTable, NetConfig, Network};
 use roce_wire::{Flow, Frame, MacAddr};
 use std::net::IpAddr;
 use std::sync::Arc;
+use testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
 
 const AUTO: WireConfig = WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto, trains: true };
 const UDP: WireConfig = WireConfig { io: Io::Udp, ..AUTO };

@@ -1,53 +1,8 @@
-//! Nameless network namespaces: they live as long as a descriptor is open, so that nothing is left
-//! behind however a test ends.
+//! A pair of namespaces as the ports' tests need it, and settings of its interfaces.
 
-use std::fs::File;
-use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::Command;
+use std::os::fd::AsRawFd;
 
-/// A network namespace.
-pub(crate) struct Namespace(OwnedFd);
-
-impl Namespace {
-    fn new() -> Namespace {
-        let create = || {
-            // SAFETY: moves only the calling thread, which ends with this closure.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "unshare");
-            Namespace(File::open("/proc/thread-self/ns/net").unwrap().into())
-        };
-        let namespace = std::thread::scope(|scope| scope.spawn(create).join().unwrap());
-        namespace.ip("link set lo up");
-        namespace
-    }
-
-    /// Runs `work` on a thread inside the namespace.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                // SAFETY: moves only the calling thread, which ends with this closure.
-                let result = unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) };
-                assert_eq!(result, 0, "setns");
-                work()
-            });
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    }
-
-    /// Runs `ip` with space-separated arguments and returns what it printed.
-    #[track_caller]
-    pub(crate) fn ip(&self, arguments: &str) -> String {
-        let output =
-            self.run(|| Command::new("ip").args(arguments.split(' ')).output().expect("ip"));
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ip {arguments}: {error}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
-    }
-}
+use testbed::{INTERFACE, Namespace};
 
 /// Settings of `linux/ethtool.h` that are on or off.
 #[derive(Clone, Copy)]
@@ -75,7 +30,7 @@ pub(crate) fn switch(interface: &str, feature: Feature, on: bool) {
     assert_eq!(result, 0, "ethtool {interface}: {}", std::io::Error::last_os_error());
 }
 
-/// Two namespaces joined by a veth pair, with an IPv4 and an IPv6 address each.
+/// Two namespaces joined by a veth pair, and its MAC addresses.
 pub(crate) struct Pair {
     pub(crate) a: Namespace,
     pub(crate) b: Namespace,
@@ -83,35 +38,11 @@ pub(crate) struct Pair {
     pub(crate) mac_b: [u8; 6],
 }
 
-/// The interface in namespace a, and in namespace b.
-pub(crate) const IF_A: &str = "va";
-pub(crate) const IF_B: &str = "vb";
-/// Addresses, all of one length per family.
-pub(crate) const V4_A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 99, 0, 1));
-pub(crate) const V4_B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 99, 0, 2));
-pub(crate) const V6_A: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1));
-pub(crate) const V6_B: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 2));
-
 impl Pair {
     pub(crate) fn new(mtu: u32) -> Pair {
-        let (a, b) = (Namespace::new(), Namespace::new());
-        a.ip(&format!(
-            "link add {IF_A} mtu {mtu} type veth peer name {IF_B} mtu {mtu} netns {}",
-            b.path()
-        ));
-        for (namespace, interface, v4, v6) in [(&a, IF_A, V4_A, V6_A), (&b, IF_B, V4_B, V6_B)] {
-            namespace.ip(&format!("address add {v4}/24 dev {interface}"));
-            namespace.ip(&format!("address add {v6}/64 dev {interface} nodad"));
-            namespace.ip(&format!("link set {interface} up"));
-        }
-        // The kernel drops what is sent before it has noticed the carrier.
-        for (namespace, interface) in [(&a, IF_A), (&b, IF_B)] {
-            super::wait_for("the link to come up", || {
-                namespace.ip(&format!("link show {interface}")).contains("state UP").then_some(())
-            });
-        }
-        let mac_a = a.run(|| xdp_io::netdev::mac(IF_A).unwrap());
-        let mac_b = b.run(|| xdp_io::netdev::mac(IF_B).unwrap());
+        let testbed::Pair { a, b } = testbed::Pair::new(mtu);
+        let [mac_a, mac_b] =
+            [&a, &b].map(|namespace| namespace.run(|| xdp_io::netdev::mac(INTERFACE).unwrap()));
         Pair { a, b, mac_a, mac_b }
     }
 }

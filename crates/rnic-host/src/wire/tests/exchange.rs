@@ -4,7 +4,7 @@ use crate::wire::DeviceWire;
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire};
-use rnic_net::{Network, testbed};
+use rnic_net::Network;
 use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, Gid, IcrcCheck};
 use std::net::IpAddr;

@@ -64,6 +64,9 @@ pub struct Pair {
     pub b: Namespace,
 }
 
+/// Name of the interfaces of a [`Pair`].
+pub const INTERFACE: &str = "eth0";
+/// Addresses of a [`Pair`].
 pub const V4_A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 88, 0, 1));
 pub const V4_B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 88, 0, 2));
 pub const V6_A: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1));
