@@ -41,7 +41,7 @@
 //! In generic mode the kernel may have moved a VLAN tag out of the frame before the program runs
 //! (a tag set by a VLAN interface of a veth peer); such frames look untagged.
 
-mod asm;
+pub(crate) mod asm;
 mod filter;
 
 use std::fmt;
@@ -49,7 +49,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::sys::bpf::{self, MapKind};
+use crate::sys::bpf::{self, MapKind, ProgramKind};
 use crate::{Error, Result, netdev};
 
 /// Addresses the program can hold, per family.
@@ -116,7 +116,8 @@ impl XdpProgram {
         let v4 = map(MapKind::Hash, 4, MAX_ADDRESSES)?;
         let v6 = map(MapKind::Hash, 16, MAX_ADDRESSES)?;
         let maps = filter::Maps { sockets: sockets.as_fd(), v4: v4.as_fd(), v6: v6.as_fd() };
-        let program = bpf::load_program(b"xdp_io_steer", &filter::assemble(port, &maps)).map_err(
+        let code = filter::assemble(port, &maps);
+        let program = bpf::load_program(ProgramKind::Xdp, b"xdp_io_steer", &code).map_err(
             |(error, log)| match error.raw_os_error() {
                 Some(libc::EPERM) => privilege(),
                 _ if !log.is_empty() => Error::ProgramRejected { log },

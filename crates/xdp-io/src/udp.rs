@@ -9,16 +9,19 @@
 //!   combined with segmentation. Received IPv6 datagrams may carry a zero checksum.
 
 mod socket;
+mod steered;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use crate::address::{self, SockAddr};
 use crate::control::{self, Control};
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
 use socket::{IpFields, Socket};
+pub use steered::{SteerBy, SteeredPort};
 
 /// Most payload bytes of one datagram or train (65,535 less the IPv4 and UDP headers).
 const MAX_BYTES: usize = 65_507;
@@ -46,6 +49,8 @@ pub struct UdpConfig {
     pub rx_slots: usize,
     /// Size of the transmit arena, at least 128 KiB.
     pub tx_arena_bytes: usize,
+    /// The sockets are receiver 0 of this port, which others share.
+    pub shared: Option<Arc<SteeredPort>>,
     /// Wanted size of each socket's buffers; the system's limit applies without CAP_NET_ADMIN.
     pub socket_buffer_bytes: usize,
 }
@@ -58,6 +63,7 @@ impl UdpConfig {
             addresses,
             port,
             scope_id: 0,
+            shared: None,
             rx_slots: 64,
             tx_arena_bytes: 8 << 20,
             socket_buffer_bytes: 16 << 20,
@@ -148,6 +154,7 @@ pub struct UdpPort {
     tx: TxBatch,
     port: u16,
     scope_id: u32,
+    shared: Option<Arc<SteeredPort>>,
     buffer_bytes: usize,
     max_segments: usize,
     /// The socket that had something last.
@@ -179,6 +186,7 @@ impl UdpPort {
                 .map_err(Error::os("transmit arena"))?,
             port: config.port,
             scope_id: config.scope_id,
+            shared: config.shared.clone(),
             buffer_bytes: config.socket_buffer_bytes,
             max_segments: MAX_SEGMENTS,
             busy: 0,
@@ -200,11 +208,29 @@ impl UdpPort {
         if self.local_addresses().any(|bound| bound == address) {
             return Ok(());
         }
-        let wanted = address::scoped(address, self.port, self.scope_id);
-        let socket = Socket::bind(wanted, self.scope_id, self.buffer_bytes)?;
+        let fd = match &self.shared {
+            Some(shared) if !address.is_multicast() => shared.first_socket(address)?,
+            _ => {
+                let wanted = address::scoped(address, self.port, self.scope_id);
+                socket::open(wanted, self.scope_id, self.buffer_bytes, |_| Ok(()))?
+            }
+        };
+        let socket = Socket::new(fd, address);
         if self.port == 0 {
             self.port = socket.local_port()?;
         }
+        self.adopt(socket);
+        Ok(())
+    }
+
+    /// Uses a socket that another process has opened for `address`, from a [`SteeredPort`]. One
+    /// that was there for the address is closed.
+    pub fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+        self.remove_address(address);
+        self.adopt(Socket::new(socket, address));
+    }
+
+    fn adopt(&mut self, socket: Socket) {
         if !socket.segments {
             self.max_segments = 1;
         }
@@ -212,7 +238,6 @@ impl UdpPort {
             Some(free) => *free = Some(socket),
             None => self.sockets.push(Some(socket)),
         }
-        Ok(())
     }
 
     /// Closes the socket of an address. What still waits to be sent from it is dropped and counted.

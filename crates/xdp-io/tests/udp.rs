@@ -3,6 +3,7 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::frame::{fill, is_ipv4_udp, pattern};
@@ -11,7 +12,7 @@ use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
 use testbed::{INTERFACE, V4_A, V4_B, V6_A, V6_B};
 use xdp_io::program::{AttachMode, XdpProgram};
-use xdp_io::udp::{RxTrain, TxTrain, UdpConfig, UdpPort};
+use xdp_io::udp::{RxTrain, SteerBy, SteeredPort, TxTrain, UdpConfig, UdpPort};
 use xdp_io::{Error, TxRefusal};
 
 const PORT: u16 = 4791;
@@ -443,4 +444,113 @@ fn bulk_trains_over_veth() {
         a.release_rx();
     }
     println!("UDP one thread: round trip {} ns", begin.elapsed().as_nanos() / rounds);
+}
+
+/// The byte of the payload that names the receiver, in its upper five bits.
+const BY: SteerBy = SteerBy { offset: 5, shift: 3 };
+/// Of the host's own network, where no other program uses a port of this number.
+const LOOP_9: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
+const STEERED: u16 = 47_911;
+
+/// A port of the receiver on what the daemon opened for it.
+fn receiver(steered: &SteeredPort, number: u8, owner: u64, addresses: &[IpAddr]) -> UdpPort {
+    let mut port = UdpPort::bind(&UdpConfig::new(Vec::new(), STEERED)).unwrap();
+    for address in addresses {
+        port.add_socket(*address, steered.socket(number, owner, *address).unwrap());
+    }
+    port
+}
+
+#[test]
+fn datagrams_and_trains_find_the_receiver_that_they_name() {
+    if skipped_without_root("datagrams_and_trains_find_the_receiver") {
+        return;
+    }
+    let addresses = [LOOP_9, LOOP_6];
+    let steered = Arc::new(SteeredPort::new(STEERED, 0, 1 << 20, BY).unwrap());
+    let shared = Some(Arc::clone(&steered));
+    let own = UdpConfig { shared, ..UdpConfig::new(addresses.to_vec(), STEERED) };
+    let own = UdpPort::bind(&own).unwrap();
+    let mut ports = vec![own, receiver(&steered, 3, 30, &addresses)];
+    ports.push(receiver(&steered, 31, 310, &addresses));
+    let mut sender = bind(&[LOOP_1, LOOP_6]);
+    // What is named by a number that no receiver has, or too short to name one, is receiver 0's.
+    let named = [(0u8, 0), (3, 1), (31, 2), (7, 0)];
+    let mut send = |src: IpAddr, dst: IpAddr, number: u8, segments: usize, seed: u64| {
+        let mut payload = pattern(segments * 1040, seed);
+        for segment in payload.chunks_mut(1040) {
+            segment[5] = number << 3 | 5;
+        }
+        queue(&mut sender, &train(src, (dst, STEERED).into(), 1040), &payload);
+        assert_eq!(sender.submit().sent, 1);
+        payload
+    };
+    for round in 0..20 {
+        for (src, dst) in [(LOOP_1, LOOP_9), (LOOP_6, LOOP_6)] {
+            for (number, at) in named {
+                for segments in [1, 16] {
+                    let payload = send(src, dst, number, segments, round);
+                    let (bytes, _) = collect(&mut ports[at], payload.len());
+                    assert!(bytes == payload, "{segments} datagrams for {number}");
+                }
+            }
+        }
+    }
+    let short = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    short.send_to(&[0xff; 4], (LOOP_9, STEERED)).unwrap();
+    collect(&mut ports[0], 4);
+    // A receiver that others hear no more, whatever it does with its socket.
+    steered.close(30);
+    let payload = send(LOOP_1, LOOP_9, 3, 1, 99);
+    assert!(collect(&mut ports[0], payload.len()).0 == payload);
+    // The next owner of its number gets what comes from now on, and a late end of the one before
+    // changes nothing.
+    let mut next = receiver(&steered, 3, 31, &addresses);
+    steered.close(30);
+    let payload = send(LOOP_1, LOOP_9, 3, 16, 100);
+    assert!(collect(&mut next, payload.len()).0 == payload);
+    assert!(drain(&mut ports[1]).is_empty(), "it hears what is for another");
+    drop(ports.pop());
+    let payload = send(LOOP_1, LOOP_9, 3, 16, 101);
+    assert!(collect(&mut next, payload.len()).0 == payload);
+    // A closed receiver. Another test that starts a process may have it open for a moment longer.
+    wait_for("what is for a closed receiver", || {
+        send(LOOP_1, LOOP_9, 31, 16, 102);
+        (!drain(&mut ports[0]).is_empty()).then_some(())
+    });
+}
+
+#[test]
+fn a_steered_port_is_had_by_one_owner() {
+    if skipped_without_root("a_steered_port_is_had_by_one_owner") {
+        return;
+    }
+    let port = STEERED + 1;
+    let new = || SteeredPort::new(port, 0, 1 << 20, BY).unwrap();
+    let (one, other) = (new(), new());
+    let taken = UdpSocket::bind((LOOP_9, port)).unwrap();
+    assert!(matches!(one.first_socket(LOOP_9), Err(Error::AddressInUse { .. })));
+    drop(taken);
+    let _first = one.first_socket(LOOP_9).unwrap();
+    assert!(matches!(other.first_socket(LOOP_9), Err(Error::AddressInUse { .. })));
+    assert!(UdpSocket::bind((LOOP_9, port)).is_err());
+    let kept = one.socket(9, 1, LOOP_9).unwrap();
+    assert!(one.serves(9, 1, LOOP_9) && !one.serves(9, 2, LOOP_9));
+    // An address that goes and comes back while a receiver keeps its socket.
+    one.retain(&[]);
+    drop(_first);
+    assert!(!one.serves(9, 1, LOOP_9));
+    let mut own = UdpPort::bind(&UdpConfig::new(Vec::new(), port)).unwrap();
+    own.add_socket(LOOP_9, one.first_socket(LOOP_9).unwrap());
+    let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    sender.send_to(&[9 << 3; 40], (LOOP_9, port)).unwrap();
+    collect(&mut own, 40);
+    let mut nine = UdpPort::bind(&UdpConfig::new(Vec::new(), port)).unwrap();
+    nine.add_socket(LOOP_9, one.socket(9, 1, LOOP_9).unwrap());
+    sender.send_to(&[9 << 3; 40], (LOOP_9, port)).unwrap();
+    collect(&mut nine, 40);
+    // Once all have closed theirs another owner may have it.
+    one.retain(&[]);
+    drop((own, nine, kept));
+    wait_for("the port", || other.first_socket(LOOP_9).ok());
 }

@@ -1,4 +1,4 @@
-//! A two-pass assembler for the few eBPF instructions the filter needs.
+//! A two-pass assembler for the few eBPF instructions that our programs need.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -6,11 +6,12 @@ use crate::sys::bpf::Instruction;
 
 /// eBPF registers: r0 result, r1..r5 arguments (lost in calls), r6..r9 kept, r10 frame pointer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Register {
+pub(crate) enum Register {
     R0 = 0,
     R1 = 1,
     R2 = 2,
     R3 = 3,
+    R4 = 4,
     R6 = 6,
     R7 = 7,
     R8 = 8,
@@ -19,7 +20,7 @@ pub(super) enum Register {
 
 /// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Width {
+pub(crate) enum Width {
     U8 = 0x10,
     U16 = 0x08,
     U32 = 0x00,
@@ -27,21 +28,23 @@ pub(super) enum Width {
 
 /// Condition of a jump that compares a register with an immediate.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Condition {
+pub(crate) enum Condition {
     Equal = 0x10,
     NotEqual = 0x50,
 }
 
 /// Helper functions of the kernel, by number.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Helper {
+pub(crate) enum Helper {
     MapLookupElem = 1,
+    SkbLoadBytes = 26,
     RedirectMap = 51,
+    SkSelectReuseport = 82,
 }
 
 /// A jump target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Label(usize);
+pub(crate) struct Label(usize);
 
 /// Instruction classes and modes of `linux/bpf_common.h` and `linux/bpf.h`.
 const LDX_MEM: u8 = 0x61;
@@ -52,6 +55,7 @@ const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_MOV_REG: u8 = 0xbf;
 const ALU64_ADD_IMM: u8 = 0x07;
 const ALU64_AND_IMM: u8 = 0x57;
+const ALU64_RSH_IMM: u8 = 0x77;
 const JMP_ALWAYS: u8 = 0x05;
 const JMP_GREATER_REG: u8 = 0x2d;
 const JMP: u8 = 0x05;
@@ -61,7 +65,7 @@ const EXIT: u8 = 0x95;
 /// Collects instructions; the first pass. [`Assembler::finish`] is the second: it fills in the
 /// jump distances.
 #[derive(Default)]
-pub(super) struct Assembler {
+pub(crate) struct Assembler {
     code: Vec<Instruction>,
     /// Where each label is.
     labels: Vec<Option<usize>>,
@@ -71,13 +75,13 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// A label to be placed later.
-    pub(super) fn label(&mut self) -> Label {
+    pub(crate) fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
     /// Places a label here.
-    pub(super) fn place(&mut self, label: Label) {
+    pub(crate) fn place(&mut self, label: Label) {
         self.labels[label.0] = Some(self.code.len());
     }
 
@@ -87,49 +91,54 @@ impl Assembler {
     }
 
     /// `dst = *(width *)(src + offset)`
-    pub(super) fn load(&mut self, width: Width, dst: Register, src: Register, offset: i16) {
+    pub(crate) fn load(&mut self, width: Width, dst: Register, src: Register, offset: i16) {
         self.emit(LDX_MEM | width as u8, dst, src as u8, offset, 0);
     }
 
     /// `*(width *)(dst + offset) = src`
-    pub(super) fn store(&mut self, width: Width, dst: Register, offset: i16, src: Register) {
+    pub(crate) fn store(&mut self, width: Width, dst: Register, offset: i16, src: Register) {
         self.emit(STX_MEM | width as u8, dst, src as u8, offset, 0);
     }
 
     /// `dst = src`
-    pub(super) fn copy(&mut self, dst: Register, src: Register) {
+    pub(crate) fn copy(&mut self, dst: Register, src: Register) {
         self.emit(ALU64_MOV_REG, dst, src as u8, 0, 0);
     }
 
     /// `dst = value`
-    pub(super) fn set(&mut self, dst: Register, value: i32) {
+    pub(crate) fn set(&mut self, dst: Register, value: i32) {
         self.emit(ALU64_MOV_IMM, dst, 0, 0, value);
     }
 
     /// `dst += value`
-    pub(super) fn add(&mut self, dst: Register, value: i32) {
+    pub(crate) fn add(&mut self, dst: Register, value: i32) {
         self.emit(ALU64_ADD_IMM, dst, 0, 0, value);
     }
 
     /// `dst &= mask`
-    pub(super) fn and(&mut self, dst: Register, mask: i32) {
+    pub(crate) fn and(&mut self, dst: Register, mask: i32) {
         self.emit(ALU64_AND_IMM, dst, 0, 0, mask);
     }
 
+    /// `dst >>= bits`
+    pub(crate) fn shift_right(&mut self, dst: Register, bits: i32) {
+        self.emit(ALU64_RSH_IMM, dst, 0, 0, bits);
+    }
+
     /// `dst = map`
-    pub(super) fn map(&mut self, dst: Register, map: BorrowedFd<'_>) {
+    pub(crate) fn map(&mut self, dst: Register, map: BorrowedFd<'_>) {
         self.emit(LD_IMM64, dst, PSEUDO_MAP_FD, 0, map.as_raw_fd());
         self.code.push(Instruction { code: 0, registers: 0, offset: 0, immediate: 0 });
     }
 
     /// `goto target`
-    pub(super) fn jump(&mut self, target: Label) {
+    pub(crate) fn jump(&mut self, target: Label) {
         self.jumps.push((self.code.len(), target));
         self.emit(JMP_ALWAYS, Register::R0, 0, 0, 0);
     }
 
     /// `if (register <condition> value) goto target`
-    pub(super) fn jump_if(
+    pub(crate) fn jump_if(
         &mut self,
         condition: Condition,
         register: Register,
@@ -141,18 +150,18 @@ impl Assembler {
     }
 
     /// `if (left > right) goto target`
-    pub(super) fn jump_greater(&mut self, left: Register, right: Register, target: Label) {
+    pub(crate) fn jump_greater(&mut self, left: Register, right: Register, target: Label) {
         self.jumps.push((self.code.len(), target));
         self.emit(JMP_GREATER_REG, left, right as u8, 0, 0);
     }
 
     /// `r0 = helper(r1, r2, r3, ..)`
-    pub(super) fn call(&mut self, helper: Helper) {
+    pub(crate) fn call(&mut self, helper: Helper) {
         self.emit(CALL, Register::R0, 0, 0, helper as i32);
     }
 
     /// `return r0`
-    pub(super) fn exit(&mut self) {
+    pub(crate) fn exit(&mut self) {
         self.emit(EXIT, Register::R0, 0, 0, 0);
     }
 
@@ -160,7 +169,7 @@ impl Assembler {
     ///
     /// # Panics
     /// When a label used was not placed: an error in the program text, found by its unit test.
-    pub(super) fn finish(mut self) -> Vec<Instruction> {
+    pub(crate) fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
             let target = self.labels[label.0].expect("every label is placed");
             self.code[at].offset = (target as i64 - at as i64 - 1) as i16;

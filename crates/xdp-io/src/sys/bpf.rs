@@ -1,4 +1,4 @@
-//! The bpf(2) commands that maps, an XDP program and its link need.
+//! The bpf(2) commands that maps, programs and the link of an XDP program need.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,16 +10,41 @@ const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
 
-const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
 /// The program copes with packets in several buffers, so any MTU can attach.
 const F_XDP_HAS_FRAGS: u32 = 1 << 5;
+
+/// Program types used here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ProgramKind {
+    Xdp = 6,
+    /// Chooses among the sockets of one port.
+    SkReuseport = 21,
+}
+
+impl ProgramKind {
+    /// How it attaches; 0 lets the kernel fill it in.
+    fn attach_type(self) -> u32 {
+        match self {
+            Self::Xdp => ATTACH_TYPE_XDP,
+            Self::SkReuseport => 0,
+        }
+    }
+
+    fn flags(self) -> u32 {
+        match self {
+            Self::Xdp => F_XDP_HAS_FRAGS,
+            Self::SkReuseport => 0,
+        }
+    }
+}
 
 /// Map types used here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MapKind {
     Hash = 1,
     XskMap = 17,
+    ReuseportSockArray = 20,
 }
 
 /// One eBPF instruction (`struct bpf_insn`).
@@ -127,14 +152,15 @@ pub(crate) fn delete_element(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> 
     unsafe { bpf(MAP_DELETE_ELEM, &mut attributes).map(drop) }
 }
 
-/// Loads an XDP program; on refusal by the verifier the error carries its log.
+/// Loads a program; on refusal by the verifier the error carries its log.
 pub(crate) fn load_program(
+    kind: ProgramKind,
     name: &[u8],
     instructions: &[Instruction],
 ) -> Result<OwnedFd, (io::Error, String)> {
     let mut log = vec![0u8; 1 << 16];
     let mut attributes = ProgramLoad {
-        kind: PROG_TYPE_XDP,
+        kind: kind as u32,
         instruction_count: instructions.len() as u32,
         instructions: instructions.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,
@@ -142,10 +168,10 @@ pub(crate) fn load_program(
         log_size: log.len() as u32,
         log: log.as_mut_ptr() as u64,
         kernel_version: 0,
-        flags: F_XDP_HAS_FRAGS,
+        flags: kind.flags(),
         name: [0; 16],
         ifindex: 0,
-        attach_type: ATTACH_TYPE_XDP,
+        attach_type: kind.attach_type(),
     };
     let length = name.len().min(15);
     attributes.name[..length].copy_from_slice(&name[..length]);

@@ -43,46 +43,47 @@ pub(crate) struct Socket {
     hint: BatchHint,
 }
 
+/// A socket bound to `wanted`, with all options set before the first datagram can arrive.
+/// A multicast address is joined on interface `interface` and may be shared with others.
+pub(super) fn open(
+    wanted: SocketAddr,
+    interface: u32,
+    buffer_bytes: usize,
+    before_bind: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+) -> Result<OwnedFd> {
+    let domain = if wanted.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let fd = sys::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)
+        .map_err(Error::os("socket(UDP)"))?;
+    let set = |level, name, value: i32| sys::set_option(fd.as_fd(), level, name, &value);
+    let is_wildcard = wanted.ip().is_unspecified();
+    let options =
+        if wanted.is_ipv4() { v4_options(set, is_wildcard) } else { v6_options(set, is_wildcard) };
+    options.map_err(Error::os("setsockopt on the UDP socket"))?;
+    sys::set_buffers(fd.as_fd(), buffer_bytes);
+    // Without UDP_GRO (before Linux 5.0) datagrams arrive one by one.
+    let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+    if wanted.ip().is_multicast() {
+        set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(Error::os("SO_REUSEADDR"))?;
+    }
+    write(fd.as_fd(), wanted.ip(), IpFields::NEW)
+        .map_err(Error::os("TOS and TTL of the UDP socket"))?;
+    before_bind(fd.as_fd()).map_err(Error::os("sharing the UDP port"))?;
+    sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
+        .map_err(|error| bind_error(wanted, error))?;
+    if wanted.ip().is_multicast() {
+        multicast::join(fd.as_fd(), interface, wanted.ip())?;
+    } else {
+        multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
+    }
+    Ok(fd)
+}
+
 impl Socket {
-    /// Binds `wanted` and sets all options before the first datagram can arrive.
-    /// A multicast address is joined on interface `interface` and may be shared with others.
-    pub(crate) fn bind(wanted: SocketAddr, interface: u32, buffer_bytes: usize) -> Result<Socket> {
-        let domain = if wanted.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        let fd = sys::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)
-            .map_err(Error::os("socket(UDP)"))?;
-        let set = |level, name, value: i32| sys::set_option(fd.as_fd(), level, name, &value);
-        let is_wildcard = wanted.ip().is_unspecified();
-        let options = if wanted.is_ipv4() {
-            v4_options(set, is_wildcard)
-        } else {
-            v6_options(set, is_wildcard)
-        };
-        options.map_err(Error::os("setsockopt on the UDP socket"))?;
-        sys::set_buffers(fd.as_fd(), buffer_bytes);
-        // Without UDP_GRO (before Linux 5.0) datagrams arrive one by one.
-        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
-        // Setting "no segmentation by default" tells whether the kernel knows the option.
-        let segments = set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        if wanted.ip().is_multicast() {
-            set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(Error::os("SO_REUSEADDR"))?;
-        }
-        sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
-            .map_err(|error| bind_error(wanted, error))?;
-        if wanted.ip().is_multicast() {
-            multicast::join(fd.as_fd(), interface, wanted.ip())?;
-        } else {
-            multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
-        }
-        let mut socket = Socket {
-            fd,
-            address: wanted.ip(),
-            segments,
-            fields: IpFields::NEW,
-            others: 0,
-            hint: BatchHint::default(),
-        };
-        socket.write(IpFields::NEW).map_err(Error::os("TOS and TTL of the UDP socket"))?;
-        Ok(socket)
+    /// That was [opened](open) for `address`, here or in another process.
+    pub(crate) fn new(fd: OwnedFd, address: IpAddr) -> Socket {
+        let segments = sys::option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok();
+        let (fields, others, hint) = (IpFields::NEW, 0, BatchHint::default());
+        Socket { fd, address, segments, fields, others, hint }
     }
 
     /// Called before a train with the fields `wanted` is queued, when nothing else is queued. Two
@@ -97,21 +98,10 @@ impl Socket {
         if self.others >= MANY_OTHERS {
             self.others = 0;
             // When the kernel refuses a field here, control messages continue to set it.
-            let _ = self.write(wanted);
+            if write(self.fd(), self.address, wanted).is_ok() {
+                self.fields = wanted;
+            }
         }
-    }
-
-    fn write(&mut self, wanted: IpFields) -> io::Result<()> {
-        let (level, tos, hops) = if self.address.is_ipv4() {
-            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
-        } else {
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
-        };
-        sys::set_option(self.fd(), level, tos, &i32::from(wanted.tos))?;
-        self.fields.tos = wanted.tos;
-        sys::set_option(self.fd(), level, hops, &i32::from(wanted.hops))?;
-        self.fields.hops = wanted.hops;
-        Ok(())
     }
 
     /// Receives up to `max` messages, as [`RxBatch::receive`].
@@ -142,6 +132,17 @@ impl Socket {
         sys::option(self.fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, [0u32; 9])
             .map_or(0, |info| u64::from(info[MEMINFO_DROPS]))
     }
+}
+
+/// What the kernel writes from now on.
+fn write(fd: BorrowedFd<'_>, address: IpAddr, wanted: IpFields) -> io::Result<()> {
+    let (level, tos, hops) = if address.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
+    };
+    sys::set_option(fd, level, hops, &i32::from(wanted.hops))?;
+    sys::set_option(fd, level, tos, &i32::from(wanted.tos))
 }
 
 /// DF on every datagram makes the identification of an unconnected socket 0. Without it, or on a

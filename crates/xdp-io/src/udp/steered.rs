@@ -1,0 +1,290 @@
+//! One UDP port for several receivers, which a byte of each datagram tells apart.
+//!
+//! Every receiver has a socket of its own on the same address and port (SO_REUSEPORT). The kernel
+//! asks a program which of them gets a datagram, or a train of them by its first. As C it would
+//! read:
+//!
+//! ```c
+//! struct { __uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY); ... } receivers;
+//!
+//! SEC("sk_reuseport")
+//! int choose(struct sk_reuseport_md *ctx)
+//! {
+//!     __u32 receiver = 0;
+//!     __u8 byte;
+//!     if (bpf_skb_load_bytes(ctx, 8 + OFFSET, &byte, 1) == 0) {      // behind the UDP header
+//!         receiver = byte >> SHIFT;
+//!         if (bpf_sk_select_reuseport(ctx, &receivers, &receiver, 0) == 0)
+//!             return SK_PASS;
+//!         receiver = 0;
+//!     }
+//!     bpf_sk_select_reuseport(ctx, &receivers, &receiver, 0);
+//!     return SK_PASS;
+//! }
+//! ```
+//!
+//! So receiver 0 gets what has no receiver. Sockets are named in a map: a classic program would
+//! name them by the order in which they were bound, which changes when one of them is closed.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::socket;
+use crate::program::asm::Condition::{Equal, NotEqual};
+use crate::program::asm::Register::{R0, R1, R2, R3, R4, R6, R10};
+use crate::program::asm::Width::{U8, U32};
+use crate::program::asm::{Assembler, Helper};
+use crate::sys::bpf::{self, Instruction, MapKind, ProgramKind};
+use crate::{Error, Result, address, sys};
+
+/// Which byte of a datagram names its receiver, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SteerBy {
+    /// Offset in the UDP payload.
+    pub offset: u8,
+    /// The receiver is the byte shifted right by this, 0..=7.
+    pub shift: u8,
+}
+
+/// A port for several receivers. See the [module](self). Any thread may use it.
+#[derive(Debug)]
+pub struct SteeredPort {
+    port: u16,
+    scope_id: u32,
+    buffer_bytes: usize,
+    by: SteerBy,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    groups: Vec<Group>,
+    /// Addresses that were ours at any time: a process that was stopped may still have a socket.
+    known: Vec<IpAddr>,
+}
+
+/// The sockets of one address.
+#[derive(Debug)]
+struct Group {
+    address: IpAddr,
+    /// Receiver -> socket.
+    receivers: OwnedFd,
+    /// That of receiver 0.
+    first: OwnedFd,
+    /// The owner of each other receiver.
+    owners: Vec<(u32, u64)>,
+}
+
+impl SteeredPort {
+    /// For sockets on `port`; `scope_id` and `buffer_bytes` are those of a
+    /// [`UdpConfig`](super::UdpConfig).
+    ///
+    /// # Errors
+    /// [`Error::Privilege`] without CAP_BPF and CAP_NET_ADMIN, [`Error::ProgramRejected`].
+    pub fn new(port: u16, scope_id: u32, buffer_bytes: usize, by: SteerBy) -> Result<SteeredPort> {
+        // The first use must not be the one that finds out what the kernel lets us do.
+        load(by)?;
+        Ok(SteeredPort { port, scope_id, buffer_bytes, by, state: Mutex::default() })
+    }
+
+    /// The interface of link-local addresses.
+    #[must_use]
+    pub fn scope_id(&self) -> u32 {
+        self.scope_id
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The socket of receiver 0 for `address`; the first one of an address, which it gets only if
+    /// no other socket has the port.
+    ///
+    /// # Errors
+    /// As [`UdpPort::bind`](super::UdpPort::bind).
+    pub fn first_socket(&self, address: IpAddr) -> Result<OwnedFd> {
+        self.with_group(address, |group| group.first.try_clone().map_err(Error::os("dup")))
+    }
+
+    /// A socket of `receiver`, which is not 0, for `address`, in place of the one that it had.
+    ///
+    /// # Errors
+    /// As [`UdpPort::bind`](super::UdpPort::bind).
+    pub fn socket(&self, receiver: u8, owner: u64, address: IpAddr) -> Result<OwnedFd> {
+        self.with_group(address, |group| {
+            let fd = self.open(address, join)?;
+            group.set(receiver.into(), owner, fd.as_fd())?;
+            Ok(fd)
+        })
+    }
+
+    fn with_group<T>(
+        &self,
+        address: IpAddr,
+        work: impl FnOnce(&mut Group) -> Result<T>,
+    ) -> Result<T> {
+        let mut state = self.state();
+        if let Some(group) = state.groups.iter_mut().find(|group| group.address == address) {
+            return work(group);
+        }
+        let is_known = state.known.contains(&address);
+        state.groups.push(self.group(address, is_known)?);
+        if !is_known {
+            state.known.push(address);
+        }
+        let last = state.groups.len() - 1;
+        work(&mut state.groups[last])
+    }
+
+    fn group(&self, address: IpAddr, is_known: bool) -> Result<Group> {
+        let (receivers, program) = load(self.by)?;
+        let first = match is_known {
+            true => self.open(address, join)?,
+            false => self.open(address, |socket| found(socket, program.as_fd()))?,
+        };
+        let shared = match is_known {
+            true => attach(first.as_fd(), program.as_fd()),
+            false => join(first.as_fd()),
+        };
+        shared.map_err(Error::os("sharing the UDP port"))?;
+        put(&receivers, 0, first.as_fd())?;
+        Ok(Group { address, receivers, first, owners: Vec::new() })
+    }
+
+    fn open(
+        &self,
+        address: IpAddr,
+        before_bind: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
+    ) -> Result<OwnedFd> {
+        let wanted = address::scoped(address, self.port, self.scope_id);
+        socket::open(wanted, self.scope_id, self.buffer_bytes, before_bind)
+    }
+
+    /// Leads nothing to the receivers of `owner` any more.
+    pub fn close(&self, owner: u64) {
+        for group in &mut self.state().groups {
+            group.close(owner);
+        }
+    }
+
+    /// Whether what names this receiver is led to a socket of this owner.
+    #[must_use]
+    pub fn serves(&self, receiver: u8, owner: u64, address: IpAddr) -> bool {
+        let known = (u32::from(receiver), owner);
+        let addresses = self.state();
+        let mut groups = addresses.groups.iter().filter(|group| group.address == address);
+        groups.any(|group| group.owners.contains(&known))
+    }
+
+    /// Other addresses are gone. Their sockets get nothing any more, and when such an address comes
+    /// back, all need new ones.
+    pub fn retain(&self, addresses: &[IpAddr]) {
+        self.state().groups.retain(|group| addresses.contains(&group.address));
+    }
+}
+
+impl Group {
+    fn set(&mut self, receiver: u32, owner: u64, socket: BorrowedFd<'_>) -> Result<()> {
+        put(&self.receivers, receiver, socket)?;
+        self.owners.retain(|(other, _)| *other != receiver);
+        self.owners.push((receiver, owner));
+        Ok(())
+    }
+
+    fn close(&mut self, owner: u64) {
+        let receivers = self.receivers.as_fd();
+        self.owners.retain(|(receiver, other)| {
+            if *other == owner {
+                // Absent when the socket is closed already.
+                let _ = bpf::delete_element(receivers, &receiver.to_ne_bytes());
+            }
+            *other != owner
+        });
+    }
+}
+
+/// The map and the program of one address.
+fn load(by: SteerBy) -> Result<(OwnedFd, OwnedFd)> {
+    let receivers = bpf::create_map(MapKind::ReuseportSockArray, 4, 4, RECEIVERS)
+        .map_err(|error| refused("creating a BPF map", error, String::new()))?;
+    let code = assemble(by, receivers.as_fd());
+    let program = bpf::load_program(ProgramKind::SkReuseport, b"udp_io_steer", &code)
+        .map_err(|(error, log)| refused("loading the program of a UDP port", error, log))?;
+    Ok((receivers, program))
+}
+
+fn put(receivers: &OwnedFd, receiver: u32, socket: BorrowedFd<'_>) -> Result<()> {
+    let value = socket.as_raw_fd().to_ne_bytes();
+    bpf::update_element(receivers.as_fd(), &receiver.to_ne_bytes(), &value)
+        .map_err(Error::os("giving a UDP socket its datagrams"))
+}
+
+/// Before it is bound: it joins those that share its port, with their program.
+fn join(socket: BorrowedFd<'_>) -> std::io::Result<()> {
+    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &1)
+}
+
+/// Before it is bound: others may join it, but it is bound only where no other socket is.
+fn found(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> std::io::Result<()> {
+    join(socket)?;
+    attach(socket, program)?;
+    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &0)
+}
+
+/// The program of all that share the port.
+fn attach(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> std::io::Result<()> {
+    sys::set_option(socket, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF, &program.as_raw_fd())
+}
+
+fn refused(operation: &'static str, error: std::io::Error, log: String) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => Error::Privilege { operation, needs: "CAP_BPF and CAP_NET_ADMIN" },
+        _ if !log.is_empty() => Error::ProgramRejected { log },
+        _ => Error::Os { operation, source: error },
+    }
+}
+
+/// The program in the [module](self)'s documentation.
+fn assemble(by: SteerBy, receivers: BorrowedFd<'_>) -> Vec<Instruction> {
+    let mut asm = Assembler::default();
+    let [first, done] = std::array::from_fn(|_| asm.label());
+    let choose = |asm: &mut Assembler| {
+        asm.copy(R1, R6);
+        asm.map(R2, receivers);
+        asm.copy(R3, R10);
+        asm.add(R3, RECEIVER.into());
+        asm.set(R4, 0);
+        asm.call(Helper::SkSelectReuseport);
+    };
+    asm.copy(R6, R1);
+    asm.set(R2, UDP_HEADER + i32::from(by.offset));
+    asm.copy(R3, R10);
+    asm.add(R3, BYTE.into());
+    asm.set(R4, 1);
+    asm.call(Helper::SkbLoadBytes);
+    asm.jump_if(NotEqual, R0, 0, first);
+    asm.load(U8, R3, R10, BYTE);
+    asm.shift_right(R3, by.shift.into());
+    asm.store(U32, R10, RECEIVER, R3);
+    choose(&mut asm);
+    asm.jump_if(Equal, R0, 0, done);
+    asm.place(first);
+    asm.set(R3, 0);
+    asm.store(U32, R10, RECEIVER, R3);
+    choose(&mut asm);
+    asm.place(done);
+    asm.set(R0, SK_PASS);
+    asm.exit();
+    asm.finish()
+}
+
+/// `asm-generic/socket.h`.
+const SO_ATTACH_REUSEPORT_EBPF: i32 = 52;
+const SK_PASS: i32 = 1;
+const UDP_HEADER: i32 = 8;
+/// On the program's stack.
+const BYTE: i16 = -8;
+const RECEIVER: i16 = -4;
+/// As many as a byte can name.
+const RECEIVERS: u32 = 256;
