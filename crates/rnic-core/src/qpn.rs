@@ -14,8 +14,12 @@ const SLOT_BITS: u32 = 15;
 const GENERATION_BITS: u32 = 4;
 const SHARD_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
 const SHARD_BITS: u32 = 24 - SHARD_SHIFT;
+/// The shard in the first byte of a QPN as packets have it: the byte shifted right by this.
+pub const SHARD_IN_BYTE: u8 = 3;
 /// Most shards of one device.
 pub const MAX_SHARDS: u8 = 1 << SHARD_BITS;
+
+const _: () = assert!(SHARD_SHIFT == 16 + SHARD_IN_BYTE as u32);
 
 const LOW_BITS: u32 = 10;
 const LOW_MASK: u32 = (1 << LOW_BITS) - 1;

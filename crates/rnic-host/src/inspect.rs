@@ -122,7 +122,7 @@ pub struct MrView {
 pub fn answer(
     engine: &Engine,
     dma: &SystemDma,
-    lost: u64,
+    lost: [(&'static str, u64); 2],
     links: impl FnOnce() -> LinkCounters,
     question: Question,
 ) -> Seen {
@@ -132,7 +132,7 @@ pub fn answer(
             Seen::Totals(Totals { qps, cqs, mrs })
         }
         Question::Counters => {
-            let counted = engine.counters().iter().chain([("shard_rx_lost", lost)]).chain(links());
+            let counted = engine.counters().iter().chain(lost).chain(links());
             let all = counted.map(|(name, number)| (Cow::Borrowed(name), number)).collect();
             Seen::Counters(all)
         }

@@ -51,7 +51,14 @@ pub struct User {
     /// Number of its shard of the device.
     pub shard: u8,
     pub sessions: u64,
-    /// Bytes that it has sent through the daemon's wire.
+    /// What the daemon's wire did for it, if it has no sockets of its own.
+    pub handed_over: Option<HandedOver>,
+}
+
+/// Frames of a user on the daemon's wire.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct HandedOver {
+    /// Bytes that it has sent.
     pub tx_bytes: u64,
     /// Trains of it that were refused: they were not what an engine sends.
     pub tx_refused: u64,

@@ -15,7 +15,7 @@ mod run;
 mod tokens;
 
 pub use host::EventSocket;
-pub use message::{NewClient, ShardHandle, ShardMessage};
+pub use message::{NewClient, ShardHandle, ShardMessage, ShardStopped};
 pub use own::OwnEngine;
 pub use port::ShardPort;
 

@@ -20,12 +20,15 @@ mod xdp;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::HopTable;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use udp::UdpWire;
 use xdp_io::TxRefusal;
+use xdp_io::udp::SteeredPort;
 
 pub use auto::{WireConfig, open};
 use capture::CaptureWire;
-pub use capture::{CaptureFeed, CaptureTap, Captured, capture};
+pub use capture::{CaptureFeed, CaptureTap, Captured, capture, export, import};
 use composite::Composite;
 use cross_shard::Shards;
 pub use cross_shard::{Attachment, Branch, BranchStats, NewBranch, ShardRx, ShardWire, branch};
@@ -56,6 +59,8 @@ trait Link: Send {
     fn has_backlog(&self) -> bool;
     /// Follows a change of the interface: its addresses and its MTU.
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
+    /// Uses a socket of the daemon for one more address, where it is made of such.
+    fn add_socket(&mut self, _: IpAddr, _: OwnedFd) {}
     /// What it counts.
     fn counters(&mut self) -> LinkCounters;
 }
@@ -68,13 +73,40 @@ pub struct DeviceWire {
     mode: String,
     inner: FaultWire<CaptureWire<Composite>>,
     shards: Shards,
+    shared: Option<Arc<SteeredPort>>,
 }
 
 impl DeviceWire {
-    /// A device with `outside`, or with loopback only.
-    fn new(mode: String, outside: Option<Box<dyn Link>>, hops: HopTable) -> Self {
-        let inner = FaultWire::new(CaptureWire::new(Composite::new(outside), hops), FAULT);
-        Self { mode, inner, shards: Shards::default() }
+    /// A device with `outside`, or with loopback only; `shared` has sockets for further shards.
+    fn new(
+        mode: String,
+        outside: Option<Box<dyn Link>>,
+        shared: Option<Arc<SteeredPort>>,
+        hops: HopTable,
+    ) -> Self {
+        let composite = Composite::new(outside, shared.is_some());
+        Self { mode, inner: around(composite, hops), shards: Shards::default(), shared }
+    }
+
+    /// That of a further shard with sockets of its own, which the daemon
+    /// [gives](Self::add_socket). `scope_id` is the interface of link-local addresses.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
+        let link: Box<dyn Link> = Box::new(UdpWire::of_shard(scope_id, mtu)?);
+        let inner = around(Composite::new(Some(link), true), HopTable::default());
+        Ok(Self { mode: "udp".to_owned(), inner, shards: Shards::default(), shared: None })
+    }
+
+    /// Where further shards have sockets of their own; without, frames are handed over to them.
+    pub fn shared_port(&self) -> Option<Arc<SteeredPort>> {
+        self.shared.clone()
+    }
+
+    /// A socket of the daemon's [shared port](Self::shared_port) for one more address.
+    pub fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+        self.inner.get_mut().get_mut().add_socket(address, socket);
     }
 
     /// The packet I/O in use, e.g. `udp` or `af-xdp native`.
@@ -180,6 +212,11 @@ impl Wire for DeviceWire {
     fn submit(&mut self) {
         self.inner.submit();
     }
+}
+
+/// With what disturbs and what shows.
+fn around(composite: Composite, hops: HopTable) -> FaultWire<CaptureWire<Composite>> {
+    FaultWire::new(CaptureWire::new(composite, hops), FAULT)
 }
 
 /// UDP payload that an interface of this MTU carries, in the family with the longer header when

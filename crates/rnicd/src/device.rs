@@ -15,6 +15,7 @@ use rnic_host::wire::{self, WireConfig};
 use rnic_net::{Change, Claims, NetConfig, Network};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use xdp_io::udp::SteeredPort;
 
 /// See the [module](self).
 pub(crate) struct Device {
@@ -24,6 +25,8 @@ pub(crate) struct Device {
     ledger: Arc<Accounts>,
     /// The engine that has the wire, for clients of the daemon's own user.
     pub(crate) own: Arc<OwnEngine>,
+    /// Where engine processes of other users have sockets of their own.
+    shared_port: Option<Arc<SteeredPort>>,
     /// Those of other users, if the daemon is root.
     pub(crate) users: Option<Arc<Users>>,
 }
@@ -32,11 +35,15 @@ pub(crate) struct Device {
 #[derive(Default)]
 struct Followers {
     own: OnceLock<Arc<OwnEngine>>,
+    shared_port: OnceLock<Arc<SteeredPort>>,
     users: OnceLock<Arc<Users>>,
 }
 
 impl Followers {
     fn follow(&self, change: Change) {
+        if let Some(port) = self.shared_port.get() {
+            port.retain(&change.addresses);
+        }
         if let Some(users) = self.users.get() {
             users.follow(&change);
         }
@@ -52,9 +59,10 @@ impl Device {
         let followers: Arc<Followers> = Arc::default();
         let network = start_network(config, claims, &followers)?;
         let trains = xdp_io::packet::knows_trains();
-        let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains };
+        let users = rustix::process::geteuid().is_root();
+        let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains, users };
         let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
-        let io = wire.mode().to_owned();
+        let (io, shared_port) = (wire.mode().to_owned(), wire.shared_port());
         let mut engine = EngineConfig::new(random().context("no randomness")?);
         engine.gid_table_len = network.port().gid_table_len;
         engine.profile = config.profile.into();
@@ -63,10 +71,13 @@ impl Device {
         let own = Arc::new(own.context("cannot start the engine")?);
         let ledger = Accounts::new(config.limits, rustix::process::geteuid().as_raw());
         let info = describe(config, &network);
-        let mut device = Self { network, io, info, ledger, own, users: None };
+        let mut device = Self { network, io, info, ledger, own, shared_port, users: None };
         device.users = device.start_users(config)?;
         // Changes from before the engines could follow them.
         let _ = followers.own.set(Arc::clone(&device.own));
+        if let Some(port) = &device.shared_port {
+            let _ = followers.shared_port.set(Arc::clone(port));
+        }
         if let Some(users) = &device.users {
             let _ = followers.users.set(Arc::clone(users));
         }
@@ -88,6 +99,7 @@ impl Device {
             ledger: Arc::clone(&self.ledger),
             network: Arc::clone(&self.network),
             own: Arc::clone(&self.own),
+            shared_port: self.shared_port.clone(),
             command: this_program(),
         };
         Users::new(parts).map(Some).context("cannot start engines of users")

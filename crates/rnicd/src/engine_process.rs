@@ -6,14 +6,16 @@
 //! over a socket, on standard input.
 
 mod admission;
+mod confinement;
 mod identity;
 mod upstream;
 
 use crate::log;
 use crate::system;
-use crate::users::{FromEngine, Inquiry, Start, ToEngine, Told, first_number};
+use crate::users::{EngineWire, FromEngine, Inquiry, Start, ToEngine, Told, first_number};
 use admission::Admission;
 use anyhow::{Context, Result, bail};
+use crossbeam_channel::bounded;
 use rnic_abi::control::{MAX_MESSAGE, decode};
 use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_core::{EngineConfig, Secret};
@@ -22,7 +24,7 @@ use rnic_host::memory;
 use rnic_host::server::{Registry, Service};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::thread;
-use rnic_host::wire::{Attachment, ShardWire};
+use rnic_host::wire::{self, Attachment, DeviceWire, ShardWire};
 use rnic_net::Change;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -37,25 +39,39 @@ use upstream::Upstream;
 /// When it cannot start; the text says why.
 pub fn run() -> Result<()> {
     let socket = identity::take_socket()?;
-    let (start, attachment) = receive_start(&socket)?;
+    let (start, fds) = receive_start(&socket)?;
     identity::become_user(start.uid, start.gid)
         .with_context(|| format!("cannot act as user {} and group {}", start.uid, start.gid))?;
+    confinement::confine()?;
     log::start(&start.log)?;
     system::raise_descriptor_limit();
     system::prepare_for_little_memory();
     memory::keep_reserve(RESERVE);
-    let process = EngineProcess::new(start, attachment, socket)?;
+    let process = EngineProcess::new(start, fds, socket)?;
     let result = process.attend();
     process.end();
     result
 }
 
-fn receive_start(socket: &Connection) -> Result<(Start, Attachment)> {
+fn receive_start(socket: &Connection) -> Result<(Start, Descriptors)> {
     let first = socket.recv_message::<ToEngine>().context("no word from the daemon")?;
     let Some((ToEngine::Start(start), fds)) = first else {
         bail!("this is started by rnicd itself: run it without arguments")
     };
-    Ok((*start, Attachment::from(fds.exactly::<3>()?)))
+    Ok((*start, fds))
+}
+
+fn open_wire(start: &Start, fds: Descriptors) -> Result<ShardPort> {
+    Ok(match start.wire {
+        EngineWire::Sockets(scope_id) => {
+            let wire = DeviceWire::of_shard(scope_id, start.network.port.netdev_mtu)?;
+            ShardPort::Device(Box::new(wire))
+        }
+        EngineWire::HandOver => {
+            let wire = ShardWire::attach(Attachment::from(fds.exactly::<3>()?));
+            ShardPort::Shard(Box::new(wire.context("no memory for the daemon's wire")?))
+        }
+    })
 }
 
 struct EngineProcess {
@@ -66,8 +82,8 @@ struct EngineProcess {
 }
 
 impl EngineProcess {
-    fn new(start: Start, attachment: Attachment, socket: Connection) -> Result<Self> {
-        let wire = ShardWire::attach(attachment).context("no memory for the daemon's wire")?;
+    fn new(start: Start, fds: Descriptors, socket: Connection) -> Result<Self> {
+        let wire = open_wire(&start, fds)?;
         let config = EngineConfig {
             secret: Secret::new(start.secret),
             shard: start.shard,
@@ -76,8 +92,8 @@ impl EngineProcess {
             profile: start.profile.into(),
             ..EngineConfig::new(start.secret)
         };
-        let engine = OwnEngine::start(start.settings, config, ShardPort::Shard(Box::new(wire)))
-            .context("cannot start the engine")?;
+        let engine =
+            OwnEngine::start(start.settings, config, wire).context("cannot start the engine")?;
         let engine = Arc::new(engine);
         let upstream = Arc::new(Upstream::new(socket, start.limits, start.network)?);
         let service = Service {
@@ -125,6 +141,11 @@ impl EngineProcess {
                 match message {
                     ToEngine::End => return Ok(()),
                     ToEngine::Client => self.admit(fds, &mut clients),
+                    ToEngine::Capture => self.capture(fds),
+                    ToEngine::Socket(address) => {
+                        let [socket] = fds.exactly()?;
+                        self.engine.handle().tell(ShardMessage::Socket(address, socket));
+                    }
                     message => self.handle(message),
                 }
             }
@@ -162,13 +183,24 @@ impl EngineProcess {
         }
     }
 
+    /// Shows the daemon what this engine sends and receives.
+    fn capture(&self, fds: Descriptors) {
+        let Ok([socket]) = fds.exactly() else { return };
+        let (tap, feed) = wire::capture();
+        let socket = Connection::from(socket);
+        let started = thread::spawn("rnic-capture", STACK, move || wire::export(&feed, &socket));
+        match started {
+            Ok(()) => self.engine.handle().tell(ShardMessage::Capture(tap)),
+            Err(error) => tracing::warn!("a capture does not see this user: {error}"),
+        }
+    }
+
     fn handle(&self, message: ToEngine) {
         match message {
             ToEngine::Network(network) => {
                 let change = Change {
                     port: network.port_state(),
-                    // The daemon's wire follows these.
-                    addresses: Vec::new(),
+                    addresses: network.addresses.clone(),
                     mtu: network.port.netdev_mtu,
                 };
                 self.upstream.set_network(network);
@@ -176,7 +208,12 @@ impl EngineProcess {
             }
             ToEngine::Answer(number, answer) => self.upstream.answered(number, answer),
             ToEngine::Ask(number, inquiry) => self.answer(number, inquiry),
-            ToEngine::Start(_) | ToEngine::Client | ToEngine::End => {}
+            ToEngine::Faults(change) => {
+                // What is in force is the daemon's to tell.
+                let (answer, _) = bounded(1);
+                self.engine.handle().tell(ShardMessage::Faults(change, answer));
+            }
+            _ => {}
         }
     }
 

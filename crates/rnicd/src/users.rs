@@ -16,7 +16,7 @@ mod start;
 
 pub(crate) use engine::EngineProcess;
 pub(crate) use protocol::{
-    Call, CallAnswer, FromEngine, Inquiry, NetworkState, Start, ToEngine, Told,
+    Call, CallAnswer, EngineWire, FromEngine, Inquiry, NetworkState, Start, ToEngine, Told,
 };
 pub use start::ENGINE_PROCESS;
 pub(crate) use start::this_program;
@@ -26,12 +26,12 @@ use rnic_abi::os::{Connection, EventFd};
 use rnic_core::Counters;
 use rnic_core::qpn::MAX_SHARDS;
 use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
-
 use rnic_host::refusal::{refuse, refused_by_kernel};
 use rnic_host::report::{self, Object, Totals};
 use rnic_host::server::{Accounts, Admitted, Engines};
 use rnic_host::settings::{Profile, Settings};
-use rnic_host::shard::OwnEngine;
+use rnic_host::shard::{OwnEngine, ShardStopped};
+use rnic_host::wire::{CaptureTap, Fault, FaultChange};
 use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
@@ -39,6 +39,7 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use xdp_io::udp::SteeredPort;
 
 /// A user and a group.
 pub(crate) type User = (u32, u32);
@@ -56,6 +57,8 @@ pub(crate) struct Parts {
     pub(crate) network: Arc<Network>,
     /// The engine that has the wire.
     pub(crate) own: Arc<OwnEngine>,
+    /// Where engine processes have sockets of their own; without, frames are handed over.
+    pub(crate) shared_port: Option<Arc<SteeredPort>>,
     /// What becomes an engine process: a program and its arguments.
     pub(crate) command: Vec<OsString>,
 }
@@ -81,6 +84,9 @@ struct Table {
     clients: u64,
     /// What those that have ended had counted.
     past: Numbers,
+    /// What shows the traffic of all, and what disturbs it, for processes that start.
+    taps: Vec<CaptureTap>,
+    faults: Vec<Fault>,
     stopping: bool,
 }
 
@@ -164,6 +170,11 @@ impl Users {
             .start(user, number, serial)
             .map_err(refused_by_kernel("no engine process for this user"))?;
         table.started += 1;
+        table.taps.retain(|tap| !tap.is_over());
+        table.taps.iter().for_each(|tap| self.show(&engine, tap));
+        if !table.faults.is_empty() {
+            engine.disturb(FaultChange::Add(table.faults.clone(), None));
+        }
         table.numbers[place] = Some(Arc::clone(&engine));
         table.engines.insert(user, Arc::clone(&engine));
         Ok(engine)
@@ -207,7 +218,18 @@ impl Users {
 
     fn network_state(&self, gids_changed: bool) -> NetworkState {
         let network = &self.parts.network;
-        NetworkState { port: network.port(), gids: network.gids(), gids_changed }
+        let (port, gids, addresses) = (network.port(), network.gids(), network.now().addresses);
+        NetworkState { port, gids, addresses, gids_changed }
+    }
+
+    /// Shows what a process sends and receives through sockets of its own; what is handed over is
+    /// seen on the daemon's wire.
+    fn show(&self, engine: &EngineProcess, tap: &CaptureTap) {
+        if self.parts.shared_port.is_some()
+            && let Err(error) = engine.show(tap.clone())
+        {
+            tracing::warn!("a capture does not see user {}: {error}", engine.user().0);
+        }
     }
 
     fn all(&self) -> Vec<Arc<EngineProcess>> {
@@ -360,6 +382,23 @@ impl Engines for Users {
             (entry, sessions)
         });
         told.collect()
+    }
+
+    fn capture(&self, tap: &CaptureTap) {
+        self.parts.own.capture(tap);
+        self.all().iter().for_each(|engine| self.show(engine, tap));
+        self.table().taps.push(tap.clone());
+    }
+
+    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped> {
+        let found = self.parts.own.change_faults(change.clone())?;
+        if let (Some(faults), Some(_)) = (&found, &self.parts.shared_port) {
+            self.table().faults.clone_from(faults);
+            if !matches!(change, FaultChange::Keep) {
+                self.all().iter().for_each(|engine| engine.disturb(change.clone()));
+            }
+        }
+        Ok(found)
     }
 }
 

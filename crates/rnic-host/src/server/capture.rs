@@ -4,7 +4,6 @@
 use super::service::Service;
 use crate::pcapng;
 use crate::refusal::{Refused, refused_by_kernel};
-use crate::shard::ShardMessage;
 use crate::thread::{self, STACK};
 use crate::wire::{self, CaptureFeed};
 use crossbeam_channel::RecvTimeoutError;
@@ -34,7 +33,7 @@ impl Capture {
             }
         })
         .map_err(refused_by_kernel("no thread for a capture"))?;
-        service.engine.tell(ShardMessage::Capture(tap));
+        service.engines.capture(&tap);
         Ok(Self { stop })
     }
 }

@@ -4,7 +4,8 @@ use crate::inspect::{Found, Kind, Numbers, Place, Question};
 use crate::quota::Resource;
 use crate::refusal::Refused;
 use crate::report::{Object, Totals, User};
-use crate::shard::OwnEngine;
+use crate::shard::{OwnEngine, ShardMessage, ShardStopped};
+use crate::wire::{CaptureTap, Fault, FaultChange};
 use rnic_abi::control::{GidEntry, PortInfo};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
@@ -61,6 +62,14 @@ pub trait Engines: Send + Sync {
     fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>);
     /// The users that have an engine process of their own, and their sessions there.
     fn users(&self) -> Vec<(User, Vec<crate::report::Session>)>;
+    /// Shows what they send and receive.
+    fn capture(&self, tap: &CaptureTap);
+    /// Changes the faults that are injected, as
+    /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).
+    ///
+    /// # Errors
+    /// When the engine has ended.
+    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped>;
 }
 
 impl Engines for OwnEngine {
@@ -97,5 +106,13 @@ impl Engines for OwnEngine {
 
     fn users(&self) -> Vec<(User, Vec<crate::report::Session>)> {
         Vec::new()
+    }
+
+    fn capture(&self, tap: &CaptureTap) {
+        self.handle().tell(ShardMessage::Capture(tap.clone()));
+    }
+
+    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped> {
+        self.handle().ask(|answer| ShardMessage::Faults(change, answer))
     }
 }

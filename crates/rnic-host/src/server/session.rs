@@ -11,7 +11,6 @@ use crate::inspect::Kind;
 use crate::memory;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse};
-use crate::shard::ShardMessage;
 use crate::thread;
 use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use crossbeam_channel::{Sender, bounded};
@@ -271,8 +270,7 @@ impl Session<'_> {
                 FaultChange::Clear
             }
         };
-        let asked = self.service.engine.ask(|answer| ShardMessage::Faults(change, answer));
-        let found = asked.map_err(engine_gone)?;
+        let found = self.service.engines.change_faults(change).map_err(engine_gone)?;
         let faults = found.ok_or_else(|| {
             let text =
                 format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");

@@ -35,7 +35,8 @@ impl Daemon {
         let path = std::env::temp_dir().join(format!("rnicd-{name}-{}.sock", std::process::id()));
         let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
         let network = Network::start(place, Box::new(|_| ())).unwrap();
-        let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
+        let wires =
+            WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
         let wire = wire::open(&wires, &network).unwrap();
         let engine = EngineConfig::new([1, 2]);
         let port = ShardPort::Device(Box::new(wire));

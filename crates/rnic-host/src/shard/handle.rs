@@ -71,6 +71,7 @@ impl Shard {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
             }
+            ShardMessage::Socket(address, socket) => self.nic.wire.add_socket(address, socket),
             ShardMessage::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
                 self.nic.events.add_receiver(number, receiver);
@@ -91,7 +92,7 @@ impl Shard {
     }
 
     pub(super) fn inspect(&mut self, question: Question) -> Seen {
-        let lost = self.nic.events.lost_in_hand_over();
+        let lost = self.nic.events.counters();
         let wire = &mut self.nic.wire;
         inspect::answer(&self.nic.engine, &self.nic.dma, lost, || wire.counters(), question)
     }

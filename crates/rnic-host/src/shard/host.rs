@@ -89,6 +89,8 @@ pub(super) struct ClientEvents {
     handed_over: bool,
     /// Datagrams lost on the way to shards that have ended.
     lost_before: u64,
+    /// Datagrams for shards that there are not, or that hear for themselves.
+    misled: u64,
 }
 
 struct Sockets {
@@ -105,6 +107,7 @@ impl ClientEvents {
             receivers: Vec::new(),
             handed_over: false,
             lost_before: 0,
+            misled: 0,
         }
     }
 
@@ -134,9 +137,10 @@ impl ClientEvents {
         }
     }
 
-    /// Datagrams for further shards that did not keep up.
-    pub(super) fn lost_in_hand_over(&self) -> u64 {
-        self.lost_before + self.receivers.iter().flatten().map(ShardRx::lost).sum::<u64>()
+    /// Datagrams for other shards that are lost: those did not keep up, or are not there.
+    pub(super) fn counters(&self) -> [(&'static str, u64); 2] {
+        let lost = self.receivers.iter().flatten().map(ShardRx::lost).sum::<u64>();
+        [("shard_rx_lost", self.lost_before + lost), ("shard_rx_misled", self.misled)]
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
@@ -248,10 +252,13 @@ impl Host for ClientEvents {
 
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
         // A QPN names a shard that does not exist only when it was never given out.
-        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(shard)) {
-            self.handed_over = true;
-            receiver.hand_over(train, datagram);
-        }
+        // Or the kernel joined it with one for this shard, which came before it.
+        let Some(Some(receiver)) = self.receivers.get_mut(usize::from(shard)) else {
+            self.misled += 1;
+            return;
+        };
+        self.handed_over = true;
+        receiver.hand_over(train, datagram);
     }
 }
 

@@ -11,6 +11,8 @@ use rnic_core::command::{ChannelId, ClientId, Command, CommandError, Outcome};
 use rnic_core::ports::SpaceId;
 use rnic_net::Change;
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A client with everything the shard keeps of it.
@@ -53,6 +55,8 @@ pub enum ShardMessage {
     RemoveChannel(ClientId, ChannelId),
     /// The network changed.
     Network(Change),
+    /// A socket of the daemon for an address.
+    Socket(IpAddr, OwnedFd),
     /// A further shard of this number sends through this one, and how to reach it.
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.

@@ -3,13 +3,13 @@
 use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, ShardWire};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// See the [module](self).
 pub enum ShardPort {
-    /// The first shard's.
+    /// That of the first shard, and of one with sockets of its own.
     Device(Box<DeviceWire>),
-    /// A further shard's.
+    /// That of a further shard, whose frames are handed over.
     Shard(Box<ShardWire>),
 }
 
@@ -58,6 +58,13 @@ impl ShardPort {
     pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         if let Self::Device(wire) = self {
             wire.follow(addresses, mtu);
+        }
+    }
+
+    /// Uses a socket of the daemon.
+    pub(super) fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+        if let Self::Device(wire) = self {
+            wire.add_socket(address, socket);
         }
     }
 

@@ -24,7 +24,8 @@ const CLIENT: ClientId = ClientId(1);
 fn shard(settings: Settings) -> (Shard, ShardHandle) {
     let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
     let network = Network::start(place, Box::new(|_| ())).unwrap();
-    let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
+    let wires =
+        WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
     let port = ShardPort::Device(Box::new(wire::open(&wires, &network).unwrap()));
     let (handle, inbox) = channel().unwrap();
     (Shard::new(EngineConfig::new([1, 2]), port, inbox, &settings).unwrap(), handle)

@@ -13,11 +13,13 @@
 //! Whatever lacks a privilege or is not supported falls through to the next choice.
 
 use super::packet::PacketWire;
-use super::udp::UdpWire;
+use super::udp::{self, UdpWire};
 use super::xdp::XdpWire;
 use super::{DeviceWire, Link};
 use crate::settings::{Io, XdpMode, name_of};
 use rnic_net::{Change, Interface, Network};
+use std::sync::Arc;
+use xdp_io::udp::SteeredPort;
 use xdp_io::xsk;
 
 /// How frames leave and arrive.
@@ -29,6 +31,8 @@ pub struct WireConfig {
     pub xdp_mode: XdpMode,
     /// Whether AF_PACKET carries trains: the kernel must know them.
     pub trains: bool,
+    /// Whether there are engine processes of other users.
+    pub users: bool,
 }
 
 /// Why there is no way outside; the text says what to do.
@@ -39,25 +43,40 @@ pub struct WireError(String);
 /// What AF_PACKET without trains is called.
 const SINGLE_FRAMES: &str = "af-packet, single frames (trains need Linux 6.2)";
 
-type Opened = Result<(String, Box<dyn Link>), String>;
+/// A link, and its name.
+struct Opened {
+    mode: String,
+    link: Box<dyn Link>,
+    /// Where engine processes have sockets of their own.
+    shared: Option<Arc<SteeredPort>>,
+}
+
+impl Opened {
+    fn new(mode: impl Into<String>, link: impl Link + 'static) -> Self {
+        Self { mode: mode.into(), link: Box::new(link), shared: None }
+    }
+}
 
 /// Opens the device's wire on its network.
 ///
 /// # Errors
 /// [`WireError`], also when `--io auto` finds no way at all.
 pub fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire, WireError> {
-    let opener = LinkOpener { network, interface: network.interface(), now: network.now() };
+    let interface = network.interface();
+    let opener = LinkOpener { network, interface, now: network.now(), users: config.users };
     let opened = match config.io {
-        Io::Loopback => return Ok(DeviceWire::new("loopback".to_owned(), None, network.hops())),
+        Io::Loopback => {
+            return Ok(DeviceWire::new("loopback".to_owned(), None, None, network.hops()));
+        }
         Io::Udp => opener.udp(),
         Io::AfXdp => opener.xdp(config.xdp_mode),
         Io::AfPacket => opener.packet(config.trains),
         Io::Auto => opener.best(config),
     };
-    let (mode, link) = opened.map_err(WireError)?;
+    let Opened { mode, link, shared } = opened.map_err(WireError)?;
     let name = &opener.interface.name;
     tracing::info!("packet I/O {mode} on {name}, addresses {:?}", opener.now.addresses);
-    Ok(DeviceWire::new(mode, Some(link), network.hops()))
+    Ok(DeviceWire::new(mode, Some(link), shared, network.hops()))
 }
 
 /// Opens the link of a device: its interface and what the network has at the moment.
@@ -65,18 +84,20 @@ struct LinkOpener<'a> {
     network: &'a Network,
     interface: Interface,
     now: Change,
+    users: bool,
 }
 
 impl LinkOpener<'_> {
-    fn udp(&self) -> Opened {
+    fn udp(&self) -> Result<Opened, String> {
         let scope = if self.interface.loopback { 0 } else { self.interface.index };
-        let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu)
+        let shared = if self.users { udp::shared_port(scope) } else { None };
+        let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu, shared.clone())
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);
-        Ok(("udp".to_owned(), Box::new(wire)))
+        Ok(Opened { shared, ..Opened::new("udp", wire) })
     }
 
-    fn xdp(&self, mode: XdpMode) -> Opened {
+    fn xdp(&self, mode: XdpMode) -> Result<Opened, String> {
         self.refuse_loopback("AF_XDP")?;
         let mode = match mode {
             XdpMode::Auto => xsk::XdpMode::Auto,
@@ -96,10 +117,10 @@ impl LinkOpener<'_> {
                  native here"
             );
         }
-        Ok((wire.describe(), Box::new(wire)))
+        Ok(Opened::new(wire.describe(), wire))
     }
 
-    fn packet(&self, trains: bool) -> Opened {
+    fn packet(&self, trains: bool) -> Result<Opened, String> {
         self.refuse_loopback("AF_PACKET")?;
         let Change { addresses, mtu, .. } = &self.now;
         let hops = self.network.hops();
@@ -107,7 +128,7 @@ impl LinkOpener<'_> {
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         let mode = if trains { "af-packet" } else { SINGLE_FRAMES };
-        Ok((mode.to_owned(), Box::new(wire)))
+        Ok(Opened::new(mode, wire))
     }
 
     fn refuse_loopback(&self, what: &str) -> Result<(), String> {
@@ -119,7 +140,7 @@ impl LinkOpener<'_> {
     }
 
     /// The table in the [module's documentation](self).
-    fn best(&self, config: &WireConfig) -> Opened {
+    fn best(&self, config: &WireConfig) -> Result<Opened, String> {
         let on_link = self.network.netdev_was_given() && !self.interface.loopback;
         let hardware = self.interface.kind.is_none();
         let choices: &[Io] = match (on_link, hardware) {

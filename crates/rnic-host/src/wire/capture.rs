@@ -4,18 +4,23 @@
 //! has no Ethernet header, or does not show it, one is made up. What the device sends to itself
 //! shows once. Without watchers it costs one branch a call.
 
+mod remote;
+
+pub use remote::{export, import};
+
 use super::LOOPBACK;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::{Hop, HopTable};
 use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, FrameHeader, MacAddr};
-use std::sync::Arc;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 /// A frame that was sent or received.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Captured {
     /// When.
     pub at: SystemTime,
@@ -26,9 +31,25 @@ pub struct Captured {
 }
 
 /// Where captured frames go; what the watcher does not take in time is counted and lost.
+#[derive(Clone)]
 pub struct CaptureTap {
     queue: Sender<Captured>,
     lost: Arc<AtomicU64>,
+    /// Gone with the feed.
+    watched: Weak<()>,
+}
+
+impl CaptureTap {
+    /// The watcher is gone.
+    pub fn is_over(&self) -> bool {
+        self.watched.strong_count() == 0
+    }
+
+    fn show(&self, captured: Captured) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(captured) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The watcher's end. Capture ends when it is dropped.
@@ -36,6 +57,7 @@ pub struct CaptureFeed {
     /// Frames, in order.
     pub frames: Receiver<Captured>,
     lost: Arc<AtomicU64>,
+    _watches: Arc<()>,
 }
 
 impl CaptureFeed {
@@ -49,7 +71,9 @@ impl CaptureFeed {
 pub fn capture() -> (CaptureTap, CaptureFeed) {
     let (queue, frames) = bounded(FRAMES);
     let lost = Arc::new(AtomicU64::new(0));
-    (CaptureTap { queue, lost: Arc::clone(&lost) }, CaptureFeed { frames, lost })
+    let watches = Arc::new(());
+    let tap = CaptureTap { queue, lost: Arc::clone(&lost), watched: Arc::downgrade(&watches) };
+    (tap, CaptureFeed { frames, lost, _watches: watches })
 }
 
 /// See the [module](self).
@@ -142,13 +166,9 @@ fn frame(
 
 /// Tells every watcher, and forgets those that are gone.
 fn tell(taps: &mut Vec<CaptureTap>, captured: &Captured) {
-    taps.retain(|tap| match tap.queue.try_send(captured.clone()) {
-        Ok(()) => true,
-        Err(TrySendError::Full(_)) => {
-            tap.lost.fetch_add(1, Ordering::Relaxed);
-            true
-        }
-        Err(TrySendError::Disconnected(_)) => false,
+    taps.retain(|tap| {
+        tap.show(captured.clone());
+        !tap.is_over()
     });
 }
 

@@ -6,13 +6,15 @@ use super::{
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use xdp_io::TxRefusal;
 
 /// Loopback and the device's packet I/O.
 pub(super) struct Composite {
     loopback: Loopback,
     outside: Option<Box<dyn Link>>,
+    /// Shards have sockets of their own: the kernel carries what is for another one.
+    is_shared: bool,
     /// Where trains go that can never be sent: the transport's retries decide what follows.
     discard: Vec<u8>,
     discarded: u64,
@@ -26,11 +28,12 @@ pub(super) struct Composite {
 
 impl Composite {
     /// A device with `outside`, or with loopback only.
-    pub(super) fn new(outside: Option<Box<dyn Link>>) -> Self {
+    pub(super) fn new(outside: Option<Box<dyn Link>>, is_shared: bool) -> Self {
         let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
         Self {
             loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
             outside,
+            is_shared,
             discard: vec![0; DISCARD_LEN],
             discarded: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
@@ -60,6 +63,13 @@ impl Composite {
     pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         if let Some(link) = &mut self.outside {
             link.follow(addresses, mtu);
+        }
+    }
+
+    /// Uses a socket of the daemon for one more address.
+    pub(super) fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+        if let Some(link) = &mut self.outside {
+            link.add_socket(address, socket);
         }
     }
 
@@ -149,7 +159,7 @@ impl Wire for Composite {
             return None;
         }
         let slot = match train.hop {
-            rnic_net::LOOPBACK => self.loopback.reserve(train),
+            rnic_net::LOOPBACK if train.to_self || !self.is_shared => self.loopback.reserve(train),
             _ => self.reserve_outside(train),
         }?;
         self.reserved.push(slot);

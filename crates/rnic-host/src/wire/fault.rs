@@ -10,13 +10,14 @@ use fastrand::Rng;
 use hold::{Hold, Until};
 use rnic_core::ports::{ArenaId, Range, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use roce_wire::Ecn;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 pub use spec::Fault;
 pub(crate) use spec::FaultKind;
 
 /// A change to the faults in force.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FaultChange {
     /// None.
     Keep,
@@ -121,7 +122,7 @@ impl<W: Wire> FaultWire<W> {
     pub(super) fn counters(&self) -> LinkCounters {
         let Counts { dropped, duplicated, reordered, delayed, corrupted, marked, no_room } =
             self.counts;
-        let all = [
+        vec![
             ("fault_dropped", dropped),
             ("fault_duplicated", duplicated),
             ("fault_reordered", reordered),
@@ -129,8 +130,7 @@ impl<W: Wire> FaultWire<W> {
             ("fault_corrupted", corrupted),
             ("fault_marked", marked),
             ("fault_no_room", no_room),
-        ];
-        all.into_iter().filter(|(_, count)| *count > 0).collect()
+        ]
     }
 
     fn receive_with_faults(&mut self, trains: &mut Vec<RxTrain>) {

@@ -15,7 +15,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
 
-const AUTO: WireConfig = WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto, trains: true };
+const AUTO: WireConfig =
+    WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto, trains: true, users: false };
 const UDP: WireConfig = WireConfig { io: Io::Udp, ..AUTO };
 const PACKET: WireConfig = WireConfig { io: Io::AfPacket, ..AUTO };
 /// As on a kernel that knows no trains.
@@ -228,7 +229,7 @@ fn the_way_outside_is_heard_beside_a_busy_loopback() {
 
 #[test]
 fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
-    let mut wire = DeviceWire::new("loopback".into(), None, HopTable::default());
+    let mut wire = DeviceWire::new("loopback".into(), None, None, HopTable::default());
     let Path { flow, hop, .. } = loopback_path();
     let (segment_len, last_len) = (1040, 1040);
     let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };

@@ -1,15 +1,20 @@
 //! RoCEv2 over the kernel's UDP sockets.
 //!
+//! A root daemon shares the port with the engine processes of other users: each has sockets of its
+//! own, and the kernel leads a datagram to the one that its DestQP names (bits 23..19).
+//!
 //! The source port is the destination port: one socket per address serves all queue pairs, so the
 //! control plane gives their flows that port (the ICRC covers it).
 
 use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
+use rnic_core::qpn::SHARD_IN_BYTE;
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use xdp_io::TxRefusal;
-use xdp_io::udp::{self, UdpConfig, UdpPort};
+use xdp_io::udp::{self, SteerBy, SteeredPort, UdpConfig, UdpPort};
 
 /// See the [module](self).
 pub(super) struct UdpWire {
@@ -21,6 +26,8 @@ pub(super) struct UdpWire {
     /// Reserved since the last submit.
     reserved: Vec<xdp_io::TxSlot>,
     backlog: bool,
+    /// The sockets are this process's own, not the daemon's gifts.
+    binds: bool,
 }
 
 impl UdpWire {
@@ -28,10 +35,31 @@ impl UdpWire {
     ///
     /// # Errors
     /// As [`UdpPort::bind`].
-    pub(super) fn new(addresses: &[IpAddr], scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
+    pub(super) fn new(
+        addresses: &[IpAddr],
+        scope_id: u32,
+        mtu: u32,
+        shared: Option<Arc<SteeredPort>>,
+    ) -> xdp_io::Result<Self> {
         let mut config = UdpConfig::new(addresses.to_vec(), ROCE_PORT);
         config.scope_id = scope_id;
+        config.shared = shared;
+        Self::on(config, mtu, true)
+    }
+
+    /// Without sockets: the daemon [gives](Link::add_socket) some.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub(super) fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
+        let mut config = UdpConfig::new(Vec::new(), ROCE_PORT);
+        config.scope_id = scope_id;
+        Self::on(config, mtu, false)
+    }
+
+    fn on(mut config: UdpConfig, mtu: u32, binds: bool) -> xdp_io::Result<Self> {
         config.tx_arena_bytes = TX_ARENA;
+        let (addresses, scope_id) = (&config.addresses, config.scope_id);
         Ok(Self {
             port: UdpPort::bind(&config)?,
             scope_id,
@@ -39,6 +67,7 @@ impl UdpWire {
             trains: vec![udp::RxTrain::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
+            binds,
         })
     }
 
@@ -139,12 +168,16 @@ impl Link for UdpWire {
         let gone: Vec<_> =
             self.port.local_addresses().filter(|bound| !addresses.contains(bound)).collect();
         gone.into_iter().for_each(|address| self.port.remove_address(address));
-        for address in addresses {
+        for address in addresses.iter().filter(|_| self.binds) {
             if let Err(error) = self.port.add_address(*address) {
                 tracing::warn!("cannot serve {address}: {error}");
             }
         }
         self.max_datagram = max_datagram(mtu, addresses);
+    }
+
+    fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+        self.port.add_socket(address, socket);
     }
 
     fn counters(&mut self) -> LinkCounters {
@@ -162,4 +195,37 @@ impl Link for UdpWire {
     }
 }
 
+/// The port with sockets for all shards; none where the kernel does not let us have it.
+pub(super) fn shared_port(scope_id: u32) -> Option<Arc<SteeredPort>> {
+    let by = SteerBy { offset: DEST_QP, shift: SHARD_IN_BYTE };
+    let buffer = UdpConfig::new(Vec::new(), ROCE_PORT).socket_buffer_bytes;
+    match SteeredPort::new(ROCE_PORT, scope_id, buffer, by) {
+        Ok(port) => Some(Arc::new(port)),
+        Err(error) => {
+            tracing::warn!("other users have no sockets of their own, which costs speed: {error}");
+            None
+        }
+    }
+}
+
 const TX_ARENA: usize = 4 << 20;
+/// Offset of DestQP in a datagram (IBTA 9.2, BTH).
+const DEST_QP: u8 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_core::qpn::shard_of;
+    use roce_wire::Qpn;
+    use roce_wire::headers::Bth;
+
+    #[test]
+    fn a_byte_of_the_datagram_names_the_shard() {
+        for shard in 0..32u32 {
+            let dest_qp = Qpn::new(shard << 19 | 0x5_1234);
+            let bytes = Bth::cnp(dest_qp).to_bytes();
+            let found = bytes[usize::from(DEST_QP)] >> SHARD_IN_BYTE;
+            assert_eq!((u32::from(found), shard_of(dest_qp)), (shard, found));
+        }
+    }
+}

@@ -170,9 +170,9 @@ fn describe(found: &Located<'_>) -> String {
         ("UID", |user| Cell::amount(user.uid)),
         ("GID", |user| Cell::amount(user.gid)),
         ("SESSIONS", |user| Cell::amount(user.sessions)),
-        ("SENT", |user| Cell::amount(user.tx_bytes)),
-        ("REFUSED", |user| Cell::amount(user.tx_refused)),
-        ("LOST", |user| Cell::amount(user.rx_lost)),
+        ("SENT", |user| Cell::of(user.handed_over, |all| Cell::amount(all.tx_bytes))),
+        ("REFUSED", |user| Cell::of(user.handed_over, |all| Cell::amount(all.tx_refused))),
+        ("LOST", |user| Cell::of(user.handed_over, |all| Cell::amount(all.rx_lost))),
     ];
     if !status.users.is_empty() {
         text.push('\n');

@@ -13,11 +13,12 @@ use rnic_host::report;
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
-use rnic_host::wire::BranchStats;
+use rnic_host::wire::{self, BranchStats, CaptureTap, FaultChange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
@@ -34,8 +35,8 @@ pub(crate) struct EngineProcess {
     pidfd: OwnedFd,
     /// Written when the thread that attends to it has something to send.
     wake: Arc<EventFd>,
-    /// Its part of the wire.
-    wire: Arc<BranchStats>,
+    /// Its part of the daemon's wire, if it has no sockets of its own.
+    wire: Option<Arc<BranchStats>>,
     resolver: Resolver,
     state: Mutex<State>,
 }
@@ -67,9 +68,10 @@ impl EngineProcess {
         (number, serial): (u8, u64),
         socket: Connection,
         (pid, pidfd): (Pid, OwnedFd),
-        (wake, wire): (Arc<EventFd>, Arc<BranchStats>),
+        (wake, wire): (Arc<EventFd>, Option<Arc<BranchStats>>),
     ) -> Self {
-        let state = State { idle_since: Some(Instant::now()), ..State::default() };
+        let (idle_since, network) = (Some(Instant::now()), Some(false));
+        let state = State { idle_since, network, ..State::default() };
         let (resolver, state) = (Resolver::new(), Mutex::new(state));
         Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, state }
     }
@@ -104,9 +106,11 @@ impl EngineProcess {
             pid,
             shard: self.number,
             sessions: sessions as u64,
-            tx_bytes: self.wire.tx_bytes(),
-            tx_refused: self.wire.tx_refused(),
-            rx_lost: self.wire.rx_lost(),
+            handed_over: self.wire.as_ref().map(|wire| report::HandedOver {
+                tx_bytes: wire.tx_bytes(),
+                tx_refused: wire.tx_refused(),
+                rx_lost: wire.rx_lost(),
+            }),
         }
     }
 
@@ -149,6 +153,20 @@ impl EngineProcess {
         let mut state = self.state();
         state.network = Some(state.network.unwrap_or_default() || gids_changed);
         self.wake();
+    }
+
+    /// Shows what it sends and receives.
+    pub(super) fn show(&self, tap: CaptureTap) -> io::Result<()> {
+        let (ours, theirs) = Connection::pair()?;
+        self.send(&ToEngine::Capture, &[theirs.as_fd()])?;
+        thread::spawn("rnic-capture", STACK, move || wire::import(&tap, &ours))
+    }
+
+    /// Disturbs what it receives.
+    pub(super) fn disturb(&self, change: FaultChange) {
+        if let Err(error) = self.send(&ToEngine::Faults(change), &[]) {
+            tracing::warn!("what user {} receives is not disturbed: {error}", self.user.0);
+        }
     }
 
     fn wake(&self) {
@@ -220,13 +238,52 @@ pub(super) fn attend_to(
             Ok(status) => engine.tell_of_end(status),
             Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
         }
-        users.parts.own.handle().tell(ShardMessage::EndShard(engine.serial));
+        match &users.parts.shared_port {
+            Some(port) => port.close(engine.serial),
+            None => users.parts.own.handle().tell(ShardMessage::EndShard(engine.serial)),
+        }
         let taken = std::mem::take(&mut engine.state().taken);
         for resource in Resource::ALL {
             users.parts.ledger.give(engine.user.0, resource, taken[resource]);
         }
         users.gone(&engine, counted);
     })
+}
+
+impl Users {
+    /// Tells a process how the network is, if it does not know, once it takes that.
+    pub(super) fn tell_network(&self, engine: &EngineProcess) {
+        let mut state = engine.state();
+        let Some(gids_changed) = state.network else { return };
+        let network = self.network_state(gids_changed);
+        // First: what it sends from an address needs the socket.
+        if self.give_sockets(engine, &network.addresses)
+            && engine.send(&ToEngine::Network(network), &[]).is_ok()
+        {
+            state.network = None;
+        }
+    }
+
+    /// A socket for each address that has none. False when it takes no more now.
+    fn give_sockets(&self, engine: &EngineProcess, addresses: &[IpAddr]) -> bool {
+        let Some(port) = &self.parts.shared_port else { return true };
+        let (number, owner) = (engine.number, engine.serial);
+        for address in addresses.iter().filter(|at| !port.serves(number, owner, **at)) {
+            match port.socket(number, owner, *address) {
+                Ok(socket) => {
+                    if engine.send(&ToEngine::Socket(*address), &[socket.as_fd()]).is_err() {
+                        // All of them once more, when it takes something.
+                        port.close(owner);
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("user {} cannot use {address}: {error}", engine.user.0);
+                }
+            }
+        }
+        true
+    }
 }
 
 impl EngineProcess {
@@ -301,11 +358,11 @@ impl Attendant<'_> {
         if woken {
             let _ = engine.wake.drain();
         }
-        if engine.wire.is_broken() {
+        if engine.wire.as_ref().is_some_and(|wire| wire.is_broken()) {
             return Err("writes nonsense into the memory that it shares with the daemon");
         }
         engine.send_answers(&mut engine.state());
-        self.tell_network();
+        self.users.tell_network(engine);
         for _ in 0..MESSAGES_AT_ONCE {
             match engine.socket.try_recv(buffer) {
                 Ok((0, _)) => return Ok(false),
@@ -320,16 +377,6 @@ impl Attendant<'_> {
             }
         }
         Ok(true)
-    }
-
-    /// Once it takes it.
-    fn tell_network(&self) {
-        let mut state = self.engine.state();
-        let Some(gids_changed) = state.network else { return };
-        let message = ToEngine::Network(self.users.network_state(gids_changed));
-        if self.engine.send(&message, &[]).is_ok() {
-            state.network = None;
-        }
     }
 
     fn handle(&mut self, message: FromEngine) -> Result<(), Fault> {

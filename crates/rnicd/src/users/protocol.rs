@@ -11,6 +11,7 @@ use rnic_host::inspect::{Found, Numbers, Question};
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::report::Session;
 use rnic_host::settings::{Profile, Settings};
+use rnic_host::wire::FaultChange;
 use roce_wire::Flow;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -18,9 +19,11 @@ use std::net::IpAddr;
 /// From the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToEngine {
-    /// The first message. Descriptors: the memory of the hand-over, and the eventfds that wake the
-    /// daemon's side and this one.
+    /// The first message. Descriptors: with [`EngineWire::HandOver`] the memory of the hand-over
+    /// and a socket.
     Start(Box<Start>),
+    /// Descriptor: a socket for this address, with [`EngineWire::Sockets`].
+    Socket(IpAddr),
     /// A client of the user. Descriptor: its connection.
     Client,
     /// The network changed.
@@ -29,6 +32,10 @@ pub(crate) enum ToEngine {
     Answer(u32, CallAnswer),
     /// For display. Answered with [`FromEngine::Told`] and the number.
     Ask(u32, Inquiry),
+    /// It shows what it sends and receives. Descriptor: the socket for that.
+    Capture,
+    /// It disturbs what it receives.
+    Faults(FaultChange),
     /// It is not needed any more.
     End,
 }
@@ -54,6 +61,16 @@ pub(crate) struct Start {
     /// What the user may have.
     pub(crate) limits: Amounts,
     pub(crate) network: NetworkState,
+    pub(crate) wire: EngineWire,
+}
+
+/// How its frames leave and arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum EngineWire {
+    /// Through sockets of its own; with the interface of link-local addresses.
+    Sockets(u32),
+    /// Through the daemon's wire.
+    HandOver,
 }
 
 /// The network as a session sees it.
@@ -61,6 +78,8 @@ pub(crate) struct Start {
 pub(crate) struct NetworkState {
     pub(crate) port: PortInfo,
     pub(crate) gids: Vec<GidEntry>,
+    /// That the device has.
+    pub(crate) addresses: Vec<IpAddr>,
     /// Programs are told that the GID table changed.
     pub(crate) gids_changed: bool,
 }

@@ -1,7 +1,7 @@
 //! Starting a user's engine process.
 
 use super::engine::{self, EngineProcess};
-use super::protocol::{Start, ToEngine};
+use super::protocol::{EngineWire, Start, ToEngine};
 use super::{User, Users};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::os::{Connection, EventFd};
@@ -79,20 +79,29 @@ impl Users {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let wake = Arc::new(EventFd::new()?);
-        let NewBranch { attachment, branch, receiver, stats } =
-            wire::branch(serial, Arc::clone(&wake))?;
         let (ours, theirs) = Connection::pair()?;
-        let start = ToEngine::Start(Box::new(self.start_message(user, number)?));
-        ours.send_message(&start, &attachment.fds())?;
+        let start = self.start_message(user, number)?;
+        let branch = match start.wire {
+            EngineWire::HandOver => Some(wire::branch(serial, Arc::clone(&wake))?),
+            EngineWire::Sockets(_) => None,
+        };
+        let fds = branch.iter().flat_map(|branch| branch.attachment.fds());
+        let fds: Vec<_> = fds.collect();
+        ours.send_message(&ToEngine::Start(Box::new(start)), &fds)?;
+        drop(fds);
         let child = self.starter.start(theirs.into())?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         // It is not waited for before: the number is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let stats = branch.as_ref().map(|branch| Arc::clone(&branch.stats));
         let engine = EngineProcess::new(user, (number, serial), ours, (pid, pidfd), (wake, stats));
         let engine = Arc::new(engine);
+        self.tell_network(&engine);
         // First: the thread that attends to the process tells of its end.
-        self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
+        if let Some(NewBranch { branch, receiver, .. }) = branch {
+            self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
+        }
         if let Err(error) = engine::attend_to(Arc::clone(self), Arc::clone(&engine), child) {
             engine.kill();
             let _ = waitpid(Some(pid), WaitOptions::empty());
@@ -123,6 +132,10 @@ impl Users {
             daemon: std::process::id(),
             limits,
             network: self.network_state(false),
+            wire: match &parts.shared_port {
+                Some(port) => EngineWire::Sockets(port.scope_id()),
+                None => EngineWire::HandOver,
+            },
         })
     }
 }

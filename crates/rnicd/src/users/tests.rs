@@ -23,7 +23,8 @@ fn command() -> Vec<OsString> {
 fn users() -> Arc<Users> {
     let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
     let network = Network::start(place, Box::new(|_| ())).unwrap();
-    let wires = WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true };
+    let wires =
+        WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
     let wire = wire::open(&wires, &network).unwrap();
     let port = ShardPort::Device(Box::new(wire));
     let engine = EngineConfig::new([1, 2]);
@@ -47,6 +48,7 @@ fn users() -> Arc<Users> {
         ledger: Accounts::new(limits, 0),
         network,
         own,
+        shared_port: None,
         command: command(),
     })
     .unwrap()

@@ -16,7 +16,7 @@ fn capabilities_fit_a_word() {
 }
 
 fn owner() -> DeviceWire {
-    let mut owner = DeviceWire::new("loopback".into(), None, HopTable::default());
+    let mut owner = DeviceWire::new("loopback".into(), None, None, HopTable::default());
     owner.follow(&[tests::loopback_path().flow.src], 65_536);
     owner
 }

@@ -3,13 +3,14 @@
 
 use crate::report;
 use roce_wire::{Opcode, Psn, Qpn};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
 /// What happens to a datagram.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FaultKind {
     /// It is lost.
     Drop,
@@ -39,7 +40,7 @@ impl FaultKind {
 }
 
 /// A fault and what it strikes.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Fault {
     /// What happens.
     pub kind: FaultKind,

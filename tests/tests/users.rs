@@ -1,0 +1,147 @@
+//! Programs of several users at root's daemons, each with an engine process of its own: they reach
+//! each other over every packet I/O, within one host too, and what shows or disturbs the traffic of
+//! the daemon does so with theirs.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use system_tests::checker;
+use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::daemon::Io;
+use system_tests::inspect::{ask, counter};
+use system_tests::lab::Pair;
+use system_tests::place::{Job, Node, Place};
+use system_tests::process::{Cmd, User, wait_until};
+use system_tests::programs::Dialogue;
+
+/// Every kind of operation, in messages of one and of many packets.
+const CHECKER: &str = "checker -m 1024 -s 20000 -n 200 -T 15";
+
+/// The programs of one user beside a daemon.
+struct Theirs<'a> {
+    node: &'a Node,
+    user: Option<User>,
+}
+
+impl Place for Theirs<'_> {
+    fn device(&self) -> &str {
+        self.node.device()
+    }
+
+    fn gid_index(&self) -> u32 {
+        self.node.gid_index()
+    }
+
+    fn address(&self) -> IpAddr {
+        self.node.address()
+    }
+
+    fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
+        let cmd = self.node.cmd(program)?.as_user(self.user).args(args).limit(limit);
+        Ok(Box::new(cmd.start()?))
+    }
+
+    fn listens(&self, port: u16) -> Result<bool> {
+        self.node.listens(port)
+    }
+}
+
+fn open(test: &str, io: Io) -> Result<Option<(Commons, Pair)>> {
+    let helpers: [Helper; 1] = [(checker::PROGRAM, checker::build)];
+    let Some(commons) = Commons::open(test, &[], &helpers)? else { return Ok(None) };
+    let pair = Pair::start(commons.dist, &commons.lab.tools, io, 1500)?;
+    Ok(Some((commons, pair)))
+}
+
+/// Checked data between root and two users, on two hosts and on one.
+fn everybody_reaches_everybody(test: &str, io: Io) -> Result<()> {
+    let Some((_commons, pair)) = open(test, io)? else { return Ok(()) };
+    let (left, right) = (&pair.left, &pair.right);
+    let (root, one, other) = (None, Some(SOMEBODY), Some(User::NOBODY));
+    let dialogues = [
+        (left, one, right, other),
+        (left, root, right, one),
+        (left, other, right, root),
+        (left, one, left, other),
+        (left, one, left, one),
+        (left, root, left, other),
+        (left, other, left, root),
+    ];
+    for (server, server_user, client, client_user) in dialogues {
+        let server = Theirs { node: server, user: server_user };
+        let client = Theirs { node: client, user: client_user };
+        let dialogue = Dialogue::new(CHECKER).limit(Duration::from_secs(60));
+        let said = dialogue.run(&server, &client);
+        said.with_context(|| format!("between {server_user:?} and {client_user:?}"))?;
+    }
+    for node in [left, right] {
+        let lost = counter(node, "shard_rx_misled")? + counter(node, "shard_rx_lost")?;
+        ensure!(lost == 0, "{lost} datagrams did not find their engine");
+    }
+    pair.stop()?;
+    Ok(())
+}
+
+#[test]
+fn users_over_udp() -> Result<()> {
+    everybody_reaches_everybody("users_over_udp", Io::Udp)
+}
+
+#[test]
+fn users_over_af_packet() -> Result<()> {
+    everybody_reaches_everybody("users_over_af_packet", Io::AfPacket)
+}
+
+#[test]
+fn users_over_af_xdp() -> Result<()> {
+    everybody_reaches_everybody("users_over_af_xdp", Io::AfXdp)
+}
+
+fn rnic(node: &Node, args: &[&str]) -> Cmd {
+    Cmd::new(node.dist.bin("rnic")).args(args).env("RNIC_SOCKET", node.daemon.socket())
+}
+
+/// A user's frames cross the link without the daemon; its captures and faults see them all the
+/// same, whether the engine process was there first or not.
+#[test]
+fn captures_and_faults_of_root_meet_the_traffic_of_users() -> Result<()> {
+    let test = "captures_and_faults_of_root";
+    let Some((commons, pair)) = open(test, Io::Udp)? else { return Ok(()) };
+    let (left, right) = (&pair.left, &pair.right);
+    let [server, early] = [left, right].map(|node| Theirs { node, user: Some(SOMEBODY) });
+    let late = Theirs { node: right, user: Some(User::NOBODY) };
+    // Its engine process stays for some seconds.
+    Dialogue::new(CHECKER).run(&server, &early)?;
+    for user in [early, late] {
+        let name = user.user.map_or(0, |user| user.uid).to_string();
+        let file = commons.scratch.join(&name);
+        let written = file.to_str().context("a name of ours")?;
+        let mut capture = rnic(right, &["capture", "-w", written]).start()?;
+        wait_until("capture", Duration::from_secs(5), || {
+            ensure!(capture.try_status()?.is_none(), "{}", capture.stderr());
+            Ok(file.metadata().is_ok_and(|file| file.len() > 0))
+        })?;
+        rnic(right, &["fault", "add", "--seed", "42", "drop=1%"]).check()?;
+        let before =
+            counter(right, "retransmitted_packets")? + counter(left, "retransmitted_packets")?;
+        Dialogue::new(CHECKER).limit(Duration::from_secs(60)).run(&server, &user)?;
+        let after =
+            counter(right, "retransmitted_packets")? + counter(left, "retransmitted_packets")?;
+        ensure!(after > before, "user {name}: nothing was sent again");
+        ensure!(counter(right, "fault_dropped")? > 0, "user {name}: no fault has struck");
+        rnic(right, &["fault", "clear"]).check()?;
+        capture.signal(rustix::process::Signal::INT)?;
+        wait_until("end of the capture", Duration::from_secs(5), || {
+            Ok(capture.try_status()?.is_some())
+        })?;
+        let len = file.metadata()?.len();
+        // All messages, and their acknowledgements.
+        ensure!(len > 200 * 20_000, "user {name}: the capture has {len} bytes");
+    }
+    let status = ask(right, "status")?;
+    let users = status["users"].as_array().context("no users")?;
+    ensure!(users.iter().all(|user| user["handed_over"].is_null()), "{status}");
+    pair.stop()?;
+    Ok(())
+}
