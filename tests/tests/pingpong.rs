@@ -7,7 +7,8 @@ use system_tests::native::{self, VICTIM};
 use system_tests::place::Place;
 use system_tests::programs::{Dialogue, pingpong};
 
-const PROGRAMS: [&str; 3] = ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_devinfo"];
+const PROGRAMS: [&str; 4] =
+    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong", "ibv_devinfo"];
 
 /// The path MTU, and the interface MTU that carries it with headers.
 const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
@@ -51,6 +52,19 @@ fn pingpong_over_af_xdp() -> Result<()> {
 #[test]
 fn pingpong_over_af_packet() -> Result<()> {
     over("pingpong_over_af_packet", Io::AfPacket)
+}
+
+/// Sixteen queue pairs, or one, take their receives from one queue.
+#[test]
+fn srq_pingpong_over_udp() -> Result<()> {
+    let name = "srq_pingpong_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for options in ["-m 4096", "-m 1024 -s 65536", "-q 1", "-e", "-e -q 3 -r 20"] {
+        let line = format!("ibv_srq_pingpong {options} -n 500");
+        Dialogue::new(&line).run(&pair.left, &pair.right)?;
+    }
+    pair.stop()
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub(crate) enum RecordOwner {
     Sq(u32),
     /// The receive queue of a QP.
     Rq(u32),
+    /// A shared receive queue. It is looked at when a message needs a WQE, never for its doorbell.
+    Srq,
 }
 
 /// One device context.

@@ -109,6 +109,34 @@ pub enum ClientCommand {
         /// Handle.
         cq: u32,
     },
+    /// Outcome: [`Outcome::Handle`].
+    CreateSrq {
+        /// Protection domain of its receives.
+        pd: u32,
+        /// Ring and record.
+        queue: EngineQueue,
+        /// WQEs granted.
+        max_wr: u32,
+        /// SGEs granted.
+        max_sge: u32,
+    },
+    /// Arms the limit event, or, with 0, disarms it. Outcome: [`Outcome::Done`].
+    SetSrqLimit {
+        /// Handle.
+        srq: u32,
+        /// The event is due once fewer WQEs are left.
+        limit: u32,
+    },
+    /// Outcome: [`Outcome::Srq`].
+    QuerySrq {
+        /// Handle.
+        srq: u32,
+    },
+    /// Outcome: [`Outcome::Done`]; EBUSY while QPs use it.
+    DestroySrq {
+        /// Handle.
+        srq: u32,
+    },
     /// Outcome: [`Outcome::Qp`].
     CreateQp(Box<NewQp>),
     /// Outcome: [`Outcome::QpState`].
@@ -151,8 +179,17 @@ pub struct NewQp {
     pub sq_sig_all: bool,
     /// Send queue.
     pub sq: EngineQueue,
-    /// Receive queue.
-    pub rq: EngineQueue,
+    /// Where its receives come from.
+    pub rq: NewReceives,
+}
+
+/// Where the receives of a new queue pair come from.
+#[derive(Debug)]
+pub enum NewReceives {
+    /// A receive queue of its own.
+    Own(EngineQueue),
+    /// The shared receive queue with this handle.
+    Shared(u32),
 }
 
 /// What came of a command.
@@ -186,6 +223,15 @@ pub enum Outcome {
         caps: QpCaps,
         /// Every send WQE is signaled.
         sq_sig_all: bool,
+    },
+    /// A shared receive queue.
+    Srq {
+        /// WQEs.
+        max_wr: u32,
+        /// SGEs.
+        max_sge: u32,
+        /// Armed limit; 0 when not armed.
+        limit: u32,
     },
     /// Destroyed.
     CqGone {

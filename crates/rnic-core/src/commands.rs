@@ -2,7 +2,8 @@
 
 use crate::clients::RecordOwner;
 use crate::command::{
-    ClientCommand, ClientId, Command, CommandError, Errno, NewQp, Outcome, Path, PortState, no_such,
+    ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, NewReceives,
+    Outcome, Path, PortState, no_such,
 };
 use crate::cq::Cq;
 use crate::engine::Engine;
@@ -10,12 +11,15 @@ use crate::modify_qp::{self, AttrLimits};
 use crate::mr::NewMr;
 use crate::qp::{Qp, QpIdentity};
 use crate::qpn::QpnParts;
+use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Pd};
 use crate::slab::{SLOT_BITS, Slab};
+use crate::srq::Srq;
 use crate::time::Instant;
 use crate::transport::TransportRules;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::CqProducer;
+use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
 use roce_wire::Qpn;
 
@@ -33,6 +37,7 @@ const NO_CLIENT: CommandError =
     CommandError { errno: Errno::Invalid, reason: "the device context is gone" };
 const NO_PD: CommandError = no_such("no such protection domain");
 const NO_CQ: CommandError = no_such("no such completion queue");
+const NO_SRQ: CommandError = no_such("no such shared receive queue");
 const NO_QP: CommandError = no_such("no such queue pair");
 
 impl Engine {
@@ -46,7 +51,7 @@ impl Engine {
                 self.shared.clients.add(client, doorbells, now)?;
                 Ok(Outcome::Done)
             }
-            Command::RemoveClient { client } => self.remove_client(client),
+            Command::RemoveClient { client } => self.remove_client(now, client),
             Command::Client(client, command) => self.execute_for(now, client, command),
             Command::SetPort(port) => Ok(self.set_port(port)),
         }
@@ -80,16 +85,25 @@ impl Engine {
                 self.modify_qp(now, client, qp, mask, &attr, path)
             }
             ClientCommand::QueryQp { qp } => Ok(state_of(self.owned_qp(client, qp)?)),
-            ClientCommand::DestroyQp { qp } => self.destroy_qp(client, qp),
+            ClientCommand::DestroyQp { qp } => self.destroy_qp(now, client, qp),
+            ClientCommand::CreateSrq { pd, queue, max_wr, max_sge } => {
+                self.create_srq(client, pd, queue, (max_wr, max_sge))
+            }
+            ClientCommand::SetSrqLimit { srq, limit } => self.set_srq_limit(client, srq, limit),
+            ClientCommand::QuerySrq { srq } => self.query_srq(client, srq),
+            ClientCommand::DestroySrq { srq } => self.destroy_srq(client, srq),
         }
     }
 
     /// Keys first, so that nothing touches the memory any more; then QPs; then the rest.
-    fn remove_client(&mut self, client: ClientId) -> CommandResult {
+    fn remove_client(&mut self, now: Instant, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         self.shared.mrs.remove_client(client);
         for qp in handles(&self.qps, |qp: &Qp| qp.client_id == client) {
-            let _ = self.destroy_qp(client, qp);
+            let _ = self.destroy_qp(now, client, qp);
+        }
+        for srq in handles(&self.shared.srqs, |srq: &Srq| srq.client == client) {
+            self.shared.srqs.remove(srq);
         }
         for cq in handles(&self.shared.cqs, |cq: &Cq| cq.client == client) {
             self.shared.cqs.remove(cq);
@@ -122,7 +136,7 @@ impl Engine {
 
     fn alloc_pd(&mut self, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
-        let pd = Pd { client, qps: 0 };
+        let pd = Pd { client, users: 0 };
         let full = |_| refuse(Errno::NoMem, "the device has no free protection domain");
         self.shared.pds.insert(pd).map(Outcome::Handle).map_err(full)
     }
@@ -132,11 +146,11 @@ impl Engine {
     }
 
     fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> CommandResult {
-        let qps = self.owned_pd(client, pd)?.qps;
-        let used = qps > 0 || self.shared.mrs.pd_in_use(pd);
+        let users = self.owned_pd(client, pd)?.users;
+        let used = users > 0 || self.shared.mrs.pd_in_use(pd);
         // Rule: DomainInUse
         if used {
-            return Err(refuse(Errno::Busy, "queue pairs or memory regions use the domain"));
+            return Err(refuse(Errno::Busy, "queues or memory regions use the domain"));
         }
         self.shared.pds.remove(pd);
         Ok(Outcome::Done)
@@ -172,9 +186,16 @@ impl Engine {
         self.owned_pd(client, new.pd)?;
         self.owned_cq(client, new.send_cq)?;
         self.owned_cq(client, new.recv_cq)?;
-        let records = [new.sq.record, new.rq.record];
-        let unbound = |record| self.shared.clients.is_unbound(client_slot, record);
-        if records[0] == records[1] || !records.into_iter().all(unbound) {
+        let own_rq = match &new.rq {
+            NewReceives::Own(rq) => Some(rq.record),
+            NewReceives::Shared(srq) => {
+                self.owned_srq(client, *srq)?;
+                None
+            }
+        };
+        let records = [Some(new.sq.record), own_rq];
+        let unbound = |record: &RecordIndex| self.shared.clients.is_unbound(client_slot, *record);
+        if records[0] == records[1] || !records.iter().flatten().all(unbound) {
             return Err(invalid("the doorbell record is in use"));
         }
         let full = refuse(Errno::NoMem, "the device has no free queue pair");
@@ -183,19 +204,83 @@ impl Engine {
         let qpn = self.free_qpn(slot, handle >> SLOT_BITS).ok_or(full)?;
         let (pd, send_cq, recv_cq) = (new.pd, new.send_cq, new.recv_cq);
         let identity = QpIdentity { handle, slot, qpn, client_id: client, client_slot };
-        self.qps.insert(Qp::new(identity, new)).map_err(|_| full)?;
+        let qp = Qp::new(identity, new, &self.shared.srqs).ok_or(NO_SRQ)?;
+        let shared_receives = qp.receive_source.shared();
+        self.qps.insert(qp).map_err(|_| full)?;
+        if let Some(srq) = shared_receives.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            srq.users += 1;
+        }
         // Room for every QP once, so that the data path never grows these lists.
         let qps = self.qps.len();
         self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);
         self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);
         let owners = [RecordOwner::Sq(slot), RecordOwner::Rq(slot)];
         for (record, owner) in records.into_iter().zip(owners) {
+            let Some(record) = record else { continue };
             self.shared.clients.bind(client_slot, record, Some(owner));
         }
-        self.owned_pd(client, pd)?.qps += 1;
+        self.owned_pd(client, pd)?.users += 1;
         self.owned_cq(client, send_cq)?.users += 1;
         self.owned_cq(client, recv_cq)?.users += 1;
         Ok(Outcome::Qp { qp: handle, qpn: qpn.value() })
+    }
+
+    fn create_srq(
+        &mut self,
+        client: ClientId,
+        pd: u32,
+        queue: EngineQueue,
+        (max_wr, max_sge): (u32, u32),
+    ) -> CommandResult {
+        let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
+        self.owned_pd(client, pd)?;
+        let record = queue.record;
+        if !self.shared.clients.is_unbound(client_slot, record) {
+            return Err(invalid("the doorbell record is in use"));
+        }
+        let queue = RecvQueue::new(queue);
+        let srq = Srq { client, client_slot, pd, queue, max_wr, max_sge, limit: 0, users: 0 };
+        let full = |_| refuse(Errno::NoMem, "the device has no free shared receive queue");
+        let handle = self.shared.srqs.insert(srq).map_err(full)?;
+        self.shared.clients.bind(client_slot, record, Some(RecordOwner::Srq));
+        self.owned_pd(client, pd)?.users += 1;
+        Ok(Outcome::Handle(handle))
+    }
+
+    fn owned_srq(&mut self, client: ClientId, srq: u32) -> Result<&mut Srq, CommandError> {
+        // Rule: OwnSrqs
+        self.shared.srqs.get_mut(srq).filter(|srq| srq.client == client).ok_or(NO_SRQ)
+    }
+
+    fn set_srq_limit(&mut self, client: ClientId, srq: u32, limit: u32) -> CommandResult {
+        let object = self.owned_srq(client, srq)?;
+        // Rule: SrqLimitRange
+        if limit > object.max_wr {
+            return Err(invalid("srq_limit is beyond the size of the queue"));
+        }
+        object.limit = limit;
+        // Rule: SrqLimitAtOnce
+        self.shared.look_at_limit(srq);
+        Ok(Outcome::Done)
+    }
+
+    fn query_srq(&mut self, client: ClientId, srq: u32) -> CommandResult {
+        let Srq { max_wr, max_sge, limit, .. } = *self.owned_srq(client, srq)?;
+        Ok(Outcome::Srq { max_wr, max_sge, limit })
+    }
+
+    fn destroy_srq(&mut self, client: ClientId, srq: u32) -> CommandResult {
+        let object = self.owned_srq(client, srq)?;
+        // Rule: SrqInUse
+        if object.users > 0 {
+            return Err(refuse(Errno::Busy, "queue pairs use the shared receive queue"));
+        }
+        let Some(gone) = self.shared.srqs.remove(srq) else { return Err(NO_SRQ) };
+        self.shared.clients.bind(gone.client_slot, gone.queue.record, None);
+        if let Some(pd) = self.shared.pds.get_mut(gone.pd) {
+            pd.users -= 1;
+        }
+        Ok(Outcome::Done)
     }
 
     /// The number of the QP in `slot`; a few numbers are reserved, then the next generation's.
@@ -238,15 +323,20 @@ impl Engine {
         Ok(state_of(qp))
     }
 
-    fn destroy_qp(&mut self, client: ClientId, handle: u32) -> CommandResult {
+    fn destroy_qp(&mut self, now: Instant, client: ClientId, handle: u32) -> CommandResult {
         self.owned_qp(client, handle)?;
-        let qp = self.qps.remove(handle).ok_or(NO_QP)?;
+        let mut qp = self.qps.remove(handle).ok_or(NO_QP)?;
+        qp.give_receive_back(&mut Ctx { now, shared: &mut self.shared, tap: &mut () });
+        if let Some(srq) = qp.receive_source.shared().and_then(|srq| self.shared.srqs.get_mut(srq))
+        {
+            srq.users -= 1;
+        }
         self.ingress.forget();
         for record in qp.records() {
             self.shared.clients.bind(qp.client_slot, record, None);
         }
         if let Some(pd) = self.shared.pds.get_mut(qp.pd) {
-            pd.qps -= 1;
+            pd.users -= 1;
         }
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {

@@ -76,7 +76,7 @@ pub fn default_limits() -> DeviceLimits {
         max_qp_init_rd_atom: 16,
         max_mw: 0,
         max_ah: 0,
-        max_srq: 0,
+        max_srq: 65_536,
         max_inline: MAX_INLINE as u32,
         qp_types: transport::offered().fold(0, |bits, qp_type| bits | 1 << qp_type.number()),
         send_opcodes: SEND_OPCODES.iter().fold(0, |bits, opcode| bits | 1 << opcode.number()),

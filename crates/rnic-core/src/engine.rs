@@ -274,7 +274,7 @@ impl Engine {
         let mut rang = 0;
         let more = clients.take_doorbells(now, config.park_after_nanos, |owner| {
             rang += 1;
-            let (RecordOwner::Sq(slot) | RecordOwner::Rq(slot)) = owner;
+            let (RecordOwner::Sq(slot) | RecordOwner::Rq(slot)) = owner else { return };
             if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
                 tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.posted(owner) });
                 if !qp.is_active {

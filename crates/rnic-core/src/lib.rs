@@ -40,16 +40,18 @@ pub mod ports;
 pub mod profile;
 mod qp;
 pub mod qpn;
+mod recv_queue;
 pub mod secret;
 mod shared;
 pub mod slab;
+mod srq;
 pub mod time;
 mod transport;
 pub mod wheel;
 
 pub use command::{
-    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, Outcome,
-    Path, PortState,
+    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp,
+    NewReceives, Outcome, Path, PortState,
 };
 pub use config::EngineConfig;
 pub use counters::Counters;

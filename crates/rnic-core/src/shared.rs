@@ -8,12 +8,15 @@ use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
+use crate::recv_queue::{NoRecv, Recv};
 use crate::slab::Slab;
+use crate::srq::Srq;
 use crate::time::Instant;
 use crate::wheel::Wheel;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
+use rnic_abi::wqe::Sge;
 use roce_wire::Qpn;
 use std::collections::VecDeque;
 
@@ -21,7 +24,8 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) client: ClientId,
-    pub(crate) qps: u32,
+    /// Queue pairs and shared receive queues.
+    pub(crate) users: u32,
 }
 
 /// Everything of an engine but its QPs and scratch memory.
@@ -32,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) pds: Slab<Pd>,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Slab<Cq>,
+    pub(crate) srqs: Slab<Srq>,
     pub(crate) wheel: Wheel,
     /// Slots of QPs that have something to send or to flush.
     pub(crate) active: VecDeque<u32>,
@@ -57,6 +62,7 @@ impl Shared {
             pds: Slab::new(config.limits.max_pd as usize),
             mrs: MrTable::new(config.limits.max_mr as usize, config.secret),
             cqs: Slab::new(config.limits.max_cq as usize),
+            srqs: Slab::new(config.limits.max_srq as usize),
             wheel: Wheel::new(now),
             active: VecDeque::new(),
             retiring: Vec::new(),
@@ -67,6 +73,31 @@ impl Shared {
             async_events: Vec::new(),
             counters: Counters::default(),
             departures: [now; 2],
+        }
+    }
+
+    /// Takes the next WQE of a shared receive queue. In line it would cost all other requests.
+    #[inline(never)]
+    pub(crate) fn take_receive(
+        &mut self,
+        handle: u32,
+        client: u32,
+        sges: &mut Vec<Sge>,
+    ) -> Result<Recv, NoRecv> {
+        // One that queue pairs use is never removed.
+        let Some(srq) = self.srqs.get_mut(handle) else { return Err(NoRecv::Empty) };
+        let taken = srq.take(&self.clients, client, sges);
+        self.look_at_limit(handle);
+        taken
+    }
+
+    /// Raises the limit event of a shared receive queue that has fewer WQEs left.
+    pub(crate) fn look_at_limit(&mut self, handle: u32) {
+        let Some(srq) = self.srqs.get_mut(handle) else { return };
+        if srq.is_below_limit(&self.clients) {
+            let event = AsyncEvent { event: AsyncEventType::SrqLimitReached, element: handle };
+            self.async_events.push((srq.client, event));
+            self.counters.async_events += 1;
         }
     }
 

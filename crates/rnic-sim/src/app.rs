@@ -123,12 +123,18 @@ impl Host {
         let is_receive = cqe.flags.contains(CqeFlags::RECV);
         let owner = self.qps.iter().position(|app| {
             let expected = if is_receive { app.setup.recv_cq } else { app.setup.send_cq };
-            app.qpn == cqe.qpn && expected == cq && !app.is_gone
+            // A shared receive that was in use is flushed when its queue pair is destroyed.
+            let may_complete = !app.is_gone || (is_receive && app.setup.srq.is_some());
+            app.qpn == cqe.qpn && expected == cq && may_complete
         });
         let Some(owner) = owner else {
             self.verdicts.push(format!("a completion of no QP of this CQ: {cqe:?}"));
             return Some(cqe);
         };
+        if is_receive && let Some(srq) = self.qps[owner].setup.srq {
+            self.complete_shared(srq, &cqe);
+            return Some(cqe);
+        }
         let app = &mut self.qps[owner];
         let queue = if is_receive { &mut app.rq } else { &mut app.sq };
         let first_error = cqe.status != WcStatus::Success && !queue.oracle.has_failed();
@@ -152,7 +158,7 @@ impl Host {
     }
 
     /// Copies data that came inside the CQE to where the receive wanted it.
-    fn unpack_carried(&mut self, cqe: &Cqe, sges: &[Sge]) {
+    pub(crate) fn unpack_carried(&mut self, cqe: &Cqe, sges: &[Sge]) {
         if cqe.status != WcStatus::Success || cqe.carried_len() == 0 {
             return;
         }

@@ -4,6 +4,7 @@
 use crate::memory::Memory;
 use crate::oracle::QueueOracle;
 use crate::port::{Port, PortConfig};
+use crate::srq::AppSrq;
 use crate::trace::Trace;
 use crate::verbs::{CqId, Mr, QpId, QpSetup};
 use crate::witness::Seen;
@@ -15,7 +16,8 @@ use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{Sge, recv_stride, send_stride};
 use rnic_core::command::{
-    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, Outcome,
+    ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, NewReceives,
+    Outcome,
 };
 use rnic_core::config::EngineConfig;
 use rnic_core::engine::{Engine, Turn};
@@ -47,6 +49,7 @@ pub struct Host {
     records: Records,
     pub(crate) cqs: Vec<AppCq>,
     pub(crate) qps: Vec<AppQp>,
+    pub(crate) srqs: Vec<AppSrq>,
     pub(crate) verdicts: Vec<String>,
     pub(crate) polled: u64,
 }
@@ -143,6 +146,7 @@ impl Host {
             records: Records::default(),
             cqs: Vec::new(),
             qps: Vec::new(),
+            srqs: Vec::new(),
             verdicts: Vec::new(),
             polled: 0,
         }
@@ -276,7 +280,12 @@ impl Host {
         CqId(self.cqs.len() - 1)
     }
 
-    fn queue(&mut self, name: String, wrs: u32, stride: usize) -> (AppQueue, EngineQueue) {
+    pub(crate) fn queue(
+        &mut self,
+        name: String,
+        wrs: u32,
+        stride: usize,
+    ) -> (AppQueue, EngineQueue) {
         let capacity = wrs.next_power_of_two();
         let stride_words = u32::try_from(stride).expect("a sane stride");
         let shape = QueueShape { capacity, stride: stride_words };
@@ -308,7 +317,10 @@ impl Host {
             caps,
             sq_sig_all: setup.sq_sig_all,
             sq: engine_sq,
-            rq: engine_rq,
+            rq: match setup.srq {
+                Some(srq) => NewReceives::Shared(self.srq_handle(srq)),
+                None => NewReceives::Own(engine_rq),
+            },
         })))?;
         let Outcome::Qp { qp: handle, qpn } = outcome else {
             panic!("CreateQp has the outcome {outcome:?}")

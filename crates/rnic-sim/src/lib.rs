@@ -20,6 +20,7 @@ pub mod pair;
 pub mod pcap;
 pub mod port;
 pub mod rng;
+pub mod srq;
 mod states;
 pub mod sweep;
 pub mod trace;

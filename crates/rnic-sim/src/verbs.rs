@@ -1,5 +1,6 @@
 //! What a simulated application hands to its host: work requests and parameters.
 
+use crate::srq::SrqId;
 use rnic_abi::verbs::{AccessFlags, QpCaps, QpType, SendFlags, WrOpcode};
 use rnic_abi::wqe::Sge;
 
@@ -193,6 +194,8 @@ pub struct QpSetup {
     pub recv_cq: CqId,
     /// Transport.
     pub qp_type: QpType,
+    /// Where its receives come from, if not from a queue of its own.
+    pub srq: Option<SrqId>,
     /// Capabilities.
     pub caps: QpCaps,
     /// Every send is signaled.
@@ -209,7 +212,8 @@ impl QpSetup {
             max_recv_sge: 8,
             max_inline_data: 256,
         };
-        Self { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, caps, sq_sig_all: false }
+        let (qp_type, srq) = (QpType::Rc, None);
+        Self { pd, send_cq: cq, recv_cq: cq, qp_type, srq, caps, sq_sig_all: false }
     }
 }
 

@@ -9,7 +9,7 @@ use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
 use rnic_core::ports::{HopId, SpaceId};
-use rnic_core::{ClientCommand, ClientId, Command, EngineQueue, NewQp, Outcome, Path};
+use rnic_core::{ClientCommand, ClientId, Command, EngineQueue, NewQp, NewReceives, Outcome, Path};
 use rnic_sim::oracle::{Posted, QueueOracle};
 use rnic_sim::verbs::{Connection, Mr};
 use roce_wire::{Flow, Gid, Qpn};
@@ -138,7 +138,7 @@ impl Tenant {
             caps: CAPS,
             sq_sig_all: false,
             sq: engine_sq,
-            rq: engine_rq,
+            rq: NewReceives::Own(engine_rq),
         }));
         let Ok(Outcome::Qp { qp: handle, qpn }) = world.command(self.client, new) else {
             panic!("the engine makes the QP");

@@ -56,7 +56,8 @@ fn aeth_of(qp: &Qp, segment: &Segment, profile: Profile) -> Option<Aeth> {
 
 /// An ACK, with credits where the profile tells them.
 fn good(qp: &Qp, profile: Profile) -> Syndrome {
-    if profile.tells_credits() {
+    // Rule: SrqTellsNoCredits
+    if profile.tells_credits() && qp.receive_source.own().is_some() {
         return Syndrome::Ack { credits: credit_code(qp.credits()) };
     }
     no_credits()

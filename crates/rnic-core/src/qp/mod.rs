@@ -15,17 +15,20 @@ mod schedule;
 pub(crate) mod verdict;
 
 use crate::clients::RecordOwner;
-use crate::command::{ClientId, NewQp, Path};
+use crate::command::{ClientId, NewQp, NewReceives, Path};
 use crate::event::{Event, Tap};
 use crate::profile::Profile;
+use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Shared};
+use crate::slab::Slab;
+use crate::srq::Srq;
 use crate::time::Instant;
 use crate::transport::TransportRules;
 use plan::AddressId;
 use requester::Requester;
 use requester::sq::SendQueue;
 use responder::Responder;
-use responder::rq::{ReceiveSource, RecvQueue};
+use responder::rq::ReceiveSource;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
@@ -69,6 +72,8 @@ pub(crate) struct Qp {
     /// What its type means.
     pub(crate) rules: &'static TransportRules,
     pub(crate) pd: u32,
+    /// Protection domain of its receives.
+    pub(crate) receive_pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) sq_sig_all: bool,
@@ -114,9 +119,22 @@ const _: () = assert!(size_of::<Qp>() <= 1024);
 const FLUSH_PER_VISIT: u32 = 64;
 
 impl Qp {
-    pub(crate) fn new(identity: QpIdentity, new: NewQp) -> Self {
-        let rq = RecvQueue::new(new.rq);
-        Self {
+    /// `None` when there is no such shared receive queue.
+    pub(crate) fn new(identity: QpIdentity, new: NewQp, srqs: &Slab<Srq>) -> Option<Self> {
+        let (receive_source, max_sges, receive_pd) = match new.rq {
+            NewReceives::Own(queue) => {
+                let queue = RecvQueue::new(queue);
+                let max_sges = queue.max_sges();
+                (ReceiveSource::Own(queue), max_sges, new.pd)
+            }
+            NewReceives::Shared(handle) => {
+                let srq = srqs.get(handle)?;
+                let record = srq.queue.record;
+                // Rule: SrqKeysOfItsDomain
+                (ReceiveSource::Shared { srq: handle, record }, srq.queue.max_sges(), srq.pd)
+            }
+        };
+        Some(Self {
             handle: identity.handle,
             slot: identity.slot,
             qpn: identity.qpn,
@@ -125,6 +143,7 @@ impl Qp {
             qp_type: new.qp_type,
             rules: TransportRules::of(new.qp_type),
             pd: new.pd,
+            receive_pd,
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             sq_sig_all: new.sq_sig_all,
@@ -136,15 +155,15 @@ impl Qp {
             path: None,
             mtu: 0,
             sq: SendQueue::new(new.sq),
-            responder: Responder::new(rq.max_sges()),
-            receive_source: ReceiveSource::Own(rq),
+            responder: Responder::new(max_sges),
+            receive_source,
             requester: Requester::default(),
             deadline: None,
             wheel_at: None,
             wheel_later: None,
             counters: QpCounters::default(),
             async_events: 0,
-        }
+        })
     }
 
     /// Accepts incoming packets.
@@ -181,6 +200,7 @@ impl Qp {
         match owner {
             RecordOwner::Sq(_) => self.sq.waiting(),
             RecordOwner::Rq(_) => self.own_receives(),
+            RecordOwner::Srq => 0,
         }
     }
 
@@ -262,7 +282,7 @@ impl Qp {
         }
         match (from, to) {
             // Rule: ResetEmpties
-            (_, QpState::Reset) => self.reset(ctx.shared),
+            (_, QpState::Reset) => self.reset(ctx),
             (QpState::Init, QpState::Rtr) => {
                 self.mtu = 128 << self.attr.path_mtu;
                 self.responder.start(&self.attr);
@@ -285,9 +305,10 @@ impl Qp {
     }
 
     /// Both queues become empty without completions.
-    fn reset(&mut self, shared: &Shared) {
+    fn reset<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        self.give_receive_back(ctx);
         for record in self.records() {
-            shared.clients.start_over(self.client_slot, record);
+            ctx.shared.clients.start_over(self.client_slot, record);
         }
         self.sq.reset();
         if let Some(rq) = self.receive_source.own_mut() {
@@ -299,6 +320,15 @@ impl Qp {
         self.mtu = 0;
         self.deadline = None;
         self.attr = QpAttr::default();
+    }
+
+    /// A WQE of a shared receive queue that a message was using is flushed: else its program would
+    /// never have its slot again.
+    pub(crate) fn give_receive_back<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        // Rule: SrqReceiveGivenBack
+        if self.receive_source.shared().is_some() {
+            self.fail_current_receive(ctx, WcStatus::WrFlushErr);
+        }
     }
 
     /// To ERR: stop, and flush what is posted. Data accepted earlier must be in place already. What
@@ -322,6 +352,10 @@ impl Qp {
         ctx.event(|| Event::State { qpn: self.qpn, from, to: QpState::Err });
         // Rule: ErrFlushesCurrent
         self.fail_current_receive(ctx, WcStatus::WrFlushErr);
+        // Rule: LastWqeReached
+        if self.receive_source.shared().is_some() {
+            self.raise(ctx, AsyncEventType::QpLastWqeReached);
+        }
         self.activate(ctx);
     }
 

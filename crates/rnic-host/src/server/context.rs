@@ -122,6 +122,15 @@ impl Context {
             Request::ModifyQp { qp, mask, attr } => self.modify_qp(qp, mask, attr)?,
             Request::QueryQp { qp } => qp_state(self.link.execute(ClientCommand::QueryQp { qp })?)?,
             Request::DestroyQp { qp } => self.queues.destroy_qp(qp)?,
+            Request::CreateSrq { pd, max_wr, max_sge, limit, xrc: None } => {
+                return self.queues.create_srq(pd, (max_wr, max_sge), limit);
+            }
+            Request::SetSrqLimit { srq, limit } => {
+                self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
+                Reply::Done
+            }
+            Request::QuerySrq { srq } => self.queues.query_srq(srq)?,
+            Request::DestroySrq { srq } => self.queues.destroy_srq(srq)?,
             _ => return Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
         };
         Ok((reply, Vec::new()))

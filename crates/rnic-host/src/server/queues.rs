@@ -14,7 +14,7 @@ use rnic_abi::verbs::QpCaps;
 use rnic_abi::words::WORD;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer};
 use rnic_abi::wqe::{CONTROL_WORDS, MAX_INLINE, SGE_WORDS, recv_stride, send_stride};
-use rnic_core::{ChannelId, ClientCommand, EngineQueue, NewQp, Outcome};
+use rnic_core::{ChannelId, ClientCommand, EngineQueue, NewQp, NewReceives, Outcome};
 use std::collections::HashMap;
 
 /// Shapes of both queues, and the capabilities that they give.
@@ -52,6 +52,14 @@ pub(super) fn grant(wanted: &QpCaps, limits: &DeviceLimits) -> Result<Grant, Ref
     Ok(Grant { sq, rq, caps })
 }
 
+/// The same for a queue pair on a shared receive queue, which counts for its receives.
+fn without_receives(wanted: &QpCaps, limits: &DeviceLimits) -> Result<Grant, Refused> {
+    let own = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..*wanted };
+    let granted = grant(&own, limits)?;
+    let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..granted.caps };
+    Ok(Grant { caps, ..granted })
+}
+
 fn shape(wqes: u32, stride: usize) -> QueueShape {
     QueueShape { capacity: wqes.max(1).next_power_of_two(), stride: stride as u32 }
 }
@@ -64,13 +72,16 @@ pub(super) struct Queues {
     arenas: Arenas,
     records: Records,
     cqs: HashMap<u32, (Ring, Charge)>,
-    qps: HashMap<u32, (QpParts, Charge)>,
+    qps: HashMap<u32, (QueueParts, Charge)>,
+    srqs: HashMap<u32, (QueueParts, Charge)>,
 }
 
-/// The memory of a queue pair that this side made.
-struct QpParts {
-    rings: [Ring; 2],
-    records: [RecordIndex; 2],
+/// The memory of a queue pair or shared receive queue that this side made: of its send queue, if it
+/// has one, then of its receives, if they are its own.
+#[derive(Default)]
+struct QueueParts {
+    rings: Vec<Ring>,
+    records: Vec<RecordIndex>,
 }
 
 impl Queues {
@@ -82,8 +93,8 @@ impl Queues {
         records: Records,
     ) -> Self {
         let arenas = Arenas::new(account.clone());
-        let (cqs, qps) = (HashMap::new(), HashMap::new());
-        Self { link, account, limits, arenas, records, cqs, qps }
+        let (cqs, qps, srqs) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { link, account, limits, arenas, records, cqs, qps, srqs }
     }
 
     pub(super) fn create_cq(
@@ -135,16 +146,19 @@ impl Queues {
         if limits.qp_types & 1 << wanted.qp_type.number() == 0 {
             return Err(unsupported(&format!("{:?} queue pairs", wanted.qp_type)));
         }
-        if wanted.srq.is_some() || wanted.xrcd.is_some() {
-            return Err(unsupported("shared receive queues"));
+        if wanted.xrcd.is_some() {
+            return Err(unsupported("XRC domains"));
         }
         let (Some(send_cq), Some(recv_cq)) = (wanted.send_cq, wanted.recv_cq) else {
             return Err(refuse(libc::EINVAL, "a queue pair needs two completion queues"));
         };
         let charge = self.account.take(Resource::Qps, 1)?;
-        let grant = grant(&wanted.caps, limits)?;
-        let parts = self.qp_parts(&grant)?;
-        let created = queues(&parts, &grant).and_then(|[sq, rq]| {
+        let grant = match wanted.srq {
+            None => grant(&wanted.caps, limits)?,
+            Some(_) => without_receives(&wanted.caps, limits)?,
+        };
+        let parts = self.qp_parts(&grant, wanted.srq.is_none())?;
+        let created = queues(&parts, &grant, wanted.srq).and_then(|(sq, rq)| {
             self.link.execute(ClientCommand::CreateQp(Box::new(NewQp {
                 pd: wanted.pd,
                 qp_type: wanted.qp_type,
@@ -164,11 +178,11 @@ impl Queues {
             }
         };
         let mut attached = Vec::new();
-        let mut places = [grant.sq, grant.rq].into_iter().zip(parts.records).zip(&parts.rings);
+        let mut places = [grant.sq, grant.rq].into_iter().zip(&parts.records).zip(&parts.rings);
         let mut next = || -> Result<Option<QueuePlace>, Refused> {
             let Some(((shape, record), memory)) = places.next() else { return Ok(None) };
             let ring = self.announce(memory, &mut attached)?;
-            Ok(Some(QueuePlace { ring, shape, record }))
+            Ok(Some(QueuePlace { ring, shape, record: *record }))
         };
         let (sq, rq) = (next()?, next()?);
         drop(places);
@@ -188,6 +202,65 @@ impl Queues {
         Ok(Reply::QpGone { async_events })
     }
 
+    pub(super) fn create_srq(
+        &mut self,
+        pd: u32,
+        (max_wr, max_sge): (u32, u32),
+        limit: u32,
+    ) -> Result<(Reply, Attached), Refused> {
+        let within = |name, wanted: u32, limit: u32| match wanted <= limit {
+            true => Ok(()),
+            false => {
+                Err(refuse(libc::EINVAL, format!("{name} {wanted} is above the limit {limit}")))
+            }
+        };
+        within("max_wr", max_wr, self.limits.max_qp_wr)?;
+        within("max_sge", max_sge, self.limits.max_sge)?;
+        within("srq_limit", limit, max_wr)?;
+        let charge = self.account.take(Resource::Qps, 1)?;
+        let max_sge = max_sge.max(1);
+        let shape = shape(max_wr, recv_stride(max_sge));
+        let max_wr = shape.capacity;
+        let parts = self.parts(&[shape])?;
+        let created = engine_queue(&parts, 0, shape).and_then(|queue| {
+            self.link.execute(ClientCommand::CreateSrq { pd, queue, max_wr, max_sge })
+        });
+        let srq = match created {
+            Ok(Outcome::Handle(srq)) => srq,
+            other => {
+                self.free_parts(parts);
+                return other.and_then(|_| Err(unexpected_outcome()));
+            }
+        };
+        let mut attached = Vec::new();
+        let memory = parts.rings.first().ok_or_else(unexpected_outcome)?;
+        let ring = self.announce(memory, &mut attached)?;
+        let record = *parts.records.first().ok_or_else(unexpected_outcome)?;
+        self.srqs.insert(srq, (parts, charge));
+        if limit > 0 {
+            self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
+        }
+        let queue = QueuePlace { ring, shape, record };
+        Ok((Reply::Srq { srq, queue, max_wr, max_sge, srqn: 0 }, attached))
+    }
+
+    pub(super) fn query_srq(&self, srq: u32) -> Result<Reply, Refused> {
+        match self.link.execute(ClientCommand::QuerySrq { srq })? {
+            Outcome::Srq { max_wr, max_sge, limit } => {
+                Ok(Reply::SrqState { max_wr, max_sge, limit })
+            }
+            _ => Err(unexpected_outcome()),
+        }
+    }
+
+    pub(super) fn destroy_srq(&mut self, srq: u32) -> Result<Reply, Refused> {
+        self.link.execute(ClientCommand::DestroySrq { srq })?;
+        if let Some((parts, _)) = self.srqs.remove(&srq) {
+            self.free_parts(parts);
+        }
+        Ok(Reply::Done)
+    }
+
     fn ring(&mut self, words: usize) -> Result<Ring, Refused> {
         self.arenas.allocate(words)
     }
@@ -197,37 +270,31 @@ impl Queues {
     }
 
     /// Rings and records of a QP: all or nothing.
-    fn qp_parts(&mut self, grant: &Grant) -> Result<QpParts, Refused> {
-        let words = |shape: QueueShape| {
-            shape.words().ok_or_else(|| refuse(libc::EINVAL, "the queue is too large"))
-        };
-        let (sq_words, rq_words) = (words(grant.sq)?, words(grant.rq)?);
-        let sq = self.ring(sq_words)?;
-        let rq = match self.ring(rq_words) {
-            Ok(rq) => rq,
+    fn qp_parts(&mut self, grant: &Grant, has_receives: bool) -> Result<QueueParts, Refused> {
+        let shapes = [grant.sq, grant.rq];
+        self.parts(if has_receives { &shapes } else { &shapes[..1] })
+    }
+
+    /// Rings of these shapes and their records: all or nothing.
+    fn parts(&mut self, shapes: &[QueueShape]) -> Result<QueueParts, Refused> {
+        let mut parts = QueueParts::default();
+        match shapes.iter().try_for_each(|shape| self.add_queue(&mut parts, *shape)) {
+            Ok(()) => Ok(parts),
             Err(refusal) => {
-                self.arenas.free(sq);
-                return Err(refusal);
-            }
-        };
-        let records = self.record().and_then(|first| match self.record() {
-            Ok(second) => Ok([first, second]),
-            Err(refusal) => {
-                self.records.free(first);
-                Err(refusal)
-            }
-        });
-        match records {
-            Ok(records) => Ok(QpParts { rings: [sq, rq], records }),
-            Err(refusal) => {
-                self.arenas.free(sq);
-                self.arenas.free(rq);
+                self.free_parts(parts);
                 Err(refusal)
             }
         }
     }
 
-    fn free_parts(&mut self, parts: QpParts) {
+    fn add_queue(&mut self, parts: &mut QueueParts, shape: QueueShape) -> Result<(), Refused> {
+        let words = shape.words().ok_or_else(|| refuse(libc::EINVAL, "the queue is too large"))?;
+        parts.rings.push(self.ring(words)?);
+        parts.records.push(self.record()?);
+        Ok(())
+    }
+
+    fn free_parts(&mut self, parts: QueueParts) {
         parts.rings.into_iter().for_each(|ring| self.arenas.free(ring));
         parts.records.into_iter().for_each(|record| self.records.free(record));
     }
@@ -247,14 +314,26 @@ impl Queues {
     }
 }
 
-/// The engine's side of both queues.
-fn queues(parts: &QpParts, grant: &Grant) -> Result<[EngineQueue; 2], Refused> {
-    let queue = |at: usize, shape| {
-        let ring =
-            WorkConsumer::new(parts.rings[at].words(), shape).ok_or_else(unexpected_outcome)?;
-        Ok(EngineQueue { ring, record: parts.records[at] })
+/// The engine's side of the queues of a QP.
+fn queues(
+    parts: &QueueParts,
+    grant: &Grant,
+    srq: Option<u32>,
+) -> Result<(EngineQueue, NewReceives), Refused> {
+    let sq = engine_queue(parts, 0, grant.sq)?;
+    let receives = match srq {
+        Some(srq) => NewReceives::Shared(srq),
+        None => NewReceives::Own(engine_queue(parts, 1, grant.rq)?),
     };
-    Ok([queue(0, grant.sq)?, queue(1, grant.rq)?])
+    Ok((sq, receives))
+}
+
+fn engine_queue(parts: &QueueParts, at: usize, shape: QueueShape) -> Result<EngineQueue, Refused> {
+    let (Some(memory), Some(record)) = (parts.rings.get(at), parts.records.get(at)) else {
+        return Err(unexpected_outcome());
+    };
+    let ring = WorkConsumer::new(memory.words(), shape).ok_or_else(unexpected_outcome)?;
+    Ok(EngineQueue { ring, record: *record })
 }
 
 /// Small messages are copied into the WQE beside their SGE; this is what they need.

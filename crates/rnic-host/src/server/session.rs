@@ -346,6 +346,7 @@ fn takes_memory(request: &Request) -> bool {
             | R::CreateChannel
             | R::CreateCq { .. }
             | R::CreateQp(_)
+            | R::CreateSrq { .. }
             | R::Inspect { .. }
             | R::Capture
     )

@@ -15,6 +15,7 @@ mod refusals;
 mod requests;
 mod responder;
 mod retries;
+mod srq;
 mod states;
 mod timers;
 mod uc;

@@ -14,7 +14,7 @@ use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, 
 use rnic_core::ports::SpaceId;
 use rnic_core::{
     ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Host,
-    Instant, NewQp, Outcome, Path, Ports, Turn, Wire,
+    Instant, NewQp, NewReceives, Outcome, Path, Ports, Turn, Wire,
 };
 use roce_wire::Flow;
 use std::net::{IpAddr, Ipv4Addr};
@@ -122,7 +122,10 @@ impl<W: Wire, D: Dma> Node<W, D> {
             caps: CAPS,
             sq_sig_all: false,
             sq: EngineQueue { ring: sq_engine, record: RecordIndex::new(0).unwrap() },
-            rq: EngineQueue { ring: rq_engine, record: RecordIndex::new(1).unwrap() },
+            rq: NewReceives::Own(EngineQueue {
+                ring: rq_engine,
+                record: RecordIndex::new(1).unwrap(),
+            }),
         };
         let Outcome::Qp { qp, qpn } = client(ClientCommand::CreateQp(Box::new(new))) else {
             panic!("no QP")

@@ -63,7 +63,8 @@ impl Qp {
             if len > 0 {
                 let va = sge.addr.wrapping_add(u64::from(recv.in_sge));
                 let need = AccessFlags::LOCAL_WRITE;
-                let Ok(target) = ctx.shared.mrs.check(sge.lkey, self.pd, va, len.into(), need)
+                let Ok(target) =
+                    ctx.shared.mrs.check(sge.lkey, self.receive_pd, va, len.into(), need)
                 else {
                     ctx.shared.batch.truncate(undo);
                     return Err(Verdict::nak(NakReason::Local));

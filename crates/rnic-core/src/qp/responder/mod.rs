@@ -1,7 +1,7 @@
 //! The responder half: what incoming requests do.
 //!
 //! * this file: the checks of a request, duplicates and gaps.
-//! * `rq`: what the application posted to receive.
+//! * `rq`: where receives come from.
 //! * `execute`: what a good request does. `nak`: what a bad one does.
 //! * `replies`: responses of READs and atomics. `answers`: the packets that are owed.
 //!
@@ -20,13 +20,13 @@ use super::Qp;
 use super::packet::Packet;
 use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
+use crate::recv_queue::{NoRecv, Recv};
 use crate::shared::Ctx;
 use crate::transport::Sequence;
 use replies::ReplyQueue;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use rnic_abi::wqe::Sge;
 use roce_wire::{Msn, NakCode, Operation, Psn, Syndrome, Trailer};
-use rq::{NoRecv, Recv};
 
 /// The message of several packets of which more are to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -416,7 +416,7 @@ impl Qp {
             return Ok(());
         }
         let sges = &mut self.responder.recv_sges;
-        match self.receive_source.take(&ctx.shared.clients, self.client_slot, sges) {
+        match self.receive_source.take(ctx.shared, self.client_slot, sges) {
             Ok(recv) => {
                 self.responder.recv = Some(recv);
                 Ok(())

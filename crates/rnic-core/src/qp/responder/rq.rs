@@ -1,48 +1,17 @@
-//! Where receive WQEs come from. The receive queue: its WQEs are taken one at a time, in order.
+//! Where receive WQEs come from: a queue of the queue pair's own, or a shared one.
 
-use crate::clients::Clients;
-use crate::command::EngineQueue;
+use crate::recv_queue::{NoRecv, Recv, RecvQueue};
+use crate::shared::Shared;
 use rnic_abi::doorbell::RecordIndex;
-use rnic_abi::words::LINE;
-use rnic_abi::work_queue::WorkConsumer;
-use rnic_abi::wqe::{MAX_SGE, RECV_CONTROL_WORDS, RecvControl, SGE_WORDS, Sge};
-
-/// A receive WQE in use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Recv {
-    pub(crate) wr_id: u64,
-    pub(crate) index: u32,
-    /// Bytes of all its SGEs.
-    pub(crate) room: u64,
-    /// Bytes of the message so far.
-    pub(crate) filled: u64,
-    /// SGE that takes the next byte.
-    pub(crate) sge: usize,
-    /// Bytes already in that SGE.
-    pub(crate) in_sge: u32,
-}
-
-impl Recv {
-    /// The message is given up: the next one fills the WQE from its beginning.
-    pub(super) fn start_over(&mut self) {
-        (self.filled, self.sge, self.in_sge) = (0, 0, 0);
-    }
-}
-
-/// Why no WQE could be taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NoRecv {
-    /// None is posted.
-    Empty,
-    /// The one that is posted is invalid.
-    Broken { wr_id: u64, index: u32 },
-}
+use rnic_abi::wqe::Sge;
 
 /// Where a queue pair takes its receive WQEs from.
 #[derive(Debug)]
 pub(crate) enum ReceiveSource {
     /// A receive queue that only this queue pair has, and that begins and ends with it.
     Own(RecvQueue),
+    /// A shared receive queue: its handle, and its doorbell record.
+    Shared { srq: u32, record: RecordIndex },
 }
 
 impl ReceiveSource {
@@ -51,6 +20,7 @@ impl ReceiveSource {
     pub(crate) fn own(&self) -> Option<&RecvQueue> {
         match self {
             Self::Own(queue) => Some(queue),
+            Self::Shared { .. } => None,
         }
     }
 
@@ -58,6 +28,16 @@ impl ReceiveSource {
     pub(crate) fn own_mut(&mut self) -> Option<&mut RecvQueue> {
         match self {
             Self::Own(queue) => Some(queue),
+            Self::Shared { .. } => None,
+        }
+    }
+
+    /// The shared receive queue.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<u32> {
+        match self {
+            Self::Own(_) => None,
+            Self::Shared { srq, .. } => Some(*srq),
         }
     }
 
@@ -66,6 +46,7 @@ impl ReceiveSource {
     pub(crate) fn record(&self) -> RecordIndex {
         match self {
             Self::Own(queue) => queue.record,
+            Self::Shared { record, .. } => *record,
         }
     }
 
@@ -73,12 +54,13 @@ impl ReceiveSource {
     #[inline]
     pub(crate) fn take(
         &mut self,
-        clients: &Clients,
+        shared: &mut Shared,
         client: u32,
         sges: &mut Vec<Sge>,
     ) -> Result<Recv, NoRecv> {
         match self {
-            Self::Own(queue) => queue.take(clients, client, sges),
+            Self::Own(queue) => queue.take(&shared.clients, client, sges),
+            Self::Shared { srq, .. } => shared.take_receive(*srq, client, sges),
         }
     }
 
@@ -87,105 +69,8 @@ impl ReceiveSource {
     pub(crate) fn release(&mut self, index: u32) {
         match self {
             Self::Own(queue) => queue.release(index),
+            // Its slot is free since it was taken.
+            Self::Shared { .. } => {}
         }
-    }
-}
-
-/// The engine's side of a receive queue.
-#[derive(Debug)]
-pub(crate) struct RecvQueue {
-    ring: WorkConsumer,
-    pub(crate) record: RecordIndex,
-    /// Producer index as last seen.
-    producer: u32,
-}
-
-impl RecvQueue {
-    pub(crate) fn new(queue: EngineQueue) -> Self {
-        Self { ring: queue.ring, record: queue.record, producer: 0 }
-    }
-
-    /// SGEs that a WQE may have.
-    pub(crate) fn max_sges(&self) -> usize {
-        (self.ring.stride().saturating_sub(RECV_CONTROL_WORDS) / SGE_WORDS).min(MAX_SGE)
-    }
-
-    pub(crate) fn reset(&mut self) {
-        self.ring.reset();
-        self.producer = 0;
-    }
-
-    /// The QP is in ERR: what is posted from now on must be told, as it waits for no message. What
-    /// is posted already is seen by the next [`refresh_producer`](Self::refresh_producer).
-    pub(crate) fn mark_flushed(&mut self) {
-        // Rule: ErrFlushesLateReceives
-        self.ring.mark_flushed();
-    }
-
-    /// Reads the doorbell record.
-    pub(crate) fn refresh_producer(&mut self, clients: &Clients, client: u32) {
-        self.producer = clients.producer(client, self.record);
-    }
-
-    /// WQEs posted and not yet fetched.
-    pub(crate) fn waiting(&self) -> u32 {
-        self.ring.available(self.producer).unwrap_or(0)
-    }
-
-    /// Takes the next WQE into use; its SGEs replace those in `sges`.
-    fn take(
-        &mut self,
-        clients: &Clients,
-        client: u32,
-        sges: &mut Vec<Sge>,
-    ) -> Result<Recv, NoRecv> {
-        if self.waiting() == 0 {
-            self.refresh_producer(clients, client);
-            if self.waiting() == 0 {
-                return Err(NoRecv::Empty);
-            }
-        }
-        let mut line = [0; LINE];
-        let index = self.ring.fetch(&mut line);
-        let broken = NoRecv::Broken { wr_id: line[1], index };
-        let control =
-            RecvControl::decode(&[line[0], line[1]], self.ring.stride()).map_err(|_| broken)?;
-        self.copy_sges(index, usize::from(control.num_sge), &line, sges);
-        Ok(Recv {
-            wr_id: control.wr_id,
-            index,
-            room: sges.iter().map(|sge| u64::from(sge.length)).sum(),
-            filled: 0,
-            sge: 0,
-            in_sge: 0,
-        })
-    }
-
-    /// The first three SGEs came with the first line of the slot.
-    fn copy_sges(&mut self, index: u32, count: usize, line: &[u64; LINE], sges: &mut Vec<Sge>) {
-        sges.clear();
-        let (pairs, _) = line[RECV_CONTROL_WORDS..].as_chunks::<SGE_WORDS>();
-        sges.extend(pairs.iter().take(count).map(|pair| Sge::decode(*pair)));
-        while sges.len() < count {
-            let mut pair = [0; SGE_WORDS];
-            self.ring.copy(index, RECV_CONTROL_WORDS + sges.len() * SGE_WORDS, &mut pair);
-            sges.push(Sge::decode(pair));
-        }
-    }
-
-    /// The WQE at `index` is complete: it and everything before it may be used again.
-    #[inline]
-    fn release(&mut self, index: u32) {
-        self.ring.release(index.wrapping_add(1));
-    }
-
-    /// Takes the next WQE of a QP in ERR: index and `wr_id`.
-    pub(crate) fn flush_next(&mut self) -> Option<(u32, u64)> {
-        if self.waiting() == 0 {
-            return None;
-        }
-        let mut words = [0; RECV_CONTROL_WORDS];
-        let index = self.ring.fetch(&mut words);
-        Some((index, words[1]))
     }
 }
