@@ -70,6 +70,13 @@ const UNRELIABLE: [Case; 7] = [
     ("ib_send_lat -c UC -s 220 -n 500 -I 220", 1),
 ];
 
+/// Many queue pairs, or one, on a shared receive queue.
+const SHARED: [Case; 3] = [
+    ("ib_send_bw --use-srq -s 4096 -n 500 -q 8", 1),
+    ("ib_send_bw --use-srq -s 65536 -n 500 -e", 1),
+    ("ib_send_lat --use-srq -s 8 -n 500", 1),
+];
+
 /// A few cases that show that another packet I/O or address family works.
 const SHORT: [Case; 6] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
@@ -127,6 +134,13 @@ fn unreliable_connections_over_udp() -> Result<()> {
     let name = "unreliable_connections_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     all(&lab, Io::Udp, &[&UNRELIABLE])
+}
+
+#[test]
+fn shared_receive_queues_over_udp() -> Result<()> {
+    let name = "shared_receive_queues_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&SHARED])
 }
 
 #[test]

@@ -68,6 +68,9 @@ impl Scene {
         let mut victim = Tenant::new(&mut world, 0);
         let regions = regions(&mut world, &victim);
         let connection = connection(setup);
+        if setup & 0x60 == 0x60 {
+            victim.create_srq(&mut world);
+        }
         let second = if setup & 0x80 == 0 { QpType::Rc } else { QpType::Uc };
         for qp_type in [QpType::Rc, second] {
             let qp = victim.create_qp(&mut world, qp_type);
@@ -310,6 +313,9 @@ impl Scene {
         for app in &self.victim.qps {
             let owed = (app.sq.oracle.owed(), app.rq.oracle.owed());
             assert_eq!(owed, (0, 0), "work requests were not flushed");
+        }
+        if let Some(srq) = &mut self.victim.srq {
+            srq.check();
         }
         let foreign = self.victim.bytes(&self.world, &self.regions[FOREIGN]);
         assert!(foreign == UNTOUCHED, "another protection domain was written");

@@ -19,6 +19,7 @@ pub mod frame;
 mod ledger;
 mod packet;
 mod script;
+mod shared_receives;
 mod tenant;
 pub mod world;
 pub mod wqe;

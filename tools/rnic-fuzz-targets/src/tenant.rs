@@ -1,5 +1,6 @@
 //! A client of the engine: doorbells, queues, memory, and the checks of its completions.
 
+use crate::shared_receives::SharedReceives;
 use crate::world::{HERE, World};
 use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
 use rnic_abi::cqe::{Cqe, CqeFlags};
@@ -41,6 +42,8 @@ pub(crate) struct Tenant {
     pub(crate) cq_words: Words,
     completions: CqConsumer,
     pub(crate) qps: Vec<AppQp>,
+    /// Where the QPs made after it take their receives from.
+    pub(crate) srq: Option<SharedReceives>,
 }
 
 /// A QP as its application sees it.
@@ -96,8 +99,8 @@ impl Tenant {
         let completions = CqConsumer::new(words.clone(), CQ_CAPACITY).expect("same");
         let create = ClientCommand::CreateCq { ring, capacity: CQ_CAPACITY, channel: None };
         let cq = handle(world.command(client, create));
-        let qps = Vec::new();
-        Self { client, space, area, bell, pds, cq, cq_words: words, completions, qps }
+        let (qps, srq) = (Vec::new(), None);
+        Self { client, space, area, bell, pds, cq, cq_words: words, completions, qps, srq }
     }
 
     /// Maps and registers memory in a protection domain.
@@ -138,7 +141,10 @@ impl Tenant {
             caps: CAPS,
             sq_sig_all: false,
             sq: engine_sq,
-            rq: NewReceives::Own(engine_rq),
+            rq: match &self.srq {
+                Some(srq) => NewReceives::Shared(srq.handle),
+                None => NewReceives::Own(engine_rq),
+            },
         }));
         let Ok(Outcome::Qp { qp: handle, qpn }) = world.command(self.client, new) else {
             panic!("the engine makes the QP");
@@ -234,20 +240,33 @@ impl Tenant {
 
     /// Posts a receive request; false when the queue is full.
     pub(crate) fn post_recv(&mut self, nth: usize, wr_id: u64, sges: &[Sge]) -> bool {
-        let app = &mut self.qps[nth];
-        let full = app.rq.oracle.outstanding() >= CAPS.max_recv_wr as usize;
-        if full || app.rq.ring.free() == 0 {
+        let rq = &mut self.qps[nth].rq;
+        let has_room = match &mut self.srq {
+            Some(srq) => srq.has_room(),
+            None => rq.oracle.outstanding() < CAPS.max_recv_wr as usize && rq.ring.free() > 0,
+        };
+        if !has_room {
             return false;
         }
         let num_sge = u8::try_from(sges.len()).unwrap_or(u8::MAX);
         let mut words = RecvControl { num_sge, wr_id }.encode().to_vec();
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
-        words.truncate(app.rq.ring.stride());
-        let index = app.rq.ring.push(&words);
-        app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
-        self.bell.publish(app.rq.record, app.rq.ring.producer());
-        if app.rq.ring.must_ring() {
-            let _ = self.bell.ring(app.rq.record, app.rq.ring.producer());
+        let queue = match &mut self.srq {
+            Some(srq) => {
+                srq.posted.insert(srq.queue.ring.producer(), wr_id);
+                &mut srq.queue
+            }
+            None => {
+                let index = rq.ring.producer();
+                rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
+                rq
+            }
+        };
+        words.truncate(queue.ring.stride());
+        queue.ring.push(&words);
+        self.bell.publish(queue.record, queue.ring.producer());
+        if queue.ring.must_ring() {
+            let _ = self.bell.ring(queue.record, queue.ring.producer());
         }
         true
     }
@@ -260,6 +279,10 @@ impl Tenant {
             let nth = owner.expect("a completion names a QP of its CQ");
             let app = &mut self.qps[nth];
             let is_receive = cqe.flags.contains(CqeFlags::RECV);
+            if is_receive && let Some(srq) = &mut self.srq {
+                srq.complete(cqe);
+                continue;
+            }
             let queue = if is_receive { &mut app.rq } else { &mut app.sq };
             assert_eq!(cqe.record, queue.record.value(), "another queue's record");
             if let Err(verdict) = queue.oracle.complete(cqe) {
@@ -287,7 +310,7 @@ fn handle(outcome: Result<Outcome, rnic_core::CommandError>) -> u32 {
     }
 }
 
-fn queue(record: usize, wrs: u32, stride: usize) -> (AppQueue, EngineQueue) {
+pub(crate) fn queue(record: usize, wrs: u32, stride: usize) -> (AppQueue, EngineQueue) {
     let stride = u32::try_from(stride).expect("a sane stride");
     let shape = QueueShape { capacity: wrs, stride };
     let words = Words::heap(shape.words().expect("a sane shape"));
@@ -302,7 +325,6 @@ fn path_to(attr: &QpAttr, peer: IpAddr) -> Path {
     Path { attr: attr.ah, flow: Flow::new(HERE, peer, 0), hop: HopId(0) }
 }
 
-/// INIT, RTR, RTS.
 /// Attributes of transports with answers.
 const ANSWERS: AttrMask = AttrMask::MAX_DEST_RD_ATOMIC
     .union(AttrMask::MIN_RNR_TIMER)
@@ -311,6 +333,7 @@ const ANSWERS: AttrMask = AttrMask::MAX_DEST_RD_ATOMIC
     .union(AttrMask::RNR_RETRY)
     .union(AttrMask::MAX_QP_RD_ATOMIC);
 
+/// INIT, RTR, RTS.
 fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask, QpAttr); 3] {
     let dgid = Gid::from_ip(peer).0;
     let init = QpAttr {

@@ -61,6 +61,9 @@ impl Scene {
         let nowhere = hostile.register(&mut world, hostile.pds[0], 1 << 40, 5 << 30, full_access());
         let foreign = hostile.region(&mut world, hostile.pds[1], PAGE, AccessFlags::LOCAL_WRITE);
         let regions = [Some(open), nowhere, Some(foreign)].into_iter().flatten().collect();
+        if setup & 4 != 0 {
+            hostile.create_srq(&mut world);
+        }
         let qp_type = if setup & 2 == 0 { QpType::Rc } else { QpType::Uc };
         let quick = Connection { path_mtu: 1, timeout: 4, ..PSNS };
         pair(&mut world, &mut hostile, qp_type, quick);
@@ -103,7 +106,7 @@ impl Scene {
         let app = &self.hostile.qps[nth];
         let words = match script.below(3) {
             0 => &app.sq.words,
-            1 => &app.rq.words,
+            1 => &self.hostile.receives(nth).words,
             _ => &self.hostile.cq_words,
         };
         let at = usize::from(script.u16()) % words.len();
@@ -125,7 +128,7 @@ impl Scene {
 
     fn ring(&mut self, script: &mut Script<'_>, nth: usize) {
         let app = &self.hostile.qps[nth];
-        let (sq, rq) = (app.sq.record, app.rq.record);
+        let (sq, rq) = (app.sq.record, self.hostile.receives(nth).record);
         let producer = match script.below(4) {
             0 => script.u32(),
             _ => script.below(32) as u32,
@@ -165,8 +168,8 @@ impl Scene {
         for _ in 0..count {
             words.extend(self.any_sge(script).encode());
         }
-        let app = &self.hostile.qps[nth];
-        write_slot(&app.rq.words, script.below(8), app.rq.ring.stride(), &words);
+        let rq = self.hostile.receives(nth);
+        write_slot(&rq.words, script.below(8), rq.ring.stride(), &words);
     }
 
     fn any_sge(&self, script: &mut Script<'_>) -> Sge {

@@ -46,7 +46,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(12) {
+    match attack.random.below(15) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -74,7 +74,16 @@ fn any_request(attack: &mut Attack) -> Request {
         7 => Request::DeallocPd { pd: number },
         8 => Request::OpenDevice { name: "x".repeat(attack.random.below(5000)) },
         9 => Request::ResizeCq { cq: number, cqe: attack.random.word() as u32 },
-        10 => Request::Inspect { what: Inspect::Qps, from: number },
+        10 => Request::DestroySrq { srq: number & 3 },
+        11 => Request::SetSrqLimit { srq: number & 3, limit: attack.random.word() as u32 },
+        12 => Request::CreateSrq {
+            pd: number & 3,
+            max_wr: attack.random.word() as u32,
+            max_sge: attack.random.word() as u32,
+            limit: attack.random.word() as u32,
+            xrc: None,
+        },
+        13 => Request::Inspect { what: Inspect::Qps, from: number },
         _ => Request::QueryQp { qp: number },
     }
 }

@@ -1,5 +1,7 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
+mod srq;
+
 use super::{Accounts, Door, Engines, Registry, Service, serve};
 use crate::inspect::Kind;
 use crate::quota::{Limits, Machine, Resource, Section};
