@@ -122,7 +122,7 @@ fn captures_and_faults_of_root_meet_the_traffic_of_users() -> Result<()> {
             ensure!(capture.try_status()?.is_none(), "{}", capture.stderr());
             Ok(file.metadata().is_ok_and(|file| file.len() > 0))
         })?;
-        rnic(right, &["fault", "add", "--seed", "42", "drop=1%"]).check()?;
+        rnic(right, &["fault", "add", "--seed", "42", "drop=0.2%"]).check()?;
         let before =
             counter(right, "retransmitted_packets")? + counter(left, "retransmitted_packets")?;
         Dialogue::new(CHECKER).limit(Duration::from_secs(60)).run(&server, &user)?;

@@ -1,9 +1,10 @@
 //! The device's wire: where the engine's frames go and come from.
 //!
 //! A [`DeviceWire`] is, from the engine outwards: [`fault`] injection, [`capture`](mod@capture), a
-//! [`composite`] of the internal [`loopback`] (queue pairs of the device among themselves) and at
-//! most one way outside ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]). A train's
-//! [`HopId`](rnic_core::ports::HopId) says which of the two it takes.
+//! [`composite`] of the internal [`loopback`] (queue pairs of one engine), at most one way outside
+//! ([`udp`], [`xdp`] or [`packet`], opened by [`auto`]) and, beside a way of frames, sockets that
+//! lead to engine processes of this host. A train's [`HopId`](rnic_core::ports::HopId) says which
+//! of them it takes.
 
 mod auto;
 mod capture;
@@ -65,6 +66,17 @@ trait Link: Send {
     fn counters(&mut self) -> LinkCounters;
 }
 
+/// The ways of a device, which has loopback at least.
+#[derive(Default)]
+struct Links {
+    /// To other hosts.
+    outside: Option<Box<dyn Link>>,
+    /// To engines of other processes on this host, if that is another one.
+    local: Option<Box<dyn Link>>,
+    /// Where those have sockets of their own.
+    shared: Option<Arc<SteeredPort>>,
+}
+
 /// Counters by the names that `rnic counters` shows.
 pub type LinkCounters = Vec<(&'static str, u64)>;
 
@@ -77,15 +89,10 @@ pub struct DeviceWire {
 }
 
 impl DeviceWire {
-    /// A device with `outside`, or with loopback only; `shared` has sockets for further shards.
-    fn new(
-        mode: String,
-        outside: Option<Box<dyn Link>>,
-        shared: Option<Arc<SteeredPort>>,
-        hops: HopTable,
-    ) -> Self {
-        let composite = Composite::new(outside, shared.is_some());
-        Self { mode, inner: around(composite, hops), shards: Shards::default(), shared }
+    fn new(mode: String, links: Links, hops: HopTable) -> Self {
+        let shared = links.shared.clone();
+        let inner = around(Composite::new(links), hops);
+        Self { mode, inner, shards: Shards::default(), shared }
     }
 
     /// That of a further shard with sockets of its own, which the daemon
@@ -95,7 +102,8 @@ impl DeviceWire {
     /// When there is no memory.
     pub fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
         let link: Box<dyn Link> = Box::new(UdpWire::of_shard(scope_id, mtu)?);
-        let inner = around(Composite::new(Some(link), true), HopTable::default());
+        let links = Links { outside: Some(link), ..Links::default() };
+        let inner = around(Composite::of_shard(links), HopTable::default());
         Ok(Self { mode: "udp".to_owned(), inner, shards: Shards::default(), shared: None })
     }
 
@@ -236,8 +244,9 @@ const LOOPBACK: ArenaId = ArenaId(0);
 const OUTSIDE: ArenaId = ArenaId(1);
 const DISCARD: ArenaId = ArenaId(2);
 const FAULT: ArenaId = ArenaId(3);
+const LOCAL: ArenaId = ArenaId(4);
 /// Receive queue n of an interface, where n is not 0: this plus n.
-const QUEUES: ArenaId = ArenaId(4);
+const QUEUES: ArenaId = ArenaId(5);
 /// The longest datagram of RoCEv2: path MTU 4096 and every header there is.
 const MAX_DATAGRAM: u32 = 4096 + 96;
 const IPV4_UDP: u32 = 28;

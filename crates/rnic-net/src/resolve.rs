@@ -48,10 +48,23 @@ impl Network {
     /// EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not either,
     /// ENOMEM when there are too many neighbours.
     pub fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {
+        self.resolve_for(ah, self.shared.kernel_sends.load(Ordering::Acquire))
+    }
+
+    /// The same for a sender that uses UDP sockets, whatever the device itself uses.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_for_sockets(&self, ah: &AhAttr) -> Result<Path, Refusal> {
+        self.resolve_for(ah, true)
+    }
+
+    fn resolve_for(&self, ah: &AhAttr, kernel_sends: bool) -> Result<Path, Refusal> {
         let (source, dst) = self.endpoints(ah)?;
-        let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
+        let is_local = self.local_addresses().contains(&dst);
         let sport = match ah.flow_label {
-            _ if kernel_sends => ROCE_PORT,
+            // Within the host, too, another shard's engine is reached through the kernel.
+            _ if kernel_sends || is_local => ROCE_PORT,
             0 => 0,
             label => udp_source_port(label),
         };
@@ -65,10 +78,9 @@ impl Network {
             flow_label: ah.flow_label,
             df: true,
         };
-        let hop = if self.local_addresses().contains(&dst) {
-            LOOPBACK
-        } else {
-            self.next_hop(source, dst, ah.sl, kernel_sends)?
+        let hop = match is_local {
+            true => LOOPBACK,
+            false => self.next_hop(source, dst, ah.sl, kernel_sends)?,
         };
         Ok(Path { attr: *ah, flow, hop })
     }

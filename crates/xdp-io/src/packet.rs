@@ -22,7 +22,7 @@
 //! (the pseudo-header sum only): do not verify it. Frames to a foreign destination MAC do not
 //! arrive unless the interface is promiscuous.
 
-mod filter;
+pub(crate) mod filter;
 mod guard;
 mod kernel;
 mod offload;
@@ -32,6 +32,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::sys::mmsg::{BatchHint, RxBatch, SendOutcome, TxBatch};
+use crate::udp::SteerBy;
 use crate::{
     Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot, control, netdev, sys,
 };
@@ -71,6 +72,10 @@ pub struct PacketConfig {
     /// Own addresses, to hold the UDP port on; none means all addresses. Frames are not filtered
     /// by them.
     pub addresses: Vec<IpAddr>,
+    /// Only frames that name receiver 0 are received, and the port is not held: a
+    /// [`SteeredPort`](crate::udp::SteeredPort) of the same addresses has it, and its sockets the
+    /// rest.
+    pub steer: Option<SteerBy>,
     /// Send past the queueing discipline (PACKET_QDISC_BYPASS). Then trains are dropped silently
     /// by devices that do not segment themselves (a veth whose peer has a native XDP program).
     pub qdisc_bypass: bool,
@@ -92,6 +97,7 @@ impl PacketConfig {
             interface: interface.to_owned(),
             port,
             addresses: Vec::new(),
+            steer: None,
             qdisc_bypass: false,
             trains: knows_trains(),
             rx_slots: 64,
@@ -140,7 +146,7 @@ pub struct PacketPort {
     hint: BatchHint,
     rx: RxBatch,
     tx: TxBatch,
-    guard: PortGuard,
+    guard: Option<PortGuard>,
     /// A vnet header is in front of every frame, and frames can be trains.
     trains: bool,
     /// Queued entries below this index have their vnet header written.
@@ -172,7 +178,7 @@ impl PacketPort {
                 _ => Error::Os { operation: "socket(AF_PACKET)", source: error },
             })?;
         let fd = socket.as_fd();
-        sys::attach_filter(fd, &filter::udp_port(config.port))
+        sys::attach_filter(fd, &filter::udp_port(config.port, config.steer))
             .map_err(Error::os("attaching the packet filter"))?;
         for (option, value) in [
             (PACKET_VNET_HDR, i32::from(config.trains)),
@@ -185,13 +191,16 @@ impl PacketPort {
         }
         sys::set_buffers(fd, config.socket_buffer_bytes);
         sys::bind_packet(fd, ifindex).map_err(Error::os("bind(AF_PACKET)"))?;
-        let vnet = vnet_bytes(config.trains);
+        let PacketConfig { port, trains, .. } = *config;
+        let guard = || PortGuard::new(port, &config.addresses, ifindex, trains);
+        let guard = config.steer.is_none().then(guard).transpose()?;
+        let vnet = vnet_bytes(trains);
         Ok(PacketPort {
             rx: RxBatch::new(config.rx_slots, RX_SLOT, RX_FRAME - vnet)
                 .map_err(Error::os("receive arena"))?,
             tx: TxBatch::new(TX_MESSAGES, config.tx_arena_bytes, vnet)
                 .map_err(Error::os("transmit arena"))?,
-            guard: PortGuard::new(config.port, &config.addresses, ifindex, config.trains)?,
+            guard,
             socket,
             hint: BatchHint::default(),
             trains: config.trains,
@@ -201,8 +210,8 @@ impl PacketPort {
     }
 
     /// Which addresses the UDP port is held on. Addresses may be added and removed.
-    pub fn guard(&mut self) -> &mut PortGuard {
-        &mut self.guard
+    pub fn guard(&mut self) -> Option<&mut PortGuard> {
+        self.guard.as_mut()
     }
 
     /// Limits of one train; `max_bytes` counts UDP payload.

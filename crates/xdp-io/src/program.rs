@@ -33,6 +33,10 @@
 //!         if (!bpf_map_lookup_elem(&v6, ip + 24)) return XDP_PASS;
 //!     } else
 //!         return XDP_PASS;
+//!     if (STEER) {                                         // the rest is for sockets of others
+//!         if (payload + OFFSET + 1 > end) return XDP_PASS;
+//!         if (*(__u8 *)(payload + OFFSET) >> SHIFT != 0) return XDP_PASS;
+//!     }
 //!     return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
 //! }
 //! ```
@@ -50,6 +54,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::sys::bpf::{self, MapKind, ProgramKind};
+use crate::udp::SteerBy;
 use crate::{Error, Result, netdev};
 
 /// Addresses the program can hold, per family.
@@ -103,20 +108,26 @@ pub struct XdpProgram {
 }
 
 impl XdpProgram {
-    /// Loads the program for UDP destination port `port` and attaches it to `interface`. It steers
-    /// nothing before addresses are added.
+    /// Loads the program for UDP destination port `port`, with `steer` only for what names
+    /// receiver 0 of a [`SteeredPort`](crate::udp::SteeredPort), and attaches it to `interface`.
+    /// It steers nothing before addresses are added.
     ///
     /// # Errors
     /// [`Error::Privilege`], [`Error::AlreadyAttached`], [`Error::ModeUnsupported`],
     /// [`Error::MtuTooLarge`], [`Error::InterfaceMissing`], [`Error::ProgramRejected`].
-    pub fn attach(interface: &str, port: u16, mode: AttachMode) -> Result<XdpProgram> {
+    pub fn attach(
+        interface: &str,
+        port: u16,
+        steer: Option<SteerBy>,
+        mode: AttachMode,
+    ) -> Result<XdpProgram> {
         let ifindex = netdev::index(interface)?;
         let map = |kind, key, entries| bpf::create_map(kind, key, 4, entries).map_err(map_error);
         let sockets = map(MapKind::XskMap, 4, MAX_QUEUES)?;
         let v4 = map(MapKind::Hash, 4, MAX_ADDRESSES)?;
         let v6 = map(MapKind::Hash, 16, MAX_ADDRESSES)?;
         let maps = filter::Maps { sockets: sockets.as_fd(), v4: v4.as_fd(), v6: v6.as_fd() };
-        let code = filter::assemble(port, &maps);
+        let code = filter::assemble(port, steer, &maps);
         let program = bpf::load_program(ProgramKind::Xdp, b"xdp_io_steer", &code).map_err(
             |(error, log)| match error.raw_os_error() {
                 Some(libc::EPERM) => privilege(),

@@ -119,7 +119,8 @@ fn segments_on_the_wire_have_their_own_headers() {
     }
     let pair = Pair::new(9000);
     // Takes segmentation offload from the sender, so that separate packets cross the link.
-    let _program = pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).unwrap());
+    let _program =
+        pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, None, AttachMode::Native).unwrap());
     let sniffer = pair.b.run(|| RawSocket::open(INTERFACE));
     let mut a = pair.a.run(|| open(INTERFACE));
     for (id, segments) in [(0u16, 1usize), (100, 2), (0xfffe, 15), (7, 62)] {
@@ -265,18 +266,18 @@ fn the_guard_prevents_port_unreachable() {
         let mut port = pair.b.run(|| PacketPort::open(&config).unwrap());
         assert!(!refused(), "the guard keeps the kernel quiet");
         assert_eq!(drain(&mut port).len(), 1);
-        assert!(port.guard().taken().is_empty());
+        assert!(port.guard().unwrap().taken().is_empty());
     }
     // A program that another test starts holds copies of the closed sockets for a moment.
     let bind = || pair.b.run(|| UdpSocket::bind((V4_B, PORT)).ok());
     let holder = wait_for("the port to be free", bind);
     let config = PacketConfig { addresses: vec![V4_B], ..PacketConfig::new(INTERFACE, PORT) };
     let mut port = pair.b.run(|| PacketPort::open(&config).unwrap());
-    assert_eq!(port.guard().taken(), [V4_B]);
+    assert_eq!(port.guard().unwrap().taken(), [V4_B]);
     drop(holder);
     wait_for("the guard to have the port", || {
-        pair.b.run(|| port.guard().add_address(V4_B).unwrap());
-        port.guard().taken().is_empty().then_some(())
+        pair.b.run(|| port.guard().unwrap().add_address(V4_B).unwrap());
+        port.guard().unwrap().taken().is_empty().then_some(())
     });
     assert!(!refused());
 }

@@ -347,7 +347,8 @@ fn ids_count_up_in_a_train_and_df_is_set() {
     }
     let pair = Pair::new(9000);
     // Takes segmentation offload from the sender, so that separate packets cross the link.
-    let _program = pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).unwrap());
+    let _program =
+        pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, None, AttachMode::Native).unwrap());
     let sniffer = pair.b.run(|| RawSocket::open(INTERFACE));
     let bind = || UdpPort::bind(&UdpConfig::new(vec![V4_A, V6_A], PORT)).unwrap();
     let mut a = pair.a.run(bind);
@@ -467,7 +468,7 @@ fn datagrams_and_trains_find_the_receiver_that_they_name() {
         return;
     }
     let addresses = [LOOP_9, LOOP_6];
-    let steered = Arc::new(SteeredPort::new(STEERED, 0, 1 << 20, BY).unwrap());
+    let steered = Arc::new(SteeredPort::new(STEERED, 0, 1 << 20, BY, false).unwrap());
     let shared = Some(Arc::clone(&steered));
     let own = UdpConfig { shared, ..UdpConfig::new(addresses.to_vec(), STEERED) };
     let own = UdpPort::bind(&own).unwrap();
@@ -526,7 +527,7 @@ fn a_steered_port_is_had_by_one_owner() {
         return;
     }
     let port = STEERED + 1;
-    let new = || SteeredPort::new(port, 0, 1 << 20, BY).unwrap();
+    let new = || SteeredPort::new(port, 0, 1 << 20, BY, false).unwrap();
     let (one, other) = (new(), new());
     let taken = UdpSocket::bind((LOOP_9, port)).unwrap();
     assert!(matches!(one.first_socket(LOOP_9), Err(Error::AddressInUse { .. })));

@@ -392,8 +392,10 @@ fn errors_say_what_is_wrong() {
     let error = open(XskConfig { rx_frames: 1, ..native.clone() }).unwrap_err();
     assert!(matches!(error, Error::InvalidConfig(_)), "{error}");
 
-    let other =
-        pair.b.run(|| XdpProgram::attach(INTERFACE, PORT, AttachMode::Native)).expect("attach");
+    let other = pair
+        .b
+        .run(|| XdpProgram::attach(INTERFACE, PORT, None, AttachMode::Native))
+        .expect("attach");
     for mode in MODES {
         let error = open(XskConfig { mode, ..native.clone() }).unwrap_err();
         assert!(matches!(error, Error::AlreadyAttached { .. }), "{error}");
@@ -426,7 +428,7 @@ fn missing_capabilities_are_named() {
     assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
     let error = pair.b.run(|| {
         drop_capabilities();
-        XdpProgram::attach(INTERFACE, PORT, AttachMode::Native).map(drop).unwrap_err()
+        XdpProgram::attach(INTERFACE, PORT, None, AttachMode::Native).map(drop).unwrap_err()
     });
     assert!(error.to_string().contains("CAP_BPF"), "{error}");
 }

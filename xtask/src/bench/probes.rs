@@ -44,7 +44,7 @@ pub(super) enum Form {
     Plain,
     /// As root, with memory that the daemon maps.
     SharedMemory,
-    /// As an ordinary user, whose engine process hands its frames to the daemon.
+    /// As an ordinary user, with an engine process.
     OtherUser,
 }
 

@@ -107,8 +107,7 @@ const QPERF: Against = shown(Tcp, "qperf", P50);
 const UDP: &str = "io udp, one QP, path MTU 4096";
 const PACKET: &str = "io af-packet, one QP, path MTU 4096";
 const XDP: &str = "io af-xdp, one QP";
-const USER: &str =
-    "An ordinary user at root's daemon (engine process, frames handed over), path MTU 4096";
+const USER: &str = "An ordinary user at root's daemon (engine process), path MTU 4096";
 const LOOPBACK: &str = "Loopback: two programs of one device, 1 MiB";
 pub(super) const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";

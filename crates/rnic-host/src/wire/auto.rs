@@ -15,7 +15,7 @@
 use super::packet::PacketWire;
 use super::udp::{self, UdpWire};
 use super::xdp::XdpWire;
-use super::{DeviceWire, Link};
+use super::{DeviceWire, Link, Links};
 use crate::settings::{Io, XdpMode, name_of};
 use rnic_net::{Change, Interface, Network};
 use std::sync::Arc;
@@ -43,17 +43,21 @@ pub struct WireError(String);
 /// What AF_PACKET without trains is called.
 const SINGLE_FRAMES: &str = "af-packet, single frames (trains need Linux 6.2)";
 
-/// A link, and its name.
+/// Links, and what they are called.
 struct Opened {
     mode: String,
-    link: Box<dyn Link>,
-    /// Where engine processes have sockets of their own.
-    shared: Option<Arc<SteeredPort>>,
+    links: Links,
 }
 
+/// Sockets of engine processes beside a link of frames, and the link to them.
+type Local = Option<(Arc<SteeredPort>, UdpWire)>;
+
 impl Opened {
-    fn new(mode: impl Into<String>, link: impl Link + 'static) -> Self {
-        Self { mode: mode.into(), link: Box::new(link), shared: None }
+    /// Frames.
+    fn new(mode: impl Into<String>, link: impl Link + 'static, local: Local) -> Self {
+        let (shared, local) = local.unzip();
+        let local = local.map(|link| Box::new(link) as Box<dyn Link>);
+        Self { mode: mode.into(), links: Links { outside: Some(Box::new(link)), local, shared } }
     }
 }
 
@@ -66,17 +70,18 @@ pub fn open(config: &WireConfig, network: &Network) -> Result<DeviceWire, WireEr
     let opener = LinkOpener { network, interface, now: network.now(), users: config.users };
     let opened = match config.io {
         Io::Loopback => {
-            return Ok(DeviceWire::new("loopback".to_owned(), None, None, network.hops()));
+            let mode = "loopback".to_owned();
+            return Ok(DeviceWire::new(mode, Links::default(), network.hops()));
         }
         Io::Udp => opener.udp(),
         Io::AfXdp => opener.xdp(config.xdp_mode),
         Io::AfPacket => opener.packet(config.trains),
         Io::Auto => opener.best(config),
     };
-    let Opened { mode, link, shared } = opened.map_err(WireError)?;
+    let Opened { mode, links } = opened.map_err(WireError)?;
     let name = &opener.interface.name;
     tracing::info!("packet I/O {mode} on {name}, addresses {:?}", opener.now.addresses);
-    Ok(DeviceWire::new(mode, Some(link), shared, network.hops()))
+    Ok(DeviceWire::new(mode, links, network.hops()))
 }
 
 /// Opens the link of a device: its interface and what the network has at the moment.
@@ -90,11 +95,12 @@ struct LinkOpener<'a> {
 impl LinkOpener<'_> {
     fn udp(&self) -> Result<Opened, String> {
         let scope = if self.interface.loopback { 0 } else { self.interface.index };
-        let shared = if self.users { udp::shared_port(scope) } else { None };
+        let shared = if self.users { udp::shared_port(scope, false) } else { None };
         let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu, shared.clone())
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);
-        Ok(Opened { shared, ..Opened::new("udp", wire) })
+        let outside: Option<Box<dyn Link>> = Some(Box::new(wire));
+        Ok(Opened { mode: "udp".to_owned(), links: Links { outside, local: None, shared } })
     }
 
     fn xdp(&self, mode: XdpMode) -> Result<Opened, String> {
@@ -107,7 +113,9 @@ impl LinkOpener<'_> {
         };
         let Change { addresses, mtu, .. } = &self.now;
         let hops = self.network.hops();
-        let wire = XdpWire::new(&self.interface.name, mode, addresses, *mtu, hops)
+        let local = self.local();
+        let steer = local.as_ref().map(|_| udp::STEER);
+        let wire = XdpWire::new(&self.interface.name, mode, (addresses, steer), *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         if wire.loses_trains() && self.interface.kind.is_some() {
@@ -117,18 +125,36 @@ impl LinkOpener<'_> {
                  native here"
             );
         }
-        Ok(Opened::new(wire.describe(), wire))
+        Ok(Opened::new(wire.describe(), wire, local))
     }
 
     fn packet(&self, trains: bool) -> Result<Opened, String> {
         self.refuse_loopback("AF_PACKET")?;
         let Change { addresses, mtu, .. } = &self.now;
         let hops = self.network.hops();
-        let wire = PacketWire::new(&self.interface.name, trains, addresses, *mtu, hops)
+        let local = self.local();
+        let steer = local.as_ref().map(|_| udp::STEER);
+        let wire = PacketWire::new(&self.interface.name, trains, (addresses, steer), *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         let mode = if trains { "af-packet" } else { SINGLE_FRAMES };
-        Ok(Opened::new(mode, wire))
+        Ok(Opened::new(mode, wire, local))
+    }
+
+    /// The sockets of other users' engine processes beside frames; none where they cannot be had.
+    fn local(&self) -> Local {
+        if !self.users {
+            return None;
+        }
+        let scope = self.interface.index;
+        let shared = udp::shared_port(scope, true)?;
+        match UdpWire::new(&self.now.addresses, scope, self.now.mtu, Some(Arc::clone(&shared))) {
+            Ok(wire) => Some((shared, wire)),
+            Err(error) => {
+                udp::tell_of_hand_over(&error);
+                None
+            }
+        }
     }
 
     fn refuse_loopback(&self, what: &str) -> Result<(), String> {

@@ -2,7 +2,8 @@
 
 use super::loopback::Loopback;
 use super::{
-    DISCARD, LOOPBACK, Link, LinkCounters, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE, train_len,
+    DISCARD, LOCAL, LOOPBACK, Link, LinkCounters, Links, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE,
+    train_len,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
@@ -13,6 +14,10 @@ use xdp_io::TxRefusal;
 pub(super) struct Composite {
     loopback: Loopback,
     outside: Option<Box<dyn Link>>,
+    /// To shards of this host, if that is another way.
+    local: Option<Box<dyn Link>>,
+    /// Counts to the next look at it.
+    looks: u32,
     /// Shards have sockets of their own: the kernel carries what is for another one.
     is_shared: bool,
     /// Where trains go that can never be sent: the transport's retries decide what follows.
@@ -28,12 +33,21 @@ pub(super) struct Composite {
 
 impl Composite {
     /// A device with `outside`, or with loopback only.
-    pub(super) fn new(outside: Option<Box<dyn Link>>, is_shared: bool) -> Self {
+    pub(super) fn new(links: Links) -> Self {
+        let is_shared = links.shared.is_some();
+        Self { is_shared, ..Self::of_shard(links) }
+    }
+
+    /// Of a shard with sockets of its own.
+    pub(super) fn of_shard(links: Links) -> Self {
+        let Links { outside, local, .. } = links;
         let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
         Self {
             loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
             outside,
-            is_shared,
+            local,
+            looks: 0,
+            is_shared: true,
             discard: vec![0; DISCARD_LEN],
             discarded: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
@@ -44,13 +58,13 @@ impl Composite {
 
     /// Descriptors that are readable while frames wait.
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.outside.as_ref().map_or_else(Vec::new, |link| link.fds())
+        self.links().flat_map(|link| link.fds()).collect()
     }
 
     /// Frames wait that no descriptor tells about: what was looped back, or what the link could
     /// not take yet.
     pub(super) fn has_backlog(&self) -> bool {
-        self.loopback.has_backlog() || self.outside.as_ref().is_some_and(|link| link.has_backlog())
+        self.loopback.has_backlog() || self.links().any(|link| link.has_backlog())
     }
 
     /// Whether what was received last came from outside, where more may follow without a turn of
@@ -59,11 +73,17 @@ impl Composite {
         self.heard_outside
     }
 
+    fn links(&self) -> impl Iterator<Item = &Box<dyn Link>> {
+        self.outside.iter().chain(&self.local)
+    }
+
+    fn links_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Link>> {
+        self.outside.iter_mut().chain(&mut self.local)
+    }
+
     /// Follows a change of the interface.
     pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        if let Some(link) = &mut self.outside {
-            link.follow(addresses, mtu);
-        }
+        self.links_mut().for_each(|link| link.follow(addresses, mtu));
     }
 
     /// Uses a socket of the daemon for one more address.
@@ -88,6 +108,29 @@ impl Composite {
         self.loopback.set_open(open);
     }
 
+    /// To a shard of another process on this host.
+    fn reserve_local(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        let Some(local) = &mut self.local else { return self.reserve_outside(train) };
+        match local.reserve(train) {
+            Ok(slot) => Some(TxSlot { arena: LOCAL, ..slot }),
+            Err(TxRefusal::Full) => None,
+            Err(_) => self.discard(train),
+        }
+    }
+
+    /// Now and then: to look takes a system call, and little comes this way.
+    fn receive_local(&mut self, trains: &mut Vec<RxTrain>) {
+        let Some(local) = &mut self.local else { return };
+        self.looks = self.looks.wrapping_add(1);
+        if !trains.is_empty() || !self.looks.is_multiple_of(LOOK_EVERY) {
+            return;
+        }
+        local.receive(trains);
+        for train in trains {
+            train.arena = LOCAL;
+        }
+    }
+
     fn reserve_outside(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let refusal = match &mut self.outside {
             Some(link) => match link.reserve(train) {
@@ -99,6 +142,11 @@ impl Composite {
         if refusal == TxRefusal::Full {
             return None;
         }
+        self.discard(train)
+    }
+
+    /// Somewhere, to be forgotten.
+    fn discard(&mut self, train: &TxTrain) -> Option<TxSlot> {
         self.discarded += 1;
         // Slots differ, so that each can be cancelled.
         let offset = self.reserved.len() as u32 * 4;
@@ -137,11 +185,13 @@ impl Wire for Composite {
             self.heard_outside &= !trains.is_empty();
             self.loopback.receive(trains);
         }
+        self.receive_local(trains);
     }
 
     fn rx(&self, arena: ArenaId) -> &[u8] {
         match (arena, &self.outside) {
             (LOOPBACK, _) => self.loopback.rx(),
+            (LOCAL, _) => self.local.as_ref().map_or(&[], |link| link.rx(arena)),
             (_, Some(link)) => link.rx(arena),
             (_, None) => &[],
         }
@@ -149,9 +199,7 @@ impl Wire for Composite {
 
     fn release(&mut self) {
         self.loopback.release();
-        if let Some(link) = &mut self.outside {
-            link.release();
-        }
+        self.links_mut().for_each(|link| link.release());
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
@@ -160,6 +208,7 @@ impl Wire for Composite {
         }
         let slot = match train.hop {
             rnic_net::LOOPBACK if train.to_self || !self.is_shared => self.loopback.reserve(train),
+            rnic_net::LOOPBACK => self.reserve_local(train),
             _ => self.reserve_outside(train),
         }?;
         self.reserved.push(slot);
@@ -174,6 +223,7 @@ impl Wire for Composite {
             match (slot.arena, &mut self.outside) {
                 (LOOPBACK, _) => self.loopback.cancel_last(),
                 (OUTSIDE, Some(link)) => link.cancel(&slot),
+                (LOCAL, _) => self.local.iter_mut().for_each(|link| link.cancel(&slot)),
                 _ => {}
             }
         }
@@ -183,6 +233,7 @@ impl Wire for Composite {
         match (arena, &mut self.outside) {
             (LOOPBACK, _) => self.loopback.tx(),
             (OUTSIDE, Some(link)) => link.tx(),
+            (LOCAL, _) => self.local.as_mut().map_or(&mut [], |link| link.tx()),
             (DISCARD, _) => &mut self.discard,
             _ => &mut [],
         }
@@ -191,11 +242,12 @@ impl Wire for Composite {
     fn submit(&mut self) {
         self.reserved.clear();
         self.loopback.submit();
-        if let Some(link) = &mut self.outside {
-            link.submit();
-        }
+        self.links_mut().for_each(|link| link.submit());
     }
 }
+
+/// How many calls look at the local link once.
+const LOOK_EVERY: u32 = 32;
 
 /// What the loopback can do when there is nothing else.
 const LOOPBACK_CAPS: WireCaps = WireCaps {

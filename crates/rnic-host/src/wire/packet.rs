@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use xdp_io::TxRefusal;
 use xdp_io::packet::{self, PacketConfig, PacketPort};
+use xdp_io::udp::SteerBy;
 
 /// See the [module](self).
 pub(super) struct PacketWire {
@@ -24,18 +25,19 @@ pub(super) struct PacketWire {
 }
 
 impl PacketWire {
-    /// Opens `interface`, with or without trains.
+    /// Opens `interface`, with or without trains; with `steer` only for the first shard.
     ///
     /// # Errors
     /// As [`PacketPort::open`].
     pub(super) fn new(
         interface: &str,
         trains: bool,
-        addresses: &[IpAddr],
+        (addresses, steer): (&[IpAddr], Option<SteerBy>),
         mtu: u32,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = PacketConfig::new(interface, ROCE_PORT);
+        config.steer = steer;
         config.trains = trains;
         config.addresses = addresses.to_vec();
         Ok(Self {
@@ -137,10 +139,14 @@ impl Link for PacketWire {
 
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
-            self.port.guard().remove_address(*gone);
+            if let Some(guard) = self.port.guard() {
+                guard.remove_address(*gone);
+            }
         }
         for new in addresses.iter().filter(|new| !self.addresses.contains(new)) {
-            if let Err(error) = self.port.guard().add_address(*new) {
+            if let Some(guard) = self.port.guard()
+                && let Err(error) = guard.add_address(*new)
+            {
                 tracing::warn!("cannot hold UDP port {ROCE_PORT} on {new}: {error}");
             }
         }

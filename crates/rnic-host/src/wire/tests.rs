@@ -5,6 +5,7 @@ mod speed;
 
 use super::{DeviceWire, OUTSIDE, WireConfig, capture, open};
 use crate::settings::{Io, XdpMode};
+use crate::wire::Links;
 use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
@@ -229,7 +230,7 @@ fn the_way_outside_is_heard_beside_a_busy_loopback() {
 
 #[test]
 fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
-    let mut wire = DeviceWire::new("loopback".into(), None, None, HopTable::default());
+    let mut wire = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
     let Path { flow, hop, .. } = loopback_path();
     let (segment_len, last_len) = (1040, 1040);
     let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };

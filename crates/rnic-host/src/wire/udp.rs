@@ -195,19 +195,26 @@ impl Link for UdpWire {
     }
 }
 
-/// The port with sockets for all shards; none where the kernel does not let us have it.
-pub(super) fn shared_port(scope_id: u32) -> Option<Arc<SteeredPort>> {
-    let by = SteerBy { offset: DEST_QP, shift: SHARD_IN_BYTE };
+/// The port with sockets for all shards; none where the kernel does not let us have it. Beside a
+/// link of frames, which receives what other hosts send to the first shard, that shard's own socket
+/// `is_local`.
+pub(super) fn shared_port(scope_id: u32, is_local: bool) -> Option<Arc<SteeredPort>> {
     let buffer = UdpConfig::new(Vec::new(), ROCE_PORT).socket_buffer_bytes;
-    match SteeredPort::new(ROCE_PORT, scope_id, buffer, by) {
+    match SteeredPort::new(ROCE_PORT, scope_id, buffer, STEER, is_local) {
         Ok(port) => Some(Arc::new(port)),
         Err(error) => {
-            tracing::warn!("other users have no sockets of their own, which costs speed: {error}");
+            tell_of_hand_over(&error);
             None
         }
     }
 }
 
+pub(super) fn tell_of_hand_over(error: &xdp_io::Error) {
+    tracing::warn!("other users have no sockets of their own, which costs speed: {error}");
+}
+
+/// By the number of the shard in DestQP.
+pub(super) const STEER: SteerBy = SteerBy { offset: DEST_QP, shift: SHARD_IN_BYTE };
 const TX_ARENA: usize = 4 << 20;
 /// Offset of DestQP in a datagram (IBTA 9.2, BTH).
 const DEST_QP: u8 = 5;

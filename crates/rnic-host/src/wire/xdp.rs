@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use xdp_io::TxRefusal;
 use xdp_io::program::AttachMode;
+use xdp_io::udp::SteerBy;
 use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
 
 /// See the [module](self).
@@ -27,18 +28,19 @@ pub(super) struct XdpWire {
 }
 
 impl XdpWire {
-    /// Opens all queues of `interface`.
+    /// Opens all queues of `interface`; with `steer` only for the first shard.
     ///
     /// # Errors
     /// As [`XskPort::open`].
     pub(super) fn new(
         interface: &str,
         mode: XdpMode,
-        addresses: &[IpAddr],
+        (addresses, steer): (&[IpAddr], Option<SteerBy>),
         mtu: u32,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = XskConfig::new(interface, ROCE_PORT);
+        config.steer = steer;
         config.addresses = addresses.to_vec();
         config.mode = mode;
         let mut ports = vec![XskPort::open(&config)?];

@@ -448,7 +448,12 @@ impl Attendant<'_> {
         }
         let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
         let started = self.engine.resolver.run(move || {
-            let way = users.parts.network.resolve(&ah).map(Way::from);
+            let network = &users.parts.network;
+            let path = match users.parts.shared_port {
+                Some(_) => network.resolve_for_sockets(&ah),
+                None => network.resolve(&ah),
+            };
+            let way = path.map(Way::from);
             engine.state().resolving -= 1;
             if engine.answer(number, CallAnswer::Way(way)).is_err() {
                 engine.kill();

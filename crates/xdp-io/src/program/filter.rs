@@ -7,6 +7,7 @@ use super::asm::Register::{R0, R1, R2, R3, R6, R7, R8, R10};
 use super::asm::Width::{U8, U16, U32};
 use super::asm::{Assembler, Helper, Label};
 use crate::sys::bpf::Instruction;
+use crate::udp::SteerBy;
 
 /// The maps the program uses.
 pub(super) struct Maps<'a> {
@@ -30,11 +31,12 @@ fn network_order(value: u16) -> i32 {
     i32::from(value.to_be())
 }
 
-/// Builds the program for UDP destination port `port`.
+/// Builds the program for UDP destination port `port`, and with `steer` only for what names
+/// receiver 0.
 ///
 /// Registers: r6 = context, r7 = start of the frame (plus a VLAN tag), r8 = its end, r3 = field
 /// under test.
-pub(super) fn assemble(port: u16, maps: &Maps<'_>) -> Vec<Instruction> {
+pub(super) fn assemble(port: u16, steer: Option<SteerBy>, maps: &Maps<'_>) -> Vec<Instruction> {
     let mut asm = Assembler::default();
     let [pass, tagged, network, v4, v6, redirect] = std::array::from_fn(|_| asm.label());
 
@@ -57,10 +59,12 @@ pub(super) fn assemble(port: u16, maps: &Maps<'_>) -> Vec<Instruction> {
 
     asm.place(v4);
     match_v4(&mut asm, port, maps.v4, pass);
+    name_first(&mut asm, IP + 28, steer, pass);
     asm.jump(redirect);
 
     asm.place(v6);
     match_v6(&mut asm, port, maps.v6, pass);
+    name_first(&mut asm, IP + 48, steer, pass);
 
     asm.place(redirect);
     asm.map(R1, maps.sockets);
@@ -116,6 +120,16 @@ fn match_v6(asm: &mut Assembler, port: u16, addresses: BorrowedFd<'_>, pass: Lab
     look_up(asm, addresses, -16, pass);
 }
 
+/// Goes to `pass` unless the datagram names receiver 0.
+fn name_first(asm: &mut Assembler, payload: i16, steer: Option<SteerBy>, pass: Label) {
+    let Some(SteerBy { offset, shift }) = steer else { return };
+    let at = payload + i16::from(offset);
+    require(asm, i32::from(at) + 1, pass);
+    asm.load(U8, R3, R7, at);
+    asm.shift_right(R3, shift.into());
+    asm.jump_if(NotEqual, R3, 0, pass);
+}
+
 /// Goes to `pass` unless the key on the stack is in `map`.
 fn look_up(asm: &mut Assembler, map: BorrowedFd<'_>, key: i16, pass: Label) {
     asm.map(R1, map);
@@ -134,7 +148,8 @@ mod tests {
     fn every_jump_lands_inside_the_program() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let maps = Maps { sockets: file.as_fd(), v4: file.as_fd(), v6: file.as_fd() };
-        let program = assemble(4791, &maps);
+        let steer = Some(SteerBy { offset: 5, shift: 3 });
+        let program = assemble(4791, steer, &maps);
         for (at, instruction) in program.iter().enumerate() {
             // Class JMP, and neither a call nor an exit.
             if instruction.code & 7 == 5 && !matches!(instruction.code, 0x85 | 0x95) {

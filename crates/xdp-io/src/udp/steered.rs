@@ -31,6 +31,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::socket;
+use crate::packet::filter::from_this_host;
 use crate::program::asm::Condition::{Equal, NotEqual};
 use crate::program::asm::Register::{R0, R1, R2, R3, R4, R6, R10};
 use crate::program::asm::Width::{U8, U32};
@@ -54,6 +55,8 @@ pub struct SteeredPort {
     scope_id: u32,
     buffer_bytes: usize,
     by: SteerBy,
+    /// Receiver 0 hears only what comes from this host; it gets the rest elsewhere.
+    first_is_local: bool,
     state: Mutex<State>,
 }
 
@@ -77,15 +80,29 @@ struct Group {
 }
 
 impl SteeredPort {
-    /// For sockets on `port`; `scope_id` and `buffer_bytes` are those of a
+    /// For sockets on `port`. With `first_is_local` those of receiver 0 hear only what comes from
+    /// this host: it receives the rest as frames. `scope_id` and `buffer_bytes` are those of a
     /// [`UdpConfig`](super::UdpConfig).
     ///
     /// # Errors
     /// [`Error::Privilege`] without CAP_BPF and CAP_NET_ADMIN, [`Error::ProgramRejected`].
-    pub fn new(port: u16, scope_id: u32, buffer_bytes: usize, by: SteerBy) -> Result<SteeredPort> {
+    pub fn new(
+        port: u16,
+        scope_id: u32,
+        buffer_bytes: usize,
+        by: SteerBy,
+        first_is_local: bool,
+    ) -> Result<SteeredPort> {
         // The first use must not be the one that finds out what the kernel lets us do.
         load(by)?;
-        Ok(SteeredPort { port, scope_id, buffer_bytes, by, state: Mutex::default() })
+        Ok(SteeredPort {
+            port,
+            scope_id,
+            buffer_bytes,
+            by,
+            first_is_local,
+            state: Mutex::default(),
+        })
     }
 
     /// The interface of link-local addresses.
@@ -140,8 +157,8 @@ impl SteeredPort {
     fn group(&self, address: IpAddr, is_known: bool) -> Result<Group> {
         let (receivers, program) = load(self.by)?;
         let first = match is_known {
-            true => self.open(address, join)?,
-            false => self.open(address, |socket| found(socket, program.as_fd()))?,
+            true => self.open_first(address, join)?,
+            false => self.open_first(address, |socket| found(socket, program.as_fd()))?,
         };
         let shared = match is_known {
             true => attach(first.as_fd(), program.as_fd()),
@@ -150,6 +167,19 @@ impl SteeredPort {
         shared.map_err(Error::os("sharing the UDP port"))?;
         put(&receivers, 0, first.as_fd())?;
         Ok(Group { address, receivers, first, owners: Vec::new() })
+    }
+
+    fn open_first(
+        &self,
+        address: IpAddr,
+        before_bind: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
+    ) -> Result<OwnedFd> {
+        self.open(address, |socket| {
+            if self.first_is_local {
+                sys::attach_filter(socket, &from_this_host())?;
+            }
+            before_bind(socket)
+        })
     }
 
     fn open(

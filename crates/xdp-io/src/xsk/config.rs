@@ -1,5 +1,6 @@
 //! Settings, capabilities and counters of an AF_XDP port.
 
+use crate::udp::SteerBy;
 use std::net::IpAddr;
 
 use crate::TxErrors;
@@ -29,6 +30,9 @@ pub struct XskConfig {
     pub queue: u32,
     /// UDP destination port of the frames to receive.
     pub port: u16,
+    /// Only frames that name receiver 0 are received; the kernel keeps the others for the sockets
+    /// of a [`SteeredPort`](crate::udp::SteeredPort).
+    pub steer: Option<SteerBy>,
     /// Own addresses at the start; see [`super::XskPort::add_address`].
     pub addresses: Vec<IpAddr>,
     /// XDP mode.
@@ -52,6 +56,7 @@ impl XskConfig {
             interface: interface.to_owned(),
             queue: 0,
             port,
+            steer: None,
             addresses: Vec::new(),
             mode: XdpMode::Auto,
             rx_frames: 4096,

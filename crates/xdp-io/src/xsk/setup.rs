@@ -136,7 +136,12 @@ fn try_open(
     );
     let program = match program {
         Some(program) => program,
-        None => Arc::new(XdpProgram::attach(&config.interface, config.port, attempt.mode)?),
+        None => Arc::new(XdpProgram::attach(
+            &config.interface,
+            config.port,
+            config.steer,
+            attempt.mode,
+        )?),
     };
     program.set_socket(config.queue, socket)?;
     for address in &config.addresses {

@@ -3,6 +3,7 @@
 use super::super::tests::exchange::{self, Seen, Shape};
 use super::super::{DeviceWire, tests};
 use super::*;
+use crate::wire::Links;
 use rnic_core::ports::{Range, RxIpId, RxTrain, Wire};
 use rnic_net::HopTable;
 use std::os::fd::BorrowedFd;
@@ -16,7 +17,7 @@ fn capabilities_fit_a_word() {
 }
 
 fn owner() -> DeviceWire {
-    let mut owner = DeviceWire::new("loopback".into(), None, None, HopTable::default());
+    let mut owner = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
     owner.follow(&[tests::loopback_path().flow.src], 65_536);
     owner
 }
