@@ -57,7 +57,9 @@ const HOST: Rows = Rows {
     source: "crates/rnic-host/src",
     rows: &[
         &["memory", "refusal", "report", "settings", "system"],
-        &["dma", "quota", "thread", "wire"],
+        &["thread"],
+        &["discard"],
+        &["dma", "quota", "wire"],
         &["inspect", "pcapng"],
         &["shard"],
         &["server"],

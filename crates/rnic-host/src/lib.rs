@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`shard`] | the engine's thread: its loop, its messages, when it sleeps |
 //! | [`wire`] | packet I/O |
+//! | [`discard`] | closing what other users may keep open |
 //! | `dma` | the memory of applications |
 //! | [`server`] | sessions of clients: what they create, and what it costs them |
 //! | [`inspect`], [`report`] | what an engine and its sessions tell about themselves |
@@ -14,6 +15,7 @@
 //! | [`system`] | what is asked of the operating system and belongs nowhere else |
 #![deny(unsafe_code)]
 
+pub mod discard;
 mod dma;
 pub mod inspect;
 pub mod memory;

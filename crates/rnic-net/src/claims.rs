@@ -26,6 +26,8 @@ pub struct Claims {
     held: Mutex<BTreeMap<String, OwnedFd>>,
     /// Watches what is held.
     epoll: OwnedFd,
+    /// Closes a socket to which any user may have sent something, without waiting.
+    discard: fn(OwnedFd),
 }
 
 /// The claim of another daemon.
@@ -38,14 +40,15 @@ struct Other {
 }
 
 impl Claims {
-    /// For a device on this interface, when the user named one.
+    /// For a device on this interface, when the user named one. Any user may connect to a claim and
+    /// send descriptors, whose closing takes long: `discard` closes its sockets.
     ///
     /// # Errors
     /// When there are too many open files.
-    pub fn new(interface: Option<&str>) -> io::Result<Self> {
+    pub fn new(interface: Option<&str>, discard: fn(OwnedFd)) -> io::Result<Self> {
         let interface = interface.unwrap_or_default().to_owned();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { interface, held: Mutex::default(), epoll })
+        Ok(Self { interface, held: Mutex::default(), epoll, discard })
     }
 
     /// Claims the addresses of a device that is to start; a device that `follows` its interface
@@ -72,7 +75,13 @@ impl Claims {
     /// Follows the addresses of a running device, which it cannot refuse any more.
     pub fn follow(&self, addresses: &[IpAddr]) {
         let now: BTreeMap<_, _> = addresses.iter().map(|ip| (self.name(*ip), ip)).collect();
-        self.lock().retain(|name, _| now.contains_key(name) || name.starts_with(INTERFACE));
+        let stays = |name: &str| now.contains_key(name) || name.starts_with(INTERFACE);
+        let mut held = self.lock();
+        let (stay, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut *held).into_iter().partition(|(name, _)| stays(name));
+        *held = stay;
+        drop(held);
+        gone.into_values().for_each(self.discard);
         for (name, ip) in now {
             if let Err(other) = self.claim(name) {
                 tracing::error!("{ip} is already served by {other}: stop one of the two daemons");
@@ -85,9 +94,8 @@ impl Claims {
         for socket in self.lock().values() {
             // Bounded: connections that arrive meanwhile are closed by the next call.
             for _ in 0..=BACKLOG {
-                if accept(socket).is_err() {
-                    break;
-                }
+                let Ok(connection) = accept(socket) else { break };
+                (self.discard)(connection);
             }
         }
     }
@@ -134,6 +142,12 @@ impl Claims {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
         Ok(socket)
+    }
+}
+
+impl Drop for Claims {
+    fn drop(&mut self) {
+        std::mem::take(&mut *self.lock()).into_values().for_each(self.discard);
     }
 }
 
@@ -203,7 +217,25 @@ mod tests {
     }
 
     fn claims(interface: &str) -> Claims {
-        Claims::new(Some(interface)).unwrap()
+        Claims::new(Some(interface), drop).unwrap()
+    }
+
+    /// A process that connects may have sent what takes long to close.
+    #[test]
+    fn sockets_to_which_any_user_may_send_are_discarded() {
+        static DISCARDED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+        let discarded = || DISCARDED.lock().unwrap().drain(..).count();
+        let claims = Claims::new(Some(""), |fd| DISCARDED.lock().unwrap().push(fd)).unwrap();
+        let both = [address_of_ours(8), address_of_ours(9)];
+        claims.take(false, &both).unwrap();
+        let guest = socket().unwrap();
+        connect(&guest, &address(&both[0].to_string()).unwrap()).unwrap();
+        claims.turn_away();
+        assert_eq!(discarded(), 1);
+        claims.follow(&both[1..]);
+        assert_eq!(discarded(), 1);
+        drop(claims);
+        assert_eq!(discarded(), 1);
     }
 
     #[test]

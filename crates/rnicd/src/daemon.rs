@@ -7,6 +7,7 @@ use crate::log;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
 use rnic_abi::os::{Connection, Listener};
+use rnic_host::discard::discard;
 use rnic_host::memory;
 use rnic_host::refusal::refuse;
 use rnic_host::server::{Admitted, Door, Service, serve};
@@ -33,7 +34,7 @@ pub fn run(args: Args) -> Result<()> {
     let signals = Signals::new()?;
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
-    let claims = Arc::new(Claims::new(config.netdev.as_deref())?);
+    let claims = Arc::new(Claims::new(config.netdev.as_deref(), discard)?);
     let device = Device::start(&config, &claims)?;
     let service = device.service(&config)?;
     announce(&config, &service);
@@ -41,7 +42,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut doors = Doors { clients: Door::new(listener)?, claims: &claims };
     accept_until_told(&config, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
-    drop(doors);
+    doors.clients.close();
     stop(&device, &service);
     Ok(())
 }

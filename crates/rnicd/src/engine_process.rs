@@ -68,7 +68,7 @@ fn open_wire(start: &Start, fds: Descriptors) -> Result<ShardPort> {
             ShardPort::Device(Box::new(wire))
         }
         EngineWire::HandOver => {
-            let wire = ShardWire::attach(Attachment::from(fds.exactly::<3>()?));
+            let wire = ShardWire::attach(Attachment::from(fds.exactly::<4>()?));
             ShardPort::Shard(Box::new(wire.context("no memory for the daemon's wire")?))
         }
     })

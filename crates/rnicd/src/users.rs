@@ -25,6 +25,7 @@ use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_core::Counters;
 use rnic_core::qpn::MAX_SHARDS;
+use rnic_host::discard;
 use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
 use rnic_host::refusal::{refuse, refused_by_kernel};
 use rnic_host::report::{self, Object, Totals};
@@ -96,6 +97,7 @@ impl Users {
     /// # Errors
     /// When there is no thread left.
     pub(crate) fn new(parts: Parts) -> std::io::Result<Arc<Self>> {
+        discard::start()?;
         let (starter, idle) = (Starter::new(parts.command.clone())?, EventFd::new()?);
         Ok(Arc::new(Self { parts, starter, table: Mutex::default(), idle }))
     }
@@ -126,6 +128,8 @@ impl Users {
             };
             match engine.hand_over(&connection) {
                 Ok(()) => {
+                    // The process may have closed its own already.
+                    discard::discard(connection);
                     self.table().clients += 1;
                     return Ok(());
                 }

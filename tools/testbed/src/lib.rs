@@ -1,9 +1,9 @@
 //! Nameless network namespaces for tests: they live as long as a descriptor is open, so that
-//! nothing is left behind however a test ends.
+//! nothing is left behind however a test ends. And a socket that keeps the thread that closes it.
 
 use std::fs::File;
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -102,6 +102,24 @@ impl Pair {
         }
         Pair { a, b }
     }
+}
+
+/// A socket connected with a listener, whose last `close` waits for a minute: until the peer has
+/// read what is on its way.
+pub fn lingering(listener: SocketAddr) -> TcpStream {
+    let mut socket = TcpStream::connect(listener).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 65536]).is_ok() {}
+    let patience = Some(Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_linger(&socket, patience).unwrap();
+    socket
+}
+
+/// Where [such sockets](lingering) find peers that read nothing.
+pub fn silent_listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
 }
 
 /// Waits until `look` sees something; at most 10 s.

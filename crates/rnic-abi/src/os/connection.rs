@@ -104,6 +104,20 @@ impl Connection {
         recv(self.0.as_fd(), buffer, RecvFlags::DONTWAIT)
     }
 
+    /// As [`try_recv`](Self::try_recv), for a peer that may want to keep this thread: a message
+    /// with descriptors is not taken, as closing them may take as long as its sender likes.
+    ///
+    /// # Errors
+    /// `InvalidData` also when descriptors came along; the message stays where it is then.
+    pub fn try_recv_plain(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (mut none, flags) = (RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT);
+        let look = || recvmsg(&self.0, &mut [], &mut none, flags | RecvFlags::PEEK);
+        if retry_on_intr(look)?.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(invalid("descriptors came along with a message that needs none"));
+        }
+        self.try_recv(buffer).map(|(len, _)| len)
+    }
+
     /// Encodes and sends one message, waiting while the peer's queue is full.
     ///
     /// # Errors

@@ -18,6 +18,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
+    place: Place,
+}
+
+/// The path, as long as a daemon listens there.
+#[derive(Debug)]
+struct Place {
     path: PathBuf,
     _lock: LockFile,
 }
@@ -36,7 +42,7 @@ impl Listener {
         let socket = new_socket(SocketFlags::empty())?;
         rustix::net::bind(&socket, &address)?;
         // From here on a failure must take the path away again.
-        let listener = Self { socket, path: path.to_path_buf(), _lock: lock };
+        let listener = Self { socket, place: Place { path: path.to_path_buf(), _lock: lock } };
         // Before listening: until then no process can connect, whatever the mode.
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         rustix::net::listen(&listener.socket, BACKLOG)?;
@@ -62,7 +68,14 @@ impl Listener {
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.place.path
+    }
+}
+
+/// The path goes away; the socket is the caller's to close.
+impl From<Listener> for OwnedFd {
+    fn from(listener: Listener) -> Self {
+        listener.socket
     }
 }
 
@@ -72,7 +85,7 @@ impl AsFd for Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for Place {
     fn drop(&mut self) {
         // The lock is still held: what is at the path is ours. Nothing can be done about a
         // failure, and the next daemon copes with it.

@@ -1,7 +1,7 @@
 //! Where clients come in: each gets a session, or is told why not.
 
 use super::turned_away::{Admitted, TurnedAway};
-use crate::thread;
+use crate::{discard, thread};
 use rnic_abi::os::{Connection, Listener};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
@@ -21,11 +21,17 @@ impl Door {
     /// of the sessions that it starts.
     ///
     /// # Errors
-    /// None in practice.
+    /// When there is no thread left.
     pub fn new(listener: Listener) -> io::Result<Self> {
+        discard::start()?;
         listener.set_nonblocking(true)?;
         thread::lower_priority();
         Ok(Self { listener, turned_away: TurnedAway::default(), pause: None })
+    }
+
+    /// Lets no one in any more. Clients that were not let in yet are hung up on.
+    pub fn close(self) {
+        discard::discard(self.listener);
     }
 
     /// What to poll before [`attend`](Self::attend).

@@ -2,8 +2,9 @@
 //!
 //! They take no thread: a connection stays here until its first request has come, so that the
 //! answer reaches it, or for a second. Closed before the request is read, it would be reset, and
-//! the answer lost.
+//! the answer lost. And whatever they send does not keep this thread.
 
+use crate::discard::Untrusted;
 use crate::refusal::Refused;
 use rnic_abi::control::{Answer, MAX_MESSAGE, encode};
 use rnic_abi::os::Connection;
@@ -25,7 +26,7 @@ pub struct TurnedAway {
 }
 
 struct Leaving {
-    connection: Connection,
+    connection: Untrusted,
     why: Refused,
     until: Instant,
 }
@@ -49,6 +50,7 @@ impl TurnedAway {
         if self.leaving.len() == MAX_LEAVING {
             self.leaving.pop_front();
         }
+        let connection = Untrusted::from(connection);
         self.leaving.push_back(Leaving { connection, why, until: now + PATIENCE });
     }
 
@@ -56,9 +58,9 @@ impl TurnedAway {
     pub fn answer(&mut self, now: Instant) {
         self.buffer.resize(MAX_MESSAGE, 0);
         let buffer = &mut self.buffer;
-        self.leaving.retain(|one| match one.connection.try_recv(buffer) {
+        self.leaving.retain(|one| match one.connection.try_recv_plain(buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => now < one.until,
-            Ok((1.., _)) => {
+            Ok(1..) => {
                 let answer: Answer = Err(one.why.clone());
                 if let Ok(bytes) = encode(&answer) {
                     let _ = one.connection.try_send(&bytes, &[]);
@@ -79,3 +81,45 @@ impl TurnedAway {
 const MAX_LEAVING: usize = 64;
 /// How long one that is turned away may take to say something.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discard;
+    use crate::refusal::refuse;
+    use testbed::{lingering, silent_listener};
+
+    fn turn_away(turned_away: &mut TurnedAway, now: Instant) -> Connection {
+        let (ours, theirs) = Connection::pair().unwrap();
+        turned_away.add(Err((ours, refuse(libc::EUSERS, "no room"))), now);
+        theirs
+    }
+
+    #[test]
+    fn who_is_turned_away_is_told_why_and_keeps_the_door_in_no_way() {
+        discard::start().unwrap();
+        let mut turned_away = TurnedAway::default();
+        let now = Instant::now();
+        let honest = turn_away(&mut turned_away, now);
+        honest.send(b"let me in", &[]).unwrap();
+        let (_listener, address) = silent_listener();
+        let silent = turn_away(&mut turned_away, now);
+        // In the first message, and behind it.
+        let hostile = [true, false].map(|first| {
+            let one = turn_away(&mut turned_away, now);
+            if !first {
+                one.send(b"let me in", &[]).unwrap();
+            }
+            one.send(b"keep this", &[lingering(address).as_fd()]).unwrap();
+            one
+        });
+        turned_away.answer(now);
+        assert!(now.elapsed() < Duration::from_secs(5), "it was kept: {:?}", now.elapsed());
+        let answer = honest.recv_message::<Answer>().unwrap().unwrap().0;
+        assert_eq!(answer.unwrap_err().errno, libc::EUSERS);
+        assert_eq!(turned_away.leaving.len(), 1, "the silent one stays");
+        turned_away.answer(now + PATIENCE);
+        assert_eq!(silent.recv(&mut [0; 16]).unwrap().0, 0);
+        drop(hostile);
+    }
+}

@@ -9,8 +9,8 @@
 //! The owner believes nothing that a shard writes: it keeps its own places for itself, copies an
 //! entry once and checks the copy, and copies bytes without a look at them. A shard that breaks its
 //! ring is cut off, and its process is [told of](BranchStats) and ended. It can only read the
-//! file that the owner writes, and nothing that it does to the socket between them makes the owner
-//! wait: the socket carries a byte to the side that sleeps, and the owner's calls never block.
+//! file that the owner writes, and nothing that it does to what wakes a side that sleeps makes the
+//! owner wait: that writes to a socket of its own, and reads an eventfd, both without waiting.
 //!
 //! The wire is shared by shards, which is by users: each that has something to send sends as many
 //! bytes as any other, where a train of less than 8 KiB counts as that many.
@@ -32,7 +32,8 @@ use rnic_abi::os::EventFd;
 use rnic_abi::words::WORD;
 use rnic_core::ports::{ArenaId, TxIpId, WireCaps};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -61,43 +62,49 @@ fn decode_caps(word: u64) -> WireCaps {
     }
 }
 
-/// The way to wake the other side. Both ends are sockets, which are told with every call not to
-/// wait: an eventfd can be made to wait by anyone who has it.
+/// A socket by which the owner wakes a shard: the owner only sends, and takes nothing, so that no
+/// descriptor can come that way either. Not an eventfd: writing to one can be made to wait by any
+/// process that has it.
 struct Waker(OwnedFd);
 
 impl Waker {
+    /// One end for the owner, and one for the shard.
+    fn pair() -> io::Result<[Self; 2]> {
+        let (here, there) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        shutdown(&here, Shutdown::Read)?;
+        Ok([here, there].map(Self))
+    }
+
     fn wake(&self) {
         // A full socket wakes as well, and a closed one has no one to wake.
         let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Takes what woke this side. False when the other side has closed its end.
-    fn drain(&self) -> bool {
+    /// Takes what woke the shard.
+    fn drain(&self) {
         for _ in 0..WAKES_AT_ONCE {
-            match recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return false,
-                Ok(_) => {}
-                Err(_) => return true,
+            if !matches!(recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT), Ok((1.., _))) {
+                return;
             }
         }
-        true
     }
 }
 
-/// What another process needs for a [`ShardWire`]: the owner's file, its own, and a socket.
-pub struct Attachment([OwnedFd; 3]);
+/// What another process needs for a [`ShardWire`]: the owner's file, its own, the socket that wakes
+/// it, and the eventfd by which it wakes the owner.
+pub struct Attachment([OwnedFd; 4]);
 
 impl Attachment {
     /// To be sent.
-    pub fn fds(&self) -> [BorrowedFd<'_>; 3] {
-        let [theirs, own, socket] = &self.0;
-        [theirs.as_fd(), own.as_fd(), socket.as_fd()]
+    pub fn fds(&self) -> [BorrowedFd<'_>; 4] {
+        self.0.each_ref().map(AsFd::as_fd)
     }
 }
 
-impl From<[OwnedFd; 3]> for Attachment {
+impl From<[OwnedFd; 4]> for Attachment {
     /// As it was sent.
-    fn from(fds: [OwnedFd; 3]) -> Self {
+    fn from(fds: [OwnedFd; 4]) -> Self {
         Self(fds)
     }
 }
@@ -122,9 +129,9 @@ pub struct NewBranch {
 pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
     let (to_read, ours) = memory::create_to_read("rnic-to-engine", DATAGRAMS)?;
     let (to_write, theirs) = memory::create("rnic-from-engine", TRAINS)?;
-    let (here, there) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let waker = Arc::new(Waker(here));
+    let [waker, theirs_to_drain] = Waker::pair()?;
+    let woken = EventFd::new()?;
+    let theirs_to_write = woken.as_fd().try_clone_to_owned()?;
     let stats = Arc::new(BranchStats {
         alarm,
         broken: AtomicBool::new(false),
@@ -141,14 +148,15 @@ pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
         caps: ours.caps,
         trains,
         bytes: theirs.bytes,
-        waker: Arc::clone(&waker),
+        woken,
         stats: Arc::clone(&stats),
         credit: 0,
         ends: false,
     };
     let receiver =
         ShardRx { serial, datagrams, bytes: ours.bytes, waker, stats: Arc::clone(&stats) };
-    Ok(NewBranch { attachment: Attachment([to_read, to_write, there]), branch, receiver, stats })
+    let attachment = Attachment([to_read, to_write, theirs_to_drain.0, theirs_to_write]);
+    Ok(NewBranch { attachment, branch, receiver, stats })
 }
 
 const ARENA_ID: ArenaId = ArenaId(0);

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_abi::verbs::AhAttr;
+use rnic_host::discard::Untrusted;
 use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::report;
@@ -30,7 +31,7 @@ pub(crate) struct EngineProcess {
     user: User,
     number: u8,
     serial: u64,
-    socket: Connection,
+    socket: Untrusted,
     pid: Pid,
     pidfd: OwnedFd,
     /// Written when the thread that attends to it has something to send.
@@ -73,6 +74,7 @@ impl EngineProcess {
         let (idle_since, network) = (Some(Instant::now()), Some(false));
         let state = State { idle_since, network, ..State::default() };
         let (resolver, state) = (Resolver::new(), Mutex::new(state));
+        let socket = socket.into();
         Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, state }
     }
 
@@ -158,6 +160,7 @@ impl EngineProcess {
     /// Shows what it sends and receives.
     pub(super) fn show(&self, tap: CaptureTap) -> io::Result<()> {
         let (ours, theirs) = Connection::pair()?;
+        let ours = Untrusted::from(ours);
         self.send(&ToEngine::Capture, &[theirs.as_fd()])?;
         thread::spawn("rnic-capture", STACK, move || wire::import(&tap, &ours))
     }
@@ -346,7 +349,7 @@ impl Attendant<'_> {
         }
         let out = if pending { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
-            PollFd::new(&engine.socket, PollFlags::IN | out),
+            PollFd::new(&*engine.socket, PollFlags::IN | out),
             PollFd::new(&engine.pidfd, PollFlags::IN),
             PollFd::from_borrowed_fd(engine.wake.as_fd(), PollFlags::IN),
         ];
@@ -364,10 +367,9 @@ impl Attendant<'_> {
         engine.send_answers(&mut engine.state());
         self.users.tell_network(engine);
         for _ in 0..MESSAGES_AT_ONCE {
-            match engine.socket.try_recv(buffer) {
-                Ok((0, _)) => return Ok(false),
-                // Descriptors that came along are closed.
-                Ok((len, _)) => {
+            match engine.socket.try_recv_plain(buffer) {
+                Ok(0) => return Ok(false),
+                Ok(len) => {
                     let message = decode(&buffer[..len]).map_err(|_| "says what makes no sense")?;
                     self.handle(message)?;
                 }

@@ -19,8 +19,8 @@ use std::net::IpAddr;
 /// From the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToEngine {
-    /// The first message. Descriptors: with [`EngineWire::HandOver`] the memory of the hand-over
-    /// and a socket.
+    /// The first message. Descriptors: with [`EngineWire::HandOver`] what that
+    /// needs.
     Start(Box<Start>),
     /// Descriptor: a socket for this address, with [`EngineWire::Sockets`].
     Socket(IpAddr),

@@ -11,16 +11,18 @@ use rnic_host::settings::{Io, XdpMode};
 use rnic_host::shard::ShardPort;
 use rnic_host::wire::{self, WireConfig};
 use rnic_net::NetConfig;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// This program, as the engine process below.
-fn command() -> Vec<OsString> {
+/// This program, as the engine process below, which is told of a peer that reads nothing.
+fn command(silent: SocketAddr) -> Vec<OsString> {
     let this = std::env::current_exe().unwrap();
     let name = "users::tests::an_engine_process_that_breaks_every_rule";
-    vec![this.into(), "--exact".into(), name.into(), "--ignored".into()]
+    let silent = silent.to_string();
+    vec![this.into(), "--exact".into(), name.into(), "--ignored".into(), silent.into()]
 }
 
-fn users() -> Arc<Users> {
+fn users(silent: SocketAddr) -> Arc<Users> {
     let place = NetConfig { netdev: Some("lo".into()), addresses: Vec::new() };
     let network = Network::start(place, Box::new(|_| ())).unwrap();
     let wires =
@@ -49,7 +51,7 @@ fn users() -> Arc<Users> {
         network,
         own,
         shared_port: None,
-        command: command(),
+        command: command(silent),
     })
     .unwrap()
 }
@@ -61,7 +63,8 @@ fn held() -> [usize; 2] {
 
 #[test]
 fn engine_processes_that_break_every_rule_harm_nothing() {
-    let users = users();
+    let (_listener, silent) = testbed::silent_listener();
+    let users = users(silent);
     let slowest = |act: &dyn Fn()| {
         let began = Instant::now();
         act();
@@ -123,9 +126,16 @@ fn an_engine_process_that_breaks_every_rule() {
     let socket = Connection::from(socket);
     let mut random = fastrand::Rng::with_seed(std::process::id().into());
     let Ok(Some((ToEngine::Start(_), fds))) = socket.recv_message::<ToEngine>() else { return };
-    let [_, memory_file, waker] = fds.exactly().unwrap();
+    let [_, memory_file, waker, eventfd] = fds.exactly().unwrap();
     let len = rustix::fs::fstat(&memory_file).unwrap().st_size as usize / 8;
     let words = memory::map(&memory_file, len).unwrap();
+    if random.u8(0..4) == 0 {
+        // Its last `close` takes a minute.
+        let lingering = testbed::lingering(std::env::args().next_back().unwrap().parse().unwrap());
+        let bytes = encode(&FromEngine::Idle(0)).unwrap();
+        let _ = socket.try_send(&bytes, &[lingering.as_fd()]);
+        drop(lingering);
+    }
     let reads = random.bool();
     for _ in 0..random.u32(0..2000) {
         match random.u8(0..8) {
@@ -136,7 +146,11 @@ fn an_engine_process_that_breaks_every_rule() {
                 let _ = socket.try_send(&bytes, if random.bool() { file } else { &[] });
             }
             2 if reads => drop(socket.try_recv(&mut vec![0; 1 << 16])),
-            3 => drop(rustix::net::send(&waker, &[0; 9], rustix::net::SendFlags::DONTWAIT)),
+            3 => {
+                let _ = rustix::net::send(&waker, &[0; 9], rustix::net::SendFlags::DONTWAIT);
+                let _ = rustix::io::write(&eventfd, &random.u64(0..99).to_ne_bytes());
+                let _ = rustix::io::ioctl_fionbio(&eventfd, random.bool());
+            }
             4 if random.u8(..) == 0 => {
                 let _ = rustix::net::shutdown(&waker, rustix::net::Shutdown::Both);
             }

@@ -44,9 +44,9 @@ pub fn import(tap: &CaptureTap, socket: &Connection) {
         if poll(&mut fds, Some(&timespec(LOOK_UP))).is_err() {
             return;
         }
-        match socket.try_recv(&mut buffer) {
+        match socket.try_recv_plain(&mut buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok((len @ 1.., _)) => {
+            Ok(len @ 1..) => {
                 let Ok(Message { lost, captured }) = decode(&buffer[..len]) else { return };
                 tap.lost.fetch_add(lost, Ordering::Relaxed);
                 tap.show(captured);

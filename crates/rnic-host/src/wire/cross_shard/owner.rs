@@ -58,7 +58,8 @@ pub struct Branch {
     pub(super) caps: Words,
     pub(super) trains: Consumer<WORDS>,
     pub(super) bytes: Area,
-    pub(super) waker: Arc<Waker>,
+    /// The shard makes it readable when the owner sleeps.
+    pub(super) woken: EventFd,
     pub(super) stats: Arc<BranchStats>,
     /// Bytes that it may send before others have their turn again; less than none after a train
     /// that was longer.
@@ -72,7 +73,7 @@ pub struct ShardRx {
     pub(super) serial: u64,
     pub(super) datagrams: Producer<WORDS>,
     pub(super) bytes: Area,
-    pub(super) waker: Arc<Waker>,
+    pub(super) waker: Waker,
     pub(super) stats: Arc<BranchStats>,
 }
 
@@ -111,7 +112,7 @@ impl Shards {
 
     /// Readable when a shard has something to send and this side sleeps.
     pub(in crate::wire) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.branches.iter().map(|branch| branch.waker.0.as_fd())
+        self.branches.iter().map(|branch| branch.woken.as_fd())
     }
 
     /// Says to the shards that this side is about to sleep. False when it must not.
@@ -130,8 +131,7 @@ impl Shards {
     pub(in crate::wire) fn awake(&mut self) {
         for branch in &mut self.branches {
             branch.trains.awake();
-            // Closed: its process is dead, or wants nothing more.
-            branch.ends |= !branch.waker.drain();
+            let _ = branch.woken.drain();
         }
         self.branches.retain(|branch| !branch.stats.is_broken());
     }

@@ -5,6 +5,7 @@ use super::memory::{self, Area};
 use super::{ARENA_ID, Attachment, DATAGRAMS, TRAINS, Waker, decode_caps};
 use crate::wire::train_len;
 use rnic_abi::hand_over::{Broken, Consumer, Producer};
+use rnic_abi::os::EventFd;
 use rnic_abi::words::Words;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::io;
@@ -19,7 +20,9 @@ pub struct ShardWire {
     reserved: usize,
     datagrams: Consumer<WORDS>,
     rx: Area,
-    waker: Waker,
+    woken: Waker,
+    /// Wakes the owner.
+    owner: EventFd,
     /// The ring was full: only time tells when it has room again.
     starved: bool,
     /// The owner's words make no sense: it is not the one that this was made for.
@@ -32,7 +35,7 @@ impl ShardWire {
     /// # Errors
     /// When the files are not those of this version.
     pub fn attach(attachment: Attachment) -> io::Result<Self> {
-        let Attachment([to_read, to_write, socket]) = attachment;
+        let Attachment([to_read, to_write, woken, owner]) = attachment;
         let theirs = memory::map_to_read(to_read, DATAGRAMS)?;
         let own = memory::map(to_write, TRAINS)?;
         let impossible = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -43,7 +46,8 @@ impl ShardWire {
             reserved: 0,
             datagrams: Consumer::new(own.consumer, theirs.producer).ok_or_else(impossible)?,
             rx: theirs.bytes,
-            waker: Waker(socket),
+            woken: Waker(woken),
+            owner: owner.into(),
             starved: false,
             broken: false,
         })
@@ -51,7 +55,7 @@ impl ShardWire {
 
     /// Readable when frames wait and this side sleeps.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.waker.0.as_fd()
+        self.woken.0.as_fd()
     }
 
     /// Something is to be sent for which there was no room.
@@ -67,7 +71,7 @@ impl ShardWire {
     /// It does not sleep any more.
     pub(crate) fn awake(&mut self) {
         self.datagrams.awake();
-        self.waker.drain();
+        self.woken.drain();
     }
 
     fn give_up<T: Default>(&mut self) -> T {
@@ -137,8 +141,10 @@ impl Wire for ShardWire {
 
     fn submit(&mut self) {
         self.reserved = 0;
-        if self.trains.publish() {
-            self.waker.wake();
+        if self.trains.publish()
+            && let Err(error) = self.owner.wake()
+        {
+            tracing::error!("cannot wake the daemon: {error}");
         }
     }
 }

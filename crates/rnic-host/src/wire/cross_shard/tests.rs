@@ -6,6 +6,9 @@ use super::*;
 use crate::wire::Links;
 use rnic_core::ports::{Range, RxIpId, RxTrain, Wire};
 use rnic_net::HopTable;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 #[test]
@@ -154,6 +157,32 @@ fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
     assert!(owner.counters().contains(&("shard_tx_trains", 1)));
 }
 
+/// Descriptors with a wake-up: the last `close` of one may take as long as its sender likes.
+#[test]
+fn what_a_shard_sends_with_a_wake_up_does_not_keep_the_owner() {
+    let mut owner = owner();
+    let Shard { wire: shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let (_listener, address) = testbed::silent_listener();
+    let socket = testbed::lingering(address);
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let sockets = [socket.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&sockets)));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = rustix::net::sendmsg(shard.fd(), &[IoSlice::new(b"x")], &mut control, flags);
+    crate::discard::start().unwrap();
+    crate::discard::discard(socket);
+    let began = std::time::Instant::now();
+    owner.prepare_sleep();
+    owner.awake();
+    turn(&mut owner, &mut receiver);
+    owner.end_shard(1);
+    turn(&mut owner, &mut receiver);
+    drop(receiver);
+    assert!(began.elapsed().as_secs() < 5, "it was kept: {:?}", began.elapsed());
+    assert_eq!(sent, Err(rustix::io::Errno::PIPE), "the owner takes nothing there");
+}
+
 #[test]
 fn a_cancelled_train_is_not_sent() {
     let mut owner = owner();
@@ -216,7 +245,7 @@ fn a_shard_that_writes_nonsense_is_cut_off_and_harms_no_other() {
             branch(1, Arc::clone(&alarm)).unwrap();
         owner.add_shard(branch);
         let mut good = add_shard(&mut owner, 2);
-        let [to_read, to_write, socket] = attachment.fds();
+        let [to_read, to_write, socket, woken] = attachment.fds();
         assert!(memory::map(to_read, DATAGRAMS).is_err(), "it can be written to");
         let len = rustix::fs::fstat(to_write).unwrap().st_size as usize / WORD;
         let words = rnic_abi::os::memory::map(to_write, len).unwrap();
@@ -234,7 +263,8 @@ fn a_shard_that_writes_nonsense_is_cut_off_and_harms_no_other() {
                 words.set(at, value);
             }
             if random.u8(0..8) == 0 {
-                let _ = send(socket, &[0; 100], SendFlags::DONTWAIT);
+                let _ = send(socket, &[0; 100], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                rustix::io::ioctl_fionbio(woken, random.bool()).unwrap();
             }
             exchange::put(&mut good.wire, &path, 0, 3 * number, shape);
             good.wire.submit();
