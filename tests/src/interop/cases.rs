@@ -42,6 +42,11 @@ pub const PROGRAMS: &[Case] = &[
     Case::Program("ib_read_lat -s 64 -n 50 -o 16"),
     Case::Program("ib_atomic_lat -A FETCH_AND_ADD -n 50 -o 16"),
     Case::Program("ib_atomic_lat -A CMP_AND_SWAP -n 50 -o 16"),
+    Case::Program("ibv_uc_pingpong -c -s 30001 -n 50"),
+    Case::Program("ib_write_bw -c UC -s 65536 -n 40"),
+    Case::Program("ib_send_lat -c UC -s 64 -n 50"),
+    Case::Program("ib_write_lat -c UC -s 64 -n 50"),
+    Case::Program("ibv_srq_pingpong -s 30001 -n 50"),
 ];
 
 /// Every opcode and size with every byte, completion and their order checked: 0, 1, around the
