@@ -208,17 +208,65 @@ static void busy_pd(void)
 	say("%s", error_name(ibv_dealloc_pd(bench.a.pd)));
 }
 
-static struct ibv_srq *srq(struct ibv_pd *pd)
+static struct ibv_srq *srq(uint32_t max_wr, uint32_t max_sge)
 {
-	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = max_wr, .max_sge = max_sge } };
 
-	return ibv_create_srq(pd, &init);
+	bench_make(&bench, &options, &options);
+	return ibv_create_srq(bench.a.pd, &init);
 }
 
-static void srq_not_built(void)
+static void srq_too_many_wr(void)
 {
-	bench_make(&bench, &options, &options);
-	say("%s", null_errno(srq(bench.a.pd)));
+	say("%s", null_errno(srq(1 << 30, 1)));
+}
+
+static void srq_too_many_sge(void)
+{
+	say("%s", null_errno(srq(8, 1 << 20)));
+}
+
+static void srq_with(struct ibv_srq_attr attr, int mask)
+{
+	struct ibv_srq *shared = srq(8, 1);
+
+	if (!shared)
+		die("ibv_create_srq failed");
+	say("%s", error_name(ibv_modify_srq(shared, &attr, mask)));
+}
+
+static void srq_limit_too_high(void)
+{
+	srq_with((struct ibv_srq_attr){ .srq_limit = 1 << 20 }, IBV_SRQ_LIMIT);
+}
+
+static void srq_resized(void)
+{
+	srq_with((struct ibv_srq_attr){ .max_wr = 16 }, IBV_SRQ_MAX_WR);
+}
+
+/* A QP on a shared receive queue, which is then destroyed, or passed by. */
+static void on_srq(bool destroy)
+{
+	struct ibv_srq *shared = srq(8, 1);
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .srq = shared, .send_cq = bench.a.send_cq,
+		.recv_cq = bench.a.recv_cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 } };
+	struct ibv_qp *qp = shared ? ibv_create_qp(bench.a.pd, &init) : NULL;
+	struct ibv_recv_wr wr = { 0 }, *bad;
+
+	if (!qp)
+		die("no QP on a shared receive queue");
+	say("%s", error_name(destroy ? ibv_destroy_srq(shared) : ibv_post_recv(qp, &wr, &bad)));
+}
+
+static void busy_srq(void)
+{
+	on_srq(true);
+}
+
+static void recv_beside_srq(void)
+{
+	on_srq(false);
 }
 
 static void ah_with(bool global, uint8_t port, uint8_t sgid_index)
@@ -267,7 +315,12 @@ const struct mistake creating[] = {
 	{ "mr_read_only_memory", mr_read_only_memory },
 	{ "busy_cq", busy_cq },
 	{ "busy_pd", busy_pd },
-	{ "srq_not_built", srq_not_built },
+	{ "srq_too_many_wr", srq_too_many_wr },
+	{ "srq_too_many_sge", srq_too_many_sge },
+	{ "srq_limit_too_high", srq_limit_too_high },
+	{ "srq_resized", srq_resized },
+	{ "busy_srq", busy_srq },
+	{ "recv_beside_srq", recv_beside_srq },
 	{ "ah_not_global", ah_not_global },
 	{ "ah_bad_port", ah_bad_port },
 	{ "ah_bad_gid_index", ah_bad_gid_index },

@@ -33,7 +33,7 @@ const POSTING: [Row; 15] = [
 ];
 
 /// Refused when objects are made, registered or destroyed.
-const CREATING: [Row; 25] = [
+const CREATING: [Row; 30] = [
     ("qp_too_many_send_wr", "EINVAL"),
     ("qp_too_many_recv_wr", "EINVAL"),
     ("qp_too_many_send_sge", "EINVAL"),
@@ -55,7 +55,12 @@ const CREATING: [Row; 25] = [
     ("mr_read_only_memory", "EFAULT"),
     ("busy_cq", "EBUSY"),
     ("busy_pd", "EBUSY"),
-    ("srq_not_built", "EOPNOTSUPP"),
+    ("srq_too_many_wr", "EINVAL"),
+    ("srq_too_many_sge", "EINVAL"),
+    ("srq_limit_too_high", "EINVAL"),
+    ("srq_resized", "EOPNOTSUPP"),
+    ("busy_srq", "EBUSY"),
+    ("recv_beside_srq", "EINVAL"),
     ("ah_not_global", "EOPNOTSUPP"),
     ("ah_bad_port", "EOPNOTSUPP"),
     ("ah_bad_gid_index", "EOPNOTSUPP"),

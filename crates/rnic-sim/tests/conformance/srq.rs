@@ -278,6 +278,37 @@ fn a_shared_queue_of_another_client_does_not_exist() {
     }
 }
 
+/// Copied, or by reference: a queue pair of the same device is a peer like any other.
+#[test]
+fn a_queue_pair_may_be_its_own_peer() {
+    for (qp_type, keeps_internal) in [(QpType::Rc, false), (QpType::Rc, true), (QpType::Uc, true)] {
+        let port = PortConfig { max_segments: 16, keeps_internal, ..PortConfig::frames() };
+        let mut world = World::new(&WorldConfig { ports: vec![port], ..WorldConfig::pair(0) });
+        let end = End::new(&mut world, 0, |_| {});
+        let host = world.host(0);
+        host.memory.is_copied_from = true;
+        let srq = host.create_srq(end.pd, 4, 2).unwrap();
+        let setup = QpSetup { qp_type, srq: Some(srq), ..QpSetup::new(end.pd, end.send_cq) };
+        let qp = host.create_qp(QpSetup { recv_cq: end.recv_cq, ..setup });
+        let (ip, qpn) = (host.ip, host.qpn(qp));
+        let connection = Connection { sq_psn: 0, rq_psn: 0, ..Connection::default() };
+        host.connect(qp, &connection, ip, qpn);
+        for len in [0, 1, 64, 1024, 5000, 60_000] {
+            let data = pattern(len, len + 1);
+            world.host(0).write_bytes(end.mr.addr, &data);
+            let len = u32::try_from(len).unwrap();
+            world.host(0).post_srq_recv(srq, 5, &[end.mr.sge(400_000, len)]).unwrap();
+            let send = SendWr::send(7, &[end.mr.sge(0, len)]);
+            world.host(0).post_send(qp, &send).unwrap();
+            world.run_to_silence(PATIENCE);
+            world.check();
+            assert_eq!(statuses(&world.host(0).drain(end.send_cq)), ok([7]));
+            assert_eq!(statuses(&world.host(0).drain(end.recv_cq)), ok([5]));
+            assert!(world.host(0).bytes(end.mr.addr + 400_000, len.into()) == data, "{len}");
+        }
+    }
+}
+
 /// Sixteen queue pairs take from one queue, over links that lose and reorder: every receive
 /// completes once, and every message arrives once and whole.
 #[test]

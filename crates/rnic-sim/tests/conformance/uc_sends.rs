@@ -2,7 +2,7 @@
 
 use crate::uc::uc;
 use crate::{fetch_add, ok, read, send, statuses};
-use rnic_abi::verbs::{AttrMask, QpAttr, QpState, QpType, SendFlags, WcStatus};
+use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpState, QpType, SendFlags, WcStatus};
 use rnic_core::command::Errno;
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::host::SPACE;
@@ -156,6 +156,26 @@ fn sqe_may_end_in_err_or_reset() {
         let flushed = if end == QpState::Err { vec![(1, WcStatus::WrFlushErr)] } else { vec![] };
         assert_eq!(statuses(&d.received()), flushed);
     }
+}
+
+#[test]
+fn sqd_finishes_the_message_under_way_and_holds_the_rest() {
+    let mut d = uc();
+    d.post_all(&[send(&d, 1, 200_000), send(&d, 2, 8)]);
+    while d.world.hosts()[0].engine.counters().tx_packets == 0 {
+        assert!(d.world.step());
+    }
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
+    let qp = d.nic.qp;
+    d.world.host(0).modify(qp, mask, attr, None).unwrap();
+    assert!(d.world.host(0).query_qp(qp).sq_draining, "it is longer than a visit");
+    assert_eq!(d.hear_burst().len(), 200_000_usize.div_ceil(256));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+    assert_eq!(d.events(), [AsyncEventType::SqDrained]);
+    d.world.host(0).set_state(qp, QpState::Rts);
+    d.hear();
+    assert_eq!(statuses(&d.sent()), ok([2]));
 }
 
 /// A queue pair in INIT, and what may be given on the way from there.
