@@ -59,6 +59,9 @@ impl Stage {
     }
 }
 
+/// CAP_KILL, SETGID, SETUID, NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE and BPF.
+const DAEMON_MAY: [u32; 8] = [5, 6, 7, 12, 13, 14, 19, 39];
+
 fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
 }
@@ -80,6 +83,12 @@ fn an_engine_process_has_its_users_rights_and_nothing_else() -> Result<()> {
         ensure!(field(&status, name).trim_matches('0').is_empty(), "{status}");
     }
     ensure!(field(&status, "NoNewPrivs:") == "1", "{status}");
+    let daemon = fs::read_to_string(format!("/proc/{}/status", stage.node.daemon.pid()))?;
+    for name in ["CapPrm:", "CapEff:", "CapBnd:"] {
+        let set = u64::from_str_radix(field(&daemon, name), 16)?;
+        let more = DAEMON_MAY.iter().fold(set, |set, capability| set & !(1 << capability));
+        ensure!(more == 0, "the daemon keeps {name} {more:#x}");
+    }
     // What is not dumpable belongs to root in /proc.
     let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(format!("/proc/{pid}/mem"))?);
     ensure!(owner == 0, "it is dumpable");

@@ -34,6 +34,7 @@ pub fn run(args: Args) -> Result<()> {
     let signals = Signals::new()?;
     // First of all: a second daemon must not disturb the first one's traffic.
     let listener = listen(&config)?;
+    system::keep_needed_capabilities().context("cannot give up capabilities")?;
     let claims = Arc::new(Claims::new(config.netdev.as_deref(), discard)?);
     let device = Device::start(&config, &claims)?;
     let service = device.service(&config)?;

@@ -1,5 +1,6 @@
 //! What the daemon asks of the operating system for its process.
 
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use sd_notify::NotifyState;
 
 /// Lets this process have as many descriptors as it may ask for.
@@ -11,6 +12,40 @@ pub(crate) fn raise_descriptor_limit() {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 }
+
+/// Gives up what a daemon of root does not need, for this thread and those that it starts: before
+/// the others, and after what may need more.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn keep_needed_capabilities() -> rustix::io::Result<()> {
+    let own = rustix::thread::capabilities(None)?;
+    // Before Linux 5.8 it takes this one to load a program.
+    let knows_bpf = own.permitted.contains(CapabilitySet::BPF);
+    let needed = if knows_bpf { NEEDED } else { NEEDED | CapabilitySet::SYS_ADMIN };
+    for capability in own.permitted.difference(needed).iter() {
+        // Programs that the daemon starts, which is engine processes, have no use for it. That it
+        // may do this is a capability, too, which a service manager may have taken.
+        let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+    }
+    let kept = CapabilitySets {
+        effective: own.effective & needed,
+        permitted: own.permitted & needed,
+        inheritable: own.inheritable & needed,
+    };
+    rustix::thread::set_capabilities(None, kept)
+}
+
+/// Packet I/O and its programs; engine processes, which get the ids of their users, and their end;
+/// the memory of root's clients; memory for packets.
+const NEEDED: CapabilitySet = CapabilitySet::NET_RAW
+    .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::IPC_LOCK);
 
 /// Has the C library take address space as it is needed where that is limited: it takes 64 MiB in
 /// advance for each of several threads otherwise.
