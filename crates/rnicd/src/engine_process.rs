@@ -16,7 +16,7 @@ use crate::users::{EngineWire, FromEngine, Inquiry, Start, ToEngine, Told, first
 use admission::Admission;
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::bounded;
-use rnic_abi::control::{MAX_MESSAGE, decode};
+use rnic_abi::control::{MAX_MESSAGE, decode, encode};
 use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_core::{EngineConfig, Secret};
 use rnic_host::inspect::Question;
@@ -43,7 +43,23 @@ pub fn run() -> Result<()> {
     identity::become_user(start.uid, start.gid)
         .with_context(|| format!("cannot act as user {} and group {}", start.uid, start.gid))?;
     confinement::confine()?;
-    log::start(&start.log)?;
+    start_log(&start.log, &socket)?;
+    serve(start, fds, socket).inspect_err(|error| tracing::error!("{error:#}"))
+}
+
+/// In a message each: standard error is the daemon's.
+fn start_log(filter: &str, socket: &Connection) -> Result<()> {
+    let socket = socket.as_fd().try_clone_to_owned().context("too many open files")?;
+    let socket = Connection::from(socket);
+    log::start_through(filter, move |severity, line| {
+        // Lost when the daemon has too much to read: no thread waits to log.
+        if let Ok(bytes) = encode(&FromEngine::Log(severity, line)) {
+            let _ = socket.try_send(&bytes, &[]);
+        }
+    })
+}
+
+fn serve(start: Start, fds: Descriptors, socket: Connection) -> Result<()> {
     system::raise_descriptor_limit();
     system::prepare_for_little_memory();
     memory::keep_reserve(RESERVE);

@@ -4,11 +4,14 @@
 //! the program writes a few lines in ten seconds; what it keeps back is counted, and told.
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context as LayerContext, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -26,6 +29,89 @@ pub(crate) fn start(filter: &str) -> Result<()> {
         .with_target(false);
     tracing_subscriber::registry().with(lines).with(Sparse).with(filter).init();
     Ok(())
+}
+
+/// Starts to `send` the daemon what passes `filter`, also what a panic says. Standard error is
+/// given up: a process that has it can write the daemon's lines, read root's terminal, and make
+/// the daemon wait when it logs.
+///
+/// # Errors
+/// When the filter cannot be parsed, or there is no null device.
+pub(crate) fn start_through(
+    filter: &str,
+    send: impl Fn(Severity, String) + Send + Sync + 'static,
+) -> Result<()> {
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(Sender(send))
+        .with_ansi(false)
+        .without_time()
+        .with_level(false)
+        .with_target(false);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("log filter")?;
+    tracing_subscriber::registry().with(lines).with(Sparse).with(filter).init();
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    rustix::stdio::dup2_stderr(std::fs::File::open("/dev/null").context("/dev/null")?)?;
+    Ok(())
+}
+
+/// Of a line of an engine process's log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Severity {
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+impl From<Level> for Severity {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::ERROR => Self::Error,
+            Level::WARN => Self::Warning,
+            Level::INFO => Self::Info,
+            _ => Self::Debug,
+        }
+    }
+}
+
+/// Sends each line.
+struct Sender<S>(S);
+
+struct Line<'a, S>(&'a S, Severity);
+
+impl<'a, S: Fn(Severity, String) + 'a> MakeWriter<'a> for Sender<S> {
+    type Writer = Line<'a, S>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Line(&self.0, Severity::Info)
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Self::Writer {
+        Line(&self.0, Severity::from(*meta.level()))
+    }
+}
+
+impl<S: Fn(Severity, String)> Write for Line<'_, S> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        (self.0)(self.1, String::from_utf8_lossy(line).chars().take(LONGEST_LINE).collect());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Logs what an engine process has sent, which may be anything.
+pub(crate) fn pass_on(pid: i32, uid: u32, severity: Severity, text: &str) {
+    let text = text.trim_end().chars().take(LONGEST_LINE);
+    let text: String = text.map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match severity {
+        Severity::Error => tracing::error!("engine process {pid} of user {uid}: {text}"),
+        Severity::Warning => tracing::warn!("engine process {pid} of user {uid}: {text}"),
+        Severity::Info => tracing::info!("engine process {pid} of user {uid}: {text}"),
+        Severity::Debug => tracing::debug!("engine process {pid} of user {uid}: {text}"),
+    }
 }
 
 /// Tells how many lines were kept back in times that are over. Returns when to ask again.
@@ -112,6 +198,8 @@ impl Places {
 /// Lines of one place in one window.
 const LINES: u64 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
+/// Characters of an engine process's line that are passed on.
+const LONGEST_LINE: usize = 1000;
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,9 @@ use std::os::fd::AsFd;
 /// When it is none: another program than the daemon started this.
 pub(super) fn take_socket() -> Result<Connection> {
     close_inherited();
+    // Not the terminal of the daemon's session: a process that has it can type into it. Nor does
+    // what ends that session end this one, which is the daemon's to do.
+    rustix::process::setsid().context("cannot leave the daemon's session")?;
     let stdin = io::stdin();
     let kind = rustix::net::sockopt::socket_type(stdin.as_fd());
     ensure!(

@@ -3,6 +3,7 @@
 use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
 use super::resolver::Resolver;
 use super::{User, Users};
+use crate::log;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, EventFd};
@@ -402,6 +403,9 @@ impl Attendant<'_> {
                 if self.engine.ends() {
                     self.users.forget(self.engine);
                 }
+            }
+            FromEngine::Log(severity, text) => {
+                log::pass_on(self.engine.pid(), self.engine.user.0, severity, &text);
             }
             FromEngine::Counted(counted) => self.counted = counted,
         }

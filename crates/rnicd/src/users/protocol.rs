@@ -3,6 +3,7 @@
 //! The daemon believes nothing that it reads: every message is decoded whole, every number is
 //! compared with what the daemon itself knows, and a process that breaks the rules is killed.
 
+use crate::log::Severity;
 use rnic_abi::control::{DeviceInfo, GidEntry, PortInfo, Refusal};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::{Path, PortState};
@@ -112,6 +113,8 @@ pub(crate) enum FromEngine {
     Told(u32, Told),
     /// All of so many clients that it was given are gone, for some time.
     Idle(u32),
+    /// A line for the log.
+    Log(Severity, String),
     /// The last message: what its engine has counted.
     Counted(Numbers),
 }

@@ -62,8 +62,6 @@ fn spawn(command: &[OsString], socket: OwnedFd) -> io::Result<Child> {
         .env_clear()
         .stdin(Stdio::from(socket))
         .stdout(Stdio::null())
-        // What ends the daemon's terminal or service is the daemon's to pass on.
-        .process_group(0)
         .spawn()
 }
 

@@ -1,6 +1,7 @@
 //! Engine processes that break every rule, and a daemon that goes on working.
 
 use super::*;
+use crate::log::Severity;
 use rnic_abi::control::encode;
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
@@ -178,7 +179,7 @@ fn break_memory(words: &rnic_abi::words::Words, random: &mut fastrand::Rng) {
 fn message(random: &mut fastrand::Rng) -> FromEngine {
     let resource = Resource::ALL[random.usize(0..Resource::ALL.len())];
     let amount = random.u64(..) >> random.u32(0..64);
-    match random.u8(0..6) {
+    match random.u8(0..7) {
         0 => {
             let mut amounts = Amounts::default();
             amounts[resource] = amount;
@@ -191,6 +192,7 @@ fn message(random: &mut fastrand::Rng) -> FromEngine {
         2 => FromEngine::Call(0, Call::Resolve(rnic_abi::verbs::AhAttr::default())),
         3 => FromEngine::Told(random.u32(0..9), Told::Sessions(Vec::new())),
         4 => FromEngine::Idle(random.u32(0..3)),
+        5 => FromEngine::Log(Severity::Info, "x\n".repeat(random.usize(0..3000))),
         _ => FromEngine::Counted([("x".repeat(random.usize(0..99)).into(), amount)].into()),
     }
 }
