@@ -159,6 +159,23 @@ fn users_come_and_go_and_leave_nothing_behind() -> Result<()> {
     Ok(())
 }
 
+/// Also when it cannot notice the daemon's end.
+#[test]
+fn an_engine_process_that_is_stopped_does_not_outlive_a_killed_daemon() -> Result<()> {
+    let Some(stage) = Stage::open("an_engine_process_that_is_stopped")? else { return Ok(()) };
+    let _holder = stage.holder(SOMEBODY)?;
+    let pid = stage.process_of(SOMEBODY)?;
+    let target = rustix::process::Pid::from_raw(pid.cast_signed()).context("no process")?;
+    rustix::process::kill_process(target, rustix::process::Signal::STOP)?;
+    stage.node.daemon.signal(rustix::process::Signal::KILL)?;
+    let gone = wait_until("end of the engine process", Duration::from_secs(5), || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        Ok(status.is_empty() || field(&status, "State:").starts_with('Z'))
+    });
+    let _ = rustix::process::kill_process(target, rustix::process::Signal::KILL);
+    gone
+}
+
 /// Memory that never appears keeps the engine process of its user, even from ending.
 #[test]
 fn memory_that_blocks_stops_its_own_user_only() -> Result<()> {

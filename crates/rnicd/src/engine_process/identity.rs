@@ -59,6 +59,9 @@ pub(super) fn become_user(uid: u32, gid: u32) -> Result<()> {
     let empty = CapabilitySet::empty();
     let nothing = CapabilitySets { effective: empty, permitted: empty, inheritable: empty };
     rustix::thread::set_capabilities(None, nothing)?;
+    // Stopped by its user it would outlive a daemon that is killed, with sockets on its port. A
+    // change of ids takes this back, so not before.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let rights = rustix::thread::capabilities(None)?;
     ensure!(rights.permitted.is_empty() && rights.effective.is_empty(), "it keeps capabilities");
     let ids = (rustix::process::getuid(), rustix::process::geteuid(), rustix::process::getegid());
