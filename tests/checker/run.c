@@ -146,14 +146,14 @@ static void stalled(const struct side *s)
 	    s->final_known ? "" : " (peer still sending)");
 }
 
-static void report(const struct side *s, double elapsed)
+static void report(const struct side *s, double elapsed, double pause)
 {
-	printf("checker: after %.3f s %.3f MB\n", elapsed, (double)(s->bytes_out + s->bytes_in) / 1e6);
+	printf("checker: after %.3f s %.3f MB pause %.3f s\n", elapsed, (double)(s->bytes_out + s->bytes_in) / 1e6, pause);
 }
 
 void run(struct side *s)
 {
-	double started, progress, elapsed, reported = 0;
+	double started, progress, elapsed, reported = 0, pause = 0;
 	unsigned turns = 0;
 	char ready = 'r';
 
@@ -163,16 +163,20 @@ void run(struct side *s)
 		signal(SIGTERM, end);
 	started = progress = now();
 	while (!finished(s)) {
-		if (step(s))
-			progress = now();
-		else if (s->channel)
+		if (step(s)) {
+			elapsed = now();
+			if (elapsed - progress > pause)
+				pause = elapsed - progress;
+			progress = elapsed;
+		} else if (s->channel)
 			wait_for_event(s);
 		if (++turns % 64 == 0 || s->stop) {
 			agree_on_end(s, started);
 			elapsed = now() - started;
 			if (s->opt->interval > 0 && elapsed >= reported + s->opt->interval) {
-				report(s, elapsed);
+				report(s, elapsed, pause);
 				reported = elapsed;
+				pause = 0;
 			}
 			if (now() - progress > 60)
 				stalled(s);

@@ -63,7 +63,16 @@ impl Stream {
     fn moved(&self) -> Result<Option<(f64, f64)>> {
         let printed = self.client.stdout();
         let last = printed.rsplit_once('\n').and_then(|(lines, _)| lines.lines().last());
-        last.map(progress).transpose()
+        Ok(last.map(progress).transpose()?.map(|Progress { at, moved, .. }| (at, moved)))
+    }
+
+    /// The longest time without progress since so many seconds after the start.
+    fn longest_pause(&self, since: f64) -> Result<f64> {
+        let printed = self.client.stdout();
+        let lines = printed.rsplit_once('\n').map_or("", |(lines, _)| lines).lines();
+        let all: Vec<_> = lines.map(progress).collect::<Result<_>>()?;
+        let pauses = all.iter().filter(|line| line.at > since).map(|line| line.pause);
+        Ok(pauses.fold(0.0, f64::max))
     }
 
     /// Lets it work for so many seconds.
@@ -86,11 +95,22 @@ impl Stream {
     /// # Errors
     /// When an end failed.
     pub fn rate(&mut self, seconds: f64) -> Result<f64> {
+        self.watch(seconds).map(|(rate, _)| rate)
+    }
+
+    /// The same, and the longest time without progress in these seconds, itself in seconds.
+    ///
+    /// # Errors
+    /// When an end failed.
+    pub fn watch(&mut self, seconds: f64) -> Result<(f64, f64)> {
         let began = self.moved()?.context("no progress yet")?;
         self.work(seconds)?;
         let ended = self.moved()?.context("no progress any more")?;
         // A checker that prints no progress moves nothing.
-        Ok((ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0))
+        let rate = (ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0);
+        // One that goes on has not been printed yet.
+        let unfinished = seconds - (ended.0 - began.0);
+        Ok((rate, self.longest_pause(began.0)?.max(unfinished)))
     }
 
     /// Lets both ends finish and compare what they have.
@@ -109,12 +129,23 @@ impl Stream {
     }
 }
 
-/// `checker: after 1.500 s 20.000 MB`.
-fn progress(line: &str) -> Result<(f64, f64)> {
+/// What a checker at work prints.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Progress {
+    /// Seconds since the start.
+    at: f64,
+    /// Megabytes until then.
+    moved: f64,
+    /// The longest time without progress since the line before, seconds.
+    pause: f64,
+}
+
+/// `checker: after 1.500 s 20.000 MB pause 0.001 s`.
+fn progress(line: &str) -> Result<Progress> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        ["checker:", "after", seconds, "s", megabytes, "MB"] => {
-            Ok((seconds.parse()?, megabytes.parse()?))
+        ["checker:", "after", at, "s", moved, "MB", "pause", pause, "s"] => {
+            Ok(Progress { at: at.parse()?, moved: moved.parse()?, pause: pause.parse()? })
         }
         _ => anyhow::bail!("not what a checker at work prints: {line:?}"),
     }
@@ -126,7 +157,9 @@ mod tests {
 
     #[test]
     fn a_line_of_progress_has_time_and_amount() {
-        assert_eq!(progress("checker: after 1.500 s 20.250 MB").unwrap(), (1.5, 20.25));
+        let line = "checker: after 1.500 s 20.250 MB pause 0.125 s";
+        let expected = Progress { at: 1.5, moved: 20.25, pause: 0.125 };
+        assert_eq!(progress(line).unwrap(), expected);
         assert!(progress("checker: no progress").is_err());
     }
 }

@@ -37,6 +37,7 @@ pub mod daemon;
 pub mod dist;
 pub mod emulator;
 pub mod frame;
+pub mod fuse;
 pub mod inspect;
 pub mod interop;
 pub mod interrupt;

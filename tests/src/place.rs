@@ -64,6 +64,8 @@ pub struct Host {
     pub netns: Option<String>,
     /// The user that programs run as.
     pub user: Option<User>,
+    /// The program that becomes each of them, as for [`Cmd::through`].
+    pub through: Vec<String>,
     /// The CPU that programs run on; by default the scheduler chooses.
     pub cpu: Option<usize>,
     /// Where the programs are.
@@ -74,7 +76,8 @@ impl Host {
     /// Our own namespace and user, on this address.
     #[must_use]
     pub fn here(address: IpAddr, tools: &Toolbox) -> Self {
-        Self { address, netns: None, user: None, cpu: None, tools: tools.clone() }
+        let through = Vec::new();
+        Self { address, netns: None, user: None, through, cpu: None, tools: tools.clone() }
     }
 
     /// One end of a veth pair.
@@ -97,6 +100,7 @@ impl Host {
     }
 
     fn placed(&self, cmd: Cmd) -> Cmd {
+        let cmd = if self.through.is_empty() { cmd } else { cmd.through(&self.through) };
         cmd.in_netns(self.netns.as_deref()).as_user(self.user).on_cpu(self.cpu)
     }
 }

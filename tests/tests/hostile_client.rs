@@ -1,14 +1,15 @@
 //! Clients that attack the daemon through everything they can reach, while another user's client
 //! works.
 //!
-//! The attacker is another user, pinned to CPU 1, and has an engine process of its own. The tenant
-//! is a checker, both ends pinned to CPU 0, that works from the
-//! first measurement to the last. The tenant's rate beside the attacker must be at least 80% of its
+//! The attacker is a user, pinned to CPU 1, and has an engine process of its own. The tenant is a
+//! checker of another user, or of root where the test says so, both ends pinned to CPU 0, that works
+//! from the first measurement to the last. The tenant's rate beside the attacker must be at least 80% of its
 //! rate beside two programs on CPU 1 that do nothing but spin, so what is compared is not how much
 //! CPU time each gets. Both are measured in turn, in windows of the same length that begin when the
 //! load is steady, and the median of the rounds counts; [`share_left`] says when the machine's
 //! other work disturbs too much. CPU 1 is never idle, even while the attacker waits: two CPUs may
-//! be one core.
+//! be one core. Nor may the tenant ever stand still for longer than [`PAUSE`], unless it does beside
+//! the programs that spin, too.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.
@@ -21,23 +22,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Stream};
-use system_tests::daemon::{Daemon, Io, Spec};
-use system_tests::dist::Dist;
+use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::Census;
-use system_tests::lab::{Lab, Need, attack_seconds, cpu_of};
-use system_tests::measure::judge;
+use system_tests::lab::{attack_seconds, cpu_of};
+use system_tests::measure::{Reading, judge};
 use system_tests::native::{self, HOSTILE, VICTIM};
-use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Cmd, Output, Running, User, wait_until};
 use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
 
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
+/// Seconds for which it may make no progress.
+const PAUSE: f64 = 0.05;
 /// Seconds that the rounds of an attack take, in the ordinary form.
 const ATTACK: f64 = 20.0;
 /// Seconds of a measurement.
 const WINDOW: f64 = 3.0;
+/// How long the daemon may take to end.
+const SOON: Duration = Duration::from_secs(2);
 /// Seconds until the load of an attacker, or of a program that spins, is steady.
 const SETTLED: f64 = 1.0;
 
@@ -46,39 +50,59 @@ const QUOTAS: &str = "[quota]\nsessions = 60\nqps = 50\ncqs = 40\nmrs = 200\npds
                       channels = 20\nring-bytes = 67108864\n";
 
 struct Stage {
-    _lab: Lab,
+    commons: Commons,
     tenant: Node,
     attacker: Host,
-    scratch: Scratch,
 }
 
-fn stage(test: &str) -> Result<Option<Stage>> {
-    let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(None) };
-    for folder in [checker::build()?, native::victim()?, native::hostile()?] {
-        lab.tools = lab.tools.clone().with_built(folder);
-    }
-    let scratch = Scratch::new("hostile")?;
-    let config = scratch.join("rnicd.toml");
+/// A daemon for attackers and a tenant.
+fn stage(test: &str, tenant: Option<User>) -> Result<Option<Stage>> {
+    let helpers: [Helper; 3] =
+        [(checker::PROGRAM, checker::build), (VICTIM, native::victim), (HOSTILE, native::hostile)];
+    let Some(commons) = Commons::open(test, &["ibv_devinfo"], &helpers)? else { return Ok(None) };
+    let config = commons.scratch.join("rnicd.toml");
     std::fs::write(&config, QUOTAS)?;
-    // The checkout may be closed to other users.
-    let program = scratch.join(HOSTILE);
-    std::fs::copy(lab.tools.program(HOSTILE)?, &program)?;
-    let mut spec = Spec::new(Io::Loopback);
+    let mut spec = Spec::new(Io::Udp);
     spec.extra =
         vec!["--config".into(), config.display().to_string(), "--log".into(), "info".into()];
-    let daemon = Daemon::start(Dist::get()?, &spec)?;
-    let here = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
-    let attacker_tools = lab.tools.clone().with_built(scratch.path().to_owned());
-    let attacker =
-        Host { cpu: cpu_of(1), user: Some(User::NOBODY), tools: attacker_tools, ..here.clone() };
-    let tenant = Node::new(daemon, Host { cpu: cpu_of(0), ..here }, Dist::get()?);
-    Ok(Some(Stage { _lab: lab, tenant, attacker, scratch }))
+    let node = commons.node(&spec)?;
+    let attacker = Host { cpu: cpu_of(1), user: Some(User::NOBODY), ..node.host.clone() };
+    let host = Host { cpu: cpu_of(0), user: tenant, ..node.host.clone() };
+    Ok(Some(Stage { commons, tenant: Node { host, ..node }, attacker }))
+}
+
+/// How long the tenant stood still in windows of each kind, in seconds.
+#[derive(Default)]
+struct Pauses {
+    calm: Vec<f64>,
+    disturbed: Vec<f64>,
+}
+
+impl Pauses {
+    /// Pauses of the machine's own making are as frequent beside programs that only spin.
+    fn judge(&self) -> Reading {
+        let long = |pauses: &[f64]| pauses.iter().filter(|pause| **pause > PAUSE).count();
+        let (calm, disturbed) = (long(&self.calm), long(&self.disturbed));
+        let text = format!(
+            "the tenant stood still for more than {PAUSE} s in {disturbed} of {} rounds: {:.3?}, \
+             beside spinners {:.3?}",
+            self.disturbed.len(),
+            self.disturbed,
+            self.calm
+        );
+        eprintln!("{text}");
+        match disturbed {
+            _ if disturbed <= calm => Reading::Good,
+            _ if 2 * disturbed > self.disturbed.len() => Reading::Bad(text),
+            _ => Reading::Unclear(text),
+        }
+    }
 }
 
 impl Stage {
     /// The attacker's program, as another user.
     fn attack(&self, kind: &str, seconds: f64, seed: u64) -> Cmd {
-        let program = self.scratch.join(HOSTILE);
+        let program = self.commons.scratch.join(HOSTILE);
         let (seconds_text, seed) = (seconds.to_string(), seed.to_string());
         Cmd::new(program)
             .args([kind, "--seconds", &seconds_text, "--seed", &seed])
@@ -90,35 +114,47 @@ impl Stage {
 
     /// A low-priority program that uses what others leave of the attacker's CPU.
     fn filler(&self) -> Result<Running> {
-        let nice = Cmd::new("nice").args(["-n", "19"]).arg(self.scratch.join(HOSTILE));
+        let nice = Cmd::new("nice").args(["-n", "19"]).arg(self.commons.scratch.join(HOSTILE));
         let spin = nice.args(["spin", "--seconds", "3600"]).on_cpu(self.attacker.cpu);
         spin.limit(Duration::from_secs(3600)).start()
     }
 
-    fn rate_beside_spinners(&self, tenant: &mut Stream) -> Result<f64> {
+    fn rate_beside_spinners(&self, tenant: &mut Stream) -> Result<(f64, f64)> {
         let spin = self.attack("spin", SETTLED + WINDOW + 5.0, 1);
         let spinners = [spin.start()?, spin.start()?];
         tenant.work(SETTLED)?;
-        let rate = tenant.rate(WINDOW)?;
+        let seen = tenant.watch(WINDOW)?;
         drop(spinners);
-        Ok(rate)
+        Ok(seen)
     }
 
-    /// Also returns what the attackers printed.
+    /// Also returns what the attackers printed. A user who was never there before is served
+    /// meanwhile.
     fn rate_beside_attackers(
         &self,
         tenant: &mut Stream,
         kind: &str,
         seed: u64,
-    ) -> Result<(f64, Vec<Output>)> {
+    ) -> Result<((f64, f64), Vec<Output>)> {
         std::thread::scope(|scope| {
             // It ends after the measurement.
             let seconds = SETTLED + WINDOW + 0.5;
             let attacking = scope.spawn(move || self.attack_for(kind, seconds, seed));
-            let rate = tenant.work(SETTLED).and_then(|()| tenant.rate(WINDOW));
+            let seen = tenant.work(SETTLED).and_then(|()| tenant.watch(WINDOW));
+            let newcomer = self.newcomer(seed);
             let outputs = attacking.join().expect("no panic")?;
-            Ok((rate?, outputs))
+            newcomer?;
+            Ok((seen?, outputs))
         })
+    }
+
+    fn newcomer(&self, number: u64) -> Result<()> {
+        let id = 31_000 + u32::try_from(number % 1000)?;
+        let cmd = self.tenant.cmd("ibv_devinfo")?.args(["-d", self.tenant.device()]);
+        let cmd = cmd.as_user(Some(User { uid: id, gid: id })).on_cpu(None);
+        let output = cmd.limit(Duration::from_secs(10)).run()?;
+        ensure!(output.success(), "a new user is not served: {output}");
+        Ok(())
     }
 
     fn guard(&self) -> Result<Running> {
@@ -148,21 +184,28 @@ impl Stage {
 
     /// Attacks in rounds for so many seconds. Returns what share of its rate the tenant kept, and
     /// what the attackers printed.
-    fn rounds(&self, kind: &str, seconds: f64) -> Result<(Share, Vec<Output>)> {
+    fn rounds(&self, kind: &str, seconds: f64) -> Result<(Share, Pauses, Vec<Output>)> {
         let _filler = self.filler()?;
         let tenant = RefCell::new(Stream::start(&self.tenant, &self.tenant, &[])?);
         let mut outputs = Vec::new();
-        let calm = || self.rate_beside_spinners(&mut tenant.borrow_mut());
+        let pauses = RefCell::new(Pauses::default());
+        let calm = || {
+            let (rate, pause) = self.rate_beside_spinners(&mut tenant.borrow_mut())?;
+            pauses.borrow_mut().calm.push(pause);
+            Ok(rate)
+        };
         let disturbed = || {
             let seed = outputs.len() as u64 + 1;
-            let (rate, said) = self.rate_beside_attackers(&mut tenant.borrow_mut(), kind, seed)?;
+            let ((rate, pause), said) =
+                self.rate_beside_attackers(&mut tenant.borrow_mut(), kind, seed)?;
+            pauses.borrow_mut().disturbed.push(pause);
             outputs.extend(said);
             Ok(rate)
         };
         let share = share_left(rounds_in(seconds, SETTLED + WINDOW), MOST_LEFT, calm, disturbed)?;
         tenant.into_inner().end()?;
         eprintln!("{kind}: {} attackers; of its rate the tenant kept {share:.2?}", outputs.len());
-        Ok((share, outputs))
+        Ok((share, pauses.into_inner(), outputs))
     }
 }
 
@@ -173,13 +216,17 @@ fn things_done(output: &Output) -> u64 {
     line.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
-    let Some(stage) = stage(kind)? else { return Ok(None) };
+/// The tenant is a user, too.
+const OTHER: Option<User> = Some(SOMEBODY);
+
+fn withstands(kind: &str, tenant: Option<User>) -> Result<Option<Vec<Output>>> {
+    let Some(stage) = stage(kind, tenant)? else { return Ok(None) };
     let seconds = attack_seconds(ATTACK)?;
     // The tenant has been there before anything is counted: some of what the daemon allocates for
     // its first client stays allocated.
     let mut tenant = Stream::start(&stage.tenant, &stage.tenant, &[])?;
-    stage.attack_for(kind, 2.0, 0)?;
+    let log = || format!("the daemon's log:\n{}", stage.tenant.daemon.log());
+    stage.attack_for(kind, 2.0, 0).with_context(log)?;
     tenant.work(0.1)?;
     tenant.end()?;
     let before = Census::at_rest(&stage.tenant, Duration::from_secs(20))?;
@@ -187,56 +234,67 @@ fn withstands(kind: &str) -> Result<Option<Vec<Output>>> {
     let mut outputs = Vec::new();
     judge(kind, |attempt| {
         let seconds = if attempt == 0 { seconds } else { ATTACK };
-        let (share, said) = stage.rounds(kind, seconds)?;
+        let (share, pauses, said) = stage.rounds(kind, seconds)?;
         outputs.extend(said);
-        Ok(share.at_least(SHARE))
+        Ok(match share.at_least(SHARE) {
+            Reading::Good => pauses.judge(),
+            reading => reading,
+        })
     })
-    .with_context(|| format!("the daemon's log:\n{}", stage.tenant.daemon.log()))?;
+    .with_context(log)?;
     let done: u64 = outputs.iter().map(things_done).sum();
     ensure!(done > 30, "no attack was made: {:?}", outputs.first());
     ensure!(guard.try_status()?.is_none(), "guarded memory: {}", guard.stderr());
     drop(guard);
     let after = before.returns(&stage.tenant, Duration::from_secs(20))?;
     eprintln!("{kind}: before {before:?}\n{kind}: after  {after:?}");
+    let began = Instant::now();
     stage.tenant.stop()?;
+    ensure!(began.elapsed() < SOON, "the daemon took {:?} to end", began.elapsed());
     Ok(Some(outputs))
 }
 
 #[test]
 fn random_values_in_every_shared_word() -> Result<()> {
-    withstands("scribble").map(drop)
+    withstands("scribble", OTHER).map(drop)
 }
 
 #[test]
 fn doorbells_of_every_queue_there_is_and_is_not() -> Result<()> {
-    withstands("doorbells").map(drop)
+    withstands("doorbells", OTHER).map(drop)
 }
 
 #[test]
 fn impossible_work_requests() -> Result<()> {
-    withstands("wqes").map(drop)
+    withstands("wqes", OTHER).map(drop)
 }
 
 #[test]
 fn guessed_keys() -> Result<()> {
-    withstands("keys").map(drop)
+    withstands("keys", OTHER).map(drop)
 }
 
 /// A user may do what it likes to a process that has its ids: to stop, starve, limit and kill it,
 /// and to look into it, which the kernel refuses.
 #[test]
 fn whatever_a_user_may_do_to_its_engine_process() -> Result<()> {
-    withstands("process").map(drop)
+    withstands("process", OTHER).map(drop)
+}
+
+/// The same beside root's own programs, which the daemon itself serves.
+#[test]
+fn whatever_a_user_may_do_beside_programs_of_root() -> Result<()> {
+    withstands("process", None).map(drop)
 }
 
 #[test]
 fn control_messages_that_make_no_sense() -> Result<()> {
-    withstands("control").map(drop)
+    withstands("control", OTHER).map(drop)
 }
 
 #[test]
 fn as_much_of_everything_as_the_daemon_gives() -> Result<()> {
-    let Some(outputs) = withstands("quotas")? else { return Ok(()) };
+    let Some(outputs) = withstands("quotas", OTHER)? else { return Ok(()) };
     // A client that opened a device has one PD, CQ and MR of its own, and is one session.
     let expected = "got 29 pds, 39 cqs, 20 channels, 199 mrs, 50 qps, 59 sessions";
     let first = outputs.first().context("no attack was made")?;

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use rustix::fs::XattrFlags;
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::ask;
@@ -27,6 +28,33 @@ impl Stage {
     fn daemon(&self, user: Option<User>, extra: &[&str]) -> Result<Node> {
         let extra = extra.iter().map(|arg| (*arg).to_owned()).collect();
         self.0.node(&Spec { user, extra, ..Spec::new(Io::Loopback) })
+    }
+
+    /// A client execs this program while a peer writes into its memory.
+    fn becomes(&self, program: &Path) -> Result<Output> {
+        let node = self.daemon(None, &[])?;
+        let program = program.to_str().expect("a name of ours");
+        let args = ["-d", "rnic0", "exploit", program];
+        let output = run_as(&node, Some(User::NOBODY), VICTIM, &args)?;
+        ensure!(output.stdout.contains("the page is intact"), "{output}");
+        ensure!(
+            output.stdout.contains("the peer's write: REM_"),
+            "the peer must be told: {output}"
+        );
+        node.stop()?;
+        Ok(output)
+    }
+
+    /// A copy of [`WATCH`] that may use raw sockets whichever user starts it.
+    fn program_with_capabilities(&self) -> Result<PathBuf> {
+        let path = self.0.scratch.join("watch-with-capabilities");
+        fs::copy(self.0.scratch.join(WATCH), &path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        // Revision 2 (`linux/capability.h`), effective: CAP_NET_RAW is permitted, nothing inheritable.
+        let words = [0x0200_0001u32, 1 << 13, 0, 0, 0];
+        let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        rustix::fs::setxattr(&path, "security.capability", &value, XattrFlags::empty())?;
+        Ok(path)
     }
 
     /// A copy of [`WATCH`] that runs as root whichever user starts it.
@@ -124,14 +152,18 @@ fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
 #[test]
 fn a_client_that_becomes_root_is_not_written_to() -> Result<()> {
     let Some(stage) = Stage::open("a_client_that_becomes_root")? else { return Ok(()) };
-    let node = stage.daemon(None, &[])?;
     let program = stage.program_of_roots()?;
-    let program = program.to_str().expect("a name of ours");
-    let output = run_as(&node, Some(User::NOBODY), VICTIM, &["-d", "rnic0", "exploit", program])?;
+    let output = stage.becomes(&program)?;
     ensure!(output.stdout.contains("watching as user 0"), "not root's: {output}");
-    ensure!(output.stdout.contains("the page is intact"), "{output}");
-    ensure!(output.stdout.contains("the peer's write: REM_"), "the peer must be told: {output}");
-    node.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_client_that_gets_file_capabilities_is_not_written_to() -> Result<()> {
+    let Some(stage) = Stage::open("a_client_that_gets_file_capabilities")? else { return Ok(()) };
+    let program = stage.program_with_capabilities()?;
+    let output = stage.becomes(&program)?;
+    ensure!(output.stdout.contains("watching as user 65534 with capabilities 2000"), "{output}");
     Ok(())
 }
 

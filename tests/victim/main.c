@@ -21,7 +21,7 @@ static const struct {
 	{ "unanswered", "connect to a QP that does not exist at address HOST, and post after SIGUSR1", goes_unanswered },
 	{ "late", "post now and then, alone and beside a stream", comes_late },
 	{ "clock", "compare completion timestamps with the clock", reads_clocks },
-	{ "stall", "keep the engine waiting for a page that never comes", stalls },
+	{ "stall", "keep the engine waiting for a page that never comes, or for one of the file HOST", stalls },
 	{ "guard", "watch registered memory that no other program has a key for", guards },
 };
 

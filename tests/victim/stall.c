@@ -25,6 +25,36 @@ static void become_user(void)
 		die("user %u: %s", id, strerror(errno));
 }
 
+/* Sends from a page of a file whose contents never come. */
+static int sends_file(const struct rc_options *opt, const char *name)
+{
+	static struct pair pair;
+	struct rc_place target;
+	struct ibv_sge sge = { .length = PAGE };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	int fd = open(name, O_RDWR);
+	unsigned char *page;
+	struct ibv_mr *mr;
+
+	pair_make(&pair, opt);
+	page = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (fd < 0 || page == MAP_FAILED)
+		die("%s: %s", name, strerror(errno));
+	mr = ibv_reg_mr(pair.a.pd, page, PAGE, 0);
+	if (!mr)
+		die("ibv_reg_mr: %s", strerror(errno));
+	target = pair.at_b;
+	sge.addr = (uintptr_t)page;
+	sge.lkey = mr->lkey;
+	wr.wr.rdma.remote_addr = target.addr;
+	wr.wr.rdma.rkey = target.rkey;
+	if (ibv_post_send(pair.a.qp, &wr, &bad))
+		die("ibv_post_send failed");
+	say("posted");
+	pause();
+	return 0;
+}
+
 int stalls(const struct rc_options *opt)
 {
 	static struct pair pair;
@@ -35,6 +65,8 @@ int stalls(const struct rc_options *opt)
 	struct ibv_mr *mr;
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
 
+	if (opt->host)
+		return sends_file(opt, opt->host);
 	if (fd < 0 || ioctl(fd, UFFDIO_API, &api))
 		die("userfaultfd: %s", strerror(errno));
 	become_user();

@@ -29,6 +29,9 @@ fn filter() -> Result<BpfProgram> {
     let mut rules: BTreeMap<c_long, Vec<SeccompRule>> =
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_setsockopt, other_options()?);
+    // Dumpable, it could be looked into by other processes of its user.
+    let dumpable = when(&[(0, Eq, libc::PR_SET_DUMPABLE)])?;
+    rules.insert(libc::SYS_prctl, vec![dumpable]);
     let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let arch = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?;
@@ -36,15 +39,17 @@ fn filter() -> Result<BpfProgram> {
     Ok(without_x32().into_iter().chain(filter).collect())
 }
 
+/// When these arguments of a call compare so.
+fn when(conditions: &[(u8, SeccompCmpOp, c_int)]) -> Result<SeccompRule> {
+    let conditions = conditions.iter().map(|(argument, compare, value)| {
+        let value = u64::from(value.unsigned_abs());
+        SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, compare.clone(), value)
+    });
+    Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
+}
+
 /// All options but those that say how a datagram is treated on its way.
 fn other_options() -> Result<Vec<SeccompRule>> {
-    let when = |conditions: &[(u8, SeccompCmpOp, c_int)]| -> Result<SeccompRule> {
-        let conditions = conditions.iter().map(|(argument, compare, value)| {
-            let value = u64::from(value.unsigned_abs());
-            SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, compare.clone(), value)
-        });
-        Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
-    };
     const LEVEL: u8 = 1;
     const OPTION: u8 = 2;
     let (v4, v6) = (libc::IPPROTO_IP, libc::IPPROTO_IPV6);
@@ -141,6 +146,8 @@ mod tests {
             }
             refused(set(&socket, libc::IPPROTO_IP, libc::IP_TRANSPARENT, 1));
             refused(set(&socket, libc::IPPROTO_IPV6, libc::IP_TOS, 1));
+            let dumpable = rustix::process::DumpableBehavior::Dumpable;
+            refused(rustix::process::set_dumpable_behavior(dumpable).map_err(io::Error::from));
             refused(socket.connect(peer.local_addr().unwrap()));
             refused(UdpSocket::bind("127.0.0.1:0"));
             // SAFETY: the arguments do not matter to a call that is refused.

@@ -1,0 +1,166 @@
+//! What users can have that makes them different from each other's other processes: control groups,
+//! namespaces, file systems of their own. Whatever becomes of one user, others are served, and the
+//! daemon can end.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use system_tests::checker::{self, Stream};
+use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::daemon::{Io, Spec};
+use system_tests::fuse::Silence;
+use system_tests::inspect::{Census, ask};
+use system_tests::lab::skip;
+use system_tests::native::{self, VICTIM};
+use system_tests::place::{Node, Place};
+use system_tests::process::{Running, User, wait_until};
+
+/// How long an operation may take that must not wait for another user.
+const SOON: Duration = Duration::from_secs(2);
+
+struct Stage {
+    commons: Commons,
+    node: Node,
+}
+
+impl Stage {
+    fn open(test: &str) -> Result<Option<Self>> {
+        let helpers: [Helper; 2] = [(VICTIM, native::victim), (checker::PROGRAM, checker::build)];
+        let Some(commons) = Commons::open(test, &["ibv_devinfo"], &helpers)? else {
+            return Ok(None);
+        };
+        let node = commons.node(&Spec::new(Io::Udp))?;
+        Ok(Some(Self { commons, node }))
+    }
+
+    fn start(&self, user: User, program: &str, args: &[&str]) -> Result<Running> {
+        let cmd = self.node.cmd(program)?.args(["-d", self.node.device()]).args(args);
+        cmd.as_user(Some(user)).limit(Duration::from_secs(60)).start()
+    }
+
+    /// The engine process of a user.
+    fn process_of(&self, user: User) -> Result<u32> {
+        let status = ask(&self.node, "status")?;
+        let users = status["users"].as_array().context("no users")?;
+        let entry = users.iter().find(|entry| entry["uid"] == user.uid).context("no such user")?;
+        entry["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no process")
+    }
+
+    /// Another user opens the device, and the daemon ends, both soon.
+    fn others_are_served_and_the_daemon_ends(self) -> Result<()> {
+        let began = Instant::now();
+        let opened = self.start(SOMEBODY, "ibv_devinfo", &[])?.wait()?;
+        ensure!(opened.success() && began.elapsed() < SOON, "{:?}: {opened}", began.elapsed());
+        let began = Instant::now();
+        self.node.stop()?;
+        ensure!(began.elapsed() < SOON, "the daemon took {:?} to end", began.elapsed());
+        Ok(())
+    }
+}
+
+/// A control group whose processes the kernel stops; they go on when it is dropped.
+struct Freezer {
+    folder: PathBuf,
+    /// The file, and what stops and continues them.
+    switch: (&'static str, [&'static str; 2]),
+}
+
+impl Freezer {
+    /// Of either version of control groups.
+    fn new() -> Option<Self> {
+        let name = format!("rnic-test-frozen-{}", std::process::id());
+        let kinds = [
+            ("/sys/fs/cgroup/freezer", ("freezer.state", ["FROZEN", "THAWED"])),
+            ("/sys/fs/cgroup", ("cgroup.freeze", ["1", "0"])),
+            ("/sys/fs/cgroup/unified", ("cgroup.freeze", ["1", "0"])),
+        ];
+        kinds.into_iter().find_map(|(mount, switch)| {
+            let folder = PathBuf::from(mount).join(&name);
+            fs::create_dir(&folder).ok()?;
+            let freezer = Self { folder, switch };
+            freezer.folder.join(switch.0).exists().then_some(freezer)
+        })
+    }
+
+    fn freeze(&self, pid: u32) -> Result<()> {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string())?;
+        fs::write(self.folder.join(self.switch.0), self.switch.1[0])?;
+        Ok(())
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = fs::write(self.folder.join(self.switch.0), self.switch.1[1]);
+        // They were killed, and end now.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.folder).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_frozen_engine_process_is_its_users_trouble_alone() -> Result<()> {
+    let Some(stage) = Stage::open("a_frozen_engine_process")? else { return Ok(()) };
+    let Some(freezer) = Freezer::new() else {
+        skip("a_frozen_engine_process", "no control group can be made that freezes");
+        return Ok(());
+    };
+    let holder = stage.start(User::NOBODY, VICTIM, &["hold", "2"])?;
+    wait_until("holder", SOON, || Ok(holder.stdout().contains("ready")))?;
+    freezer.freeze(stage.process_of(User::NOBODY)?)?;
+    stage.others_are_served_and_the_daemon_ends()
+}
+
+/// A page fault that a FUSE server does not answer keeps the process that has it even when that is
+/// killed.
+#[test]
+fn a_file_system_that_never_answers_stops_its_own_user_only() -> Result<()> {
+    let test = "a_file_system_that_never_answers";
+    let Some(stage) = Stage::open(test)? else { return Ok(()) };
+    let folder = stage.commons.scratch.join("silence");
+    fs::create_dir(&folder)?;
+    let silence = match Silence::mount(&folder) {
+        Ok(silence) => silence,
+        Err(error) => {
+            skip(test, &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    let file = silence.file();
+    let file = file.to_str().context("a name of ours")?;
+    let sender = stage.start(User::NOBODY, VICTIM, &["stall", file])?;
+    wait_until("engine that waits", Duration::from_secs(10), || Ok(silence.is_asked()))
+        .with_context(|| sender.stderr())?;
+    stage.others_are_served_and_the_daemon_ends()
+}
+
+/// Clients whose user and process ids are others than those by which the daemon knows them.
+#[test]
+fn clients_in_namespaces_of_their_own_are_who_they_are() -> Result<()> {
+    let Some(mut stage) = Stage::open("clients_in_namespaces")? else { return Ok(()) };
+    // Root of a user namespace, process 1 of a process namespace: an ordinary user all the same.
+    let words = "unshare --user --map-root-user --pid --fork --kill-child";
+    stage.node.host.user = Some(SOMEBODY);
+    stage.node.host.through = words.split(' ').map(str::to_owned).collect();
+    let before = Census::at_rest(&stage.node, Duration::from_secs(20))?;
+    let mut stream = Stream::start(&stage.node, &stage.node, &[])?;
+    stream.work(0.5)?;
+    let status = ask(&stage.node, "status")?;
+    let sessions = status["sessions"].as_array().context("no sessions")?;
+    ensure!(
+        sessions.iter().filter(|session| session["uid"] == SOMEBODY.uid).count() == 2,
+        "{status}"
+    );
+    stage.process_of(SOMEBODY)?;
+    // Killed with its namespace.
+    drop(stream);
+    before.returns(&stage.node, Duration::from_secs(20))?;
+    stage.node.stop()?;
+    Ok(())
+}
