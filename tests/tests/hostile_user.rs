@@ -50,7 +50,8 @@ impl Stage {
         let path = self.0.scratch.join("watch-with-capabilities");
         fs::copy(self.0.scratch.join(WATCH), &path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        // Revision 2 (`linux/capability.h`), effective: CAP_NET_RAW is permitted, nothing inheritable.
+        // Revision 2 (`linux/capability.h`), effective: CAP_NET_RAW is permitted, nothing is
+        // inheritable.
         let words = [0x0200_0001u32, 1 << 13, 0, 0, 0];
         let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         rustix::fs::setxattr(&path, "security.capability", &value, XattrFlags::empty())?;
