@@ -6,10 +6,10 @@
 //! works from the first measurement to the last. The tenant's rate beside the attacker must be at
 //! least 80% of its rate beside two programs on CPU 1 that do nothing but spin, so what is compared
 //! is not how much CPU time each gets. Both are measured in turn, in windows of the same length
-//! that begin when the load is steady, and the median of the rounds counts; [`share_left`] says when
-//! the machine's other work disturbs too much. CPU 1 is never idle, even while the attacker waits:
-//! two CPUs may be one core. Nor may the tenant ever stand still for longer than [`PAUSE`], unless
-//! it does beside the programs that spin, too.
+//! that begin when the load is steady, and the median of the rounds counts; [`share_left`] says
+//! when the machine's other work disturbs too much. CPU 1 is never idle, even while the attacker
+//! waits: two CPUs may be one core. Nor may the tenant ever stand still for longer than [`PAUSE`],
+//! unless it does beside the programs that spin, too.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.
