@@ -5,6 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
@@ -207,6 +208,13 @@ impl Pair {
 pub fn cpu_of(side: usize) -> Option<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (cpus > 1).then_some(side)
+}
+
+/// An address of this host for a daemon of this test: on 127.0.0.1 another one may be at work.
+#[must_use]
+pub fn own_loopback() -> IpAddr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 | a & 63, b, c).into()
 }
 
 /// The daemon of one end of a veth pair.

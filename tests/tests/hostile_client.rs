@@ -25,7 +25,7 @@ use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::Census;
-use system_tests::lab::{attack_seconds, cpu_of};
+use system_tests::lab::{attack_seconds, cpu_of, own_loopback};
 use system_tests::measure::{Reading, judge};
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Host, Node, Place};
@@ -62,7 +62,7 @@ fn stage(test: &str, tenant: Option<User>) -> Result<Option<Stage>> {
     let Some(commons) = Commons::open(test, &["ibv_devinfo"], &helpers)? else { return Ok(None) };
     let config = commons.scratch.join("rnicd.toml");
     std::fs::write(&config, QUOTAS)?;
-    let mut spec = Spec::new(Io::Udp);
+    let mut spec = Spec { addresses: vec![own_loopback()], ..Spec::new(Io::Udp) };
     spec.extra =
         vec!["--config".into(), config.display().to_string(), "--log".into(), "info".into()];
     let node = commons.node(&spec)?;

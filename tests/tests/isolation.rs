@@ -12,7 +12,7 @@ use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::fuse::Silence;
 use system_tests::inspect::{Census, ask};
-use system_tests::lab::skip;
+use system_tests::lab::{own_loopback, skip};
 use system_tests::native::{self, VICTIM};
 use system_tests::place::{Node, Place};
 use system_tests::process::{Running, User, wait_until};
@@ -31,7 +31,8 @@ impl Stage {
         let Some(commons) = Commons::open(test, &["ibv_devinfo"], &helpers)? else {
             return Ok(None);
         };
-        let node = commons.node(&Spec::new(Io::Udp))?;
+        let addresses = vec![own_loopback()];
+        let node = commons.node(&Spec { addresses, ..Spec::new(Io::Udp) })?;
         Ok(Some(Self { commons, node }))
     }
 
