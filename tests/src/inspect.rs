@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::place::Node;
-use crate::process::{Cmd, wait_until};
+use crate::process::{Cmd, User, wait_until};
 
 /// The resources of a daemon that must not grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,6 +121,18 @@ pub fn ask(node: &Node, what: &str) -> Result<Value> {
     let text =
         cmd.env("RNIC_SOCKET", node.daemon.socket()).limit(Duration::from_secs(10)).check()?;
     serde_json::from_str(&text).with_context(|| format!("`rnic {what} --json` printed:\n{text}"))
+}
+
+/// The engine process that serves a user of a root daemon.
+///
+/// # Errors
+/// As [`ask`], and when the user has none.
+pub fn engine_process(node: &Node, user: User) -> Result<u32> {
+    let status = ask(node, "status")?;
+    let users = status["users"].as_array().context("no users")?;
+    let is_it = |entry: &&Value| entry["uid"] == user.uid && entry["gid"] == user.gid;
+    let entry = users.iter().find(is_it).with_context(|| format!("no {user:?} in {status:#}"))?;
+    entry["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no process")
 }
 
 /// One counter of a daemon.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
-use system_tests::inspect::{Census, ask};
+use system_tests::inspect::{Census, engine_process};
 use system_tests::lab::long_form;
 use system_tests::native::{self, VICTIM};
 use system_tests::place::{Node, Place};
@@ -48,15 +48,6 @@ impl Stage {
         })?;
         Ok(holder)
     }
-
-    /// The engine process of a user, as `rnic status` shows it.
-    fn process_of(&self, user: User) -> Result<u32> {
-        let status = ask(&self.node, "status")?;
-        let users = status["users"].as_array().context("no users")?;
-        let entry = users.iter().find(|entry| entry["uid"] == user.uid).context("no such user")?;
-        ensure!(entry["gid"] == user.gid, "{entry}");
-        entry["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no process")
-    }
 }
 
 /// CAP_KILL, SETGID, SETUID, NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE and BPF.
@@ -72,7 +63,7 @@ fn an_engine_process_has_its_users_rights_and_nothing_else() -> Result<()> {
         return Ok(());
     };
     let holder = stage.holder(SOMEBODY)?;
-    let pid = stage.process_of(SOMEBODY)?;
+    let pid = engine_process(&stage.node, SOMEBODY)?;
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let ids = SOMEBODY.uid.to_string();
     for name in ["Uid:", "Gid:"] {
@@ -115,9 +106,9 @@ fn an_engine_process_has_its_users_rights_and_nothing_else() -> Result<()> {
 fn the_death_of_an_engine_process_ends_the_devices_of_its_user_only() -> Result<()> {
     let Some(stage) = Stage::open("the_death_of_an_engine_process")? else { return Ok(()) };
     let _other = stage.holder(User::NOBODY)?;
-    let other = stage.process_of(User::NOBODY)?;
+    let other = engine_process(&stage.node, User::NOBODY)?;
     let holder = stage.holder(SOMEBODY)?;
-    let pid = stage.process_of(SOMEBODY)?;
+    let pid = engine_process(&stage.node, SOMEBODY)?;
     let target = rustix::process::Pid::from_raw(pid.cast_signed()).context("no process")?;
     rustix::process::kill_process(target, rustix::process::Signal::KILL)?;
     wait_until("line in the log", Duration::from_secs(5), || {
@@ -126,8 +117,11 @@ fn the_death_of_an_engine_process_ends_the_devices_of_its_user_only() -> Result<
     drop(holder);
     // The next program starts it again.
     let again = stage.holder(SOMEBODY)?;
-    ensure!(stage.process_of(SOMEBODY)? != pid, "it is the same process");
-    ensure!(stage.process_of(User::NOBODY)? == other, "another user's process has changed");
+    ensure!(engine_process(&stage.node, SOMEBODY)? != pid, "it is the same process");
+    ensure!(
+        engine_process(&stage.node, User::NOBODY)? == other,
+        "another user's process has changed"
+    );
     drop(again);
     stage.node.stop()?;
     Ok(())
@@ -164,7 +158,7 @@ fn users_come_and_go_and_leave_nothing_behind() -> Result<()> {
 fn an_engine_process_that_is_stopped_does_not_outlive_a_killed_daemon() -> Result<()> {
     let Some(stage) = Stage::open("an_engine_process_that_is_stopped")? else { return Ok(()) };
     let _holder = stage.holder(SOMEBODY)?;
-    let pid = stage.process_of(SOMEBODY)?;
+    let pid = engine_process(&stage.node, SOMEBODY)?;
     let target = rustix::process::Pid::from_raw(pid.cast_signed()).context("no process")?;
     rustix::process::kill_process(target, rustix::process::Signal::STOP)?;
     stage.node.daemon.signal(rustix::process::Signal::KILL)?;

@@ -39,7 +39,7 @@ const PAUSE: f64 = 0.05;
 /// Seconds that the rounds of an attack take, in the ordinary form.
 const ATTACK: f64 = 20.0;
 /// Seconds of a measurement.
-const WINDOW: f64 = 3.0;
+const WINDOW: f64 = 2.0;
 /// How long the daemon may take to end.
 const SOON: Duration = Duration::from_secs(2);
 /// Seconds until the load of an attacker, or of a program that spins, is steady.

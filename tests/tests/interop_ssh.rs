@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use system_tests::interop::card::{self, Options};
 use system_tests::interop::peers::{INTERFACE, RxePeer, addresses};
-use system_tests::interop::{WIRES, all_well};
+use system_tests::interop::{WIRES, all_well, cases};
 use system_tests::lab::{Lab, Need};
 use system_tests::paths::Scratch;
 use system_tests::process::Cmd;
@@ -37,7 +37,9 @@ fn a_peer_over_ssh() -> Result<()> {
     };
     what_is_missing_is_named(&options, &target("/dev/null")?)?;
     let outcomes = card::run(&options)?;
-    ensure!(outcomes.len() == 2 * 11 + 3, "{} cases", outcomes.len());
+    // Each program has two: it calls, and it serves.
+    let cases = 2 * cases::PROGRAMS.len() + cases::CHECKER.len();
+    ensure!(outcomes.len() == cases, "{} cases of {cases}", outcomes.len());
     let left = peer.guest.check("ls -d /tmp/rnic-interop.* 2>/dev/null || true")?;
     ensure!(left.trim().is_empty(), "left behind: {left}");
     all_well(&outcomes)

@@ -11,7 +11,7 @@ use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::fuse::Silence;
-use system_tests::inspect::{Census, ask};
+use system_tests::inspect::{Census, ask, engine_process};
 use system_tests::lab::{own_loopback, skip};
 use system_tests::native::{self, VICTIM};
 use system_tests::place::{Node, Place};
@@ -39,14 +39,6 @@ impl Stage {
     fn start(&self, user: User, program: &str, args: &[&str]) -> Result<Running> {
         let cmd = self.node.cmd(program)?.args(["-d", self.node.device()]).args(args);
         cmd.as_user(Some(user)).limit(Duration::from_secs(60)).start()
-    }
-
-    /// The engine process of a user.
-    fn process_of(&self, user: User) -> Result<u32> {
-        let status = ask(&self.node, "status")?;
-        let users = status["users"].as_array().context("no users")?;
-        let entry = users.iter().find(|entry| entry["uid"] == user.uid).context("no such user")?;
-        entry["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no process")
     }
 
     /// Another user opens the device, and the daemon ends, both soon.
@@ -114,7 +106,7 @@ fn a_frozen_engine_process_is_its_users_trouble_alone() -> Result<()> {
     };
     let holder = stage.start(User::NOBODY, VICTIM, &["hold", "2"])?;
     wait_until("holder", SOON, || Ok(holder.stdout().contains("ready")))?;
-    freezer.freeze(stage.process_of(User::NOBODY)?)?;
+    freezer.freeze(engine_process(&stage.node, User::NOBODY)?)?;
     stage.others_are_served_and_the_daemon_ends()
 }
 
@@ -158,7 +150,7 @@ fn clients_in_namespaces_of_their_own_are_who_they_are() -> Result<()> {
         sessions.iter().filter(|session| session["uid"] == SOMEBODY.uid).count() == 2,
         "{status}"
     );
-    stage.process_of(SOMEBODY)?;
+    engine_process(&stage.node, SOMEBODY)?;
     // Killed with its namespace.
     drop(stream);
     before.returns(&stage.node, Duration::from_secs(20))?;

@@ -6,14 +6,17 @@ use crate::client::Client;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
+
+/// How long the device may take to open.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Opens the device, disturbs the engine process in one way, and comes again when it is dead.
 pub(crate) fn process(attack: &mut Attack) -> io::Result<()> {
     let mut kind = 0;
     while attack.goes_on() {
-        let Ok(client) = Client::open() else {
+        let Ok(client) = open_again()? else {
             sleep(Duration::from_millis(5));
             continue;
         };
@@ -26,6 +29,26 @@ pub(crate) fn process(attack: &mut Attack) -> io::Result<()> {
         drop(client);
     }
     Ok(())
+}
+
+/// Opens the device. A process that this attack has starved of its CPU does not answer: it is
+/// killed, and gets a CPU to die.
+fn open_again() -> io::Result<io::Result<Client>> {
+    thread::scope(|threads| {
+        let opening = threads.spawn(Client::open);
+        let patience = Instant::now() + PATIENCE;
+        while !opening.is_finished() {
+            sleep(Duration::from_millis(1));
+            if Instant::now() > patience {
+                for pid in engine_processes()? {
+                    // SAFETY: a signal to another process, and the CPUs of its threads.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                    threads_of(pid).iter().for_each(|thread| put_on(*thread, u64::MAX));
+                }
+            }
+        }
+        Ok(opening.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))
+    })
 }
 
 /// The engine processes of this user.
@@ -88,11 +111,20 @@ fn reached(what: &str) -> io::Error {
     io::Error::other(format!("the engine process is open to its user: {what}"))
 }
 
+fn threads_of(pid: libc::pid_t) -> Vec<libc::pid_t> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Gives a thread the CPUs whose bits are set.
+fn put_on(thread: libc::pid_t, cpus: u64) {
+    // SAFETY: the kernel reads as many bytes as are said.
+    unsafe { libc::sched_setaffinity(thread, size_of_val(&cpus), (&raw const cpus).cast()) };
+}
+
 /// Something that a user may do to a process of its own; the last kind kills it.
 fn disturb(pid: libc::pid_t, kind: u32) {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let threads: Vec<libc::pid_t> =
-        threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let threads = threads_of(pid);
     // SAFETY: signals, limits and priorities of another process; the structures are live.
     unsafe {
         match kind % 6 {
@@ -119,10 +151,8 @@ fn disturb(pid: libc::pid_t, kind: u32) {
                 }
             }
             3 => {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(0, &mut set);
                 for thread in &threads {
-                    libc::sched_setaffinity(*thread, size_of_val(&set), &set);
+                    put_on(*thread, 1);
                     libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), 19);
                 }
             }

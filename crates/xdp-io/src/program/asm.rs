@@ -24,6 +24,7 @@ pub(crate) enum Width {
     U8 = 0x10,
     U16 = 0x08,
     U32 = 0x00,
+    U64 = 0x18,
 }
 
 /// Condition of a jump that compares a register with an immediate.

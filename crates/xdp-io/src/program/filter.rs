@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use super::asm::Condition::{Equal, NotEqual};
 use super::asm::Register::{R0, R1, R2, R3, R6, R7, R8, R10};
-use super::asm::Width::{U8, U16, U32};
+use super::asm::Width::{U8, U16, U32, U64};
 use super::asm::{Assembler, Helper, Label};
 use crate::sys::bpf::Instruction;
 use crate::udp::SteerBy;
@@ -113,9 +113,11 @@ fn match_v6(asm: &mut Assembler, port: u16, addresses: BorrowedFd<'_>, pass: Lab
     asm.jump_if(NotEqual, R3, UDP_PROTOCOL, pass);
     asm.load(U16, R3, R7, IP + 42);
     asm.jump_if(NotEqual, R3, network_order(port), pass);
-    for word in 0..4 {
-        asm.load(U32, R3, R7, IP + 24 + 4 * word);
-        asm.store(U32, R10, -16 + 4 * word, R3);
+    // A store fills a slot of the stack: without CAP_PERFMON, Linux before 6.8 takes a second store
+    // into the same slot for an attack on a spilled pointer.
+    for at in [0, 8] {
+        asm.load(U64, R3, R7, IP + 24 + at);
+        asm.store(U64, R10, -16 + at, R3);
     }
     look_up(asm, addresses, -16, pass);
 }
