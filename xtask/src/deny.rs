@@ -44,7 +44,7 @@ pub(crate) fn lint() -> Result<()> {
 fn check(tool: &Path, manifest: &str, options: &[&str], which: &[&str]) -> Result<()> {
     let config = paths::repository().join("deny.toml");
     let check = Cmd::new(tool).dir(paths::repository()).args(["--manifest-path", manifest]);
-    let check = check.args(["--locked", "check", "--config"]).arg(config);
+    let check = check.args(["--locked", "--config"]).arg(config).arg("check");
     check.args(options).args(which).limit(LIMIT).inherit_output().check()?;
     Ok(())
 }
