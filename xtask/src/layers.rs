@@ -42,7 +42,7 @@ const ENGINE: Rows = Rows {
         &["ids", "profile", "secret", "slab", "time", "transport"],
         &["command", "ports", "qpn", "wheel"],
         &["by_reference", "clients", "cq", "modify_qp", "mr"],
-        &["batch", "config", "event", "recv_queue"],
+        &["active", "batch", "config", "event", "recv_queue"],
         &["counters", "srq"],
         &["shared"],
         &["qp"],

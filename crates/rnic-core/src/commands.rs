@@ -211,8 +211,8 @@ impl Engine {
             srq.users += 1;
         }
         // Room for every QP once, so that the data path never grows these lists.
+        self.shared.active.add(client_slot);
         let qps = self.qps.len();
-        self.shared.active.reserve(qps.saturating_sub(self.shared.active.len()) + 1);
         self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);
         let owners = [RecordOwner::Sq(slot), RecordOwner::Rq(slot)];
         for (record, owner) in records.into_iter().zip(owners) {
@@ -332,6 +332,7 @@ impl Engine {
             srq.users -= 1;
         }
         self.ingress.forget();
+        self.shared.active.remove(qp.client_slot, qp.slot);
         for record in qp.records() {
             self.shared.clients.bind(qp.client_slot, record, None);
         }

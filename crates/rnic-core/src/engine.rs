@@ -279,7 +279,7 @@ impl Engine {
                 tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.posted(owner) });
                 if !qp.is_active {
                     qp.is_active = true;
-                    active.push_back(slot);
+                    active.push_back(qp.client_slot, slot);
                 }
             }
         });

@@ -18,6 +18,7 @@
 //!    [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
+mod active;
 mod batch;
 mod by_reference;
 mod clients;

@@ -1,5 +1,6 @@
 //! What the QPs of an engine share.
 
+use crate::active::ActiveQps;
 use crate::batch::Batch;
 use crate::clients::Clients;
 use crate::command::ClientId;
@@ -18,7 +19,6 @@ use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
 use rnic_abi::wqe::Sge;
 use roce_wire::Qpn;
-use std::collections::VecDeque;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -38,8 +38,7 @@ pub(crate) struct Shared {
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
     pub(crate) wheel: Wheel,
-    /// Slots of QPs that have something to send or to flush.
-    pub(crate) active: VecDeque<u32>,
+    pub(crate) active: ActiveQps,
     /// Slots of QPs whose send queue may have completions to write.
     pub(crate) retiring: Vec<u32>,
     /// Accepted data on its way to application memory.
@@ -64,7 +63,7 @@ impl Shared {
             cqs: Slab::new(config.limits.max_cq as usize),
             srqs: Slab::new(config.limits.max_srq as usize),
             wheel: Wheel::new(now),
-            active: VecDeque::new(),
+            active: ActiveQps::default(),
             retiring: Vec::new(),
             batch: Batch::new(),
             placed: false,

@@ -1,6 +1,6 @@
 //! Egress: the only place from which anything leaves.
 //!
-//! QPs with something to send are visited round-robin, each with a byte budget. A visit plans
+//! Active QPs are visited in [turns](crate::active), each with a byte budget. A visit plans
 //! packets (replies, then requests and the ACK or NAK), reserves trains for them, writes
 //! headers, gathers the payload with as few [`Dma::read`] calls as possible, seals, and only then
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
@@ -62,8 +62,6 @@ pub(crate) struct Egress {
     allowed: u32,
     /// The QP whose visit the wire cut short, and the bytes that it may still send.
     cut_short: Option<(u32, u32)>,
-    /// Place in the list of active QPs of the last that was passed by.
-    passed: usize,
 }
 
 /// How a visit ended.
@@ -94,7 +92,6 @@ impl Egress {
             shard,
             allowed: 0,
             cut_short: None,
-            passed: 0,
         }
     }
 
@@ -152,7 +149,7 @@ impl Egress {
             self.cut_short = Some((qp.slot, left));
         }
         qp.is_active = true;
-        ctx.shared.active.push_front(qp.slot);
+        ctx.shared.active.push_front(qp.client_slot, qp.slot);
     }
 
     /// The wire took nothing of the QP whose turn it is: some of those behind it are looked at all
@@ -167,8 +164,7 @@ impl Egress {
     ) {
         let caps = ports.wire.caps();
         for _ in 0..PASSED_BY.min(ctx.shared.active.len() - 1) {
-            self.passed = (self.passed + 1) % ctx.shared.active.len();
-            let slot = ctx.shared.active[self.passed];
+            let Some(slot) = ctx.shared.active.glance() else { break };
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
             if qp.is_local() != is_local {
                 self.visit(ctx, qp, ports, &caps);

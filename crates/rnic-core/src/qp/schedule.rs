@@ -17,7 +17,7 @@ impl Qp {
     pub(crate) fn activate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if !self.is_active {
             self.is_active = true;
-            ctx.shared.active.push_back(self.slot);
+            ctx.shared.active.push_back(self.client_slot, self.slot);
         }
     }
 
