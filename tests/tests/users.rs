@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use system_tests::checker;
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::Io;
@@ -142,6 +143,9 @@ fn captures_and_faults_of_root_meet_the_traffic_of_users() -> Result<()> {
     let status = ask(right, "status")?;
     let users = status["users"].as_array().context("no users")?;
     ensure!(users.iter().all(|user| user["handed_over"].is_null()), "{status}");
+    let moved = |user: &Value, what: &str| user[what].as_u64().unwrap_or(0) > 100 * 20_000;
+    let busy = users.iter().all(|user| moved(user, "tx_bytes") && moved(user, "rx_bytes"));
+    ensure!(busy, "what users send and receive is not shown: {status}");
     pair.stop()?;
     Ok(())
 }

@@ -51,6 +51,9 @@ pub struct User {
     /// Number of its shard of the device.
     pub shard: u8,
     pub sessions: u64,
+    /// Bytes of frames that its engine has sent and received; absent if it does not answer.
+    pub tx_bytes: Option<u64>,
+    pub rx_bytes: Option<u64>,
     /// What the daemon's wire did for it, if it has no sockets of its own.
     pub handed_over: Option<HandedOver>,
 }
@@ -58,8 +61,6 @@ pub struct User {
 /// Frames of a user on the daemon's wire.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct HandedOver {
-    /// Bytes that it has sent.
-    pub tx_bytes: u64,
     /// Trains of it that were refused: they were not what an engine sends.
     pub tx_refused: u64,
     /// Datagrams for it that were lost because it did not take them in time.

@@ -367,12 +367,19 @@ impl Engines for Users {
     }
 
     fn users(&self) -> Vec<(report::User, Vec<report::Session>)> {
+        let counted = self.ask_all(Inquiry::Engine(Question::Counters)).into_iter();
+        let counted: BTreeMap<u8, Numbers> = counted
+            .filter_map(|(engine, told)| match told {
+                Told::Engine(Some(Found::Counters(counted))) => Some((engine.number(), counted)),
+                _ => None,
+            })
+            .collect();
         let told = self.ask_all(Inquiry::Sessions).into_iter().map(|(engine, told)| {
             let mut sessions = match told {
                 Told::Sessions(sessions) => sessions,
                 Told::Engine(_) => Vec::new(),
             };
-            let entry = engine.report(sessions.len());
+            let entry = engine.report(sessions.len(), counted.get(&engine.number()));
             let own = clients_of(engine.number());
             sessions.retain(|session| own.contains(&session.session));
             sessions.truncate(MAX_SESSIONS);

@@ -165,12 +165,13 @@ fn describe(found: &Located<'_>) -> String {
         ("COMMAND", |session| Cell::of(session.command.as_deref(), Cell::from)),
     ];
     text += &render(&columns, &status.sessions);
-    let columns: [Column<User>; 7] = [
+    let columns: [Column<User>; 8] = [
         ("ENGINE", |user| Cell::amount(user.pid)),
         ("UID", |user| Cell::amount(user.uid)),
         ("GID", |user| Cell::amount(user.gid)),
         ("SESSIONS", |user| Cell::amount(user.sessions)),
-        ("SENT", |user| Cell::of(user.handed_over, |all| Cell::amount(all.tx_bytes))),
+        ("SENT", |user| Cell::of(user.tx_bytes, Cell::amount)),
+        ("RECEIVED", |user| Cell::of(user.rx_bytes, Cell::amount)),
         ("REFUSED", |user| Cell::of(user.handed_over, |all| Cell::amount(all.tx_refused))),
         ("LOST", |user| Cell::of(user.handed_over, |all| Cell::amount(all.rx_lost))),
     ];

@@ -100,7 +100,7 @@ impl EngineProcess {
         self.state().idle_since
     }
 
-    pub(super) fn report(&self, sessions: usize) -> report::User {
+    pub(super) fn report(&self, sessions: usize, counted: Option<&Numbers>) -> report::User {
         let (uid, gid) = self.user;
         let pid = self.pid().unsigned_abs();
         report::User {
@@ -109,8 +109,9 @@ impl EngineProcess {
             pid,
             shard: self.number,
             sessions: sessions as u64,
+            tx_bytes: counted.and_then(|counted| counted.get("tx_bytes").copied()),
+            rx_bytes: counted.and_then(|counted| counted.get("rx_bytes").copied()),
             handed_over: self.wire.as_ref().map(|wire| report::HandedOver {
-                tx_bytes: wire.tx_bytes(),
                 tx_refused: wire.tx_refused(),
                 rx_lost: wire.rx_lost(),
             }),
