@@ -21,11 +21,11 @@ mod xdp;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::HopTable;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use udp::UdpWire;
 use xdp_io::TxRefusal;
-use xdp_io::udp::SteeredPort;
+use xdp_io::udp::{ReceiverSockets, SteeredPort};
 
 pub use auto::{WireConfig, open};
 use capture::CaptureWire;
@@ -61,7 +61,7 @@ trait Link: Send {
     /// Follows a change of the interface: its addresses and its MTU.
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
     /// Uses a socket of the daemon for one more address, where it is made of such.
-    fn add_socket(&mut self, _: IpAddr, _: OwnedFd) {}
+    fn add_sockets(&mut self, _: IpAddr, _: ReceiverSockets) {}
     /// What it counts.
     fn counters(&mut self) -> LinkCounters;
 }
@@ -96,7 +96,7 @@ impl DeviceWire {
     }
 
     /// That of a further shard with sockets of its own, which the daemon
-    /// [gives](Self::add_socket). `scope_id` is the interface of link-local addresses.
+    /// [gives](Self::add_sockets). `scope_id` is the interface of link-local addresses.
     ///
     /// # Errors
     /// When there is no memory.
@@ -113,8 +113,8 @@ impl DeviceWire {
     }
 
     /// A socket of the daemon's [shared port](Self::shared_port) for one more address.
-    pub fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
-        self.inner.get_mut().get_mut().add_socket(address, socket);
+    pub fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
+        self.inner.get_mut().get_mut().add_sockets(address, sockets);
     }
 
     /// The packet I/O in use, e.g. `udp` or `af-xdp native`.

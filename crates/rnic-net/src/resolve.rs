@@ -48,25 +48,30 @@ impl Network {
     /// EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not either,
     /// ENOMEM when there are too many neighbours.
     pub fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {
-        self.resolve_for(ah, self.shared.kernel_sends.load(Ordering::Acquire))
+        let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
+        self.resolve_for(ah, kernel_sends.then_some(ROCE_PORT))
     }
 
-    /// The same for a sender that uses UDP sockets, whatever the device itself uses.
+    /// The same for a sender that uses UDP sockets of this port, whatever the device itself uses.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub fn resolve_for_sockets(&self, ah: &AhAttr) -> Result<Path, Refusal> {
-        self.resolve_for(ah, true)
+    pub fn resolve_for_sockets(&self, ah: &AhAttr, port: u16) -> Result<Path, Refusal> {
+        self.resolve_for(ah, Some(port))
     }
 
-    fn resolve_for(&self, ah: &AhAttr, kernel_sends: bool) -> Result<Path, Refusal> {
+    /// With `sockets` the kernel sends, from this port.
+    fn resolve_for(&self, ah: &AhAttr, sockets: Option<u16>) -> Result<Path, Refusal> {
+        let kernel_sends = sockets.is_some();
         let (source, dst) = self.endpoints(ah)?;
         let is_local = self.local_addresses().contains(&dst);
-        let sport = match ah.flow_label {
-            // Within the host, too, another shard's engine is reached through the kernel.
-            _ if kernel_sends || is_local => ROCE_PORT,
-            0 => 0,
-            label => udp_source_port(label),
+        let sport = match (sockets, ah.flow_label) {
+            // The ICRC covers it, and the kernel knows no other.
+            (Some(port), _) => port,
+            // Another shard's engine is reached through the kernel.
+            _ if is_local => ROCE_PORT,
+            (None, 0) => 0,
+            (None, label) => udp_source_port(label),
         };
         let hop_limit = if ah.hop_limit == 0 { Flow::DEFAULT_HOP_LIMIT } else { ah.hop_limit };
         let flow = Flow {

@@ -32,6 +32,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use upstream::Upstream;
+use xdp_io::udp::ReceiverSockets;
 
 /// Runs until the daemon needs it no more, or is gone.
 ///
@@ -158,9 +159,10 @@ impl EngineProcess {
                     ToEngine::End => return Ok(()),
                     ToEngine::Client => self.admit(fds, &mut clients),
                     ToEngine::Capture => self.capture(fds),
-                    ToEngine::Socket(address) => {
-                        let [socket] = fds.exactly()?;
-                        self.engine.handle().tell(ShardMessage::Socket(address, socket));
+                    ToEngine::Sockets(address) => {
+                        let [receives, sends] = fds.exactly()?;
+                        let sockets = ReceiverSockets { receives, sends };
+                        self.engine.handle().tell(ShardMessage::Sockets(address, sockets));
                     }
                     message => self.handle(message),
                 }

@@ -13,7 +13,7 @@ mod steered;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::address::{self, SockAddr};
@@ -21,7 +21,7 @@ use crate::control::{self, Control};
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
 use socket::{IpFields, Socket};
-pub use steered::{SteerBy, SteeredPort};
+pub use steered::{ReceiverSockets, SteerBy, SteeredPort};
 
 /// Most payload bytes of one datagram or train (65,535 less the IPv4 and UDP headers).
 const MAX_BYTES: usize = 65_507;
@@ -223,11 +223,11 @@ impl UdpPort {
         Ok(())
     }
 
-    /// Uses a socket that another process has opened for `address`, from a [`SteeredPort`]. One
-    /// that was there for the address is closed.
-    pub fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+    /// Uses sockets that another process has opened for `address`, from a [`SteeredPort`]. Those
+    /// that were there for the address are closed.
+    pub fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         self.remove_address(address);
-        self.adopt(Socket::new(socket, address));
+        self.adopt(Socket::of(sockets, address));
     }
 
     fn adopt(&mut self, socket: Socket) {
@@ -393,7 +393,7 @@ impl UdpPort {
                 self.tx.drop_first();
                 continue;
             };
-            match self.tx.send_run(socket.fd()) {
+            match self.tx.send_run(socket.sender()) {
                 SendOutcome::Sent(count) => sent += count,
                 SendOutcome::Full => {
                     self.stats.tx_backpressure += 1;

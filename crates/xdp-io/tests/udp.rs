@@ -457,7 +457,7 @@ const STEERED: u16 = 47_911;
 fn receiver(steered: &SteeredPort, number: u8, owner: u64, addresses: &[IpAddr]) -> UdpPort {
     let mut port = UdpPort::bind(&UdpConfig::new(Vec::new(), STEERED)).unwrap();
     for address in addresses {
-        port.add_socket(*address, steered.socket(number, owner, *address).unwrap());
+        port.add_sockets(*address, steered.sockets(number, owner, *address).unwrap());
     }
     port
 }
@@ -521,13 +521,39 @@ fn datagrams_and_trains_find_the_receiver_that_they_name() {
     });
 }
 
+/// A kernel that joins the datagrams of a flow would lead those of two receivers to one.
+#[test]
+fn each_receiver_has_flows_of_its_own() {
+    if skipped_without_root("each_receiver_has_flows_of_its_own") {
+        return;
+    }
+    let steered = SteeredPort::new(STEERED + 2, 0, 1 << 20, BY, false).unwrap();
+    let mut known = vec![STEERED + 2];
+    for (number, owner) in [(3, 30), (31, 310)] {
+        assert_eq!(steered.source_port(owner), None);
+        let mut port = receiver(&steered, number, owner, &[LOOP_9, LOOP_6]);
+        for (source, other) in [(LOOP_9, LOOP_1), (LOOP_6, LOOP_6)] {
+            let peer = UdpSocket::bind((other, 0)).unwrap();
+            queue(&mut port, &train(source, peer.local_addr().unwrap(), 0), &[1; 40]);
+            assert_eq!(port.submit().sent, 1);
+            let (_, from) = peer.recv_from(&mut [0; 64]).unwrap();
+            assert_eq!(Some(from.port()), steered.source_port(owner), "from {source}");
+        }
+        let own = steered.source_port(owner).unwrap();
+        assert!(!known.contains(&own), "another receiver sends from {own}");
+        known.push(own);
+        steered.close(owner);
+        assert_eq!(steered.source_port(owner), None);
+    }
+}
+
 #[test]
 fn a_steered_port_is_had_by_one_owner() {
     if skipped_without_root("a_steered_port_is_had_by_one_owner") {
         return;
     }
     let port = STEERED + 1;
-    let new = || SteeredPort::new(port, 0, 1 << 20, BY, false).unwrap();
+    let new = || Arc::new(SteeredPort::new(port, 0, 1 << 20, BY, false).unwrap());
     let (one, other) = (new(), new());
     let taken = UdpSocket::bind((LOOP_9, port)).unwrap();
     assert!(matches!(one.first_socket(LOOP_9), Err(Error::AddressInUse { .. })));
@@ -535,19 +561,20 @@ fn a_steered_port_is_had_by_one_owner() {
     let _first = one.first_socket(LOOP_9).unwrap();
     assert!(matches!(other.first_socket(LOOP_9), Err(Error::AddressInUse { .. })));
     assert!(UdpSocket::bind((LOOP_9, port)).is_err());
-    let kept = one.socket(9, 1, LOOP_9).unwrap();
+    let kept = one.sockets(9, 1, LOOP_9).unwrap();
     assert!(one.serves(9, 1, LOOP_9) && !one.serves(9, 2, LOOP_9));
     // An address that goes and comes back while a receiver keeps its socket.
     one.retain(&[]);
     drop(_first);
     assert!(!one.serves(9, 1, LOOP_9));
-    let mut own = UdpPort::bind(&UdpConfig::new(Vec::new(), port)).unwrap();
-    own.add_socket(LOOP_9, one.first_socket(LOOP_9).unwrap());
+    let shared = Some(Arc::clone(&one));
+    let own = UdpConfig { shared, ..UdpConfig::new(vec![LOOP_9], port) };
+    let mut own = UdpPort::bind(&own).unwrap();
     let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
     sender.send_to(&[9 << 3; 40], (LOOP_9, port)).unwrap();
     collect(&mut own, 40);
     let mut nine = UdpPort::bind(&UdpConfig::new(Vec::new(), port)).unwrap();
-    nine.add_socket(LOOP_9, one.socket(9, 1, LOOP_9).unwrap());
+    nine.add_sockets(LOOP_9, one.sockets(9, 1, LOOP_9).unwrap());
     sender.send_to(&[9 << 3; 40], (LOOP_9, port)).unwrap();
     collect(&mut nine, 40);
     // Once all have closed theirs another owner may have it.

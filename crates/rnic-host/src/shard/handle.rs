@@ -71,7 +71,7 @@ impl Shard {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }
             }
-            ShardMessage::Socket(address, socket) => self.nic.wire.add_socket(address, socket),
+            ShardMessage::Sockets(address, sockets) => self.nic.wire.add_sockets(address, sockets),
             ShardMessage::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
                 self.nic.events.add_receiver(number, receiver);

@@ -12,8 +12,8 @@ use rnic_core::ports::SpaceId;
 use rnic_net::Change;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use xdp_io::udp::ReceiverSockets;
 
 /// A client with everything the shard keeps of it.
 pub struct NewClient {
@@ -56,7 +56,7 @@ pub enum ShardMessage {
     /// The network changed.
     Network(Change),
     /// A socket of the daemon for an address.
-    Socket(IpAddr, OwnedFd),
+    Sockets(IpAddr, ReceiverSockets),
     /// A further shard of this number sends through this one, and how to reach it.
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.

@@ -3,7 +3,8 @@
 use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, ShardWire};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use xdp_io::udp::ReceiverSockets;
 
 /// See the [module](self).
 pub enum ShardPort {
@@ -62,9 +63,9 @@ impl ShardPort {
     }
 
     /// Uses a socket of the daemon.
-    pub(super) fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+    pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Self::Device(wire) = self {
-            wire.add_socket(address, socket);
+            wire.add_sockets(address, sockets);
         }
     }
 

@@ -7,8 +7,9 @@ use super::{
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
+use xdp_io::udp::ReceiverSockets;
 
 /// Loopback and the device's packet I/O.
 pub(super) struct Composite {
@@ -87,9 +88,9 @@ impl Composite {
     }
 
     /// Uses a socket of the daemon for one more address.
-    pub(super) fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
+    pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Some(link) = &mut self.outside {
-            link.add_socket(address, socket);
+            link.add_sockets(address, sockets);
         }
     }
 

@@ -11,10 +11,10 @@ use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain,
 use rnic_core::qpn::SHARD_IN_BYTE;
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use xdp_io::TxRefusal;
-use xdp_io::udp::{self, SteerBy, SteeredPort, UdpConfig, UdpPort};
+use xdp_io::udp::{self, ReceiverSockets, SteerBy, SteeredPort, UdpConfig, UdpPort};
 
 /// See the [module](self).
 pub(super) struct UdpWire {
@@ -47,7 +47,7 @@ impl UdpWire {
         Self::on(config, mtu, true)
     }
 
-    /// Without sockets: the daemon [gives](Link::add_socket) some.
+    /// Without sockets: the daemon [gives](Link::add_sockets) some.
     ///
     /// # Errors
     /// When there is no memory.
@@ -176,8 +176,8 @@ impl Link for UdpWire {
         self.max_datagram = max_datagram(mtu, addresses);
     }
 
-    fn add_socket(&mut self, address: IpAddr, socket: OwnedFd) {
-        self.port.add_socket(address, socket);
+    fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
+        self.port.add_sockets(address, sockets);
     }
 
     fn counters(&mut self) -> LinkCounters {

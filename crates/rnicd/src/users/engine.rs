@@ -26,6 +26,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use xdp_io::udp::SteeredPort;
 
 /// See the [module](self).
 pub(crate) struct EngineProcess {
@@ -269,14 +270,15 @@ impl Users {
         }
     }
 
-    /// A socket for each address that has none. False when it takes no more now.
+    /// Sockets for each address that has none. False when it takes no more now.
     fn give_sockets(&self, engine: &EngineProcess, addresses: &[IpAddr]) -> bool {
         let Some(port) = &self.parts.shared_port else { return true };
         let (number, owner) = (engine.number, engine.serial);
         for address in addresses.iter().filter(|at| !port.serves(number, owner, **at)) {
-            match port.socket(number, owner, *address) {
-                Ok(socket) => {
-                    if engine.send(&ToEngine::Socket(*address), &[socket.as_fd()]).is_err() {
+            match port.sockets(number, owner, *address) {
+                Ok(sockets) => {
+                    let fds = [sockets.receives.as_fd(), sockets.sends.as_fd()];
+                    if engine.send(&ToEngine::Sockets(*address), &fds).is_err() {
                         // All of them once more, when it takes something.
                         port.close(owner);
                         return false;
@@ -456,8 +458,9 @@ impl Attendant<'_> {
         let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
         let started = self.engine.resolver.run(move || {
             let network = &users.parts.network;
-            let path = match users.parts.shared_port {
-                Some(_) => network.resolve_for_sockets(&ah),
+            let source = |port: &Arc<SteeredPort>| port.source_port(engine.serial);
+            let path = match users.parts.shared_port.as_ref().and_then(source) {
+                Some(port) => network.resolve_for_sockets(&ah, port),
                 None => network.resolve(&ah),
             };
             let way = path.map(Way::from);

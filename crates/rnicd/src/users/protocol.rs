@@ -23,8 +23,9 @@ pub(crate) enum ToEngine {
     /// The first message. Descriptors: with [`EngineWire::HandOver`] what that
     /// needs.
     Start(Box<Start>),
-    /// Descriptor: a socket for this address, with [`EngineWire::Sockets`].
-    Socket(IpAddr),
+    /// Descriptors: sockets for this address, to receive and to send, with
+    /// [`EngineWire::Sockets`].
+    Sockets(IpAddr),
     /// A client of the user. Descriptor: its connection.
     Client,
     /// The network changed.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::steered::ReceiverSockets;
 use crate::address::SockAddr;
 use crate::sys::mmsg::{BatchHint, RxBatch};
 use crate::{Error, Result, multicast, sys};
@@ -32,6 +33,8 @@ const MANY_OTHERS: u32 = 32;
 /// A bound socket.
 pub(crate) struct Socket {
     fd: OwnedFd,
+    /// What is sent leaves through this one, if it is there.
+    sender: Option<OwnedFd>,
     /// The address it is bound to.
     pub(crate) address: IpAddr,
     /// The kernel knows UDP_SEGMENT.
@@ -78,12 +81,30 @@ pub(super) fn open(
     Ok(fd)
 }
 
+/// The port that a socket is bound to.
+pub(super) fn port_of(socket: &OwnedFd) -> Result<u16> {
+    let duplicate = socket.try_clone().map_err(Error::os("dup"))?;
+    let address = std::net::UdpSocket::from(duplicate).local_addr();
+    address.map(|a| a.port()).map_err(Error::os("getsockname"))
+}
+
 impl Socket {
     /// That was [opened](open) for `address`, here or in another process.
     pub(crate) fn new(fd: OwnedFd, address: IpAddr) -> Socket {
         let segments = sys::option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok();
         let (fields, others, hint) = (IpFields::NEW, 0, BatchHint::default());
-        Socket { fd, address, segments, fields, others, hint }
+        Socket { fd, sender: None, address, segments, fields, others, hint }
+    }
+
+    /// As [`Socket::new`], with another one to send.
+    pub(super) fn of(sockets: ReceiverSockets, address: IpAddr) -> Socket {
+        let ReceiverSockets { receives, sends } = sockets;
+        Socket { sender: Some(sends), ..Socket::new(receives, address) }
+    }
+
+    /// The descriptor to send through.
+    pub(crate) fn sender(&self) -> BorrowedFd<'_> {
+        self.sender.as_ref().unwrap_or(&self.fd).as_fd()
     }
 
     /// Called before a train with the fields `wanted` is queued, when nothing else is queued. Two
@@ -98,7 +119,7 @@ impl Socket {
         if self.others >= MANY_OTHERS {
             self.others = 0;
             // When the kernel refuses a field here, control messages continue to set it.
-            if write(self.fd(), self.address, wanted).is_ok() {
+            if write(self.sender(), self.address, wanted).is_ok() {
                 self.fields = wanted;
             }
         }
@@ -116,9 +137,7 @@ impl Socket {
 
     /// The port the kernel chose.
     pub(crate) fn local_port(&self) -> Result<u16> {
-        let duplicate = self.fd.try_clone().map_err(Error::os("dup"))?;
-        let address = std::net::UdpSocket::from(duplicate).local_addr();
-        address.map(|a| a.port()).map_err(Error::os("getsockname"))
+        port_of(&self.fd)
     }
 
     /// Size of the receive buffer, as the kernel accounts for it.

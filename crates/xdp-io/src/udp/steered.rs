@@ -26,6 +26,7 @@
 //! So receiver 0 gets what has no receiver. Sockets are named in a map: a classic program would
 //! name them by the order in which they were bound, which changes when one of them is closed.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,6 +49,17 @@ pub struct SteerBy {
     pub shift: u8,
 }
 
+/// What a receiver has of an address. It sends from another port than it receives at, and than
+/// others send from: a host joins the datagrams of a flow that follow each other, and leads them to
+/// one receiver.
+#[derive(Debug)]
+pub struct ReceiverSockets {
+    /// Where its datagrams arrive.
+    pub receives: OwnedFd,
+    /// What it sends with.
+    pub sends: OwnedFd,
+}
+
 /// A port for several receivers. See the [module](self). Any thread may use it.
 #[derive(Debug)]
 pub struct SteeredPort {
@@ -65,6 +77,8 @@ struct State {
     groups: Vec<Group>,
     /// Addresses that were ours at any time: a process that was stopped may still have a socket.
     known: Vec<IpAddr>,
+    /// Owner -> the port that all its sockets send from.
+    sources: BTreeMap<u64, u16>,
 }
 
 /// The sockets of one address.
@@ -124,16 +138,32 @@ impl SteeredPort {
         self.with_group(address, |group| group.first.try_clone().map_err(Error::os("dup")))
     }
 
-    /// A socket of `receiver`, which is not 0, for `address`, in place of the one that it had.
+    /// Sockets of `receiver`, which is not 0, for `address`, in place of those that it had.
     ///
     /// # Errors
     /// As [`UdpPort::bind`](super::UdpPort::bind).
-    pub fn socket(&self, receiver: u8, owner: u64, address: IpAddr) -> Result<OwnedFd> {
-        self.with_group(address, |group| {
-            let fd = self.open(address, join)?;
-            group.set(receiver.into(), owner, fd.as_fd())?;
-            Ok(fd)
-        })
+    pub fn sockets(&self, receiver: u8, owner: u64, address: IpAddr) -> Result<ReceiverSockets> {
+        let source = self.source_port(owner);
+        let (sockets, source) = self.with_group(address, |group| {
+            let receives = self.open(address, self.port, join)?;
+            let sends = self.open(address, source.unwrap_or(0), |socket| {
+                // Nothing reads what is sent to its port. When an address comes back, the socket
+                // that it had before may still be open.
+                sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &0)?;
+                sys::set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1)
+            })?;
+            let source = socket::port_of(&sends)?;
+            group.set(receiver.into(), owner, receives.as_fd())?;
+            Ok((ReceiverSockets { receives, sends }, source))
+        })?;
+        self.state().sources.insert(owner, source);
+        Ok(sockets)
+    }
+
+    /// The port that all sockets of an owner send from; none if it has no sockets.
+    #[must_use]
+    pub fn source_port(&self, owner: u64) -> Option<u16> {
+        self.state().sources.get(&owner).copied()
     }
 
     fn with_group<T>(
@@ -174,7 +204,7 @@ impl SteeredPort {
         address: IpAddr,
         before_bind: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
     ) -> Result<OwnedFd> {
-        self.open(address, |socket| {
+        self.open(address, self.port, |socket| {
             if self.first_is_local {
                 sys::attach_filter(socket, &from_this_host())?;
             }
@@ -185,17 +215,18 @@ impl SteeredPort {
     fn open(
         &self,
         address: IpAddr,
+        port: u16,
         before_bind: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
     ) -> Result<OwnedFd> {
-        let wanted = address::scoped(address, self.port, self.scope_id);
+        let wanted = address::scoped(address, port, self.scope_id);
         socket::open(wanted, self.scope_id, self.buffer_bytes, before_bind)
     }
 
     /// Leads nothing to the receivers of `owner` any more.
     pub fn close(&self, owner: u64) {
-        for group in &mut self.state().groups {
-            group.close(owner);
-        }
+        let mut state = self.state();
+        state.groups.iter_mut().for_each(|group| group.close(owner));
+        state.sources.remove(&owner);
     }
 
     /// Whether what names this receiver is led to a socket of this owner.
