@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::lab::long_form;
 use crate::paths;
-use crate::process::{Cmd, tail};
+use crate::process::{Cmd, User, tail};
 
 /// Names a finished dist folder for child processes, so that they do not build again.
 pub const DIST_ENV: &str = "RNIC_DIST";
@@ -67,6 +67,10 @@ impl Dist {
                 Some(root) => Self::open(Path::new(&root)),
                 None => Self::build(profile, root),
             }
+            .and_then(|dist| match User::of_tests() {
+                Some(_) => dist.copy_to(&paths::public("dist")?),
+                None => Ok(dist),
+            })
             .map_err(|error| format!("{error:#}"))
         });
         dist.as_ref().map_err(|error| anyhow!("{error}"))

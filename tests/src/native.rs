@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::packages::Apt;
-use crate::process::{Cmd, is_root};
+use crate::process::{Cmd, User, is_root};
 use crate::{dist, paths};
 
 /// An application that dies, forks, replaces itself or waits: `tests/victim`.
@@ -91,7 +91,7 @@ pub fn hostile() -> Result<PathBuf> {
     ensure!(build.success(), "{build}");
     let built = dist::artifacts(&build.stdout);
     let program = built.iter().find(|path| path.file_name().is_some_and(|name| name == HOSTILE));
-    let folder = paths::cache("native")?;
+    let folder = folder()?;
     dist::install(program.context("cargo made no program")?, &folder.join(HOSTILE))?;
     Ok(folder)
 }
@@ -105,7 +105,7 @@ pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _one = BUILDING.lock().map_err(|_| anyhow!("an earlier build panicked"))?;
     let home = paths::repository().join("tests");
-    let folder = paths::cache("native")?;
+    let folder = folder()?;
     provide_header()?;
     let mut files = Vec::new();
     for source in folders {
@@ -124,6 +124,14 @@ pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
         .check()?;
     std::fs::rename(&fresh, folder.join(program))?;
     Ok(folder)
+}
+
+/// Where the programs are. The user of the tests can run them.
+fn folder() -> Result<PathBuf> {
+    match User::of_tests() {
+        Some(_) => paths::public("native"),
+        None => paths::cache("native"),
+    }
 }
 
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
@@ -29,6 +30,19 @@ pub fn cache(name: &str) -> Result<PathBuf> {
     let dir = target().join("cache").join(name);
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir)
+}
+
+/// A folder that every user may read, until others clean up behind this process. The checkout may
+/// be closed to them.
+///
+/// # Errors
+/// When it cannot be created.
+pub fn public(name: &str) -> Result<PathBuf> {
+    static ALL: OnceLock<Option<Scratch>> = OnceLock::new();
+    let all = ALL.get_or_init(|| Scratch::new("public").ok());
+    let folder = all.as_ref().context("no temporary folder")?.join(name);
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
 }
 
 /// How a scratch folder's name begins; the process id of its maker follows.

@@ -73,11 +73,11 @@ pub struct Host {
 }
 
 impl Host {
-    /// Our own namespace and user, on this address.
+    /// Our own namespace and the [user of the tests](User::of_tests), on this address.
     #[must_use]
     pub fn here(address: IpAddr, tools: &Toolbox) -> Self {
-        let through = Vec::new();
-        Self { address, netns: None, user: None, through, cpu: None, tools: tools.clone() }
+        let (user, tools) = (User::of_tests(), tools.clone());
+        Self { address, netns: None, user, through: Vec::new(), cpu: None, tools }
     }
 
     /// One end of a veth pair.

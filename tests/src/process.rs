@@ -24,6 +24,9 @@ const POLL: Duration = Duration::from_millis(5);
 /// reader may have to wait for a CPU.
 const DRAIN: Duration = Duration::from_secs(3);
 
+/// Names the user of [`User::of_tests`]. Only root can run tests with it.
+pub const USER_ENV: &str = "RNIC_TEST_USER";
+
 /// The user that a command runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
@@ -36,6 +39,18 @@ pub struct User {
 impl User {
     /// `nobody`, the same numbers on every Debian.
     pub const NOBODY: Self = Self { uid: 65534, gid: 65534 };
+
+    /// The user that programs run as where a test does not say otherwise: `RNIC_TEST_USER`, else
+    /// the one that runs the test.
+    ///
+    /// # Panics
+    /// When the variable is no number.
+    #[must_use]
+    pub fn of_tests() -> Option<Self> {
+        let id = std::env::var(USER_ENV).ok()?;
+        let id = id.parse().expect("RNIC_TEST_USER is the number of a user");
+        Some(Self { uid: id, gid: id })
+    }
 }
 
 /// A command to run. Nothing happens before [`Cmd::run`], [`Cmd::check`] or [`Cmd::start`].
@@ -469,6 +484,17 @@ impl Collector {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Pins all threads of a process, and those that they start, to one CPU.
+///
+/// # Errors
+/// When the process is no more.
+pub fn put_on(pid: u32, cpu: Option<usize>) -> Result<()> {
+    if let Some(cpu) = cpu {
+        Cmd::new("taskset").args(["-a", "-c", "-p", &cpu.to_string(), &pid.to_string()]).check()?;
+    }
+    Ok(())
 }
 
 /// Waits until `done` says so.

@@ -37,7 +37,7 @@ const SHARE: f64 = 0.8;
 /// Seconds for which it may make no progress.
 const PAUSE: f64 = 0.05;
 /// Seconds that the rounds of an attack take, in the ordinary form.
-const ATTACK: f64 = 20.0;
+const ATTACK: f64 = 18.0;
 /// Seconds of a measurement.
 const WINDOW: f64 = 2.0;
 /// How long the daemon may take to end.

@@ -11,11 +11,11 @@ use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::{Census, engine_process};
-use system_tests::lab::cpu_of;
+use system_tests::lab::{cpu_of, skip};
 use system_tests::measure::judge;
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Node, Place};
-use system_tests::process::{Cmd, Running, User, wait_until};
+use system_tests::process::{Cmd, Running, User, put_on, wait_until};
 use system_tests::rounds::{MOST_LEFT, Share, share_left};
 
 /// How long an attack lasts unless it is ended earlier.
@@ -225,24 +225,47 @@ fn connections_without_pause_keep_no_user_out() -> Result<()> {
     Ok(())
 }
 
-/// Beside a user who requests long lists without a pause, root's programs keep most of the rate
-/// that they have beside a program that only spins. The kernel divides CPUs between processes: the
-/// tenant has one, the attacker and its engine process have the other one, which is never idle.
 #[test]
 fn long_lists_do_not_keep_engines_busy() -> Result<()> {
+    others_keep_their_rate("lists", "")
+}
+
+/// Registering what is large takes the kernel seconds, in which it locks what threads of a process
+/// share.
+#[test]
+fn large_registrations_do_not_stop_other_users() -> Result<()> {
+    /// What one registration takes, and as much again for the test.
+    const NEEDED_KIB: u64 = 8 << 20;
+    let available = available_kib()?;
+    if available < NEEDED_KIB {
+        let few = format!("{available} KiB of memory are available, {NEEDED_KIB} are needed");
+        skip("large_registrations", &few);
+        return Ok(());
+    }
+    others_keep_their_rate("giant", "[quota]\nshared-bytes = 8589934592\n")
+}
+
+fn available_kib() -> Result<u64> {
+    let info = fs::read_to_string("/proc/meminfo")?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.context("no MemAvailable in /proc/meminfo")
+}
+
+/// Beside a user who attacks without a pause, root's programs keep most of the rate that they have
+/// beside a program that only spins. The kernel divides CPUs between processes: the tenant has one,
+/// the attacker and its engine process have the other one, which is never idle.
+fn others_keep_their_rate(kind: &str, config: &str) -> Result<()> {
     /// Least share of the rate.
     const KEPT: f64 = 0.7;
-    let Some(stage) = Stage::open("long_lists")? else { return Ok(()) };
-    let mut node = stage.daemon(&[])?;
+    let Some(stage) = Stage::open(kind)? else { return Ok(()) };
+    let mut node = stage.configured(&[], config)?;
     let first = serves(&node, Some(User::NOBODY))?;
-    if let Some(cpu) = cpu_of(1) {
-        let process = engine_process(&node, User::NOBODY)?.to_string();
-        Cmd::new("taskset").args(["-a", "-c", "-p", &cpu.to_string(), &process]).check()?;
-    }
+    put_on(engine_process(&node, User::NOBODY)?, cpu_of(1))?;
     node.host.cpu = cpu_of(0);
     let node = node;
-    judge("long_lists", |_| {
-        let share = beside_lists(&stage, &node).with_context(|| node.daemon.log())?;
+    judge(kind, |_| {
+        let share = beside(&stage, &node, kind).with_context(|| node.daemon.log())?;
         Ok(share.at_least(KEPT))
     })?;
     drop(first);
@@ -250,8 +273,8 @@ fn long_lists_do_not_keep_engines_busy() -> Result<()> {
     Ok(())
 }
 
-/// The share of its rate that a user keeps beside a user who requests long lists.
-fn beside_lists(stage: &Stage, node: &Node) -> Result<Share> {
+/// The share of its rate that a user keeps beside an attacker.
+fn beside(stage: &Stage, node: &Node, kind: &str) -> Result<Share> {
     let stream = RefCell::new(Stream::start(node, node, &[])?);
     let there = |kind: &str| stage.command(node, kind, ATTACK).on_cpu(cpu_of(1));
     let _filler = there("spin").through(&words("nice -n 19")).start()?;
@@ -265,7 +288,7 @@ fn beside_lists(stage: &Stage, node: &Node) -> Result<Share> {
         rate()
     };
     let disturbed = || {
-        let _attacker = got(there("lists").start()?, node)?;
+        let _attacker = got(there(kind).start()?, node)?;
         rate()
     };
     let share = share_left(3, MOST_LEFT, calm, disturbed)?;

@@ -9,7 +9,7 @@ use clap::Args;
 use system_tests::dist::{DIST_ENV, Dist, TEST, cargo};
 use system_tests::lab::{AGAIN, LONG_ENV, NOT_MEASURED, NOTES_ENV, SKIPPED};
 use system_tests::packages::{Apt, Toolbox};
-use system_tests::process::{Cmd, is_root};
+use system_tests::process::{Cmd, USER_ENV, User, is_root};
 use system_tests::{paths, rxe};
 
 use crate::stages::{self, Stage};
@@ -24,6 +24,12 @@ const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
 ];
+
+/// System tests that root's run repeats with programs of another user.
+const AS_USER: [&str; 2] = ["checker", "rough_link"];
+/// Those that only the long form repeats.
+const AS_USER_LONG: [&str; 7] =
+    ["death", "errors", "hostile_peer", "rxe_errors", "rxe_interop", "rxe_peer", "rxe_rough_link"];
 
 /// Which tests to run.
 #[derive(Args, Clone, Copy, Debug)]
@@ -81,13 +87,18 @@ fn list(options: Options) -> Result<Vec<Stage>> {
     }
     stages.push(Stage::new("build to test", move || dist(options).map(|_| ())));
     if options.quick {
-        let pingpong = move || system("pingpong", &["pingpong_over"], options);
+        let pingpong = move || system("pingpong", &["pingpong_over"], None, options);
         stages.push(Stage::new("pingpong", pingpong));
     } else {
         stages.push(Stage::new("system tests' build", build_system));
         for program in system_programs()? {
             let name = program.clone();
-            stages.push(Stage::new(name, move || system(&program, &[], options)));
+            stages.push(Stage::new(name, move || system(&program, &[], None, options)));
+        }
+        let others = if options.long { &AS_USER_LONG[..] } else { &[] };
+        for program in AS_USER.iter().chain(others).filter(|_| is_root()) {
+            let run = move || system(program, &[], Some(User::NOBODY), options);
+            stages.push(Stage::new(format!("{program}, as a user"), run));
         }
     }
     Ok(stages)
@@ -159,10 +170,14 @@ fn build_system() -> Result<()> {
     Ok(())
 }
 
-/// Runs one program of the system tests, or those of its tests whose name contains a filter.
-fn system(program: &str, filter: &[&str], options: Options) -> Result<()> {
-    options
-        .tests()
+/// Runs one program of the system tests, or those of its tests whose name contains a filter. The
+/// programs of a user other than root have an engine process.
+fn system(program: &str, filter: &[&str], user: Option<User>, options: Options) -> Result<()> {
+    let tests = match user {
+        Some(user) => options.tests().env(USER_ENV, user.uid.to_string()),
+        None => options.tests(),
+    };
+    tests
         .args(["test", "-p", "system-tests", "--test", program, "--", "--nocapture"])
         .arg("--test-threads=1")
         .args(filter)

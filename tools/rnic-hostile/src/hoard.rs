@@ -2,14 +2,15 @@
 //! the time of its engines.
 
 use crate::Attack;
-use crate::client::{Client, greet};
+use crate::client::{Client, granted, greet};
 use memmap2::MmapOptions;
 use rnic_abi::control::{Inspect, Reply, Request};
-use rnic_abi::os::{Connection, candidate_socket_paths};
+use rnic_abi::os::{Connection, candidate_socket_paths, memory};
 use rnic_abi::verbs::AccessFlags;
 use rnic_abi::verbs::QpType;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::thread::scope;
 use std::time::{Duration, Instant};
@@ -138,6 +139,23 @@ pub(crate) fn maps(attack: &mut Attack) -> io::Result<()> {
         attack.done += registering.into_iter().map(|one| one.join().unwrap_or(0)).sum::<u64>();
     });
     drop(folder);
+    Ok(())
+}
+
+/// Registers shared files so large that the kernel needs seconds to make their pages.
+pub(crate) fn giant(attack: &mut Attack) -> io::Result<()> {
+    const LENGTH: u64 = 4 << 30;
+    let client = Client::open()?;
+    println!("got 1 device");
+    while attack.goes_on() {
+        let file = memory::reserve("giant", LENGTH)?;
+        let (pd, access) = (client.pd, AccessFlags::LOCAL_WRITE);
+        let request = Request::RegMr { pd, addr: 0, length: LENGTH, iova: 0, access, fd_offset: 0 };
+        let (answer, _) = client.connection.call(&request, &[file.as_fd()])?;
+        let Reply::Mr { mr, .. } = granted(answer)? else { break };
+        client.call(&Request::DeregMr { mr })?;
+        attack.done += 1;
+    }
     Ok(())
 }
 

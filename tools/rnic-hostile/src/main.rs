@@ -53,6 +53,8 @@ enum Kind {
     Lists,
     /// Register memory of a process with very many mappings
     Maps,
+    /// Register a shared file of 4 GiB again and again
+    Giant,
     /// Stop, limit, starve and kill the engine process of this user, and try to look into it
     Process,
     /// Spin on one CPU without contacting the daemon
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Kind::Crowd => hoard::crowd,
         Kind::Lists => hoard::lists,
         Kind::Maps => hoard::maps,
+        Kind::Giant => hoard::giant,
         Kind::Process => process::process,
         Kind::Spin => spin,
     };
