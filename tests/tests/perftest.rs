@@ -70,6 +70,21 @@ const UNRELIABLE: [Case; 7] = [
     ("ib_send_lat -c UC -s 220 -n 500 -I 220", 1),
 ];
 
+/// Datagrams: one packet each, so that `-a` ends at the path MTU. No queue pair gets more than its
+/// receives are, as none is refused for now.
+const DATAGRAMS: [Case; 10] = [
+    ("ib_send_bw -c UD -a -n 100", 12),
+    ("ib_send_bw -c UD -s 4096 -n 500", 1),
+    ("ib_send_bw -c UD -s 1024 -n 500 -q 4", 1),
+    ("ib_send_bw -c UD -s 1024 -n 500 -b", 1),
+    ("ib_send_bw -c UD -s 1024 -n 500 -e", 1),
+    ("ib_send_bw -c UD --use-srq -s 1024 -n 500", 1),
+    ("ib_send_lat -c UD -a -n 100", 12),
+    ("ib_send_lat -c UD -s 64 -n 500 -e", 1),
+    ("ib_send_lat -c UD -s 220 -n 500 -I 220", 1),
+    ("ib_send_lat -c UD --use-srq -s 64 -n 500", 1),
+];
+
 /// Many queue pairs, or one, on a shared receive queue.
 const SHARED: [Case; 3] = [
     ("ib_send_bw --use-srq -s 4096 -n 500 -q 8", 1),
@@ -78,13 +93,14 @@ const SHARED: [Case; 3] = [
 ];
 
 /// A few cases that show that another packet I/O or address family works.
-const SHORT: [Case; 6] = [
+const SHORT: [Case; 7] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
     ("ib_read_bw -s 65536 -n 200 -m 4096", 1),
     ("ib_send_bw -s 65536 -n 200 -m 1024 -q 8", 1),
     ("ib_write_lat -s 8 -n 200", 1),
     ("ib_send_lat -s 8 -n 200", 1),
     ("ib_write_lat -c UC -s 8 -n 200", 1),
+    ("ib_send_lat -c UD -s 64 -n 200", 1),
 ];
 
 fn run(server: &dyn Place, client: &dyn Place, (line, rows): Case) -> Result<()> {
@@ -137,6 +153,32 @@ fn unreliable_connections_over_udp() -> Result<()> {
 }
 
 #[test]
+fn datagrams_over_udp() -> Result<()> {
+    let name = "datagrams_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&DATAGRAMS])
+}
+
+#[test]
+fn datagrams_over_af_packet() -> Result<()> {
+    let name = "datagrams_over_af_packet";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::AfPacket, &[&DATAGRAMS])
+}
+
+/// Both ends on one device.
+#[test]
+fn datagrams_that_stay_on_their_host() -> Result<()> {
+    let name = "datagrams_that_stay_on_their_host";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for case in DATAGRAMS {
+        run(&pair.left, &pair.left, case).with_context(|| format!("{} on one host", case.0))?;
+    }
+    pair.stop()
+}
+
+#[test]
 fn shared_receive_queues_over_udp() -> Result<()> {
     let name = "shared_receive_queues_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
@@ -147,7 +189,7 @@ fn shared_receive_queues_over_udp() -> Result<()> {
 fn everything_over_af_xdp() -> Result<()> {
     let name = "everything_over_af_xdp";
     let Some(lab) = Lab::open_long(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfXdp, &[&BANDWIDTH, &LARGEST, &LATENCY, &ATOMIC, &UNRELIABLE])
+    all(&lab, Io::AfXdp, &[&BANDWIDTH, &LARGEST, &LATENCY, &ATOMIC, &UNRELIABLE, &DATAGRAMS])
 }
 
 #[test]

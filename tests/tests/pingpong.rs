@@ -7,15 +7,15 @@ use system_tests::native::{self, VICTIM};
 use system_tests::place::Place;
 use system_tests::programs::{Dialogue, pingpong};
 
-const PROGRAMS: [&str; 4] =
-    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong", "ibv_devinfo"];
+const PROGRAMS: [&str; 5] =
+    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_devinfo"];
 
 /// The path MTU, and the interface MTU that carries it with headers.
 const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
 
 /// Runs a pingpong with checked data and compares the amount that it reports.
-fn exchange(pair: &Pair, program: &str, mtu: u32, size: u64) -> Result<()> {
-    let line = format!("{program} -c -m {mtu} -s {size} -n 500");
+fn exchange(pair: &Pair, program: &str, size: u64) -> Result<()> {
+    let line = format!("{program} -c -s {size} -n 500");
     let transcript = Dialogue::new(&line).run(&pair.left, &pair.right)?;
     for output in [Some(&transcript.client), transcript.server.as_ref()].into_iter().flatten() {
         let result = pingpong::result(&output.stdout)?;
@@ -25,14 +25,17 @@ fn exchange(pair: &Pair, program: &str, mtu: u32, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Pingpongs over a reliable and over an unreliable connection.
+/// Pingpongs over reliable and unreliable connections, and without any.
 fn over(test: &str, io: Io) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
     for (path_mtu, interface_mtu) in MTUS {
         let pair = lab.pair(io, interface_mtu)?;
         for size in [1, 4096, 4097, 65_536] {
-            exchange(&pair, "ibv_rc_pingpong", path_mtu, size)?;
-            exchange(&pair, "ibv_uc_pingpong", path_mtu, size)?;
+            exchange(&pair, &format!("ibv_rc_pingpong -m {path_mtu}"), size)?;
+            exchange(&pair, &format!("ibv_uc_pingpong -m {path_mtu}"), size)?;
+        }
+        for size in [1, 24, 25, 1000, path_mtu.into()] {
+            exchange(&pair, "ibv_ud_pingpong", size)?;
         }
         pair.stop()?;
     }
@@ -74,6 +77,7 @@ fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let pair = lab.pair(Io::Udp, 4200)?;
     Dialogue::new("ibv_rc_pingpong -e -n 500 -m 4096").run(&pair.left, &pair.right)?;
     Dialogue::new("ibv_uc_pingpong -e -n 500 -m 4096").run(&pair.left, &pair.right)?;
+    Dialogue::new("ibv_ud_pingpong -e -n 500").run(&pair.left, &pair.right)?;
     pair.stop()
 }
 
@@ -92,7 +96,8 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         "Ethernet",
         "::ffff:10.77.0.1",
         // The device claims no feature that it does not have.
-        "max_ah: 0",
+        "max_ah: 262144",
+        "max_mw: 0",
         "ud_odp_caps: NO SUPPORT",
     ] {
         ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");

@@ -41,7 +41,7 @@ const ENGINE: Rows = Rows {
     rows: &[
         &["ids", "profile", "secret", "slab", "time", "transport"],
         &["command", "ports", "qpn", "wheel"],
-        &["by_reference", "clients", "cq", "modify_qp", "mr"],
+        &["ah", "by_reference", "clients", "cq", "modify_qp", "mr"],
         &["active", "batch", "config", "event", "recv_queue"],
         &["counters", "srq"],
         &["shared"],

@@ -4,9 +4,10 @@
 //! a *delivery* (its completion). All pieces are written with as few [`Dma::write`] calls as
 //! possible; see [`delivery`](crate::delivery) for what follows.
 
-use crate::by_reference::Payload;
+use crate::by_reference::{AREAS, Payload};
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use rnic_abi::cqe::Cqe;
+use roce_wire::grh::GRH_LEN;
 use roce_wire::{Msn, Psn, Qpn};
 
 /// What a piece is part of; decides how a fault is answered.
@@ -64,6 +65,8 @@ pub(crate) struct Batch {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) deliveries: Vec<Delivery>,
     pub(crate) faults: Vec<Fault>,
+    /// What stands in front of datagrams.
+    areas: Vec<u8>,
     from: Vec<Range>,
     referred: Vec<MemRange>,
     to: Vec<MemRange>,
@@ -94,6 +97,7 @@ impl Batch {
             pieces: Vec::with_capacity(CAPACITY),
             deliveries: Vec::with_capacity(CAPACITY),
             faults: Vec::new(),
+            areas: Vec::with_capacity(CAPACITY * GRH_LEN),
             from: Vec::with_capacity(MAX_DMA_RANGES),
             referred: Vec::with_capacity(MAX_DMA_RANGES),
             to: Vec::with_capacity(MAX_DMA_RANGES),
@@ -107,6 +111,7 @@ impl Batch {
             pieces: Vec::new(),
             deliveries: Vec::new(),
             faults: Vec::new(),
+            areas: Vec::new(),
             from: Vec::new(),
             referred: Vec::new(),
             to: Vec::new(),
@@ -146,6 +151,14 @@ impl Batch {
         self.deliveries.push(Delivery { slot, psn, msn, after: self.pieces.len(), cqe });
     }
 
+    /// Keeps the bytes in front of a datagram's payload until they are placed.
+    pub(crate) fn add_area(&mut self, area: &[u8; GRH_LEN]) -> Payload {
+        #[expect(clippy::cast_possible_truncation, reason = "a few kilobytes")]
+        let range = Range { offset: self.areas.len() as u32, len: GRH_LEN as u32 };
+        self.areas.extend_from_slice(area);
+        Payload::own(range)
+    }
+
     /// Number of pieces; with [`truncate`](Self::truncate) a packet that fails halfway is undone.
     pub(crate) fn len(&self) -> usize {
         self.pieces.len()
@@ -160,6 +173,7 @@ impl Batch {
         self.pieces.clear();
         self.deliveries.clear();
         self.faults.clear();
+        self.areas.clear();
     }
 
     fn is_faulted(&self, slot: u32) -> bool {
@@ -190,6 +204,7 @@ impl Batch {
             ends = Some(piece.ends());
             match piece.from.source {
                 None => push_range(&mut self.from, piece.from.in_arena()),
+                Some(AREAS) => push_range(&mut self.from, piece.from.in_arena()),
                 Some(_) => push_mem_range(&mut self.referred, piece.from.in_memory()),
             }
             push_mem_range(&mut self.to, piece.to);
@@ -215,6 +230,7 @@ impl Batch {
             let Ends { source, target } = first.ends();
             let written = match source {
                 None => dma.write(target, arena, &self.from, &self.to, &self.tails),
+                Some(AREAS) => dma.write(target, &self.areas, &self.from, &self.to, &self.tails),
                 Some(source) => dma.copy(source, &self.referred, target, &self.to, &self.tails),
             };
             match written {

@@ -19,6 +19,10 @@ pub(crate) struct Payload {
     len: u32,
 }
 
+/// In place of a sender's memory: what the engine itself puts in front of a payload. No memory has
+/// this number.
+pub(crate) const AREAS: SpaceId = SpaceId(u64::MAX);
+
 impl Payload {
     #[inline]
     pub(crate) fn arrived(range: Range) -> Self {
@@ -27,6 +31,11 @@ impl Payload {
 
     fn referred(space: SpaceId, from: MemRange) -> Self {
         Self { source: Some(space), at: from.addr, len: from.len }
+    }
+
+    /// Bytes of the engine's own.
+    pub(crate) fn own(range: Range) -> Self {
+        Self { source: Some(AREAS), ..Self::arrived(range) }
     }
 
     #[inline]
@@ -40,7 +49,7 @@ impl Payload {
         MemRange { addr: self.at, len: self.len }
     }
 
-    /// Where it is in the receive arena.
+    /// Where it is in the receive arena, or among the engine's own bytes.
     #[inline]
     pub(crate) fn in_arena(&self) -> Range {
         #[expect(clippy::cast_possible_truncation, reason = "it was made from a `Range`")]

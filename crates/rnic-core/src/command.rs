@@ -137,6 +137,18 @@ pub enum ClientCommand {
         /// Handle.
         srq: u32,
     },
+    /// Outcome: [`Outcome::Handle`].
+    CreateAh {
+        /// Protection domain.
+        pd: u32,
+        /// The way to its destination.
+        path: Path,
+    },
+    /// Outcome: [`Outcome::Done`]; sends that name it and have not left fail.
+    DestroyAh {
+        /// Handle.
+        ah: u32,
+    },
     /// Outcome: [`Outcome::Qp`].
     CreateQp(Box<NewQp>),
     /// Outcome: [`Outcome::QpState`].

@@ -1,5 +1,6 @@
 //! Commands: the control plane's way into the engine, executed between turns.
 
+use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
 use crate::command::{
     ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, NewReceives,
@@ -38,6 +39,7 @@ const NO_CLIENT: CommandError =
 const NO_PD: CommandError = no_such("no such protection domain");
 const NO_CQ: CommandError = no_such("no such completion queue");
 const NO_SRQ: CommandError = no_such("no such shared receive queue");
+const NO_AH: CommandError = no_such("no such address handle");
 const NO_QP: CommandError = no_such("no such queue pair");
 
 impl Engine {
@@ -92,6 +94,8 @@ impl Engine {
             ClientCommand::SetSrqLimit { srq, limit } => self.set_srq_limit(client, srq, limit),
             ClientCommand::QuerySrq { srq } => self.query_srq(client, srq),
             ClientCommand::DestroySrq { srq } => self.destroy_srq(client, srq),
+            ClientCommand::CreateAh { pd, path } => self.create_ah(client, pd, path),
+            ClientCommand::DestroyAh { ah } => self.destroy_ah(client, ah),
         }
     }
 
@@ -104,6 +108,9 @@ impl Engine {
         }
         for srq in handles(&self.shared.srqs, |srq: &Srq| srq.client == client) {
             self.shared.srqs.remove(srq);
+        }
+        for ah in handles(&self.shared.ahs, |ah: &AddressHandle| ah.client == client) {
+            self.shared.ahs.remove(ah);
         }
         for cq in handles(&self.shared.cqs, |cq: &Cq| cq.client == client) {
             self.shared.cqs.remove(cq);
@@ -150,7 +157,10 @@ impl Engine {
         let used = users > 0 || self.shared.mrs.pd_in_use(pd);
         // Rule: DomainInUse
         if used {
-            return Err(refuse(Errno::Busy, "queues or memory regions use the domain"));
+            return Err(refuse(
+                Errno::Busy,
+                "queues, memory regions or address handles use the domain",
+            ));
         }
         self.shared.pds.remove(pd);
         Ok(Outcome::Done)
@@ -181,7 +191,7 @@ impl Engine {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         // Rule: QpTypes
         if !TransportRules::of(new.qp_type).is_offered {
-            return Err(refuse(Errno::NotSupported, "only RC and UC queue pairs are supported"));
+            return Err(refuse(Errno::NotSupported, "XRC queue pairs are not supported"));
         }
         self.owned_pd(client, new.pd)?;
         self.owned_cq(client, new.send_cq)?;
@@ -280,6 +290,25 @@ impl Engine {
         if let Some(pd) = self.shared.pds.get_mut(gone.pd) {
             pd.users -= 1;
         }
+        Ok(Outcome::Done)
+    }
+
+    fn create_ah(&mut self, client: ClientId, pd: u32, path: Path) -> CommandResult {
+        self.owned_pd(client, pd)?;
+        modify_qp::check_address(&path.attr, self.shared.config.gid_table_len)?;
+        let ah = AddressHandle::new(client, pd, self.shared.config.profile, path);
+        let full = |_| refuse(Errno::NoMem, "the device has no free address handle");
+        let handle = self.shared.ahs.insert(ah).map_err(full)?;
+        self.owned_pd(client, pd)?.users += 1;
+        Ok(Outcome::Handle(handle))
+    }
+
+    fn destroy_ah(&mut self, client: ClientId, ah: u32) -> CommandResult {
+        // Rule: OwnHandles
+        let owned = self.shared.ahs.get(ah).filter(|ah| ah.client == client);
+        let pd = owned.ok_or(NO_AH)?.pd;
+        self.shared.ahs.remove(ah);
+        self.owned_pd(client, pd)?.users -= 1;
         Ok(Outcome::Done)
     }
 

@@ -75,7 +75,7 @@ pub fn default_limits() -> DeviceLimits {
         max_qp_rd_atom: 16,
         max_qp_init_rd_atom: 16,
         max_mw: 0,
-        max_ah: 0,
+        max_ah: 1 << 18,
         max_srq: 65_536,
         max_inline: MAX_INLINE as u32,
         qp_types: transport::offered().fold(0, |bits, qp_type| bits | 1 << qp_type.number()),

@@ -14,8 +14,9 @@ use crate::qpn::{QpnCodec, shard_of};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::WcStatus;
+use roce_wire::grh::{GRH_LEN, grh_area};
 use roce_wire::icrc::{self, IcrcCheck};
-use roce_wire::{Datagram, Ecn, Opcode, Psn, Qpn, Transport, datagram};
+use roce_wire::{Datagram, Ecn, Flow, Opcode, Psn, Qpn, Transport, datagram};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -38,6 +39,14 @@ struct Arrival<'a> {
     offset: u32,
     /// Number in its train.
     k: u16,
+}
+
+impl Arrival<'_> {
+    /// What stands in front of a datagram's payload: the IP header that it came with.
+    #[cold]
+    fn grh_area(&self) -> [u8; GRH_LEN] {
+        grh_area(&self.train.flow, self.train.ip_id.likely(self.k), self.bytes.len())
+    }
 }
 
 /// What of the engine ingress works on.
@@ -202,10 +211,13 @@ impl<T: Tap> Target<'_, '_, T> {
         };
         let bytes = payload_of(arrival, datagram.payload(), range, dma)?;
         let packet = Packet { datagram, info, bytes };
-        let verdict = if info.is_request {
+        // Rule: DatagramStandsAlone
+        let verdict = if !info.is_request {
+            qp.handle_response(&mut self.ctx, &packet)
+        } else if qp.rules.is_connected {
             qp.handle_request(&mut self.ctx, &packet)
         } else {
-            qp.handle_response(&mut self.ctx, &packet)
+            qp.handle_datagram(&mut self.ctx, &packet, &arrival.grh_area())
         };
         match verdict {
             Verdict::Done => Ok(()),
@@ -270,7 +282,8 @@ fn payload_of<D: Dma>(
     }
 }
 
-/// Transport, state, partition and addresses must be those of the connection.
+/// Transport, state, partition and addresses must be those of the connection, or the Q_Key that of
+/// the queue pair.
 fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(), DropReason> {
     let fits = qp.rules.takes(datagram.opcode().transport());
     // Rule: TransportFits
@@ -285,11 +298,26 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
     if !datagram.bth().pkey.matches(qp.pkey()) {
         return Err(DropReason::PKey);
     }
+    if !qp.rules.is_connected {
+        return check_datagram(qp, datagram, &arrival.train.flow);
+    }
     // Rule: PeerAddress
-    if qp.rules.is_connected && !qp.is_peer(&arrival.train.flow) {
+    if qp.is_peer(&arrival.train.flow) { Ok(()) } else { Err(DropReason::Address) }
+}
+
+/// A datagram comes from anywhere, but its sender must know the Q_Key.
+#[inline(never)]
+fn check_datagram(qp: &Qp, datagram: &Datagram<'_>, flow: &Flow) -> Result<(), DropReason> {
+    // What is sent to a group is for its members only, which are not named by a number.
+    // Rule: GroupNeedsGroupQpn
+    if flow.dst.is_multicast() {
         return Err(DropReason::Address);
     }
-    Ok(())
+    // Rule: QKeyMatches
+    match datagram.deth() {
+        Some(deth) if deth.qkey.0 == qp.attr.qkey => Ok(()),
+        _ => Err(DropReason::QKey),
+    }
 }
 
 fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Option<u64> {

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod ah;
 mod batch;
 mod by_reference;
 mod clients;

@@ -6,7 +6,7 @@
 
 use crate::command::{CommandError, Errno};
 use crate::transport::TransportRules;
-use rnic_abi::verbs::{AttrMask, QpAttr, QpState, QpType};
+use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState, QpType};
 use roce_wire::PathMtu;
 
 /// Device limits that attributes are checked against.
@@ -89,6 +89,7 @@ fn allowed(qp_type: QpType, from: QpState, to: QpState) -> Option<Allowed> {
 }
 
 fn init_mask(qp_type: QpType) -> AttrMask {
+    // Rule: DatagramsNeedQKey
     if TransportRules::of(qp_type).is_connected { CONNECTED_INIT } else { DATAGRAM_INIT }
 }
 
@@ -229,18 +230,27 @@ fn require(
 }
 
 fn check_paths(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {
-    let require = |attr, ok, why| require(mask, attr, ok, why);
-    // Rule: AddressRange
-    let address = new.ah.is_global
-        && u32::from(new.ah.sgid_index) < limits.gid_table_len
-        && new.ah.dgid != [0; 16]
-        && new.ah.flow_label < 1 << 20;
-    require(AttrMask::AV, address, "RoCE needs a global route with a good sgid_index and dgid")?;
-    // Rule: AddressPortRange
-    let port = new.ah.port_num == 1;
-    require(AttrMask::AV, port, "port_num of the address is not 1")?;
+    if mask.contains(AttrMask::AV) {
+        check_address(&new.ah, limits.gid_table_len)?;
+    }
+    let why = "alternate paths and their migration are not supported";
     // Rule: NoAlternatePath
-    require(AttrMask::ALT_PATH, false, "alternate paths and their migration are not supported")
+    require(mask, AttrMask::ALT_PATH, false, why)
+}
+
+/// Checks an address vector.
+pub(crate) fn check_address(ah: &AhAttr, gid_table_len: u32) -> Result<(), CommandError> {
+    // Rule: AddressRange
+    let address = ah.is_global
+        && u32::from(ah.sgid_index) < gid_table_len
+        && ah.dgid != [0; 16]
+        && ah.flow_label < 1 << 20;
+    if !address {
+        return Err(invalid("RoCE needs a global route with a good sgid_index and dgid"));
+    }
+    // Rule: AddressPortRange
+    let port = ah.port_num == 1;
+    if port { Ok(()) } else { Err(invalid("port_num of the address is not 1")) }
 }
 
 fn check_qkey(mask: AttrMask, new: &QpAttr, limits: &AttrLimits) -> Result<(), CommandError> {

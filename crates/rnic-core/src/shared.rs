@@ -1,6 +1,7 @@
 //! What the QPs of an engine share.
 
 use crate::active::ActiveQps;
+use crate::ah::AddressHandle;
 use crate::batch::Batch;
 use crate::clients::Clients;
 use crate::command::ClientId;
@@ -24,7 +25,7 @@ use roce_wire::Qpn;
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) client: ClientId,
-    /// Queue pairs and shared receive queues.
+    /// Queue pairs, shared receive queues and address handles.
     pub(crate) users: u32,
 }
 
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
+    pub(crate) ahs: Slab<AddressHandle>,
     pub(crate) wheel: Wheel,
     pub(crate) active: ActiveQps,
     /// Slots of QPs whose send queue may have completions to write.
@@ -62,6 +64,7 @@ impl Shared {
             mrs: MrTable::new(config.limits.max_mr as usize, config.secret),
             cqs: Slab::new(config.limits.max_cq as usize),
             srqs: Slab::new(config.limits.max_srq as usize),
+            ahs: Slab::new(config.limits.max_ah as usize),
             wheel: Wheel::new(now),
             active: ActiveQps::default(),
             retiring: Vec::new(),

@@ -52,7 +52,7 @@ const RC: TransportRules = TransportRules {
 const UC: TransportRules =
     TransportRules { transport: Transport::Uc, reads: false, is_reliable: false, ..RC };
 const UD: TransportRules = TransportRules {
-    is_offered: false,
+    is_offered: true,
     transport: Transport::Ud,
     is_connected: false,
     writes: false,
@@ -98,7 +98,7 @@ impl TransportRules {
 
     /// What a request is whose PSN is `ahead` of the expected one. Where nothing is repeated there
     /// is no way back: the first packet of a message is as good as the one that was expected, and
-    /// the others are of no use without it. A datagram is a message of one packet, so all are good.
+    /// the others are of no use without it. Datagrams are not asked: each is a message of its own.
     #[inline]
     pub(crate) fn sequence(&self, ahead: i32, starts_message: bool) -> Sequence {
         if ahead == 0 {
@@ -178,20 +178,18 @@ mod tests {
                 assert_eq!(places, [Sequence::Duplicate, Sequence::Next, Sequence::Gap]);
             }
         }
-        for qp_type in [QpType::Uc, QpType::Ud] {
-            let rules = TransportRules::of(qp_type);
-            let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, false));
-            assert_eq!(places, [Sequence::Late, Sequence::Next, Sequence::Rest]);
-            let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, true));
-            assert_eq!(places, [Sequence::Anew, Sequence::Next, Sequence::Anew]);
-        }
+        let rules = TransportRules::of(QpType::Uc);
+        let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, false));
+        assert_eq!(places, [Sequence::Late, Sequence::Next, Sequence::Rest]);
+        let places = [-1, 0, 1].map(|ahead| rules.sequence(ahead, true));
+        assert_eq!(places, [Sequence::Anew, Sequence::Next, Sequence::Anew]);
     }
 
     #[test]
-    fn only_datagrams_have_no_peer_and_rc_and_uc_are_offered() {
+    fn only_datagrams_have_no_peer_and_xrc_is_not_offered() {
         for qp_type in TYPES {
             assert_eq!(TransportRules::of(qp_type).is_connected, qp_type != QpType::Ud);
         }
-        assert!(offered().eq([QpType::Rc, QpType::Uc]));
+        assert!(offered().eq([QpType::Rc, QpType::Uc, QpType::Ud]));
     }
 }

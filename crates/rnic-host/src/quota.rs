@@ -31,6 +31,8 @@ pub enum Resource {
     Pds,
     /// Completion channels.
     Channels,
+    /// Address handles.
+    Ahs,
     /// Bytes registered, all regions together.
     RegisteredBytes,
     /// Bytes of the daemon's memory: queues, doorbells, and what it keeps of each object.
@@ -42,7 +44,7 @@ pub enum Resource {
 
 impl Resource {
     /// All there are.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Sessions,
         Self::Descriptors,
         Self::Mappings,
@@ -51,6 +53,7 @@ impl Resource {
         Self::Mrs,
         Self::Pds,
         Self::Channels,
+        Self::Ahs,
         Self::RegisteredBytes,
         Self::RingBytes,
         Self::SharedBytes,
@@ -68,6 +71,7 @@ impl Resource {
             Self::Mrs => "mrs",
             Self::Pds => "pds",
             Self::Channels => "channels",
+            Self::Ahs => "ahs",
             Self::RegisteredBytes => "registered-bytes",
             Self::RingBytes => "ring-bytes",
             Self::SharedBytes => "shared-bytes",
@@ -84,6 +88,7 @@ impl Resource {
             Self::Channels => 4 << 10,
             Self::Cqs | Self::Mrs => 1 << 10,
             Self::Pds => 512,
+            Self::Ahs => 256,
             _ => 0,
         }
     }
@@ -184,6 +189,7 @@ fn default_total(resource: Resource, machine: &Machine) -> u64 {
         Resource::Descriptors => machine.descriptors / 8 * 7,
         Resource::Mappings => machine.mappings / 8 * 7,
         Resource::Qps | Resource::Cqs | Resource::Pds => 1 << 17,
+        Resource::Ahs => 1 << 18,
         Resource::Mrs => 1 << 21,
         Resource::Channels => 1 << 14,
         Resource::RegisteredBytes => 1 << 48,

@@ -1,5 +1,6 @@
 //! Posting, polling and events: what the library does for an application without the daemon.
 
+use crate::datagrams::To;
 use crate::host::{AppQp, AppQueue, Host, SPACE};
 use crate::oracle::Posted;
 use crate::verbs::{CqId, PostError, QpId, SendWr};
@@ -9,6 +10,7 @@ use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, SendFlags, WcStatus};
 use rnic_abi::words::WORD;
 use rnic_abi::wqe::{RecvControl, SendControl, Sge};
+use roce_wire::grh::GRH_LEN;
 
 impl Host {
     /// Posts a send and rings the doorbell.
@@ -46,6 +48,9 @@ impl Host {
         control.rkey = wr.remote.rkey;
         control.compare_add = wr.compare_add;
         control.swap = wr.swap;
+        if let Some(To { ah, qpn, qkey }) = wr.to {
+            (control.ah, control.remote_qpn, control.qkey) = (ah, qpn, qkey);
+        }
         if app.sq.ring.free() == 0 {
             return Err(PostError::Full);
         }
@@ -162,7 +167,9 @@ impl Host {
         if cqe.status != WcStatus::Success || cqe.carried_len() == 0 {
             return;
         }
-        if cqe.carried_len() != cqe.byte_len as usize {
+        // The area in front of a datagram's payload comes in the completion by itself, too.
+        let is_area = cqe.flags.contains(CqeFlags::GRH) && cqe.carried_len() == GRH_LEN;
+        if cqe.carried_len() != cqe.byte_len as usize && !is_area {
             self.verdicts.push(format!("a completion carries part of its message: {cqe:?}"));
         }
         let carried = cqe.carried();

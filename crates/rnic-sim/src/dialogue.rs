@@ -10,8 +10,8 @@ use rnic_abi::verbs::{AsyncEventType, QpState};
 use rnic_abi::wqe::Sge;
 use rnic_core::profile::Profile;
 use rnic_core::time::Instant;
-use roce_wire::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, ImmDt, Reth};
-use roce_wire::{Flow, HeaderRepr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Syndrome};
+use roce_wire::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ImmDt, Reth};
+use roce_wire::{Flow, HeaderRepr, Msn, NakCode, Opcode, Psn, QKey, Qpn, RKey, Syndrome};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -73,6 +73,9 @@ impl Say {
         if info.has(roce_wire::HeaderSet::ATOMIC_ETH) {
             headers.atomic = Some(AtomicEth { va: 0, rkey: zero_key, swap_or_add: 0, compare: 0 });
         }
+        if info.has(roce_wire::HeaderSet::DETH) {
+            headers.deth = Some(Deth::new(QKey(0), Qpn::new(PEER_QPN)));
+        }
         if info.has(roce_wire::HeaderSet::AETH) {
             headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: zero_psn });
         }
@@ -131,6 +134,15 @@ impl Say {
     #[must_use]
     pub fn atomic(mut self, va: u64, rkey: u32, swap_or_add: u64, compare: u64) -> Self {
         self.headers.atomic = Some(AtomicEth { va, rkey: RKey(rkey), swap_or_add, compare });
+        self
+    }
+
+    /// With this Q_Key.
+    #[must_use]
+    pub fn qkey(mut self, qkey: u32) -> Self {
+        if let Some(deth) = &mut self.headers.deth {
+            deth.qkey = QKey(qkey);
+        }
         self
     }
 

@@ -10,6 +10,7 @@
 
 pub mod app;
 mod arrivals;
+pub mod datagrams;
 pub mod dialogue;
 mod gaps;
 pub mod host;

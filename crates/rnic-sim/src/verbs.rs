@@ -1,5 +1,6 @@
 //! What a simulated application hands to its host: work requests and parameters.
 
+use crate::datagrams::To;
 use crate::srq::SrqId;
 use rnic_abi::verbs::{AccessFlags, QpCaps, QpType, SendFlags, WrOpcode};
 use rnic_abi::wqe::Sge;
@@ -67,6 +68,8 @@ pub struct SendWr {
     pub imm: u32,
     /// Memory of the peer.
     pub remote: Remote,
+    /// Whom a datagram is for.
+    pub to: Option<To>,
     /// Atomic compare or add.
     pub compare_add: u64,
     /// Atomic swap.
@@ -84,6 +87,7 @@ impl SendWr {
             carried: false,
             imm: 0,
             remote,
+            to: None,
             compare_add: 0,
             swap: 0,
         }
@@ -92,6 +96,13 @@ impl SendWr {
     /// A signaled SEND.
     pub fn send(wr_id: u64, sges: &[Sge]) -> Self {
         Self::new(WrOpcode::Send, wr_id, sges, Remote { addr: 0, rkey: 0 })
+    }
+
+    /// As a datagram.
+    #[must_use]
+    pub fn to(mut self, to: To) -> Self {
+        self.to = Some(to);
+        self
     }
 
     /// A signaled RDMA WRITE.

@@ -146,6 +146,7 @@ impl HeaderRepr {
     /// If `buf` is shorter than the headers.
     ///
     /// [`write_pad_and_icrc`]: HeaderRepr::write_pad_and_icrc
+    #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> usize {
         debug_assert!(self.is_consistent(), "headers do not fit {}", self.bth.opcode);
         let mut out = Writer { buf, at: 0 };
@@ -295,6 +296,10 @@ impl<'a> Datagram<'a> {
 
     /// Immediate data.
     #[inline]
+    pub fn deth(&self) -> Option<Deth> {
+        self.extension(HeaderSet::DETH).map(Deth::from_bytes)
+    }
+
     pub fn imm(&self) -> Option<ImmDt> {
         self.extension(HeaderSet::IMM_DT).map(|bytes| ImmDt(*bytes))
     }

@@ -15,6 +15,8 @@ const BOTH: &[Role] = &[Role::Client, Role::Server];
 pub enum Case {
     /// A third-party program. `-m PATH_MTU` is added.
     Program(&'static str),
+    /// One that sends datagrams, which have no path MTU of their own.
+    Datagrams(&'static str),
     /// The checker, which sends and receives at once; which side opens the connection is a
     /// parameter of its own.
     Checker {
@@ -47,6 +49,9 @@ pub const PROGRAMS: &[Case] = &[
     Case::Program("ib_send_lat -c UC -s 64 -n 50"),
     Case::Program("ib_write_lat -c UC -s 64 -n 50"),
     Case::Program("ibv_srq_pingpong -s 30001 -n 50"),
+    Case::Datagrams("ibv_ud_pingpong -c -s 999 -n 50"),
+    Case::Datagrams("ib_send_bw -c UD -s 1000 -n 40"),
+    Case::Datagrams("ib_send_lat -c UD -s 64 -n 50"),
 ];
 
 /// Every opcode and size with every byte, completion and their order checked: 0, 1, around the
@@ -134,7 +139,7 @@ impl Case {
     #[must_use]
     pub fn title(&self) -> String {
         match self {
-            Self::Program(line) => (*line).to_owned(),
+            Self::Program(line) | Self::Datagrams(line) => (*line).to_owned(),
             Self::Checker { line, .. } => format!("checker {line}"),
             Self::Refusal(refusal) => format!("{}: {}", refusal.name, refusal.send),
         }
@@ -142,7 +147,7 @@ impl Case {
 
     pub(super) fn roles(&self) -> &[Role] {
         match self {
-            Self::Program(_) | Self::Refusal(_) => BOTH,
+            Self::Program(_) | Self::Datagrams(_) | Self::Refusal(_) => BOTH,
             Self::Checker { role, .. } => role,
         }
     }
@@ -150,6 +155,7 @@ impl Case {
     pub(super) fn dialogue(&self, path_mtu: u32) -> Dialogue {
         let line = match self {
             Self::Program(line) => format!("{line} -m {path_mtu}"),
+            Self::Datagrams(line) => (*line).to_owned(),
             Self::Checker { line, .. } => format!("checker {line} -m {path_mtu} -x {path_mtu}"),
             Self::Refusal(refusal) => format!("{} -T 17 {}", native::REFUSALS, refusal.name),
         };
@@ -171,13 +177,13 @@ impl Case {
     /// Whether the output is right. That both ends succeeded is already known.
     pub(super) fn check(&self, said: &Transcript, peer: Kind, ours: Role) -> Result<()> {
         match self {
-            Self::Program(line) if line.starts_with("ibv_") => {
+            Self::Program(line) | Self::Datagrams(line) if line.starts_with("ibv_") => {
                 pingpong::result(&said.client.stdout)?;
             }
-            Self::Program(line) if line.contains("_lat") => {
+            Self::Program(line) | Self::Datagrams(line) if line.contains("_lat") => {
                 perftest::latency(&said.client.stdout)?;
             }
-            Self::Program(_) => {
+            Self::Program(_) | Self::Datagrams(_) => {
                 perftest::bandwidth(&said.client.stdout)?;
             }
             Self::Checker { .. } => {}

@@ -7,23 +7,20 @@ use crate::qp::plan::{Segment, Source};
 use crate::qp::responder::Ack;
 use crate::qp::responder::replies::ReplyKind;
 use rnic_abi::verbs::WrOpcode;
+use rnic_abi::wqe::SendControl;
 use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderRepr, ImmDt, Opcode, RKey, Reth, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderRepr, ImmDt, Opcode, QKey, Qpn, RKey, Reth,
+    Syndrome,
 };
 
 /// The headers of a planned packet.
+#[inline(always)]
 pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
     // Rule: DestQpn
     let dest = qp.dest_qpn();
-    let mut bth = Bth::new(segment.opcode, dest, segment.psn);
-    // Rule: PKeySent
-    bth.pkey = qp.pkey();
-    bth.pad = segment.pad();
-    bth.ack_req = segment.ack_req;
-    bth.solicited = segment.solicited;
-    let mut headers = HeaderRepr::new(bth);
+    let mut headers = HeaderRepr::new(bth_of(qp, segment, dest));
     headers.aeth = aeth_of(qp, segment, profile);
     match segment.source {
         Source::Request { index, offset } => {
@@ -39,6 +36,49 @@ pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> Header
         Source::Ack => {}
     }
     headers
+}
+
+#[inline(always)]
+fn bth_of(qp: &Qp, segment: &Segment, dest: Qpn) -> Bth {
+    let mut bth = Bth::new(segment.opcode, dest, segment.psn);
+    // Rule: PKeySent
+    bth.pkey = qp.pkey();
+    bth.pad = segment.pad();
+    bth.ack_req = segment.ack_req;
+    bth.solicited = segment.solicited;
+    bth
+}
+
+/// The headers of a planned datagram, which has no connection.
+pub(super) fn datagram_headers(qp: &Qp, segment: &Segment) -> HeaderRepr {
+    let mut headers = HeaderRepr::new(bth_of(qp, segment, dest_of(qp, segment)));
+    if let Source::Request { index, .. } = segment.source {
+        let control = &qp.sq.wr(index).control;
+        headers.deth = Some(Deth::new(qkey_of(qp, control), qp.qpn));
+        if headers.bth.opcode.info().has(HeaderSet::IMM_DT) {
+            headers.imm = Some(ImmDt(control.imm_or_key.to_ne_bytes()));
+        }
+    }
+    headers
+}
+
+/// The queue pair that a packet is for.
+pub(super) fn dest_of(qp: &Qp, segment: &Segment) -> Qpn {
+    match segment.source {
+        // Rule: DatagramNamesQpn
+        Source::Request { index, .. } if !qp.rules.is_connected => {
+            Qpn::new(qp.sq.wr(index).control.remote_qpn)
+        }
+        _ => qp.dest_qpn(),
+    }
+}
+
+/// The Q_Key that a datagram shows. Where the high bit of the work request's is set, the program
+/// may not choose it: the queue pair's own is meant.
+fn qkey_of(qp: &Qp, control: &SendControl) -> QKey {
+    // Rule: ControlledQKey
+    let is_controlled = control.qkey >> 31 != 0;
+    QKey(if is_controlled { qp.attr.qkey } else { control.qkey })
 }
 
 /// The AETH of an answer. A MIDDLE has none.
@@ -114,7 +154,7 @@ pub(super) fn info_of(qp: &Qp, segment: &Segment, profile: Profile) -> PacketInf
     let aeth = aeth_of(qp, segment, profile);
     PacketInfo {
         opcode: segment.opcode,
-        dest_qpn: qp.dest_qpn(),
+        dest_qpn: dest_of(qp, segment),
         psn: segment.psn,
         ack_req: segment.ack_req,
         payload: segment.len,

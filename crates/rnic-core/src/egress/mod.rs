@@ -6,17 +6,16 @@
 //! moves the QP's state. When memory faults, the trains from the fault on are cancelled and the
 //! state simply does not move past them.
 //!
-//! * `headers`: the headers of a planned packet.
+//! * `fill`, `headers`: the headers of planned packets.
 //! * `gather`: the payloads, by copy or by reference.
 
+mod fill;
 mod gather;
 mod headers;
 
-use crate::by_reference;
 use crate::command::Path;
 use crate::event::{Event, Tap};
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
-use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::plan::{AddressId, Budget, Segment, Source, train_from};
 use crate::qp::requester::sq::Work;
@@ -24,8 +23,9 @@ use crate::qpn::shard_of;
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use gather::{Gather, Place, Unreadable};
-use headers::{headers_of, info_of};
+use headers::{dest_of, info_of};
 use rnic_abi::verbs::WcStatus;
+use roce_wire::Flow;
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
@@ -166,7 +166,8 @@ impl Egress {
         for _ in 0..PASSED_BY.min(ctx.shared.active.len() - 1) {
             let Some(slot) = ctx.shared.active.glance() else { break };
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
-            if qp.is_local() != is_local {
+            // Each datagram may go another way.
+            if qp.is_local() != is_local || !qp.rules.is_connected {
                 self.visit(ctx, qp, ports, &caps);
             } else if qp.flushes_sends() {
                 qp.flush_some(ctx);
@@ -187,7 +188,7 @@ impl Egress {
         caps: &WireCaps,
     ) -> Visit {
         let flushing = qp.flushes_sends() && qp.flush_some(ctx);
-        if qp.path.is_none() {
+        if qp.rules.is_connected && qp.path.is_none() {
             return if flushing { Visit::More } else { Visit::Done };
         }
         let budget_ended = self.plan(ctx, qp, caps);
@@ -195,7 +196,7 @@ impl Egress {
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
         }
-        let reserved = self.reserve(ports.wire, caps, qp, budget_ended);
+        let reserved = self.reserve(ctx, ports.wire, caps, qp, budget_ended);
         let full = reserved < self.plan.len();
         if full {
             let refused = self.plan[reserved..].iter().any(Segment::is_request);
@@ -207,7 +208,7 @@ impl Egress {
         if let Some(fault) = fault {
             self.give_up_from(ctx, qp, ports.wire, fault);
         }
-        self.seal(qp, ports.wire, caps);
+        self.seal(ctx, qp, ports.wire, caps);
         self.commit(ctx, qp);
         match (full, more || fault.is_some()) {
             (true, _) => Visit::WireFull,
@@ -234,7 +235,14 @@ impl Egress {
 
     /// The peer is a queue pair of this engine, if it is one of this device.
     fn is_to_self(&self, qp: &Qp) -> bool {
-        shard_of(qp.dest_qpn()) == self.shard
+        qp.rules.is_connected && shard_of(qp.dest_qpn()) == self.shard
+    }
+
+    /// Where these datagrams of the plan go. Returns the same of all queue pairs that they are for.
+    #[inline(never)]
+    fn note_way(&self, qp: &mut Qp, flow: &Flow, (first, end): (usize, usize)) -> bool {
+        qp.note_way(flow);
+        self.plan[first..end].iter().all(|segment| shard_of(dest_of(qp, segment)) == self.shard)
     }
 
     /// What may leave now, in the order it must leave. Returns true when the budget ended it.
@@ -271,20 +279,26 @@ impl Egress {
     /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them. A
     /// last one in the middle of a message that only the budget cut short is left to the next
     /// visit, which can fill it: trains cost by their number. Returns how many segments found room.
-    fn reserve<W: Wire>(
+    fn reserve<W: Wire, T: Tap>(
         &mut self,
+        ctx: &Ctx<'_, T>,
         wire: &mut W,
         caps: &WireCaps,
-        qp: &Qp,
+        qp: &mut Qp,
         budget_ended: bool,
     ) -> usize {
         self.trains.clear();
-        let to_self = self.is_to_self(qp);
+        let mut to_self = self.is_to_self(qp);
         let mut first = 0;
         while let Some(head) = self.plan.get(first) {
             let Segment { address, datagram_len: segment_len, .. } = *head;
-            let Some(Path { flow, hop, .. }) = qp.path_to(address).copied() else { break };
+            let Some(Path { flow, hop, .. }) = qp.path_to(&ctx.shared.ahs, address).copied() else {
+                break;
+            };
             let (end, last_len) = train_from(&self.plan, first, head, caps);
+            if !qp.rules.is_connected {
+                to_self = self.note_way(qp, &flow, (first, end));
+            }
             let is_last = end == self.plan.len() && first > 0;
             if budget_ended && is_last && self.may_grow((first, end), segment_len, caps) {
                 self.plan.truncate(first);
@@ -314,42 +328,6 @@ impl Egress {
             last.datagram_len == segment_len && !last.opcode.info().position.is_end()
         };
         has_room && self.plan.get(end - 1).is_some_and(goes_on)
-    }
-
-    fn write_headers<W: Wire>(&self, profile: Profile, qp: &Qp, wire: &mut W) {
-        for train in &self.trains {
-            let arena = wire.tx(train.slot.arena);
-            for (segment, datagram) in self.datagrams(train, arena) {
-                let headers = headers_of(qp, segment, profile);
-                let start = headers.emit(datagram);
-                if train.slot.is_internal {
-                    by_reference::mark_carried(datagram);
-                }
-                if let Source::Request { index, offset } = segment.source
-                    && qp.sq.wr(index).control.data_len > 0
-                {
-                    let end = start + segment.len as usize;
-                    if let Some(payload) = datagram.get_mut(start..end) {
-                        qp.sq.copy_data(index, offset as usize, payload);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The segments of a train with the bytes of their datagrams.
-    fn datagrams<'a>(
-        &'a self,
-        train: &Train,
-        arena: &'a mut [u8],
-    ) -> impl Iterator<Item = (&'a Segment, &'a mut [u8])> {
-        let segments = self.plan.get(train.first..train.end).unwrap_or(&[]);
-        let rest = arena.get_mut(train.slot.offset as usize..).unwrap_or(&mut []);
-        let stride = (train.slot.stride as usize).max(1);
-        segments.iter().zip(rest.chunks_mut(stride)).map(|(segment, chunk)| {
-            let len = (segment.datagram_len as usize).min(chunk.len());
-            (segment, &mut chunk[..len])
-        })
     }
 
     /// Reads all payloads that are in application memory, also those before one that cannot be
@@ -416,9 +394,10 @@ impl Egress {
     }
 
     /// Pad and ICRC.
-    fn seal<W: Wire>(&self, qp: &Qp, wire: &mut W, caps: &WireCaps) {
+    fn seal<W: Wire, T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp, wire: &mut W, caps: &WireCaps) {
         for train in &self.trains {
-            let Some(Path { flow, .. }) = qp.path_to(train.address) else { continue };
+            let path = qp.path_to(&ctx.shared.ahs, train.address);
+            let Some(Path { flow, .. }) = path else { continue };
             let first = match caps.tx_ip_id {
                 TxIpId::Ours => train.ip_id,
                 TxIpId::SegmentIndex => 0,

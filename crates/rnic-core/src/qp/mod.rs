@@ -14,6 +14,7 @@ pub(crate) mod responder;
 mod schedule;
 pub(crate) mod verdict;
 
+use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
 use crate::command::{ClientId, NewQp, NewReceives, Path};
 use crate::event::{Event, Tap};
@@ -33,7 +34,7 @@ use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
-use roce_wire::{Flow, PKey, Qpn};
+use roce_wire::{Flow, PKey, PathMtu, Qpn};
 
 /// Counters of one QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -83,8 +84,10 @@ pub(crate) struct Qp {
     pub(crate) requests_due: bool,
     pub(crate) caps: QpCaps,
     pub(crate) attr: QpAttr,
-    /// Peer: flow (we are `src`), next hop. Set from RTR on.
+    /// Peer: flow (we are `src`), next hop. Set from RTR on; datagrams have a path each.
     pub(crate) path: Option<Path>,
+    /// What it sent last stayed on this host.
+    is_local: bool,
     /// Path MTU, bytes.
     pub(crate) mtu: u32,
     pub(crate) sq: SendQueue,
@@ -114,6 +117,9 @@ pub(crate) struct QpIdentity {
 /// An idle QP stays small: this, its reply tables (about 80 bytes for each READ of its depth) and
 /// the SGEs of one receive WQE. The shadow send queue comes with the first doorbell.
 const _: () = assert!(size_of::<Qp>() <= 1024);
+
+/// Path MTU code of queue pairs without a path: their senders have any.
+const LARGEST_MTU: u8 = PathMtu::Mtu4096.code();
 
 /// Completions that one visit flushes.
 const FLUSH_PER_VISIT: u32 = 64;
@@ -153,6 +159,7 @@ impl Qp {
             caps: new.caps,
             attr: QpAttr::default(),
             path: None,
+            is_local: false,
             mtu: 0,
             sq: SendQueue::new(new.sq),
             responder: Responder::new(max_sges),
@@ -234,8 +241,18 @@ impl Qp {
 
     /// The path to an address of its packets.
     #[inline]
-    pub(crate) fn path_to(&self, address: AddressId) -> Option<&Path> {
-        self.path.as_ref().filter(|_| address == AddressId::PEER)
+    pub(crate) fn path_to<'a>(
+        &'a self,
+        ahs: &'a Slab<AddressHandle>,
+        address: AddressId,
+    ) -> Option<&'a Path> {
+        if self.rules.is_connected { self.path.as_ref() } else { self.path_by(ahs, address) }
+    }
+
+    #[inline(never)]
+    fn path_by<'a>(&self, ahs: &'a Slab<AddressHandle>, address: AddressId) -> Option<&'a Path> {
+        // Rule: HandleOfDomain
+        ahs.get(address.handle()).filter(|ah| ah.pd == self.pd).map(|ah| &ah.path)
     }
 
     /// Does a packet that came on `flow` come from the peer?
@@ -244,13 +261,21 @@ impl Qp {
         self.path.as_ref().is_some_and(|p| p.flow.dst == flow.src && p.flow.src == flow.dst)
     }
 
-    /// The peer has our own address: nothing of this leaves the host.
+    /// The peer has our own address: nothing of this leaves the host. A datagram may be the
+    /// exception.
     pub(crate) fn is_local(&self) -> bool {
-        self.path.is_some_and(|path| path.flow.src == path.flow.dst)
+        self.is_local
+    }
+
+    /// Where its packets go to now.
+    #[inline]
+    pub(crate) fn note_way(&mut self, flow: &Flow) {
+        self.is_local = flow.src == flow.dst;
     }
 
     /// Takes over a resolved path. One source port per QP, so that ECMP keeps the order.
     pub(crate) fn set_path(&mut self, profile: Profile, mut path: Path) {
+        self.note_way(&path.flow);
         path.flow.tos = profile.tos(path.flow.tos);
         if path.flow.sport == 0 {
             let label = match path.attr.flow_label {
@@ -284,7 +309,8 @@ impl Qp {
             // Rule: ResetEmpties
             (_, QpState::Reset) => self.reset(ctx),
             (QpState::Init, QpState::Rtr) => {
-                self.mtu = 128 << self.attr.path_mtu;
+                let mtu = if self.rules.is_connected { self.attr.path_mtu } else { LARGEST_MTU };
+                self.mtu = 128 << mtu;
                 self.responder.start(&self.attr);
             }
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.attr),
@@ -317,6 +343,7 @@ impl Qp {
         self.requester = Requester::default();
         self.responder.reset();
         self.path = None;
+        self.is_local = false;
         self.mtu = 0;
         self.deadline = None;
         self.attr = QpAttr::default();

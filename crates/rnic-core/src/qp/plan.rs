@@ -23,6 +23,17 @@ pub(crate) struct AddressId(u32);
 impl AddressId {
     /// The peer of a connection.
     pub(crate) const PEER: Self = Self(0);
+
+    /// That of an address handle.
+    pub(crate) const fn of(ah: u32) -> Self {
+        Self(ah)
+    }
+
+    /// The address handle, where there is no peer.
+    #[inline]
+    pub(crate) const fn handle(self) -> u32 {
+        self.0
+    }
 }
 
 /// One packet to be sent.

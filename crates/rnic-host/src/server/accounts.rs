@@ -166,6 +166,7 @@ fn words(resource: Resource) -> &'static str {
         Resource::Cqs => "completion queues",
         Resource::Mrs => "memory regions",
         Resource::Pds => "protection domains",
+        Resource::Ahs => "address handles",
         Resource::Channels => "completion channels",
         Resource::RegisteredBytes => "bytes registered",
         Resource::RingBytes => "bytes of the daemon's memory",

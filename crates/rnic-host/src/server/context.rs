@@ -15,9 +15,10 @@ use crate::system;
 use rnic_abi::control::{Reply, Request};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
-use rnic_abi::verbs::{AttrMask, QpAttr};
+use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr};
 use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
+use roce_wire::Gid;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ pub(super) struct Context {
     regions: Regions,
     queues: Queues,
     pds: HashMap<u32, Charge>,
+    ahs: HashMap<u32, Charge>,
     channels: HashMap<u32, [Charge; 2]>,
     next_channel: u32,
     _charges: [Charge; 3],
@@ -74,6 +76,7 @@ impl Context {
             space,
             account,
             pds: HashMap::new(),
+            ahs: HashMap::new(),
             channels: HashMap::new(),
             next_channel: 0,
             _charges: charges,
@@ -131,6 +134,12 @@ impl Context {
             }
             Request::QuerySrq { srq } => self.queues.query_srq(srq)?,
             Request::DestroySrq { srq } => self.queues.destroy_srq(srq)?,
+            Request::CreateAh { pd, attr } => self.create_ah(pd, attr)?,
+            Request::DestroyAh { ah } => {
+                self.link.execute(ClientCommand::DestroyAh { ah })?;
+                self.ahs.remove(&ah);
+                Reply::Done
+            }
             _ => return Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
         };
         Ok((reply, Vec::new()))
@@ -143,6 +152,22 @@ impl Context {
         };
         self.pds.insert(pd, charge);
         Ok(Reply::Handle(pd))
+    }
+
+    /// Finds the way to an address, once for all datagrams that will go there.
+    fn create_ah(&mut self, pd: u32, attr: AhAttr) -> Result<Reply, Refused> {
+        if Gid(attr.dgid).to_ip().is_multicast() {
+            return Err(refuse(libc::EOPNOTSUPP, "this device does not support multicast"));
+        }
+        let charge = self.account.take(Resource::Ahs, 1)?;
+        let path = self.service.network.resolve(&attr)?;
+        match self.link.execute(ClientCommand::CreateAh { pd, path })? {
+            Outcome::Handle(ah) => {
+                self.ahs.insert(ah, charge);
+                Ok(Reply::Handle(ah))
+            }
+            _ => Err(unexpected_outcome()),
+        }
     }
 
     fn create_channel(&mut self) -> Result<(Reply, Attached), Refused> {

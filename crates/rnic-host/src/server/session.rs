@@ -227,6 +227,7 @@ impl Session<'_> {
         limits.max_cq = count(limits.max_cq, Resource::Cqs);
         limits.max_mr = count(limits.max_mr, Resource::Mrs);
         limits.max_pd = count(limits.max_pd, Resource::Pds);
+        limits.max_ah = count(limits.max_ah, Resource::Ahs);
         limits.max_mr_size = limits.max_mr_size.min(may(Resource::RegisteredBytes));
         device
     }
@@ -347,6 +348,7 @@ fn takes_memory(request: &Request) -> bool {
             | R::CreateCq { .. }
             | R::CreateQp(_)
             | R::CreateSrq { .. }
+            | R::CreateAh { .. }
             | R::Inspect { .. }
             | R::Capture
     )

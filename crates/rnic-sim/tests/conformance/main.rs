@@ -20,6 +20,8 @@ mod states;
 mod timers;
 mod uc;
 mod uc_sends;
+mod ud;
+mod ud_sends;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;

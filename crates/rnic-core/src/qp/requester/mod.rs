@@ -15,14 +15,14 @@ mod state;
 pub(crate) use state::{Cursor, Requester};
 
 use super::Qp;
-use super::plan::{Budget, Segment, Source};
+use super::plan::{AddressId, Budget, Segment, Source};
 use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
-use crate::shared::Ctx;
+use crate::shared::{Ctx, Shared};
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
 use segment::{Segmentation, segment};
-use sq::{FetchRules, Work, Wr};
+use sq::{FetchRules, MAX_MESSAGE, Work, Wr};
 
 impl Cursor {
     /// At `psn`, behind packets of `wr`, where the cursor is: perhaps at the next WQE.
@@ -89,6 +89,11 @@ impl Qp {
                 psn = psn.wrapping_add(next.span);
                 plan.push(next);
             }
+            if !self.rules.is_connected
+                && let Some(datagram) = plan.last_mut()
+            {
+                datagram.address = AddressId::of(wr.control.ah);
+            }
             cursor = cursor.moved(wr, psn);
             reads += u32::from(wr.is_read_or_atomic());
         }
@@ -142,7 +147,11 @@ impl Qp {
         if room == 0 {
             return None;
         }
-        match self.permit(wr, cursor, reads) {
+        // Whenever it may leave: its program may destroy the handle while it waits for the wire.
+        // Rule: HandleExists
+        let is_lost = !self.rules.is_connected && !self.has_path(ctx.shared, wr);
+        let permit = if is_lost { Permit::Never } else { self.permit(wr, cursor, reads) };
+        match permit {
             Permit::Go if wr.is_read_or_atomic() => Some(1),
             Permit::Go => Some(room.min(wr.packets - wr.packet_of(cursor.psn))),
             Permit::Wait => None,
@@ -154,6 +163,13 @@ impl Qp {
         }
     }
 
+    /// Bytes of its longest message. A datagram is one packet of what the link takes now.
+    #[inline]
+    fn max_message(&self, config: &EngineConfig) -> u64 {
+        // Rule: DatagramIsOnePacket
+        if self.rules.is_connected { MAX_MESSAGE } else { 128 << config.port.active_mtu }
+    }
+
     /// Copies the next WQE out of the ring, if one is posted and may be started.
     fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         // Rule: SqdHoldsNew, RtrSendsNothing
@@ -161,7 +177,8 @@ impl Qp {
             return false;
         }
         let (pd, max_sge, mtu) = (self.pd, self.caps.max_send_sge, self.mtu);
-        let rules = FetchRules { transport: self.rules, pd, max_sge, mtu };
+        let max_message = self.max_message(&ctx.shared.config);
+        let rules = FetchRules { transport: self.rules, pd, max_sge, mtu, max_message };
         let index = self.sq.fetched();
         let first = self.requester.next_psn();
         let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);
@@ -201,6 +218,12 @@ impl Qp {
             return Permit::Wait;
         }
         Permit::Go
+    }
+
+    /// Its address handle is one that it may use.
+    #[inline(never)]
+    fn has_path(&self, shared: &Shared, wr: &Wr) -> bool {
+        self.path_to(&shared.ahs, AddressId::of(wr.control.ah)).is_some()
     }
 
     /// A planned packet is a request that was sent before.

@@ -6,6 +6,7 @@ use super::super::verdict::{AtomicRequest, Deferred, Verdict};
 use super::replies::ReplyKind;
 use super::{Checked, MAX_DMA_LEN, OpenMessage, packets_of};
 use crate::batch::{Piece, PieceKind};
+use crate::by_reference::Payload;
 use crate::event::{NakReason, Tap};
 use crate::mr::{KeyFault, Target};
 use crate::ports::{MemRange, SpaceId};
@@ -31,7 +32,7 @@ impl Qp {
             && packet.info.position.is_start()
             && ends
             && packet.datagram.payload_len() <= MAX_CARRIED;
-        let private = self.scatter(ctx, packet, small)?;
+        let private = self.scatter(ctx, packet, packet.bytes, small)?;
         self.responder.message = if ends { OpenMessage::None } else { OpenMessage::Send };
         if ends {
             let carried = if private { packet.datagram.payload() } else { &[] };
@@ -44,17 +45,19 @@ impl Qp {
         Ok(())
     }
 
-    /// Queues the payload for the receive SGEs. When `may_carry` and no peer can reach them,
-    /// nothing is queued and true is returned: the CQE will carry the data.
-    fn scatter<T: Tap>(
+    /// Queues bytes of the packet for the receive SGEs. When `may_carry` and no peer can reach
+    /// them, nothing is queued and true is returned: the CQE will carry the data.
+    #[inline(always)]
+    pub(super) fn scatter<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
+        bytes: Payload,
         may_carry: bool,
     ) -> Checked<bool> {
         let Some(mut recv) = self.responder.recv else { return Ok(false) };
         let undo = ctx.shared.batch.len();
-        let mut left = packet.bytes;
+        let mut left = bytes;
         let mut private = may_carry && left.len() > 0;
         while left.len() > 0 {
             let Some(sge) = self.responder.recv_sges.get(recv.sge).copied() else { break };
@@ -80,7 +83,7 @@ impl Qp {
                 recv.in_sge = 0;
             }
         }
-        recv.filled += u64::from(packet.bytes.len());
+        recv.filled += u64::from(bytes.len());
         self.responder.recv = Some(recv);
         if private {
             ctx.shared.batch.truncate(undo);
@@ -103,7 +106,8 @@ impl Qp {
     }
 
     /// Queues the receive completion behind its data.
-    fn deliver<T: Tap>(
+    #[inline(always)]
+    pub(super) fn deliver<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
@@ -120,6 +124,12 @@ impl Qp {
         if packet.info.trailer() == Trailer::Imm {
             cqe.flags |= CqeFlags::IMM;
             cqe.imm_or_key = packet.imm_or_key();
+        }
+        if let Some(deth) = packet.datagram.deth() {
+            // Rule: AreaFlagged
+            cqe.flags |= CqeFlags::GRH;
+            // Rule: SourceQpTold
+            cqe.src_qp = deth.src_qp.value();
         }
         // Rule: SolicitedDelivered
         if packet.bth().solicited {

@@ -2,6 +2,7 @@
 //!
 //! * this file: the checks of a request, duplicates and gaps.
 //! * `rq`: where receives come from.
+//! * `datagram`: requests of a queue pair without a connection.
 //! * `execute`: what a good request does. `nak`: what a bad one does.
 //! * `replies`: responses of READs and atomics. `answers`: the packets that are owed.
 //!
@@ -11,6 +12,7 @@
 //! first. Nothing is sent here: what is owed stays in `ack` and `replies` until egress visits.
 
 mod answers;
+mod datagram;
 mod execute;
 mod nak;
 pub(crate) mod replies;
@@ -400,7 +402,12 @@ impl Qp {
     }
 
     /// READ and atomic depth; a receive WQE for what needs one.
-    fn check_resources<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
+    #[inline(always)]
+    pub(in crate::qp) fn check_resources<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Checked {
         let needs_receive = match packet.info.operation {
             Operation::Send => true,
             Operation::Write => {
@@ -451,7 +458,8 @@ impl Qp {
     }
 
     /// FIRST and MIDDLE are full, LAST is not empty, requests without data have none.
-    fn check_length(&self, packet: &Packet<'_>) -> Checked {
+    #[inline(always)]
+    pub(in crate::qp) fn check_length(&self, packet: &Packet<'_>) -> Checked {
         let pad = packet.bth().pad;
         let allowed =
             packet.info.payload.allows(packet.datagram.payload_len(), pad, self.mtu as usize);
