@@ -200,7 +200,7 @@ static void descriptors_taken(void)
  * itself, ends the process. */
 static void allow_few_system_calls(void)
 {
-	static const unsigned allowed[] = { SYS_write, SYS_sched_yield, SYS_getcpu, SYS_newfstatat,
+	static const unsigned allowed[] = { SYS_write, SYS_sched_yield, SYS_futex, SYS_getcpu, SYS_newfstatat,
 #ifdef SYS_fstat
 		SYS_fstat,
 #endif

@@ -17,8 +17,8 @@ use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::{Dialogue, next_port};
 
-/// How long a daemon may take to clean up behind a client.
-const CLEANUP: Duration = Duration::from_secs(5);
+/// How long a daemon may take to clean up behind a client. An engine process stays for 5 s.
+const CLEANUP: Duration = Duration::from_secs(10);
 /// How long anything that is expected may take.
 const SOON: Duration = Duration::from_secs(10);
 /// Connections killed in a normal run, and in the long form (`RNIC_LONG=1`).

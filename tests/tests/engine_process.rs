@@ -94,9 +94,12 @@ fn an_engine_process_has_its_users_rights_and_nothing_else() -> Result<()> {
         let shared = to.starts_with("/memfd:rnic-");
         ensure!(own || shared || to == "/dev/null", "descriptor {number}: {to}");
     }
-    // Nor has it the terminal of the daemon's.
-    let session = rustix::process::getsid(rustix::process::Pid::from_raw(pid.cast_signed()))?;
-    ensure!(session.as_raw_nonzero().get() == pid.cast_signed(), "its session is {session:?}");
+    // Nor has it the terminal of the daemon, whose keys do not reach it.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields = stat.rsplit_once(") ").context("no name in /proc/PID/stat")?.1;
+    let fields: Vec<_> = fields.split(' ').collect();
+    let (group, terminal) = (fields[2], fields[4]);
+    ensure!(group == pid.to_string() && terminal == "0", "{stat}");
     drop(holder);
     stage.node.stop()?;
     Ok(())

@@ -39,6 +39,8 @@ use xdp_io::udp::ReceiverSockets;
 /// # Errors
 /// When it cannot start; the text says why.
 pub fn run() -> Result<()> {
+    // Started from /proc/self/exe, it would be called "exe".
+    let _ = rustix::thread::set_name(c"rnicd-user");
     let socket = identity::take_socket()?;
     let (start, fds) = receive_start(&socket)?;
     identity::become_user(start.uid, start.gid)

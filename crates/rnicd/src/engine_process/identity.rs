@@ -5,7 +5,7 @@ use rnic_abi::os::Connection;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 /// The socket to the daemon, which is this process's standard input.
 ///
@@ -13,9 +13,7 @@ use std::os::fd::AsFd;
 /// When it is none: another program than the daemon started this.
 pub(super) fn take_socket() -> Result<Connection> {
     close_inherited();
-    // Not the terminal of the daemon's session: a process that has it can type into it. Nor does
-    // what ends that session end this one, which is the daemon's to do.
-    rustix::process::setsid().context("cannot leave the daemon's session")?;
+    leave_terminal().context("cannot leave the daemon's terminal")?;
     let stdin = io::stdin();
     let kind = rustix::net::sockopt::socket_type(stdin.as_fd());
     ensure!(
@@ -26,6 +24,23 @@ pub(super) fn take_socket() -> Result<Connection> {
     let null = std::fs::File::open("/dev/null").context("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(Connection::from(socket))
+}
+
+/// A process that has the daemon's terminal can type into it. Nor do the keys of that terminal end
+/// this process, which is the daemon's to do.
+///
+/// It stays in the daemon's session: with one of its own it would have a scheduling group of its own
+/// (autogroup), and could not yield a CPU to programs.
+#[allow(unsafe_code, reason = "no library wraps TIOCNOTTY")]
+fn leave_terminal() -> io::Result<()> {
+    rustix::process::setpgid(None, None)?;
+    if let Ok(terminal) = std::fs::File::open("/dev/tty") {
+        // SAFETY: without an argument.
+        if unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCNOTTY) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Closes what the daemon itself was started with and left open, if anything.
