@@ -46,7 +46,7 @@ struct Train {
     /// That of all its segments.
     address: AddressId,
     ip_id: u16,
-    /// Its payloads may stay where they are: see [`by_reference`].
+    /// Its payloads may stay where they are: see [`by_reference`](crate::by_reference).
     may_refer: bool,
 }
 

@@ -29,8 +29,8 @@ pub(super) fn take_socket() -> Result<Connection> {
 /// A process that has the daemon's terminal can type into it. Nor do the keys of that terminal end
 /// this process, which is the daemon's to do.
 ///
-/// It stays in the daemon's session: with one of its own it would have a scheduling group of its own
-/// (autogroup), and could not yield a CPU to programs.
+/// It stays in the daemon's session: with one of its own it would have a scheduling group of its
+/// own (autogroup), and could not yield a CPU to programs.
 #[allow(unsafe_code, reason = "no library wraps TIOCNOTTY")]
 fn leave_terminal() -> io::Result<()> {
     rustix::process::setpgid(None, None)?;
