@@ -71,7 +71,11 @@ impl Scene {
         if setup & 0x60 == 0x60 {
             victim.create_srq(&mut world);
         }
-        let second = if setup & 0x80 == 0 { QpType::Rc } else { QpType::Uc };
+        let second = match setup & 0x82 {
+            0x82 => QpType::Ud,
+            0x80 => QpType::Uc,
+            _ => QpType::Rc,
+        };
         for qp_type in [QpType::Rc, second] {
             let qp = victim.create_qp(&mut world, qp_type);
             victim.connect(&mut world, qp, connection, (PEER, PEER_QPN));
@@ -152,7 +156,11 @@ impl Scene {
         let view = self.world.engine.qp(app.handle).expect("the QP exists");
         Aim {
             qpn: app.qpn,
-            transport: if app.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
+            transport: match app.qp_type {
+                QpType::Uc => Transport::Uc,
+                QpType::Ud => Transport::Ud,
+                _ => Transport::Rc,
+            },
             mtu: app.connection.mtu() as usize,
             expected: Psn::new(view.expected_psn),
             in_flight: (Psn::new(view.in_flight.0), Psn::new(view.in_flight.1)),

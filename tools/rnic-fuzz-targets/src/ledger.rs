@@ -95,6 +95,7 @@ impl Ledger {
             | DropReason::ReservedSyndrome
             | DropReason::Refused(_)
             | DropReason::NoReceive
+            | DropReason::TooLong
             | DropReason::AfterFault => true,
             // Both the door and the completer (responses in RTR) say this.
             DropReason::QpState => self.last.is_some() && self.last == packet,

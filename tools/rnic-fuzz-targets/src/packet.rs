@@ -1,6 +1,7 @@
 //! Datagrams of a hostile peer, read from a script: anything, but mostly almost correct.
 
 use crate::script::Script;
+use crate::tenant::QKEY;
 use rnic_sim::port::Packet;
 use roce_wire::datagram::{ICRC_LEN, pad_for};
 use roce_wire::{
@@ -132,7 +133,9 @@ fn add_extensions(script: &mut Script<'_>, out: &mut HeaderRepr, places: &[Place
         out.rdeth = Some(Rdeth { reserved: 0, ee_context: 0 });
     }
     if set.has(HeaderSet::DETH) {
-        out.deth = Some(Deth::new(QKey(script.u32()), Qpn::new(script.u32())));
+        let key = script.u32();
+        let key = QKey(if key & 7 == 0 { key } else { QKEY });
+        out.deth = Some(Deth::new(key, Qpn::new(script.u32())));
     }
     if set.has(HeaderSet::XRCETH) {
         out.xrceth = Some(XrcEth::new(script.u32() & 0x00ff_ffff));
@@ -243,6 +246,9 @@ pub(crate) fn message(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> V
         let mut headers = HeaderRepr::new(Bth::new(opcode, aim.qpn, first_psn.wrapping_add(k)));
         headers = headers.with_payload_len(len);
         headers.bth.ack_req = ends;
+        if opcode.info().has(HeaderSet::DETH) {
+            headers.deth = Some(Deth::new(QKey(QKEY), Qpn::GSI));
+        }
         if opcode.info().has(HeaderSet::RETH) {
             let whole = (packets as usize - 1) * aim.mtu + last;
             let dma_len = u32::try_from(whole).unwrap_or(u32::MAX);

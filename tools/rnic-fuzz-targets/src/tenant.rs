@@ -154,6 +154,14 @@ impl Tenant {
         nth
     }
 
+    /// An address handle of the `nth` protection domain, to this host.
+    pub(crate) fn create_ah(&self, world: &mut World, nth: usize) -> u32 {
+        let dgid = Gid::from_ip(HERE).0;
+        let attr = AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() };
+        let path = Path { attr, flow: Flow::new(HERE, HERE, 0), hop: HopId(0) };
+        handle(world.command(self.client, ClientCommand::CreateAh { pd: self.pds[nth], path }))
+    }
+
     /// From RESET to RTS.
     pub(crate) fn connect(
         &mut self,
@@ -163,12 +171,15 @@ impl Tenant {
         peer: (IpAddr, Qpn),
     ) {
         self.qps[nth].connection = connection;
-        let unreliable = match self.qps[nth].qp_type {
+        let meaningless = match self.qps[nth].qp_type {
             QpType::Uc => ANSWERS,
+            QpType::Ud => ANSWERS | ADDRESSED,
             _ => AttrMask::empty(),
         };
         for (mask, attr) in steps(&connection, peer) {
-            let mask = mask - unreliable;
+            let mut mask = mask - meaningless;
+            let needs_key = self.qps[nth].qp_type == QpType::Ud && attr.state == QpState::Init;
+            mask.set(AttrMask::QKEY, needs_key);
             let path = mask.contains(AttrMask::AV).then(|| path_to(&attr, peer.0));
             let outcome = self.modify(world, nth, mask, attr, path);
             assert!(outcome, "the connection is refused");
@@ -321,6 +332,9 @@ pub(crate) fn queue(record: usize, wrs: u32, stride: usize) -> (AppQueue, Engine
     (AppQueue { words, record, ring, oracle }, EngineQueue { ring: consumer, record })
 }
 
+/// Q_Key of all queue pairs for datagrams.
+pub(crate) const QKEY: u32 = 0x1111_1111;
+
 fn path_to(attr: &QpAttr, peer: IpAddr) -> Path {
     Path { attr: attr.ah, flow: Flow::new(HERE, peer, 0), hop: HopId(0) }
 }
@@ -333,6 +347,13 @@ const ANSWERS: AttrMask = AttrMask::MAX_DEST_RD_ATOMIC
     .union(AttrMask::RNR_RETRY)
     .union(AttrMask::MAX_QP_RD_ATOMIC);
 
+/// Attributes of queue pairs with a peer.
+const ADDRESSED: AttrMask = AttrMask::AV
+    .union(AttrMask::PATH_MTU)
+    .union(AttrMask::DEST_QPN)
+    .union(AttrMask::RQ_PSN)
+    .union(AttrMask::ACCESS_FLAGS);
+
 /// INIT, RTR, RTS.
 fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask, QpAttr); 3] {
     let dgid = Gid::from_ip(peer).0;
@@ -340,6 +361,7 @@ fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask
         state: QpState::Init,
         port_num: 1,
         access: connection.access,
+        qkey: QKEY,
         ..QpAttr::default()
     };
     let rtr = QpAttr {

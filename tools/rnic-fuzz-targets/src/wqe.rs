@@ -2,7 +2,7 @@
 //! asks for anything, while another client of the same engine moves checked data.
 
 use crate::script::Script;
-use crate::tenant::{CAPS, Tenant, USED};
+use crate::tenant::{CAPS, QKEY, Tenant, USED};
 use crate::world::{HERE, World};
 use rnic_abi::doorbell::SUMMARY;
 use rnic_abi::verbs::{
@@ -48,6 +48,8 @@ struct Scene {
     world: World,
     hostile: Tenant,
     regions: Vec<Mr>,
+    /// Of the queue pairs' own domain, of another one, and of the honest client.
+    ahs: Vec<u32>,
     honest: Honest,
 }
 
@@ -64,7 +66,11 @@ impl Scene {
         if setup & 4 != 0 {
             hostile.create_srq(&mut world);
         }
-        let qp_type = if setup & 2 == 0 { QpType::Rc } else { QpType::Uc };
+        let qp_type = match (setup & 8 == 0, setup & 2 == 0) {
+            (false, _) => QpType::Ud,
+            (true, true) => QpType::Rc,
+            (true, false) => QpType::Uc,
+        };
         let quick = Connection { path_mtu: 1, timeout: 4, ..PSNS };
         pair(&mut world, &mut hostile, qp_type, quick);
         let alone = hostile.create_qp(&mut world, QpType::Rc);
@@ -75,7 +81,10 @@ impl Scene {
             (NOWHERE, STRANGER),
         );
         let honest = Honest::new(&mut world);
-        Self { world, hostile, regions, honest }
+        let tenants = [&hostile, &hostile, &honest.tenant];
+        let ahs = [0, 1, 0].into_iter().zip(tenants);
+        let ahs = ahs.map(|(pd, tenant)| tenant.create_ah(&mut world, pd)).collect();
+        Self { world, hostile, regions, ahs, honest }
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
@@ -150,6 +159,15 @@ impl Scene {
         let mr = self.regions[script.below(self.regions.len())];
         control.remote_addr = mr.addr.wrapping_add(script.u16().into());
         control.rkey = mr.rkey;
+        if self.hostile.qps[nth].qp_type == QpType::Ud {
+            control.ah = script.pick(&[self.ahs[0], self.ahs[0], self.ahs[1], self.ahs[2], 77]);
+            control.remote_qpn = match script.below(8) {
+                0 => script.u32(),
+                1 => self.honest.tenant.qps[1].qpn.value(),
+                to => self.hostile.qps[to % 2].qpn.value(),
+            };
+            control.qkey = if script.u8() & 7 == 0 { script.u32() } else { QKEY };
+        }
         let mut words = control.encode().to_vec();
         for _ in 0..control.num_sge {
             words.extend(self.any_sge(script).encode());
@@ -191,7 +209,13 @@ impl Scene {
     fn send_something(&mut self, nth: usize) {
         let mr = self.regions[0];
         let app = &self.hostile.qps[nth];
-        let mut control = SendControl::new(WrOpcode::Read, SendFlags::SIGNALED, 3);
+        let opcode = match app.qp_type {
+            QpType::Ud => WrOpcode::Send,
+            _ => WrOpcode::Read,
+        };
+        let mut control = SendControl::new(opcode, SendFlags::SIGNALED, 3);
+        (control.ah, control.qkey) = (self.ahs[0], QKEY);
+        control.remote_qpn = self.hostile.qps[nth ^ usize::from(nth < 2)].qpn.value();
         control.num_sge = 1;
         control.remote_addr = mr.addr;
         control.rkey = mr.rkey;
@@ -323,6 +347,13 @@ impl Scene {
         self.hostile.set_state(&mut self.world, nth, QpState::Reset);
         let address = if nth < 2 { HERE } else { NOWHERE };
         let connection = Connection { path_mtu: 1, timeout: 3, ..PSNS };
+        if self.hostile.qps[nth].qp_type == QpType::Ud {
+            // What is posted still names the old one.
+            let gone = ClientCommand::DestroyAh { ah: self.ahs[0] };
+            let outcome = self.world.command(self.hostile.client, gone);
+            assert_eq!(outcome, Ok(Outcome::Done));
+            self.ahs[0] = self.hostile.create_ah(&mut self.world, 0);
+        }
         self.hostile.connect(&mut self.world, nth, connection, (address, peer));
     }
 }

@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
+/// Q_Key of its queue pairs.
+pub(crate) const QKEY: u32 = 0x1111_1111;
 /// Bytes of the memory that a client registers.
 pub(crate) const ZONE: usize = 64 * 1024;
 
@@ -27,6 +29,10 @@ pub(crate) struct Client {
     pub(crate) cq: u32,
     pub(crate) zone: Box<[u8]>,
     pub(crate) key: u32,
+    /// An address handle to the device itself.
+    pub(crate) ah: u32,
+    /// The number of the queue pair that was made last.
+    pub(crate) last_qpn: u32,
     gid: [u8; 16],
     _events: OwnedFd,
 }
@@ -89,6 +95,8 @@ impl Client {
             cq: 0,
             zone: vec![0x77; ZONE].into_boxed_slice(),
             key: 0,
+            ah: 0,
+            last_qpn: 0,
             gid: [0; 16],
             _events: events,
         };
@@ -112,6 +120,9 @@ impl Client {
         let request = Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 };
         let (Reply::Mr { lkey, .. }, _) = self.call(&request)? else { return Err(surprise()) };
         self.key = lkey;
+        let request = Request::CreateAh { pd, attr: self.address() };
+        let (Reply::Handle(ah), _) = self.call(&request)? else { return Err(surprise()) };
+        self.ah = ah;
         Ok(())
     }
 
@@ -167,7 +178,13 @@ impl Client {
         };
         let sq_words = self.ring(&sq.ring, &mut fds)?;
         self.ring(&rq.ring, &mut fds)?;
+        self.last_qpn = qpn;
         Ok(Qp { handle: qp, qpn, qp_type, sq, rq, sq_words })
+    }
+
+    /// The device itself.
+    fn address(&self) -> AhAttr {
+        AhAttr { dgid: self.gid, is_global: true, port_num: 1, ..AhAttr::default() }
     }
 
     /// RESET to RTS, connected to `peer` of the same device.
@@ -176,7 +193,8 @@ impl Client {
             path_mtu: 3,
             dest_qpn: peer,
             access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ,
-            ah: AhAttr { dgid: self.gid, is_global: true, port_num: 1, ..AhAttr::default() },
+            ah: self.address(),
+            qkey: QKEY,
             max_rd_atomic: 4,
             max_dest_rd_atomic: 4,
             min_rnr_timer: 1,
@@ -210,19 +228,10 @@ impl Client {
                     | M::MAX_QP_RD_ATOMIC,
             ),
         ];
-        let answers = match qp.qp_type {
-            QpType::Uc => {
-                M::MAX_DEST_RD_ATOMIC
-                    | M::MIN_RNR_TIMER
-                    | M::TIMEOUT
-                    | M::RETRY_CNT
-                    | M::RNR_RETRY
-                    | M::MAX_QP_RD_ATOMIC
-            }
-            _ => M::empty(),
-        };
+        let meaningless = meaningless(qp.qp_type);
         for (state, mask) in steps {
-            let mask = mask - answers;
+            let mut mask = mask - meaningless;
+            mask.set(M::QKEY, qp.qp_type == QpType::Ud && state == QpState::Init);
             attr.state = state;
             self.call(&Request::ModifyQp { qp: qp.handle, mask, attr })?;
         }
@@ -235,6 +244,22 @@ impl Client {
         self.connect(&pair[0], pair[1].qpn)?;
         self.connect(&pair[1], pair[0].qpn)?;
         Ok(pair)
+    }
+}
+
+/// Attributes that mean nothing to queue pairs of a type.
+fn meaningless(qp_type: QpType) -> AttrMask {
+    use AttrMask as M;
+    let answers = M::MAX_DEST_RD_ATOMIC
+        | M::MIN_RNR_TIMER
+        | M::TIMEOUT
+        | M::RETRY_CNT
+        | M::RNR_RETRY
+        | M::MAX_QP_RD_ATOMIC;
+    match qp_type {
+        QpType::Uc => answers,
+        QpType::Ud => answers | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::ACCESS_FLAGS,
+        _ => M::empty(),
     }
 }
 

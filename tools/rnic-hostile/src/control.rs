@@ -4,8 +4,9 @@ use crate::Attack;
 use crate::client::{Client, greet};
 use rnic_abi::control::{CreateQp, Inspect, MAX_MESSAGE, Request, encode};
 use rnic_abi::os::{Connection, EventFd, candidate_socket_paths};
-use rnic_abi::verbs::{AccessFlags, QpCaps, QpType};
+use rnic_abi::verbs::{AccessFlags, AhAttr, QpCaps, QpType};
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Messages malformed, truncated, too long, too many, with too many descriptors.
@@ -46,7 +47,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(15) {
+    match attack.random.below(18) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -84,7 +85,26 @@ fn any_request(attack: &mut Attack) -> Request {
             xrc: None,
         },
         13 => Request::Inspect { what: Inspect::Qps, from: number },
+        14 | 15 => Request::CreateAh { pd: number & 3, attr: any_address(attack) },
+        16 => Request::DestroyAh { ah: number & 7 },
         _ => Request::QueryQp { qp: number },
+    }
+}
+
+/// An address vector whose destination is this host, a group, or nothing.
+fn any_address(attack: &mut Attack) -> AhAttr {
+    let here = 0x7f00_0000 | attack.random.word() as u32 & 0xffff;
+    let octets = [0x7f00_0001, here, 0xe000_0001, 0];
+    let address = Ipv4Addr::from(octets[attack.random.below(4)]);
+    AhAttr {
+        dgid: address.to_ipv6_mapped().octets(),
+        flow_label: attack.random.word() as u32,
+        sgid_index: attack.random.below(3) as u8,
+        hop_limit: attack.random.word() as u8,
+        traffic_class: attack.random.word() as u8,
+        sl: attack.random.word() as u8,
+        port_num: attack.random.below(3) as u8,
+        is_global: !attack.random.one_in(4),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attacks by work requests.
 
 use crate::Attack;
-use crate::client::{Client, Qp, ZONE};
+use crate::client::{Client, QKEY, Qp, ZONE};
 use rnic_abi::verbs::{QpType, SendFlags, WrOpcode};
 use rnic_abi::work_queue::WorkProducer;
 use rnic_abi::wqe::{SendControl, Sge};
@@ -27,7 +27,8 @@ pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
 
 /// Well-formed requests under keys, and to addresses, that belong to another user.
 pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
-    let opcodes = [WrOpcode::Write, WrOpcode::Read, WrOpcode::FetchAdd, WrOpcode::Send];
+    let opcodes =
+        [WrOpcode::SendImm, WrOpcode::Write, WrOpcode::Read, WrOpcode::FetchAdd, WrOpcode::Send];
     each_queue(attack, |attack, client, slot| {
         let opcode = opcodes[attack.random.below(opcodes.len())];
         let mut wqe = plausible(attack, client, opcode);
@@ -55,6 +56,7 @@ fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64>
     control.num_sge = 1;
     control.remote_addr = zone;
     control.rkey = client.key;
+    (control.ah, control.remote_qpn, control.qkey) = (client.ah, client.last_qpn, QKEY);
     let sge = Sge { addr: zone, length, lkey: client.key };
     control.encode().into_iter().chain(sge.encode()).collect()
 }
@@ -67,7 +69,7 @@ fn each_queue(
 ) -> io::Result<()> {
     let mut client = Client::open()?;
     while attack.goes_on() {
-        let qp_type = if attack.random.one_in(3) { QpType::Uc } else { QpType::Rc };
+        let qp_type = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][attack.random.below(4)];
         let pair = client.create_pair(qp_type)?;
         for _ in 0..8 {
             fill(attack, &client, &pair[0], &mut make)?;
