@@ -133,13 +133,13 @@ impl Stage {
     fn rate_beside_attackers(
         &self,
         tenant: &mut Stream,
-        kind: &str,
+        kinds: &[&str],
         seed: u64,
     ) -> Result<((f64, f64), Vec<Output>)> {
         std::thread::scope(|scope| {
             // It ends after the measurement.
             let seconds = SETTLED + WINDOW + 0.5;
-            let attacking = scope.spawn(move || self.attack_for(kind, seconds, seed));
+            let attacking = scope.spawn(move || self.attack_for(kinds, seconds, seed));
             let seen = tenant.work(SETTLED).and_then(|()| tenant.watch(WINDOW));
             let newcomer = self.newcomer(seed);
             let outputs = attacking.join().expect("no panic")?;
@@ -168,8 +168,18 @@ impl Stage {
         Ok(guard)
     }
 
-    /// Attacks until the time is over. An attacker that the daemon disconnects is started again.
-    fn attack_for(&self, kind: &str, seconds: f64, seed: u64) -> Result<Vec<Output>> {
+    /// Attacks in all these ways at once until the time is over.
+    fn attack_for(&self, kinds: &[&str], seconds: f64, seed: u64) -> Result<Vec<Output>> {
+        std::thread::scope(|scope| {
+            let attacks = kinds.iter().map(|kind| scope.spawn(|| self.repeat(kind, seconds, seed)));
+            let attacks: Vec<_> = attacks.collect();
+            let outputs = attacks.into_iter().map(|one| one.join().expect("no panic"));
+            Ok(outputs.collect::<Result<Vec<_>>>()?.concat())
+        })
+    }
+
+    /// An attacker that the daemon disconnects is started again.
+    fn repeat(&self, kind: &str, seconds: f64, seed: u64) -> Result<Vec<Output>> {
         let began = Instant::now();
         let mut outputs = Vec::new();
         while began.elapsed().as_secs_f64() < seconds {
@@ -184,7 +194,7 @@ impl Stage {
 
     /// Attacks in rounds for so many seconds. Returns what share of its rate the tenant kept, and
     /// what the attackers printed.
-    fn rounds(&self, kind: &str, seconds: f64) -> Result<(Share, Pauses, Vec<Output>)> {
+    fn rounds(&self, kinds: &[&str], seconds: f64) -> Result<(Share, Pauses, Vec<Output>)> {
         let _filler = self.filler()?;
         let tenant = RefCell::new(Stream::start(&self.tenant, &self.tenant, &[])?);
         let mut outputs = Vec::new();
@@ -197,14 +207,14 @@ impl Stage {
         let disturbed = || {
             let seed = outputs.len() as u64 + 1;
             let ((rate, pause), said) =
-                self.rate_beside_attackers(&mut tenant.borrow_mut(), kind, seed)?;
+                self.rate_beside_attackers(&mut tenant.borrow_mut(), kinds, seed)?;
             pauses.borrow_mut().disturbed.push(pause);
             outputs.extend(said);
             Ok(rate)
         };
         let share = share_left(rounds_in(seconds, SETTLED + WINDOW), MOST_LEFT, calm, disturbed)?;
         tenant.into_inner().end()?;
-        eprintln!("{kind}: {} attackers; of its rate the tenant kept {share:.2?}", outputs.len());
+        eprintln!("{} attackers; of its rate the tenant kept {share:.2?}", outputs.len());
         Ok((share, pauses.into_inner(), outputs))
     }
 }
@@ -219,22 +229,23 @@ fn things_done(output: &Output) -> u64 {
 /// The tenant is a user, too.
 const OTHER: Option<User> = Some(SOMEBODY);
 
-fn withstands(kind: &str, tenant: Option<User>) -> Result<Option<Vec<Output>>> {
-    let Some(stage) = stage(kind, tenant)? else { return Ok(None) };
+fn withstands(kinds: &[&str], tenant: Option<User>) -> Result<Option<Vec<Output>>> {
+    let name = kinds.join(" and ");
+    let Some(stage) = stage(&name, tenant)? else { return Ok(None) };
     let seconds = attack_seconds(ATTACK)?;
     // The tenant has been there before anything is counted: some of what the daemon allocates for
     // its first client stays allocated.
     let mut tenant = Stream::start(&stage.tenant, &stage.tenant, &[])?;
     let log = || format!("the daemon's log:\n{}", stage.tenant.daemon.log());
-    stage.attack_for(kind, 2.0, 0).with_context(log)?;
+    stage.attack_for(kinds, 2.0, 0).with_context(log)?;
     tenant.work(0.1)?;
     tenant.end()?;
     let before = Census::at_rest(&stage.tenant, Duration::from_secs(20))?;
     let mut guard = stage.guard()?;
     let mut outputs = Vec::new();
-    judge(kind, |attempt| {
+    judge(&name, |attempt| {
         let seconds = if attempt == 0 { seconds } else { ATTACK };
-        let (share, pauses, said) = stage.rounds(kind, seconds)?;
+        let (share, pauses, said) = stage.rounds(kinds, seconds)?;
         outputs.extend(said);
         Ok(match share.at_least(SHARE) {
             Reading::Good => pauses.judge(),
@@ -242,12 +253,15 @@ fn withstands(kind: &str, tenant: Option<User>) -> Result<Option<Vec<Output>>> {
         })
     })
     .with_context(log)?;
-    let done: u64 = outputs.iter().map(things_done).sum();
-    ensure!(done > 30, "no attack was made: {:?}", outputs.first());
+    for kind in kinds {
+        let of_kind = || outputs.iter().filter(|output| output.title.contains(kind));
+        let done: u64 = of_kind().map(things_done).sum();
+        ensure!(done > 30, "no attack was made: {:?}", of_kind().next());
+    }
     ensure!(guard.try_status()?.is_none(), "guarded memory: {}", guard.stderr());
     drop(guard);
     let after = before.returns(&stage.tenant, Duration::from_secs(20))?;
-    eprintln!("{kind}: before {before:?}\n{kind}: after  {after:?}");
+    eprintln!("{name}: before {before:?}\n{name}: after  {after:?}");
     let began = Instant::now();
     stage.tenant.stop()?;
     ensure!(began.elapsed() < SOON, "the daemon took {:?} to end", began.elapsed());
@@ -256,45 +270,35 @@ fn withstands(kind: &str, tenant: Option<User>) -> Result<Option<Vec<Output>>> {
 
 #[test]
 fn random_values_in_every_shared_word() -> Result<()> {
-    withstands("scribble", OTHER).map(drop)
+    withstands(&["scribble"], OTHER).map(drop)
 }
 
 #[test]
-fn doorbells_of_every_queue_there_is_and_is_not() -> Result<()> {
-    withstands("doorbells", OTHER).map(drop)
+fn doorbells_and_control_messages_that_make_no_sense() -> Result<()> {
+    withstands(&["doorbells", "control"], OTHER).map(drop)
 }
 
 #[test]
-fn impossible_work_requests() -> Result<()> {
-    withstands("wqes", OTHER).map(drop)
-}
-
-#[test]
-fn guessed_keys() -> Result<()> {
-    withstands("keys", OTHER).map(drop)
+fn impossible_work_requests_and_guessed_keys() -> Result<()> {
+    withstands(&["wqes", "keys"], OTHER).map(drop)
 }
 
 /// A user may do what it likes to a process that has its ids: to stop, starve, limit and kill it,
 /// and to look into it, which the kernel refuses.
 #[test]
 fn whatever_a_user_may_do_to_its_engine_process() -> Result<()> {
-    withstands("process", OTHER).map(drop)
+    withstands(&["process"], OTHER).map(drop)
 }
 
 /// The same beside root's own programs, which the daemon itself serves.
 #[test]
 fn whatever_a_user_may_do_beside_programs_of_root() -> Result<()> {
-    withstands("process", None).map(drop)
-}
-
-#[test]
-fn control_messages_that_make_no_sense() -> Result<()> {
-    withstands("control", OTHER).map(drop)
+    withstands(&["process"], None).map(drop)
 }
 
 #[test]
 fn as_much_of_everything_as_the_daemon_gives() -> Result<()> {
-    let Some(outputs) = withstands("quotas", OTHER)? else { return Ok(()) };
+    let Some(outputs) = withstands(&["quotas"], OTHER)? else { return Ok(()) };
     // A client that opened a device has one PD, CQ and MR of its own, and is one session.
     let expected = "got 29 pds, 39 cqs, 20 channels, 199 mrs, 50 qps, 59 sessions";
     let first = outputs.first().context("no attack was made")?;
