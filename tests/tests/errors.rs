@@ -61,9 +61,9 @@ const CREATING: [Row; 30] = [
     ("srq_resized", "EOPNOTSUPP"),
     ("busy_srq", "EBUSY"),
     ("recv_beside_srq", "EINVAL"),
-    ("ah_not_global", "EOPNOTSUPP"),
-    ("ah_bad_port", "EOPNOTSUPP"),
-    ("ah_bad_gid_index", "EOPNOTSUPP"),
+    ("ah_not_global", "EINVAL"),
+    ("ah_bad_port", "EINVAL"),
+    ("ah_bad_gid_index", "EINVAL"),
 ];
 
 /// Refused by `ibv_modify_qp`; the state stays.

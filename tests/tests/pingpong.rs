@@ -98,7 +98,8 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         // The device claims no feature that it does not have.
         "max_ah: 262144",
         "max_mw: 0",
-        "ud_odp_caps: NO SUPPORT",
+        "ud_odp_caps: SUPPORT_SEND SUPPORT_RECV",
+        "xrc_odp_caps: NO SUPPORT",
     ] {
         ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");
     }
