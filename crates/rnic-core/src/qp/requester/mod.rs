@@ -22,7 +22,7 @@ use crate::shared::{Ctx, Shared};
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
 use segment::{Segmentation, segment};
-use sq::{FetchRules, MAX_MESSAGE, Work, Wr};
+use sq::{FetchRules, Work, Wr};
 
 impl Cursor {
     /// At `psn`, behind packets of `wr`, where the cursor is: perhaps at the next WQE.
@@ -147,11 +147,14 @@ impl Qp {
         if room == 0 {
             return None;
         }
-        // Whenever it may leave: its program may destroy the handle while it waits for the wire.
-        // Rule: HandleExists
-        let is_lost = !self.rules.is_connected && !self.has_path(ctx.shared, wr);
-        let permit = if is_lost { Permit::Never } else { self.permit(wr, cursor, reads) };
-        match permit {
+        if !self.rules.is_connected
+            && let Err(status) = self.check_datagram(ctx.shared, wr)
+        {
+            self.sq.wr_mut(cursor.index).work = Work::Fault(status);
+            self.retire_later(ctx);
+            return None;
+        }
+        match self.permit(wr, cursor, reads) {
             Permit::Go if wr.is_read_or_atomic() => Some(1),
             Permit::Go => Some(room.min(wr.packets - wr.packet_of(cursor.psn))),
             Permit::Wait => None,
@@ -163,13 +166,6 @@ impl Qp {
         }
     }
 
-    /// Bytes of its longest message. A datagram is one packet of what the link takes now.
-    #[inline]
-    fn max_message(&self, config: &EngineConfig) -> u64 {
-        // Rule: DatagramIsOnePacket
-        if self.rules.is_connected { MAX_MESSAGE } else { 128 << config.port.active_mtu }
-    }
-
     /// Copies the next WQE out of the ring, if one is posted and may be started.
     fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         // Rule: SqdHoldsNew, RtrSendsNothing
@@ -177,8 +173,7 @@ impl Qp {
             return false;
         }
         let (pd, max_sge, mtu) = (self.pd, self.caps.max_send_sge, self.mtu);
-        let max_message = self.max_message(&ctx.shared.config);
-        let rules = FetchRules { transport: self.rules, pd, max_sge, mtu, max_message };
+        let rules = FetchRules { transport: self.rules, pd, max_sge, mtu };
         let index = self.sq.fetched();
         let first = self.requester.next_psn();
         let wr = self.sq.fetch(&rules, &ctx.shared.mrs, first);
@@ -220,10 +215,19 @@ impl Qp {
         Permit::Go
     }
 
-    /// Its address handle is one that it may use.
+    /// What a datagram needs besides: one packet of what the link takes, and an address handle that
+    /// it may use. Whenever it may leave: while it waits for the wire, the link may change, and its
+    /// program may destroy the handle.
     #[inline(never)]
-    fn has_path(&self, shared: &Shared, wr: &Wr) -> bool {
-        self.path_to(&shared.ahs, AddressId::of(wr.control.ah)).is_some()
+    fn check_datagram(&self, shared: &Shared, wr: &Wr) -> Result<(), WcStatus> {
+        let mtu = 128 << shared.config.port.active_mtu;
+        // Rule: DatagramIsOnePacket
+        if wr.length > mtu {
+            return Err(WcStatus::LocLenErr);
+        }
+        let path = self.path_to(&shared.ahs, AddressId::of(wr.control.ah));
+        // Rule: HandleExists
+        if path.is_none() { Err(WcStatus::LocQpOpErr) } else { Ok(()) }
     }
 
     /// A planned packet is a request that was sent before.

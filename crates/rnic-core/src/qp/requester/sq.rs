@@ -84,8 +84,6 @@ pub(crate) struct FetchRules {
     pub(crate) pd: u32,
     pub(crate) max_sge: u32,
     pub(crate) mtu: u32,
-    /// Longest message, bytes.
-    pub(crate) max_message: u64,
 }
 
 /// The engine's side of a send queue.
@@ -287,7 +285,7 @@ impl SendQueue {
         let length: u64 = sges.map(|sge| u64::from(sge.length)).sum();
         let length = if inline { u64::from(control.data_len) } else { length };
         // Rule: MaxMessage
-        if length > rules.max_message {
+        if length > MAX_MESSAGE {
             return Err(WcStatus::LocLenErr);
         }
         if control.carried && length != u64::from(control.data_len) {
