@@ -25,7 +25,6 @@ const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
 const RTN_UNICAST: u8 = 1;
 const RTN_LOCAL: u8 = 2;
-const RTN_MULTICAST: u8 = 5;
 
 /// The kernel asks three times, a second apart, before it gives a neighbour up.
 const PATIENCE: Duration = Duration::from_millis(3300);
@@ -44,9 +43,9 @@ impl Network {
     /// neighbour's answer.
     ///
     /// # Errors
-    /// EINVAL for an address handle that is invalid, ENETUNREACH without a route,
-    /// EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not either,
-    /// ENOMEM when there are too many neighbours.
+    /// EINVAL for an address handle that is invalid, EOPNOTSUPP for a group, ENETUNREACH without a
+    /// route, EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not
+    /// either, ENOMEM when there are too many neighbours.
     pub fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {
         let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
         self.resolve_for(ah, kernel_sends.then_some(ROCE_PORT))
@@ -98,13 +97,19 @@ impl Network {
         if gid.is_zero() {
             return Err(invalid("the destination GID is zero".into()));
         }
+        let dst = gid.to_ip();
+        // Before anything is learnt: a group needs no neighbour's answer, so one client could fill
+        // the table of hops, which forgets nothing, with groups for every user.
+        if dst.is_multicast() {
+            let text = format!("{dst} is a group: this device does not support multicast");
+            return Err(refusal(libc::EOPNOTSUPP, text));
+        }
         let source = self.shared.lock().gids.get(usize::from(ah.sgid_index)).ok_or_else(|| {
             invalid(format!(
                 "source GID index {} is empty; `rnic devices` lists the GIDs",
                 ah.sgid_index
             ))
         })?;
-        let dst = gid.to_ip();
         if dst.is_ipv4() != source.ip.is_ipv4() {
             return Err(invalid(format!(
                 "source GID index {} is {}, which cannot talk to {dst}; choose an index of the \
@@ -141,11 +146,10 @@ impl Network {
             ));
         }
         let neighbour = route.gateway.unwrap_or(dst);
-        let dst_mac = match MacAddr::for_multicast(dst) {
-            Some(group) => group,
-            None if !interface.has_neighbours && kernel_sends => return Ok(KERNEL),
-            None if !interface.has_neighbours => MacAddr::default(),
-            None => find(&mut netlink, source.ip, neighbour, &interface)?,
+        let dst_mac = match (interface.has_neighbours, kernel_sends) {
+            (true, _) => find(&mut netlink, source.ip, neighbour, &interface)?,
+            (false, true) => return Ok(KERNEL),
+            (false, false) => MacAddr::default(),
         };
         if kernel_sends {
             return Ok(KERNEL);
@@ -170,8 +174,7 @@ impl Network {
         dst: IpAddr,
         kernel_sends: bool,
     ) -> Result<Route, Refusal> {
-        let link_local =
-            matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local()) || dst.is_multicast();
+        let link_local = matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let unbound = (!link_local).then(|| ask_route(netlink, source.ip, dst, None));
         let route = match unbound {
             Some(Ok(route)) if kernel_sends || route.ifindex == source.ifindex => Ok(route),
@@ -181,7 +184,7 @@ impl Network {
         };
         let route = route.map_err(|error| no_route(source.ip, dst, &error))?;
         match route.kind {
-            RTN_UNICAST | RTN_LOCAL | RTN_MULTICAST => Ok(route),
+            RTN_UNICAST | RTN_LOCAL => Ok(route),
             _ => Err(no_route(source.ip, dst, &io::Error::from_raw_os_error(libc::ENETUNREACH))),
         }
     }

@@ -3,7 +3,7 @@
 //! Each `Repr` holds every bit of its header. Whole packets are the business of [`crate::frame`].
 
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -18,23 +18,6 @@ pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
-
-    /// The group address of an IP multicast address; `None` for unicast.
-    pub fn for_multicast(ip: IpAddr) -> Option<MacAddr> {
-        if !ip.is_multicast() {
-            return None;
-        }
-        Some(match ip {
-            IpAddr::V4(v4) => {
-                let [_, b, c, d] = v4.octets();
-                MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])
-            }
-            IpAddr::V6(v6) => {
-                let [.., a, b, c, d] = v6.octets();
-                MacAddr([0x33, 0x33, a, b, c, d])
-            }
-        })
-    }
 }
 
 impl fmt::Display for MacAddr {
@@ -328,13 +311,5 @@ mod tests {
         assert_eq!(Ipv4Repr::from_bytes(&bytes), header.with_checksum());
         assert_eq!(checksum(&[1]), !0x0100);
         assert_eq!(checksum(&[]), 0xffff);
-    }
-
-    #[test]
-    fn multicast_macs() {
-        let mac = |ip: &str| MacAddr::for_multicast(ip.parse().expect("address"));
-        assert_eq!(mac("239.129.2.3"), Some(MacAddr([0x01, 0, 0x5e, 1, 2, 3])));
-        assert_eq!(mac("ff0e::1:2"), Some(MacAddr([0x33, 0x33, 0, 1, 0, 2])));
-        assert_eq!(mac("10.0.0.1"), None);
     }
 }

@@ -18,7 +18,6 @@ use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr};
 use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
-use roce_wire::Gid;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -156,9 +155,6 @@ impl Context {
 
     /// Finds the way to an address, once for all datagrams that will go there.
     fn create_ah(&mut self, pd: u32, attr: AhAttr) -> Result<Reply, Refused> {
-        if Gid(attr.dgid).to_ip().is_multicast() {
-            return Err(refuse(libc::EOPNOTSUPP, "this device does not support multicast"));
-        }
         let charge = self.account.take(Resource::Ahs, 1)?;
         let path = self.service.network.resolve(&attr)?;
         match self.link.execute(ClientCommand::CreateAh { pd, path })? {

@@ -1,5 +1,6 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
+mod addresses;
 mod srq;
 
 use super::{Accounts, Door, Engines, Registry, Service, serve};
