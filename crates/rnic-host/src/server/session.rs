@@ -224,6 +224,8 @@ impl Session<'_> {
         let count = |limit: u32, resource| limit.min(may(resource).try_into().unwrap_or(u32::MAX));
         let limits = &mut device.limits;
         limits.max_qp = count(limits.max_qp, Resource::Qps);
+        // They are charged as queue pairs.
+        limits.max_srq = count(limits.max_srq, Resource::Qps);
         limits.max_cq = count(limits.max_cq, Resource::Cqs);
         limits.max_mr = count(limits.max_mr, Resource::Mrs);
         limits.max_pd = count(limits.max_pd, Resource::Pds);

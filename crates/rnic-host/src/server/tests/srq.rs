@@ -1,6 +1,7 @@
 //! Shared receive queues over the control socket.
 
 use super::{Daemon, queue_pair};
+use crate::quota::Resource;
 use rnic_abi::control::{CreateQp, Reply, Request};
 use rnic_abi::verbs::{QpCaps, QpType};
 
@@ -62,4 +63,22 @@ fn one_that_is_too_large_is_refused() {
     let cq = client.cq();
     let on_srq = CreateQp { srq: Some(srq), caps, ..queue_pair(pd, cq) };
     assert!(client.call(&Request::CreateQp(on_srq)).is_ok());
+}
+
+/// It takes what a queue pair takes, so a program must not be told that it may have more.
+#[test]
+fn shared_receive_queues_count_as_queue_pairs() {
+    let daemon = Daemon::start("srq-quota", &[(Resource::Qps, 3)]);
+    let client = daemon.open();
+    let Ok(Reply::Devices(devices)) = client.call(&Request::ListDevices) else {
+        panic!("no devices")
+    };
+    assert_eq!(devices[0].limits.max_srq, 3);
+    let pd = client.handle(&Request::AllocPd);
+    let made: Vec<_> = (0..4).map(|_| client.call(&wanted(pd, 4, 1, 0))).collect();
+    let refused: Vec<_> = made.iter().map(|reply| reply.as_ref().err().map(|e| e.errno)).collect();
+    assert_eq!(refused, [None, None, None, Some(libc::ENOMEM)]);
+    let Ok(Reply::Srq { srq, .. }) = made[0] else { panic!("{made:?}") };
+    client.call(&Request::DestroySrq { srq }).unwrap();
+    assert!(client.call(&wanted(pd, 4, 1, 0)).is_ok());
 }
