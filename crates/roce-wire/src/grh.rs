@@ -28,6 +28,11 @@ pub fn grh_area(flow: &Flow, ip_id: u16, datagram_len: usize) -> [u8; GRH_LEN] {
     area
 }
 
+/// The type of IP header in an area of [`grh_area`]: 1 for IPv6, 2 for IPv4.
+pub fn header_type(area: &[u8; GRH_LEN]) -> u8 {
+    if area[0] >> 4 == 6 { 1 } else { 2 }
+}
+
 /// What the area says about the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrhArea {
@@ -101,6 +106,7 @@ mod tests {
         let parsed = GrhArea::parse(&area);
         let GrhArea::V4(ip) = parsed else { panic!("not IPv4: {parsed:?}") };
         assert_eq!((ip.total_len, ip.id), (308, 99));
+        assert_eq!(header_type(&area), 2);
         assert_eq!((parsed.src(), parsed.dst()), (Gid::from_ip(src), Gid::from_ip(dst)));
         assert_eq!((parsed.traffic_class(), parsed.hop_limit()), (0xa2, 7));
 
@@ -115,7 +121,9 @@ mod tests {
         let src: IpAddr = "fe80::1".parse().expect("address");
         let dst: IpAddr = "fe80::2".parse().expect("address");
         let flow = Flow { flow_label: 0x5_ba59, ..Flow::new(src, dst, 0xc000) };
-        let parsed = GrhArea::parse(&grh_area(&flow, 0, 24));
+        let area = grh_area(&flow, 0, 24);
+        assert_eq!(header_type(&area), 1);
+        let parsed = GrhArea::parse(&area);
         let GrhArea::V6(ip) = parsed else { panic!("not IPv6: {parsed:?}") };
         assert_eq!((ip.payload_len, ip.next_header), (32, 17));
         assert_eq!((parsed.src(), parsed.dst()), (Gid::from_ip(src), Gid::from_ip(dst)));

@@ -19,7 +19,8 @@ use crate::{
 pub(crate) fn to_daemon(attr: &ibv_ah_attr) -> AhAttr {
     AhAttr {
         dgid: attr.grh.dgid.raw,
-        flow_label: attr.grh.flow_label,
+        // Programs put a hash of 32 bits here; a NIC sends the 20 the header has.
+        flow_label: attr.grh.flow_label & 0xf_ffff,
         sgid_index: attr.grh.sgid_index,
         hop_limit: attr.grh.hop_limit,
         traffic_class: attr.grh.traffic_class,
@@ -85,8 +86,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 /// IPv4 the last 20 bytes of the area are the IP header (RoCEv2 annex A17).
 fn return_path(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; 40]) -> Result<ibv_ah_attr> {
     let mut attr = ibv_ah_attr::zeroed();
+    // The completion's `sl` tells the type of the IP header: RoCEv2 has no service level.
     attr.port_num = port;
-    attr.sl = wc.sl;
     if wc.wc_flags & IBV_WC_GRH == 0 {
         return Ok(attr);
     }

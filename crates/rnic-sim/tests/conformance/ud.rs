@@ -96,6 +96,7 @@ fn a_completion_tells_the_sender_and_the_header_of_the_packet() {
         let cqe = received[0];
         assert_eq!(cqe.flags, CqeFlags::RECV | CqeFlags::GRH | CqeFlags::IMM);
         assert_eq!((cqe.src_qp, cqe.byte_len), (PEER_QPN, len as u32 + AREA));
+        assert_eq!(cqe.sl, 2, "IPv4");
         assert_eq!(cqe.imm_or_key.to_ne_bytes(), [1, 2, 3, 4]);
         let host = d.world.host(0);
         let buffer = host.bytes(mr.addr, len as u64 + u64::from(AREA)).to_vec();

@@ -11,7 +11,7 @@ use crate::event::{DropReason, Tap};
 use crate::shared::Ctx;
 use rnic_abi::cqe::MAX_CARRIED;
 use rnic_abi::verbs::WcOpcode;
-use roce_wire::grh::GRH_LEN;
+use roce_wire::grh::{GRH_LEN, header_type};
 
 impl Qp {
     /// Looks at one datagram. `area`: what its receive begins with. In line it would cost all
@@ -53,7 +53,11 @@ impl Qp {
         }
         let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
         let carried = data.get(..carried).unwrap_or(&[]);
-        self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
+        // Where an InfiniBand completion has the service level, ConnectX tells the type of the IP
+        // header, and programs check it before they read the area.
+        // Rule: HeaderTypeTold
+        let sl = header_type(area);
+        self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried, sl);
         Ok(())
     }
 

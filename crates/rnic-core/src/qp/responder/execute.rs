@@ -39,7 +39,7 @@ impl Qp {
             // Rule: ReceivedLength
             let total = recv.filled + len;
             let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
-            self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried);
+            self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried, 0);
         }
         self.responder.accept(packet.psn(), 1, ends, self.must_answer(packet));
         Ok(())
@@ -105,7 +105,8 @@ impl Qp {
         }
     }
 
-    /// Queues the receive completion behind its data.
+    /// Queues the receive completion behind its data. `sl`: 0, or the type of a datagram's IP
+    /// header.
     #[inline(always)]
     pub(super) fn deliver<T: Tap>(
         &mut self,
@@ -114,12 +115,14 @@ impl Qp {
         opcode: WcOpcode,
         byte_len: u32,
         carried: &[u8],
+        sl: u8,
     ) {
         let Some(recv) = self.responder.recv.take() else { return };
         let mut cqe = self.recv_cqe(ctx.now, recv.wr_id, recv.index, WcStatus::Success);
         // Rule: ReceiveOpcode
         cqe.opcode = opcode;
         cqe.byte_len = byte_len;
+        cqe.sl = sl;
         // Rule: ImmediateDelivered
         if packet.info.trailer() == Trailer::Imm {
             cqe.flags |= CqeFlags::IMM;
@@ -171,7 +174,7 @@ impl Qp {
         if ends && packet.info.trailer() == Trailer::Imm {
             self.responder.written += u64::from(len);
             let total = u32::try_from(self.responder.written).unwrap_or(u32::MAX);
-            self.deliver(ctx, packet, WcOpcode::RecvWriteImm, total, &[]);
+            self.deliver(ctx, packet, WcOpcode::RecvWriteImm, total, &[], 0);
         } else {
             self.responder.written += u64::from(len);
         }
