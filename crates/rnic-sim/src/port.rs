@@ -52,6 +52,9 @@ pub struct PortConfig {
     /// Datagrams that one turn may send, or one train if that is longer; 0 when the link takes
     /// none.
     pub tx_burst: u32,
+    /// Datagrams that leave the ring of the wire in each turn; 0 when all do. What has no room in
+    /// the ring is refused, also while something smaller has.
+    pub leaving: u32,
     /// Datagrams that one turn receives.
     pub rx_burst: u32,
     /// Trains that the engine sends to itself are internal: only the engine sees them.
@@ -69,6 +72,7 @@ impl PortConfig {
             arenas: 1,
             df: true,
             tx_burst: 64,
+            leaving: 0,
             rx_burst: 64,
             keeps_internal: false,
         }
@@ -94,6 +98,7 @@ impl PortConfig {
             arenas: rng.pick(&[1, 2]),
             df: rng.chance(850_000),
             tx_burst: rng.pick(&[3, 16, 64, 256]),
+            leaving: 0,
             rx_burst: rng.pick(&[1, 7, 64, 256]),
             keeps_internal: false,
         }
@@ -111,6 +116,8 @@ pub struct Port {
     tx: Vec<Vec<u8>>,
     reserved: Vec<(TxTrain, TxSlot)>,
     reserved_datagrams: u32,
+    /// Datagrams in the ring.
+    waiting: u32,
     turn: usize,
     outbox: Vec<Packet>,
     /// The time of this turn.
@@ -144,6 +151,7 @@ impl Port {
             tx: vec![Vec::new(); arenas],
             reserved: Vec::new(),
             reserved_datagrams: 0,
+            waiting: 0,
             turn: 0,
             outbox: Vec::new(),
             now: Instant::ZERO,
@@ -188,6 +196,10 @@ impl Port {
     pub(crate) fn begin_turn(&mut self, now: Instant) {
         self.now = now;
         self.has_refused = false;
+        self.waiting = match self.config.leaving {
+            0 => 0,
+            leaving => self.waiting.saturating_sub(leaving),
+        };
     }
 
     /// The wire took not even one train in this turn.
@@ -334,7 +346,9 @@ impl Wire for Port {
             self.has_refused = true;
             return None;
         }
-        if self.reserved_datagrams + train.segments > self.config.tx_burst.max(train.segments) {
+        let waiting = self.waiting + self.reserved_datagrams;
+        if waiting + train.segments > self.config.tx_burst.max(train.segments) {
+            self.has_refused |= waiting > 0 && self.reserved.is_empty();
             return None;
         }
         self.reserved_datagrams += train.segments;
@@ -388,7 +402,7 @@ impl Wire for Port {
                 self.outbox.push(if self.config.df { packet } else { may_be_fragmented(packet) });
             }
         }
-        self.reserved_datagrams = 0;
+        self.waiting += std::mem::take(&mut self.reserved_datagrams);
         for arena in &mut self.tx {
             arena.clear();
         }

@@ -62,6 +62,8 @@ pub(crate) struct Egress {
     allowed: u32,
     /// The QP whose visit the wire cut short, and the bytes that it may still send.
     cut_short: Option<(u32, u32)>,
+    /// The way that the wire refused a train for, while others are passed by: local or not.
+    stuck: Option<bool>,
 }
 
 /// How a visit ended.
@@ -92,6 +94,7 @@ impl Egress {
             shard,
             allowed: 0,
             cut_short: None,
+            stuck: None,
         }
     }
 
@@ -163,6 +166,7 @@ impl Egress {
         is_local: bool,
     ) {
         let caps = ports.wire.caps();
+        self.stuck = Some(is_local);
         for _ in 0..PASSED_BY.min(ctx.shared.active.len() - 1) {
             let Some(slot) = ctx.shared.active.glance() else { break };
             let Some(qp) = qps.by_slot_mut(slot as usize) else { continue };
@@ -178,6 +182,7 @@ impl Egress {
                 qp.note_refused(ctx, !self.plan.is_empty());
             }
         }
+        self.stuck = None;
     }
 
     fn visit<W: Wire, D: Dma, H: Host, T: Tap>(
@@ -298,6 +303,11 @@ impl Egress {
             let (end, last_len) = train_from(&self.plan, first, head, caps);
             if !qp.rules.is_connected {
                 to_self = self.note_way(qp, &flow, (first, end));
+                // A short datagram would take the room that a long train waits for, again and
+                // again.
+                if self.stuck == Some(qp.is_local()) {
+                    break;
+                }
             }
             let is_last = end == self.plan.len() && first > 0;
             if budget_ended && is_last && self.may_grow((first, end), segment_len, caps) {

@@ -3,10 +3,11 @@
 use crate::{AREA, Party};
 use rnic_abi::verbs::WcStatus;
 use rnic_sim::link::Faults;
-use rnic_sim::pair::pattern;
+use rnic_sim::pair::{End, pattern};
+use rnic_sim::port::PortConfig;
 use rnic_sim::rng::Rng;
 use rnic_sim::sweep;
-use rnic_sim::verbs::SendWr;
+use rnic_sim::verbs::{Connection, SendWr};
 use rnic_sim::world::WorldConfig;
 
 /// Datagrams of one world.
@@ -82,4 +83,34 @@ fn a_datagram_arrives_whole_or_not_at_all() {
         assert_eq!(again, 0, "seed {seed}: a datagram was repeated");
     }
     assert!(lost > 0 || sweep::is_replay());
+}
+
+/// A ring that one datagram leaves per turn never has room for a train while datagrams take that
+/// room: those go the same way, and must wait for the train.
+#[test]
+fn short_datagrams_do_not_take_the_room_that_a_train_waits_for() {
+    const LEN: u32 = 64 << 10;
+    let port = PortConfig { tx_burst: 16, leaving: 1, ..PortConfig::trains() };
+    let mut party = Party::new(&WorldConfig { ports: vec![port; 2], ..WorldConfig::pair(0) }, &[0, 1]);
+    // By two handles in turn: no two of them are a train.
+    let ways = [party.way(0, 1), party.way(0, 1)];
+    let (a, b) = (End::new(&mut party.world, 0, |_| {}), End::new(&mut party.world, 1, |_| {}));
+    party.world.connect((0, a.qp), (1, b.qp), &Connection::default());
+    let datagrams = party.ends[0];
+    let datagram = |nth: usize| SendWr::send(1, &[datagrams.mr.sge(0, 1024)]).to(ways[nth % 2]);
+    for nth in 0..40 {
+        party.post(0, &datagram(nth));
+    }
+    let write = SendWr::write(7, &[a.mr.sge(0, LEN)], b.mr.remote(0));
+    party.world.host(0).post_send(a.qp, &write).expect("room in the queue");
+    let mut sent = 0;
+    while party.world.host(0).poll(a.send_cq).is_none() {
+        for _ in party.world.host(0).drain(datagrams.send_cq) {
+            party.post(0, &datagram(sent));
+            sent += 1;
+        }
+        assert!(sent < 1000, "the trains never leave");
+        assert!(party.world.step(), "the write completes");
+    }
+    assert!(sent > 40, "the datagrams leave, too: {sent}");
 }
