@@ -91,7 +91,8 @@ fn a_datagram_arrives_whole_or_not_at_all() {
 fn short_datagrams_do_not_take_the_room_that_a_train_waits_for() {
     const LEN: u32 = 64 << 10;
     let port = PortConfig { tx_burst: 16, leaving: 1, ..PortConfig::trains() };
-    let mut party = Party::new(&WorldConfig { ports: vec![port; 2], ..WorldConfig::pair(0) }, &[0, 1]);
+    let mut party =
+        Party::new(&WorldConfig { ports: vec![port; 2], ..WorldConfig::pair(0) }, &[0, 1]);
     // By two handles in turn: no two of them are a train.
     let ways = [party.way(0, 1), party.way(0, 1)];
     let (a, b) = (End::new(&mut party.world, 0, |_| {}), End::new(&mut party.world, 1, |_| {}));
