@@ -1,12 +1,13 @@
 //! Next hops: what the control plane finds out and the wires look up per train.
 //!
 //! The table is shared between threads. A hop is two atomic words, so that a wire reads it without
-//! waiting, and a neighbour that changes its address takes effect with the next frame. Hops are
-//! never removed: a queue pair may refer to one as long as the daemon runs.
+//! waiting, and a neighbour that changes its address takes effect with the next frame. A hop stays
+//! while anything [holds](Hold) it; its place is then another one's, so that no client fills the
+//! table with ways that it once asked for.
 
 use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, VlanTag};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,7 +59,44 @@ pub struct HopTable {
     words: Arc<[Words]>,
     /// Own Ethernet addresses; zero where there is none.
     own: Arc<[AtomicU64; MAX_OWN]>,
-    known: Arc<Mutex<HashMap<HopKey, HopId>>>,
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default)]
+struct Known {
+    hops: HashMap<HopKey, Held>,
+    /// Places that were given back, the one that was first first: what left just now may still
+    /// name the others.
+    free: VecDeque<HopId>,
+}
+
+struct Held {
+    hop: HopId,
+    holds: u32,
+}
+
+/// Keeps a hop as it is: as long as something may send there.
+#[must_use = "the hop is forgotten without it"]
+pub struct Hold(Option<(HopTable, HopKey, HopId)>);
+
+impl Hold {
+    /// Of what needs none: the device itself, and ways that the kernel finds.
+    pub const fn nothing() -> Self {
+        Self(None)
+    }
+
+    /// The hop, if it is one of the table.
+    pub fn hop(&self) -> Option<HopId> {
+        self.0.as_ref().map(|(_, _, hop)| *hop)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some((table, key, _)) = &self.0 {
+            table.release(key);
+        }
+    }
 }
 
 impl Default for HopTable {
@@ -106,27 +144,50 @@ impl HopTable {
     }
 
     /// The hop for `key`, learnt or changed now; `None` when the table is full.
-    pub(super) fn learn(&self, key: HopKey, hop: Hop) -> Option<HopId> {
+    pub(super) fn learn(&self, key: HopKey, hop: Hop) -> Option<(HopId, Hold)> {
         let mut known = self.lock();
-        let next = FIRST + known.len();
-        let id = match known.get(&key) {
-            Some(id) => *id,
-            None if next == MAX_HOPS => return None,
-            None => HopId(next as u32),
+        let known = &mut *known;
+        let next = FIRST + known.hops.len() + known.free.len();
+        let id = match known.hops.get_mut(&key) {
+            Some(held) => {
+                held.holds = held.holds.checked_add(1)?;
+                held.hop
+            }
+            None => {
+                let fresh = || (next < MAX_HOPS).then_some(HopId(next as u32));
+                let hop = fresh().or_else(|| known.free.pop_front())?;
+                known.hops.insert(key, Held { hop, holds: 1 });
+                hop
+            }
         };
-        known.insert(key, id);
         self.store(id, hop);
-        Some(id)
+        Some((id, Hold(Some((self.clone(), key, id)))))
+    }
+
+    /// One hold less. The last one takes the hop with it.
+    fn release(&self, key: &HopKey) {
+        let mut known = self.lock();
+        let Some(held) = known.hops.get_mut(key) else { return };
+        held.holds -= 1;
+        if held.holds > 0 {
+            return;
+        }
+        let hop = held.hop;
+        known.hops.remove(key);
+        known.free.push_back(hop);
+        if let Some([first, _]) = self.words.get(hop.0 as usize) {
+            first.store(0, Ordering::Relaxed);
+        }
     }
 
     /// A neighbour told its address. Unknown neighbours are no hops and stay so.
     pub(super) fn refresh(&self, neighbour: IpAddr, ifindex: u32, dst_mac: MacAddr) {
         let known = self.lock();
-        for (key, id) in known.iter() {
+        for (key, held) in &known.hops {
             if (key.neighbour, key.ifindex) == (neighbour, ifindex)
-                && let Some(hop) = self.get(*id)
+                && let Some(hop) = self.get(held.hop)
             {
-                self.store(*id, Hop { dst_mac, ..hop });
+                self.store(held.hop, Hop { dst_mac, ..hop });
             }
         }
     }
@@ -134,16 +195,17 @@ impl HopTable {
     /// An interface changed its own address.
     pub(super) fn move_source(&self, ifindex: u32, src_mac: MacAddr) {
         let known = self.lock();
-        for (_, id) in known.iter().filter(|(key, _)| key.ifindex == ifindex) {
-            if let Some(hop) = self.get(*id) {
-                self.store(*id, Hop { src_mac, ..hop });
+        for (_, held) in known.hops.iter().filter(|(key, _)| key.ifindex == ifindex) {
+            if let Some(hop) = self.get(held.hop) {
+                self.store(held.hop, Hop { src_mac, ..hop });
             }
         }
     }
 
     /// Every neighbour in use, with its interface.
     pub(super) fn neighbours(&self) -> Vec<(IpAddr, u32)> {
-        let mut all: Vec<_> = self.lock().keys().map(|key| (key.neighbour, key.ifindex)).collect();
+        let known = self.lock();
+        let mut all: Vec<_> = known.hops.keys().map(|key| (key.neighbour, key.ifindex)).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -159,7 +221,7 @@ impl HopTable {
         first.store(KNOWN | tag | word(hop.dst_mac), Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<HopKey, HopId>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -187,7 +249,7 @@ mod tests {
         let neighbour: IpAddr = "10.0.0.2".parse().unwrap();
         let key = HopKey { neighbour, ifindex: 3, priority: 5 };
         let hop = Hop { dst_mac: A, src_mac: B, vlan: Some(VlanTag::new(5, 4094)) };
-        let id = hops.learn(key, hop).unwrap();
+        let (id, _hold) = hops.learn(key, hop).unwrap();
         assert!(id != LOOPBACK && id != KERNEL);
         assert_eq!(hops.get(id), Some(hop));
         hops.refresh(neighbour, 4, B);
@@ -197,7 +259,8 @@ mod tests {
         hops.move_source(3, A);
         assert_eq!(hops.get(id), Some(Hop { dst_mac: B, src_mac: A, ..hop }));
         let untagged = Hop { vlan: None, ..hop };
-        assert_eq!(hops.learn(key, untagged), Some(id));
+        let (again, _again) = hops.learn(key, untagged).unwrap();
+        assert_eq!(again, id);
         assert_eq!(hops.get(id), Some(untagged));
         assert_eq!(hops.neighbours(), [(neighbour, 3)]);
         assert_eq!((hops.get(HopId(77)), hops.get(HopId(u32::MAX))), (None, None));
@@ -218,8 +281,33 @@ mod tests {
         let hop = Hop { dst_mac: A, src_mac: B, vlan: None };
         let key =
             |i: u32| HopKey { neighbour: IpAddr::from(i.to_be_bytes()), ifindex: 1, priority: 0 };
-        let learnt = (0..).take_while(|i| hops.learn(key(*i), hop).is_some()).count();
-        assert_eq!(learnt, MAX_HOPS - FIRST);
-        assert!(hops.learn(key(5), hop).is_some(), "a known one still works");
+        let mut held: Vec<_> = (0..).map_while(|i| hops.learn(key(i), hop)).collect();
+        assert_eq!(held.len(), MAX_HOPS - FIRST);
+        let known = hops.learn(key(5), hop);
+        assert!(known.is_some(), "a known one still works");
+        assert!(hops.learn(key(1 << 20), hop).is_none());
+        // One that is not held any more makes room for another, and leads nowhere until then.
+        let (gone, hold) = held.swap_remove(77);
+        drop(hold);
+        assert_eq!(hops.get(gone), None);
+        let (place, _new) = hops.learn(key(1 << 20), hop).unwrap();
+        assert_eq!((place, hops.get(place)), (gone, Some(hop)));
+        // One that is held twice stays.
+        drop(held);
+        let (five, _) = known.as_ref().unwrap();
+        assert_eq!(hops.get(*five), Some(hop));
+        assert_eq!(hops.neighbours().len(), 2);
+    }
+
+    #[test]
+    fn asking_for_ever_more_ways_fills_nothing() {
+        let hops = HopTable::default();
+        let hop = Hop { dst_mac: A, src_mac: B, vlan: None };
+        for i in 0..3 * MAX_HOPS as u32 {
+            let neighbour = IpAddr::from(i.to_be_bytes());
+            let learnt = hops.learn(HopKey { neighbour, ifindex: 1, priority: 0 }, hop);
+            assert!(learnt.is_some_and(|(id, _hold)| hops.get(id).is_some()), "{i}");
+        }
+        assert!(hops.neighbours().is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! From an address handle to a path: route, neighbour, next hop.
 
 use super::gids::Served;
-use super::hops::{Hop, HopKey, KERNEL, LOOPBACK};
+use super::hops::{Hold, Hop, HopKey, KERNEL, LOOPBACK};
 use super::neighbour::{self, Known};
 use super::netlink::{self, Netlink, RTM_GETROUTE, RTM_NEWROUTE, Request, u32_at};
 use super::{Interface, Network, interface};
@@ -39,14 +39,14 @@ struct Route {
 }
 
 impl Network {
-    /// Finds the way to the destination of an address handle. May wait up to about 3 s for the
-    /// neighbour's answer.
+    /// Finds the way to the destination of an address handle, which lasts as long as it is held. May
+    /// wait up to about 3 s for the neighbour's answer.
     ///
     /// # Errors
     /// EINVAL for an address handle that is invalid, EOPNOTSUPP for a group, ENETUNREACH without a
     /// route, EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not
     /// either, ENOMEM when there are too many neighbours.
-    pub fn resolve(&self, ah: &AhAttr) -> Result<Path, Refusal> {
+    pub fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refusal> {
         let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
         self.resolve_for(ah, kernel_sends.then_some(ROCE_PORT))
     }
@@ -55,12 +55,12 @@ impl Network {
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub fn resolve_for_sockets(&self, ah: &AhAttr, port: u16) -> Result<Path, Refusal> {
+    pub fn resolve_for_sockets(&self, ah: &AhAttr, port: u16) -> Result<(Path, Hold), Refusal> {
         self.resolve_for(ah, Some(port))
     }
 
     /// With `sockets` the kernel sends, from this port.
-    fn resolve_for(&self, ah: &AhAttr, sockets: Option<u16>) -> Result<Path, Refusal> {
+    fn resolve_for(&self, ah: &AhAttr, sockets: Option<u16>) -> Result<(Path, Hold), Refusal> {
         let kernel_sends = sockets.is_some();
         let (source, dst) = self.endpoints(ah)?;
         let is_local = self.local_addresses().contains(&dst);
@@ -82,11 +82,11 @@ impl Network {
             flow_label: ah.flow_label,
             df: true,
         };
-        let hop = match is_local {
-            true => LOOPBACK,
+        let (hop, hold) = match is_local {
+            true => (LOOPBACK, Hold::nothing()),
             false => self.next_hop(source, dst, ah.sl, kernel_sends)?,
         };
-        Ok(Path { attr: *ah, flow, hop })
+        Ok((Path { attr: *ah, flow, hop }, hold))
     }
 
     fn endpoints(&self, ah: &AhAttr) -> Result<(Served, IpAddr), Refusal> {
@@ -98,8 +98,6 @@ impl Network {
             return Err(invalid("the destination GID is zero".into()));
         }
         let dst = gid.to_ip();
-        // Before anything is learnt: a group needs no neighbour's answer, so one client could fill
-        // the table of hops, which forgets nothing, with groups for every user.
         if dst.is_multicast() {
             let text = format!("{dst} is a group: this device does not support multicast");
             return Err(refusal(libc::EOPNOTSUPP, text));
@@ -126,11 +124,12 @@ impl Network {
         dst: IpAddr,
         sl: u8,
         kernel_sends: bool,
-    ) -> Result<HopId, Refusal> {
+    ) -> Result<(HopId, Hold), Refusal> {
+        let by_kernel = (KERNEL, Hold::nothing());
         let mut netlink = Netlink::open().map_err(|error| failed("opening netlink", &error))?;
         let route = self.route(&mut netlink, source, dst, kernel_sends)?;
         if route.kind == RTN_LOCAL {
-            return if kernel_sends { Ok(KERNEL) } else { Err(on_this_host(dst)) };
+            return if kernel_sends { Ok(by_kernel) } else { Err(on_this_host(dst)) };
         }
         let interface = self.interface_of(&mut netlink, route.ifindex)?;
         let own = self.interface();
@@ -148,11 +147,11 @@ impl Network {
         let neighbour = route.gateway.unwrap_or(dst);
         let dst_mac = match (interface.has_neighbours, kernel_sends) {
             (true, _) => find(&mut netlink, source.ip, neighbour, &interface)?,
-            (false, true) => return Ok(KERNEL),
+            (false, true) => return Ok(by_kernel),
             (false, false) => MacAddr::default(),
         };
         if kernel_sends {
-            return Ok(KERNEL);
+            return Ok(by_kernel);
         }
         let vlan = below.map(|(_, id)| VlanTag::new(sl & 7, id));
         let key = HopKey {

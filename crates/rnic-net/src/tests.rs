@@ -45,14 +45,15 @@ fn neighbours_are_resolved_and_followed() {
     let (mac_a, mac_b) = (mac_of(&pair, false, "eth0"), mac_of(&pair, true, "eth0"));
     let hops = network.hops();
     for (peer, index) in [(V4_B, 0), (V6_B, 1)] {
-        let path = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
+        let (path, _hold) = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
         assert_eq!((path.flow.dst, path.flow.hop_limit, path.flow.sport), (peer, 64, 0));
         let hop = hops.get(path.hop).unwrap();
         assert_eq!(hop, Hop { dst_mac: mac_b, src_mac: mac_a, vlan: None });
-        let again = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
+        let (again, _) = pair.a.run(|| network.resolve(&to(&peer.to_string(), index))).unwrap();
         assert_eq!(again.hop, path.hop);
     }
-    let hop = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap().hop;
+    let (path, hold) = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap();
+    let hop = path.hop;
 
     // The peer gets another Ethernet address and sends an ARP request: the kernel learns the
     // address.
@@ -71,6 +72,8 @@ fn neighbours_are_resolved_and_followed() {
         (hops.get(hop)?.src_mac.0 == [2, 0, 0, 0, 0xa, 0xa]).then_some(())
     });
     assert!(hops.is_own(MacAddr([2, 0, 0, 0, 0xa, 0xa])) && !hops.is_own(mac_a));
+    drop(hold);
+    assert_eq!(hops.get(hop), None, "nothing goes there any more");
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn what_cannot_be_reached_is_refused_with_a_reason() {
     }
     let pair = Pair::new(4200);
     let (network, _changes) = start(&pair, on_eth0());
-    let refusal = |attr: AhAttr| pair.a.run(|| network.resolve(&attr)).unwrap_err();
+    let refusal = |attr: AhAttr| pair.a.run(|| network.resolve(&attr)).err().unwrap();
     let started = Instant::now();
     let silent = refusal(to("10.88.0.77", 0));
     assert_eq!(silent.errno, libc::EHOSTUNREACH, "{silent}");
@@ -102,7 +105,7 @@ fn what_cannot_be_reached_is_refused_with_a_reason() {
     pair.a.ip("address add 10.99.0.1/32 dev lo");
     let here = refusal(to("10.99.0.1", 0));
     assert!(here.message.contains("not of this device"), "{here}");
-    let own = pair.a.run(|| network.resolve(&to(&V4_A.to_string(), 0))).unwrap();
+    let (own, _) = pair.a.run(|| network.resolve(&to(&V4_A.to_string(), 0))).unwrap();
     assert_eq!(own.hop, LOOPBACK);
 }
 
@@ -118,7 +121,7 @@ fn routes_lead_through_gateways() {
     let hops = network.hops();
     let mac_b = mac_of(&pair, true, "eth0");
     for (dst, index) in [("203.0.113.9", 0), ("2001:db8::9", 1)] {
-        let path = pair.a.run(|| network.resolve(&to(dst, index))).unwrap();
+        let (path, _hold) = pair.a.run(|| network.resolve(&to(dst, index))).unwrap();
         assert_eq!(hops.get(path.hop).unwrap().dst_mac, mac_b, "{dst}");
     }
 }
@@ -141,7 +144,7 @@ fn addresses_of_vlans_are_served_and_tagged() {
     let gids = gid_texts(&network);
     let index = gids.iter().find(|(_, text)| text == "10.70.0.1").unwrap().0;
     assert_eq!(index, 1, "behind the interface's own: {gids:?}");
-    let path = pair.a.run(|| network.resolve(&to("10.70.0.2", index as u8))).unwrap();
+    let (path, _hold) = pair.a.run(|| network.resolve(&to("10.70.0.2", index as u8))).unwrap();
     let hop = network.hops().get(path.hop).unwrap();
     assert_eq!(hop.vlan, Some(VlanTag::new(3, 7)));
     assert_eq!(hop.dst_mac, mac_of(&pair, true, "eth0"));
@@ -190,7 +193,7 @@ fn addresses_without_an_interface_are_found_on_their_own() {
     let only = |text: &str| NetConfig { netdev: None, addresses: vec![text.parse().unwrap()] };
     let (network, _changes) = start(&pair, only("127.0.0.9"));
     network.set_kernel_sends(true);
-    let path = pair.a.run(|| network.resolve(&to("127.0.0.8", 0))).unwrap();
+    let (path, _) = pair.a.run(|| network.resolve(&to("127.0.0.8", 0))).unwrap();
     assert_eq!((path.hop, path.flow.sport), (KERNEL, ROCE_PORT));
     let (network, _changes) = start(&pair, only("10.88.0.1"));
     assert_eq!(network.interface().name, "eth0");
@@ -209,7 +212,7 @@ fn sessions_without_rights_resolve_too() {
     let pair = Pair::new(4200);
     let (network, _changes) = start(&pair, on_eth0());
     for (peer, index) in [(V4_B, 0), (V6_B, 1)] {
-        let path = pair.a.run(|| {
+        let (path, _hold) = pair.a.run(|| {
             let other = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(other, other, other).unwrap();
             network.resolve(&to(&peer.to_string(), index)).unwrap()

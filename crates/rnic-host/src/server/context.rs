@@ -18,6 +18,7 @@ use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr};
 use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
+use rnic_net::Hold;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ pub(super) struct Context {
     regions: Regions,
     queues: Queues,
     pds: HashMap<u32, Charge>,
-    ahs: HashMap<u32, Charge>,
+    ahs: HashMap<u32, (Charge, Hold)>,
     channels: HashMap<u32, [Charge; 2]>,
     next_channel: u32,
     _charges: [Charge; 3],
@@ -156,10 +157,10 @@ impl Context {
     /// Finds the way to an address, once for all datagrams that will go there.
     fn create_ah(&mut self, pd: u32, attr: AhAttr) -> Result<Reply, Refused> {
         let charge = self.account.take(Resource::Ahs, 1)?;
-        let path = self.service.network.resolve(&attr)?;
+        let (path, hold) = self.service.network.resolve(&attr)?;
         match self.link.execute(ClientCommand::CreateAh { pd, path })? {
             Outcome::Handle(ah) => {
-                self.ahs.insert(ah, charge);
+                self.ahs.insert(ah, (charge, hold));
                 Ok(Reply::Handle(ah))
             }
             _ => Err(unexpected_outcome()),
@@ -196,11 +197,17 @@ impl Context {
     }
 
     fn modify_qp(&mut self, qp: u32, mask: AttrMask, attr: QpAttr) -> Result<Reply, Refused> {
-        let path = match mask.contains(AttrMask::AV) {
-            true => Some(self.service.network.resolve(&attr.ah)?),
-            false => None,
+        let (path, hold) = match mask.contains(AttrMask::AV) {
+            true => {
+                self.service.network.resolve(&attr.ah).map(|(path, hold)| (Some(path), hold))?
+            }
+            false => (None, Hold::nothing()),
         };
-        qp_state(self.link.execute(ClientCommand::ModifyQp { qp, mask, attr, path })?)
+        let outcome = self.link.execute(ClientCommand::ModifyQp { qp, mask, attr, path })?;
+        if path.is_some() {
+            self.queues.hold_way(qp, hold);
+        }
+        qp_state(outcome)
     }
 }
 

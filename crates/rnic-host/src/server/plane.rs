@@ -9,7 +9,7 @@ use crate::wire::{CaptureTap, Fault, FaultChange};
 use rnic_abi::control::{GidEntry, PortInfo};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
-use rnic_net::Network;
+use rnic_net::{Hold, Network};
 
 /// The network of the device.
 pub trait Paths: Send + Sync {
@@ -17,11 +17,12 @@ pub trait Paths: Send + Sync {
     fn port(&self) -> PortInfo;
     /// Used entries of the GID table.
     fn gids(&self) -> Vec<GidEntry>;
-    /// The way to the destination of an address handle. May wait for a neighbour for seconds.
+    /// The way to the destination of an address handle, which lasts as long as it is held. May wait
+    /// for a neighbour for seconds.
     ///
     /// # Errors
     /// As [`Network::resolve`].
-    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused>;
+    fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refused>;
 }
 
 impl Paths for Network {
@@ -33,7 +34,7 @@ impl Paths for Network {
         Network::gids(self)
     }
 
-    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused> {
+    fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refused> {
         Network::resolve(self, ah)
     }
 }

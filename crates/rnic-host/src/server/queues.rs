@@ -15,6 +15,7 @@ use rnic_abi::words::WORD;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer};
 use rnic_abi::wqe::{CONTROL_WORDS, MAX_INLINE, SGE_WORDS, recv_stride, send_stride};
 use rnic_core::{ChannelId, ClientCommand, EngineQueue, NewQp, NewReceives, Outcome};
+use rnic_net::Hold;
 use std::collections::HashMap;
 
 /// Shapes of both queues, and the capabilities that they give.
@@ -82,6 +83,8 @@ pub(super) struct Queues {
 struct QueueParts {
     rings: Vec<Ring>,
     records: Vec<RecordIndex>,
+    /// The way to the peer, once it has one.
+    way: Option<Hold>,
 }
 
 impl Queues {
@@ -188,6 +191,13 @@ impl Queues {
         drop(places);
         self.qps.insert(qp, (parts, charge));
         Ok((Reply::Qp { qp, qpn, caps: grant.caps, sq, rq }, attached))
+    }
+
+    /// The queue pair sends this way from now on.
+    pub(super) fn hold_way(&mut self, qp: u32, way: Hold) {
+        if let Some((parts, _)) = self.qps.get_mut(&qp) {
+            parts.way = Some(way);
+        }
     }
 
     pub(super) fn destroy_qp(&mut self, qp: u32) -> Result<Reply, Refused> {

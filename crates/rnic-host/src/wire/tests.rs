@@ -188,7 +188,7 @@ fn what_has_no_way_out_is_swallowed() {
 fn the_device_reaches_itself() {
     let Some((pair, mut side, _other)) = pair_of(PACKET, UDP, 4200) else { return };
     let network = side.network();
-    let path = pair.a.run(|| exchange::path(network, V4_A));
+    let (path, _hold) = pair.a.run(|| exchange::path(network, V4_A));
     assert_eq!(path.hop, rnic_net::LOOPBACK);
     let mut seen = Seen::default();
     let shape = Shape { count: 15, len: 4136, last: 1000 };
@@ -206,7 +206,7 @@ fn the_device_reaches_itself() {
 fn the_way_outside_is_heard_beside_a_busy_loopback() {
     let Some((pair, mut side, mut other)) = pair_of(PACKET, UDP, 4200) else { return };
     let network = side.network();
-    let own = pair.a.run(|| exchange::path(network, V4_A));
+    let (own, _hold) = pair.a.run(|| exchange::path(network, V4_A));
     let one = Shape { count: 1, len: 100, last: 100 };
     let path = other.path(0);
     exchange::put(&mut other.wire, &path, 0, 0, one).unwrap();
@@ -378,7 +378,7 @@ fn frames_arrive_on_every_queue() {
     let (sender, mut from) = start(&pair.a, PACKET);
     let (_receiver, mut to) = start(&pair.b, NATIVE);
     assert_eq!(to.fds().len(), 4);
-    let mut path = pair.a.run(|| exchange::path(&sender, V4_B));
+    let (mut path, _hold) = pair.a.run(|| exchange::path(&sender, V4_B));
     let one = Shape { count: 1, len: 2000, last: 2000 };
     let mut seen = Seen::default();
     for number in 0..64 {

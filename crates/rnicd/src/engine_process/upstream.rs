@@ -9,6 +9,7 @@ use rnic_core::command::Path;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::{Refused, refuse};
 use rnic_host::server::{Ledger, Paths};
+use rnic_net::Hold;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -128,9 +129,10 @@ impl Paths for Upstream {
         self.network().gids.clone()
     }
 
-    fn resolve(&self, ah: &AhAttr) -> Result<Path, Refused> {
+    fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refused> {
         match self.call(Call::Resolve(*ah))? {
-            CallAnswer::Way(way) => Ok(way?.path(*ah)),
+            // The daemon holds it until this process ends.
+            CallAnswer::Way(way) => Ok((way?.path(*ah), Hold::nothing())),
             CallAnswer::Taken(_) => Err(unexpected()),
         }
     }

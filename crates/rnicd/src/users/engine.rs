@@ -8,14 +8,17 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_abi::verbs::AhAttr;
+use rnic_core::ports::HopId;
 use rnic_host::discard::Untrusted;
 use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
+use rnic_host::refusal::refuse;
 use rnic_host::report;
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
 use rnic_host::wire::{self, BranchStats, CaptureTap, FaultChange};
+use rnic_net::Hold;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use std::collections::{HashMap, VecDeque};
@@ -63,6 +66,8 @@ struct State {
     unsent: VecDeque<ToEngine>,
     /// Ways that are being looked for.
     resolving: u32,
+    /// Those that it was given.
+    ways: HashMap<HopId, Hold>,
 }
 
 impl EngineProcess {
@@ -463,7 +468,7 @@ impl Attendant<'_> {
                 Some(port) => network.resolve_for_sockets(&ah, port),
                 None => network.resolve(&ah),
             };
-            let way = path.map(Way::from);
+            let way = path.and_then(|(path, hold)| engine.hold(hold).map(|()| Way::from(path)));
             engine.state().resolving -= 1;
             if engine.answer(number, CallAnswer::Way(way)).is_err() {
                 engine.kill();
@@ -472,7 +477,7 @@ impl Attendant<'_> {
         if let Err(error) = started {
             self.engine.state().resolving -= 1;
             let text = format!("the daemon has no thread to resolve an address: {error}");
-            let refused = rnic_host::refusal::refuse(libc::EAGAIN, text);
+            let refused = refuse(libc::EAGAIN, text);
             return self.engine.answer(number, CallAnswer::Way(Err(refused)));
         }
         Ok(())
@@ -480,6 +485,19 @@ impl Attendant<'_> {
 }
 
 impl EngineProcess {
+    /// Keeps a way as long as the process lives: the daemon need not believe it what it still uses.
+    fn hold(&self, hold: Hold) -> Result<(), Refusal> {
+        let Some(hop) = hold.hop() else { return Ok(()) };
+        let mut state = self.state();
+        if state.ways.len() >= MAX_WAYS && !state.ways.contains_key(&hop) {
+            let text = format!("user {} may send to {MAX_WAYS} neighbours here", self.user.0);
+            return Err(refuse(libc::ENOMEM, text));
+        }
+        // One hold each is enough.
+        state.ways.insert(hop, hold);
+        Ok(())
+    }
+
     /// Answers a call, in a moment if the process has too much to read already.
     fn answer(&self, number: u32, answer: CallAnswer) -> Result<(), Fault> {
         let mut state = self.state();
@@ -525,5 +543,8 @@ const MAX_ASKED: usize = 64;
 const MAX_UNSENT: usize = 4096;
 /// Ways that are looked for at a time for one process: a session waits for one.
 const MAX_RESOLVING: u32 = 256;
+/// Neighbours that one process may send to through the daemon's wire: all processes together leave
+/// half of the table to the daemon's own clients.
+const MAX_WAYS: usize = 256;
 /// How long a process may take to end when it is told to.
 const END_PATIENCE: Duration = Duration::from_secs(1);

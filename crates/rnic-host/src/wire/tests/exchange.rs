@@ -4,7 +4,7 @@ use crate::wire::DeviceWire;
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire};
-use rnic_net::Network;
+use rnic_net::{Hold, Network};
 use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, Gid, IcrcCheck};
 use std::net::IpAddr;
@@ -17,8 +17,11 @@ const TRAILER: usize = 4;
 const BURST: usize = 256 * 1024;
 const BURST_DATAGRAMS: usize = 128;
 
+/// A path, and what keeps it.
+pub(in crate::wire) type Held = (Path, Hold);
+
 /// The path to `peer` from the address of its family.
-pub(in crate::wire) fn path(network: &Network, peer: IpAddr) -> Path {
+pub(in crate::wire) fn path(network: &Network, peer: IpAddr) -> Held {
     let same_family = |gid: &Gid| gid.to_ip().is_ipv4() == peer.is_ipv4();
     let gids = network.gids();
     let source = gids.iter().find(|entry| same_family(&Gid(entry.gid))).unwrap();
@@ -38,12 +41,12 @@ pub(in crate::wire) fn path(network: &Network, peer: IpAddr) -> Path {
 pub(in crate::wire) struct Side {
     network: Arc<Network>,
     pub(in crate::wire) wire: DeviceWire,
-    paths: [Path; 2],
+    paths: [Held; 2],
     ip_id: u16,
 }
 
 impl Side {
-    pub(in crate::wire) fn new(network: Arc<Network>, wire: DeviceWire, paths: [Path; 2]) -> Self {
+    pub(in crate::wire) fn new(network: Arc<Network>, wire: DeviceWire, paths: [Held; 2]) -> Self {
         Self { network, wire, paths, ip_id: 0xfff0 }
     }
 
@@ -53,7 +56,7 @@ impl Side {
 
     /// To the other side, IPv4 (0) or IPv6 (1).
     pub(in crate::wire) fn path(&self, family: usize) -> Path {
-        self.paths[family]
+        self.paths[family].0
     }
 }
 
@@ -185,7 +188,7 @@ pub(in crate::wire) fn take_all(
 
 /// Sends all shapes from `from` to `to`.
 pub(in crate::wire) fn converse(from: &mut Side, to: &mut Side, family: usize) {
-    let path = from.paths[family];
+    let path = from.path(family);
     let (caps, other) = (from.wire.caps(), to.wire.caps());
     let longest = caps.max_datagram.min(other.max_datagram);
     let (mut number, mut in_flight, mut bytes) = (0, 0, 0);
