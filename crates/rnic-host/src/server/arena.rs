@@ -7,13 +7,14 @@
 //! arenas.
 
 use super::accounts::{Account, Charge};
+use super::reply::{Attached, duplicate};
 use crate::quota::Resource;
 use crate::refusal::{Refused, refused_by_kernel};
 use rnic_abi::control::RingPlace;
 use rnic_abi::os::memory;
 use rnic_abi::words::{LINE, WORD, Words};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// All arenas of one session.
 #[derive(Debug)]
@@ -27,8 +28,9 @@ struct Arena {
     file: OwnedFd,
     words: Words,
     free: FreeList,
-    /// The client has the file already.
-    sent: bool,
+    /// For the client, until it has it. Made with the arena: once a queue exists there is nothing
+    /// left that could fail.
+    unsent: Option<(OwnedFd, Charge)>,
     _charges: [Charge; 3],
 }
 
@@ -93,15 +95,17 @@ impl Arenas {
             Ok(bytes) => (doubled.max(needed), bytes),
             Err(_) => (needed, charge(needed)?),
         };
-        let charges = [
-            bytes,
-            self.account.take(Resource::Descriptors, 1)?,
-            self.account.take(Resource::Mappings, 1)?,
-        ];
+        let [own, copied, mapping] = self.account.take_all([
+            (Resource::Descriptors, 1),
+            (Resource::Descriptors, 1),
+            (Resource::Mappings, 1),
+        ])?;
         let (file, memory) = memory::create("rnic-rings", len).map_err(no_memory)?;
+        let unsent = Some((duplicate(&file)?, copied));
         let mut free = FreeList::new(len);
         let start = free.take(words).ok_or_else(|| no_memory(io::ErrorKind::OutOfMemory.into()))?;
-        self.arenas.push(Arena { file, words: memory, free, sent: false, _charges: charges });
+        let _charges = [bytes, own, mapping];
+        self.arenas.push(Arena { file, words: memory, free, unsent, _charges });
         Ok(start)
     }
 
@@ -110,11 +114,13 @@ impl Arenas {
         self.arenas[ring.arena].free.give(ring.start, ring.words.len());
     }
 
-    /// How the client finds `ring`. When `arena_is_new` in the result, the file returned by
-    /// [`file`](Self::file) must go with the reply: it is only announced once.
-    pub(super) fn place(&mut self, ring: &Ring) -> RingPlace {
+    /// How the client finds `ring`. What `attached` gets must go with the reply: an arena is only
+    /// announced once.
+    pub(super) fn announce(&mut self, ring: &Ring, attached: &mut Attached) -> RingPlace {
         let arena = &mut self.arenas[ring.arena];
-        let arena_is_new = !std::mem::replace(&mut arena.sent, true);
+        let file = arena.unsent.take().map(|(file, _)| file);
+        let arena_is_new = file.is_some();
+        attached.extend(file);
         RingPlace {
             arena: u32::try_from(ring.arena).unwrap_or(u32::MAX),
             arena_len: arena.words.len() as u64 * 8,
@@ -122,11 +128,6 @@ impl Arenas {
             start: ring.start as u64,
             words: ring.words.len() as u64,
         }
-    }
-
-    /// The file of `ring`'s arena.
-    pub(super) fn file(&self, ring: &Ring) -> BorrowedFd<'_> {
-        self.arenas[ring.arena].file.as_fd()
     }
 }
 
@@ -218,8 +219,10 @@ mod tests {
     fn an_arena_is_announced_once() {
         let mut arenas = Arenas::new(Accounts::for_test(1 << 30).of(0));
         let (a, b) = (arenas.allocate(64).unwrap(), arenas.allocate(64).unwrap());
-        assert!(arenas.place(&a).arena_is_new);
-        let second = arenas.place(&b);
+        let mut attached = Vec::new();
+        assert!(arenas.announce(&a, &mut attached).arena_is_new);
+        let second = arenas.announce(&b, &mut attached);
+        assert_eq!(attached.len(), 1);
         assert!(!second.arena_is_new);
         assert_eq!((second.arena, second.start), (0, 64));
         arenas.free(a);

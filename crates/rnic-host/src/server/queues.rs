@@ -4,7 +4,7 @@ use super::accounts::{Account, Charge};
 use super::arena::{Arenas, Ring};
 use super::link::EngineLink;
 use super::records::Records;
-use super::reply::{Attached, duplicate, unexpected_outcome};
+use super::reply::{Attached, unexpected_outcome};
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use rnic_abi::control::{CreateQp, DeviceLimits, QueuePlace, Reply};
@@ -125,7 +125,7 @@ impl Queues {
             }
         };
         let mut attached = Vec::new();
-        let ring = self.announce(&memory, &mut attached)?;
+        let ring = self.arenas.announce(&memory, &mut attached);
         self.cqs.insert(cq, (memory, charge));
         Ok((Reply::Cq { cq, ring, cqe: capacity }, attached))
     }
@@ -182,12 +182,12 @@ impl Queues {
         };
         let mut attached = Vec::new();
         let mut places = [grant.sq, grant.rq].into_iter().zip(&parts.records).zip(&parts.rings);
-        let mut next = || -> Result<Option<QueuePlace>, Refused> {
-            let Some(((shape, record), memory)) = places.next() else { return Ok(None) };
-            let ring = self.announce(memory, &mut attached)?;
-            Ok(Some(QueuePlace { ring, shape, record: *record }))
+        let mut next = || {
+            let ((shape, record), memory) = places.next()?;
+            let ring = self.arenas.announce(memory, &mut attached);
+            Some(QueuePlace { ring, shape, record: *record })
         };
-        let (sq, rq) = (next()?, next()?);
+        let (sq, rq) = (next(), next());
         drop(places);
         self.qps.insert(qp, (parts, charge));
         Ok((Reply::Qp { qp, qpn, caps: grant.caps, sq, rq }, attached))
@@ -242,11 +242,12 @@ impl Queues {
                 return other.and_then(|_| Err(unexpected_outcome()));
             }
         };
+        // First: whatever fails below, it exists and is paid for.
+        let (parts, _) = self.srqs.entry(srq).insert_entry((parts, charge)).into_mut();
         let mut attached = Vec::new();
         let memory = parts.rings.first().ok_or_else(unexpected_outcome)?;
-        let ring = self.announce(memory, &mut attached)?;
+        let ring = self.arenas.announce(memory, &mut attached);
         let record = *parts.records.first().ok_or_else(unexpected_outcome)?;
-        self.srqs.insert(srq, (parts, charge));
         if limit > 0 {
             self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
         }
@@ -307,20 +308,6 @@ impl Queues {
     fn free_parts(&mut self, parts: QueueParts) {
         parts.rings.into_iter().for_each(|ring| self.arenas.free(ring));
         parts.records.into_iter().for_each(|record| self.records.free(record));
-    }
-
-    /// Where a ring is; a new arena's file is attached.
-    fn announce(
-        &mut self,
-        memory: &Ring,
-        attached: &mut Attached,
-    ) -> Result<rnic_abi::control::RingPlace, Refused> {
-        let copy = duplicate(self.arenas.file(memory))?;
-        let place = self.arenas.place(memory);
-        if place.arena_is_new {
-            attached.push(copy);
-        }
-        Ok(place)
     }
 }
 

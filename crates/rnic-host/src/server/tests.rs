@@ -1,6 +1,7 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
 mod addresses;
+mod descriptors;
 mod srq;
 
 use super::{Accounts, Door, Engines, Registry, Service, serve};
