@@ -71,7 +71,7 @@ const DAEMON: Rows = Rows {
     rows: &[
         &["config", "log", "system"],
         &["users"],
-        &["cli", "device", "engine_process"],
+        &["cli", "device", "engine_process", "files"],
         &["daemon"],
         &["bin"],
     ],

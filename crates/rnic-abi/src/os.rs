@@ -17,7 +17,8 @@ pub use connection::{Connection, Descriptors};
 pub use event_fd::EventFd;
 pub use listener::Listener;
 pub use paths::{
-    candidate_socket_paths, default_socket_path, named_socket_paths, own_directories, own_directory,
+    candidate_socket_paths, default_socket_path, files_beside, named_socket_paths, own_directories,
+    own_directory,
 };
 pub use peer::Credentials;
 

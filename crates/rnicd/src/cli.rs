@@ -7,6 +7,7 @@ mod private;
 mod run;
 mod show;
 mod table;
+mod view;
 
 use clap::{Args, Parser, Subcommand};
 use rnic_abi::control::Inspect;

@@ -3,6 +3,7 @@
 use crate::config::groups::socket_group;
 use crate::config::{Args, Config};
 use crate::device::Device;
+use crate::files::Files;
 use crate::log;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
@@ -38,12 +39,15 @@ pub fn run(args: Args) -> Result<()> {
     let claims = Arc::new(Claims::new(config.netdev.as_deref(), discard)?);
     let device = Device::start(&config, &claims)?;
     let service = device.service(&config)?;
+    let files = publish(&config, &device, &service)
+        .inspect_err(|error| tracing::warn!("no files in the form of /sys: {error:#}"));
     announce(&config, &service);
     notify(NotifyState::Ready);
-    let mut doors = Doors { clients: Door::new(listener)?, claims: &claims };
+    let mut doors = Doors { clients: Door::new(listener)?, claims: &claims, files: files.ok() };
     accept_until_told(&config, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
     doors.clients.close();
+    doors.files = None;
     stop(&device, &service);
     Ok(())
 }
@@ -116,6 +120,16 @@ fn announce(config: &Config, service: &Service) {
 struct Doors<'a> {
     clients: Door,
     claims: &'a Claims,
+    files: Option<Files>,
+}
+
+/// Files are a convenience: a daemon without them serves.
+fn publish(config: &Config, device: &Device, service: &Arc<Service>) -> Result<Files> {
+    let (own, users) = (Arc::clone(service), device.users.clone());
+    let is_used = move || {
+        own.registry.counts().0 > 0 || users.as_ref().is_some_and(|users| users.counts().0 > 0)
+    };
+    Files::publish(&config.socket, service, is_used)
 }
 
 fn accept_until_told(
@@ -175,7 +189,11 @@ fn accept_until_told(
         if rival {
             doors.claims.turn_away();
         }
-        doors.clients.attend(Instant::now(), |client| admit(device, service, client));
+        let files = doors.files.as_ref();
+        doors.clients.attend(Instant::now(), |client| {
+            files.inspect(|files| files.expect_changes());
+            admit(device, service, client)
+        });
     }
 }
 

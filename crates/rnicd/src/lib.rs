@@ -6,6 +6,7 @@
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
 //! | `device` | the network, the wire and the engines of the device |
+//! | `files` | the files in which programs look for the device |
 //! | `users` | the engine processes of users, as the daemon sees them |
 //! | [`engine_process`] | such a process |
 //! | `log` | lines on standard error, not too many |
@@ -17,6 +18,7 @@ pub mod config;
 pub mod daemon;
 mod device;
 pub mod engine_process;
+mod files;
 mod log;
 mod system;
 mod users;

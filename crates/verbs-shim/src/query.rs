@@ -169,26 +169,8 @@ unsafe fn write_prefix<T>(to: *mut u8, size: usize, value: &T) {
     }
 }
 
-/// The codes of link width and speed for about this many Mbit/s, as Linux chooses them for
-/// Ethernet.
-fn width_and_speed(mbps: u32) -> (u8, u8) {
-    const W1: u8 = 1;
-    const W4: u8 = 2;
-    match mbps {
-        0..=1_000 => (W1, 1),
-        1_001..=10_000 => (W1, 8),
-        10_001..=20_000 => (W4, 2),
-        20_001..=25_000 => (W1, 32),
-        25_001..=40_000 => (W4, 8),
-        40_001..=50_000 => (W1, 64),
-        50_001..=100_000 => (W4, 32),
-        100_001..=200_000 => (W4, 64),
-        _ => (W4, 128),
-    }
-}
-
 fn port_attr(info: &PortInfo) -> ibv_port_attr {
-    let (active_width, active_speed) = width_and_speed(info.speed_mbps);
+    let (active_width, active_speed) = info.width_and_speed();
     let mut attr = ibv_port_attr::zeroed();
     attr.state = if info.active { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
     attr.max_mtu = info.max_mtu.into();

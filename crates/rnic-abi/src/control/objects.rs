@@ -101,6 +101,27 @@ pub struct PortInfo {
     pub speed_mbps: u32,
 }
 
+impl PortInfo {
+    /// The codes of link width and speed (`ibv_port_attr`) for about this speed, as Linux chooses
+    /// them for Ethernet.
+    #[must_use]
+    pub fn width_and_speed(&self) -> (u8, u8) {
+        const W1: u8 = 1;
+        const W4: u8 = 2;
+        match self.speed_mbps {
+            0..=1_000 => (W1, 1),
+            1_001..=10_000 => (W1, 8),
+            10_001..=20_000 => (W4, 2),
+            20_001..=25_000 => (W1, 32),
+            25_001..=40_000 => (W4, 8),
+            40_001..=50_000 => (W1, 64),
+            50_001..=100_000 => (W4, 32),
+            100_001..=200_000 => (W4, 64),
+            _ => (W4, 128),
+        }
+    }
+}
+
 /// One used GID table entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GidEntry {

@@ -62,6 +62,14 @@ pub fn own_directory() -> io::Result<PathBuf> {
     User::current().directory()
 }
 
+/// The folder beside a daemon's socket in which it shows its device as Linux does in `/sys/class`.
+#[must_use]
+pub fn files_beside(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".files");
+    PathBuf::from(path)
+}
+
 struct User {
     /// Effective user.
     uid: u32,

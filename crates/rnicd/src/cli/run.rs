@@ -2,6 +2,7 @@
 
 use super::client::Places;
 use super::private;
+use super::view;
 use anyhow::{Context, Result};
 use clap::Args;
 use std::ffi::OsString;
@@ -24,13 +25,30 @@ pub(super) struct Options {
     /// docs/shared-memory.md. Same as RNIC_SHARED_MEMORY=1.
     #[arg(long)]
     shared_memory: bool,
+    /// Leave /sys/class and /dev as they are
+    ///
+    /// Without it the program also finds the device's files in /sys/class/infiniband and its
+    /// character device in /dev/infiniband, for which it gets a mount namespace. For an ordinary
+    /// user that needs a user namespace, in which sudo and other setuid programs do not work and
+    /// files of other users seem to be nobody's: see docs/verbs.md.
+    #[arg(long)]
+    no_view: bool,
+    /// Only try whether the program can have the view of the daemons at these sockets
+    #[arg(long, value_name = "SOCKETS", hide = true)]
+    try_view: Option<OsString>,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required_unless_present = "try_view", value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
 /// Becomes the program. Returns only when that fails.
 pub(super) fn run(options: &Options) -> ExitCode {
+    if let Some(sockets) = &options.try_view {
+        return match view::attempt(sockets) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error),
+        };
+    }
     match prepare(options) {
         Ok(mut command) => {
             let error = command.exec();
@@ -40,17 +58,28 @@ pub(super) fn run(options: &Options) -> ExitCode {
             eprintln!("rnic: {}", crate::for_people(&anyhow::Error::new(error).context(what)));
             ExitCode::from(status)
         }
-        Err(error) => {
-            eprintln!("rnic: {}", crate::for_people(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("rnic: {}", crate::for_people(error));
+    ExitCode::FAILURE
 }
 
 fn prepare(options: &Options) -> Result<Command> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let libraries = library_directory(&own)?;
     let socket = find_or_start(options.socket.as_deref(), &own)?;
+    if !options.no_view
+        && let Err(error) = view::enter(&socket)
+    {
+        eprintln!(
+            "rnic: the program does not find the device in /sys/class/infiniband and \
+             /dev/infiniband (--no-view: as wanted): {}",
+            crate::for_people(&error)
+        );
+    }
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
     command.env("LD_LIBRARY_PATH", with_library_path(&libraries));

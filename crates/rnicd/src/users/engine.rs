@@ -148,8 +148,8 @@ impl EngineProcess {
         let (answer, answered) = bounded(1);
         let mut state = self.state();
         if state.asked.len() >= MAX_ASKED {
-            // It does not answer, and no question waits for so long.
-            state.asked.clear();
+            // It does not answer: those that wait give up before another asks.
+            return None;
         }
         state.next = state.next.wrapping_add(1);
         let number = state.next;

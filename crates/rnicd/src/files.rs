@@ -1,0 +1,229 @@
+//! The files in which Linux shows an RDMA device, for programs that look at them.
+//!
+//! A process cannot add to `/sys`, so the daemon writes the same tree beside its control socket:
+//! `rnic run` shows it to programs in its place, and a container may be given it as a volume.
+//!
+//! | path under the folder | what |
+//! |---|---|
+//! | `sys/class/infiniband/DEVICE` | attributes, GIDs and counters |
+//! | `sys/class/infiniband_verbs/uverbs0` | which device that file is |
+//! | `dev/infiniband/uverbs0` | a character device, which is all that programs check |
+//!
+//! Counters follow the engines a moment later. They never go down.
+
+mod attributes;
+
+use anyhow::{Context, Result, ensure};
+use attributes::Attributes;
+use rnic_abi::os::files_beside;
+use rnic_host::server::Service;
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// The files of the device while it lives; dropped, they are gone.
+pub(crate) struct Files {
+    folder: PathBuf,
+    /// Tells the thread of clients. Dropped, it ends it.
+    news: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Files {
+    /// Writes the files and begins to follow the device. `is_used`: whether programs have it open.
+    ///
+    /// # Errors
+    /// When the folder of the socket cannot be written to, or another user took the name.
+    pub(crate) fn publish(
+        socket: &Path,
+        service: &Arc<Service>,
+        is_used: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let folder = files_beside(socket);
+        remove_own(&folder)?;
+        let mut tree = Tree { folder: folder.clone(), written: BTreeMap::new() };
+        let mut attributes = Attributes::new(service);
+        let (tell, news) = sync_channel(1);
+        // From here on, what was written is removed, whatever fails.
+        let mut files = Self { folder, news: Some(tell), thread: None };
+        tree.make_folder(Path::new(""))?;
+        for (path, to) in attributes.links() {
+            tree.link(&path, &to)?;
+        }
+        tree.write(attributes.now())?;
+        let mut follower = Follower { tree, attributes, is_used, changed: Instant::now() };
+        let follow = move || {
+            let mut pause = LIFESPAN;
+            loop {
+                match news.recv_timeout(pause) {
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) => {
+                        follower.changed = Instant::now();
+                        // However many clients come.
+                        thread::sleep(LIFESPAN);
+                    }
+                }
+                pause = follower.update();
+            }
+        };
+        files.thread = Some(thread::Builder::new().name("rnic-files".into()).spawn(follow)?);
+        Ok(files)
+    }
+
+    /// A program came, and what it does should soon be seen.
+    pub(crate) fn expect_changes(&self) {
+        if let Some(news) = &self.news {
+            let _ = news.try_send(());
+        }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.news = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        if let Err(error) = remove_own(&self.folder) {
+            tracing::warn!("{}", crate::for_people(&error));
+        }
+    }
+}
+
+/// Removes what an earlier daemon left, which may be a folder of the daemon's own user only: in a
+/// folder that others can write to, the name may lead to a place of their choice.
+fn remove_own(folder: &Path) -> Result<()> {
+    let what = || format!("cannot replace {}", folder.display());
+    let found = match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        found => found.with_context(what)?,
+    };
+    let own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    ensure!(own, "{} is not a folder of this daemon's user", folder.display());
+    fs::remove_dir_all(folder).with_context(what)
+}
+
+/// What the thread has.
+struct Follower<U> {
+    tree: Tree,
+    attributes: Attributes,
+    is_used: U,
+    /// When something changed last.
+    changed: Instant,
+}
+
+impl<U: Fn() -> bool> Follower<U> {
+    /// Writes what changed. How long until the next update.
+    fn update(&mut self) -> Duration {
+        let started = Instant::now();
+        match self.tree.write(self.attributes.now()) {
+            Ok(true) => self.changed = started,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!("the files of the device: {}", crate::for_people(&error));
+            }
+        }
+        let wanted = if self.changed.elapsed() < REST {
+            LIFESPAN
+        } else if (self.is_used)() {
+            QUIET
+        } else {
+            IDLE
+        };
+        wanted.max(started.elapsed() * PAUSES_PER_UPDATE)
+    }
+}
+
+/// The folder, and what each file has.
+struct Tree {
+    folder: PathBuf,
+    written: BTreeMap<PathBuf, String>,
+}
+
+impl Tree {
+    /// Brings the files to this state. Whether one of them changed.
+    fn write(&mut self, files: BTreeMap<PathBuf, String>) -> Result<bool> {
+        if files == self.written {
+            return Ok(false);
+        }
+        for path in self.written.keys().filter(|path| !files.contains_key(*path)) {
+            let gone = self.folder.join(path);
+            fs::remove_file(&gone).with_context(|| format!("cannot remove {}", gone.display()))?;
+        }
+        for (path, text) in &files {
+            if self.written.get(path) != Some(text) {
+                self.write_file(path, text)?;
+            }
+        }
+        self.written = files;
+        Ok(true)
+    }
+
+    /// A program may keep a counter open over its run, so a text that grows is written in place;
+    /// of one that becomes shorter a reader sees all of the old or all of the new.
+    fn write_file(&self, path: &Path, text: &str) -> Result<()> {
+        if !self.written.contains_key(path)
+            && let Some(parent) = path.parent()
+        {
+            self.make_folder(parent)?;
+        }
+        let is_longer = |old: &String| old.len() <= text.len();
+        if self.written.get(path).is_some_and(is_longer) {
+            let path = self.folder.join(path);
+            return File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.write_all_at(text.as_bytes(), 0))
+                .with_context(|| format!("cannot write {}", path.display()));
+        }
+        let (new, path) = (self.folder.join(".new"), self.folder.join(path));
+        fs::write(&new, text)
+            .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))
+            .and_then(|()| fs::rename(&new, &path))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn link(&self, path: &Path, to: &Path) -> Result<()> {
+        let path = self.folder.join(path);
+        if let Some(parent) = path.parent() {
+            self.make_folder(parent)?;
+        }
+        symlink(to, &path).with_context(|| format!("cannot make {}", path.display()))
+    }
+
+    /// Makes the folder with those above it, open to all readers whatever the umask.
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        let path = self.folder.join(path);
+        let mut missing: Vec<&Path> =
+            path.ancestors().take_while(|path| path.starts_with(&self.folder)).collect();
+        while let Some(path) = missing.pop() {
+            match DirBuilder::new().mode(0o755).create(path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                made => {
+                    made.and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+                }
+            }
+            .with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// How old counters are at most while they change, told as `lifespan`: programs read them at the
+/// end of a run.
+const LIFESPAN: Duration = Duration::from_millis(20);
+/// How long they may rest before that ends.
+const REST: Duration = Duration::from_secs(1);
+/// How old while they rest and programs use the device: each look wakes the engines.
+const QUIET: Duration = Duration::from_millis(100);
+/// How old while none does.
+const IDLE: Duration = Duration::from_secs(1);
+/// So that many engines do not spend their time on it.
+const PAUSES_PER_UPDATE: u32 = 20;
