@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 33] = [
+const PACKAGE_OF: [(&str, &str); 36] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -45,6 +45,9 @@ const PACKAGE_OF: [(&str, &str); 33] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
     ("fi_info", "libfabric-bin"),
+    ("ibstat", "infiniband-diags"),
+    ("ucx_info", "ucx-utils"),
+    ("ucx_perftest", "ucx-utils"),
     ("ssh", "openssh-client"),
     ("ssh-keygen", "openssh-client"),
     ("dpkg-deb", "dpkg"),

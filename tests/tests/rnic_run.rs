@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need};
+use system_tests::lab::{Lab, Need, skip};
 use system_tests::packages::Toolbox;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Place};
@@ -101,6 +101,123 @@ fn the_exit_status_is_the_programs() -> Result<()> {
     Ok(())
 }
 
+/// Also by an ordinary user, for whom it takes a user namespace.
+#[test]
+fn a_program_finds_the_device_where_the_kernel_has_its_own() -> Result<()> {
+    let name = "a_program_finds_the_device_where_the_kernel_has_its_own";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ibstat"])? else { return Ok(()) };
+    let home = new_home()?;
+    let listed = |folder: &str| -> Result<Vec<String>> {
+        let entries = std::fs::read_dir(folder)?;
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    };
+    let attributes = "cd /sys/class/infiniband/rnic0 && cat node_type ports/1/gids/0 \
+                      ports/1/gid_attrs/types/0 ports/1/gid_attrs/ndevs/0 ports/1/state \
+                      device/net/lo/ifindex && test -c /dev/infiniband/uverbs0 && \
+                      cat /sys/class/infiniband_verbs/uverbs0/ibdev && \
+                      ls /sys/class /dev && echo > /dev/null";
+    let namespaces = at_home(&home, "unshare").args(["-Urm", "true"]).run()?.success();
+    if !namespaces && !is_root() {
+        skip(name, "the kernel gives ordinary users no namespaces");
+        return Ok(());
+    }
+    for user in [unprivileged(), None] {
+        let home = new_home()?;
+        if user.is_none() && is_root() {
+            chown(home.join("runtime"), Some(0), Some(0))?;
+        }
+        let shell = rnic(&home, &["run", "--", "sh", "-c", attributes]).as_user(user);
+        let seen = shell.check()?;
+        let expected = "1: CA\n0000:0000:0000:0000:0000:ffff:7f00:0001\nRoCE v2\nlo\n4: ACTIVE\n\
+                        1\nrnic0\n";
+        ensure!(seen.starts_with(expected), "{user:?}: {seen}");
+        for entry in listed("/sys/class")?.into_iter().chain(listed("/dev")?) {
+            ensure!(seen.lines().any(|line| line == entry), "{user:?}: {entry} is hidden:\n{seen}");
+        }
+        let ibstat = rnic_run(&home, &lab.tools, "ibstat")?.as_user(user).check()?;
+        for line in ["CA 'rnic0'", "State: Active", "Link layer: Ethernet"] {
+            ensure!(ibstat.contains(line), "{user:?}: no {line}:\n{ibstat}");
+        }
+        end(&status(rnic(&home, &[]).as_user(user))?)?;
+    }
+    let as_before = rnic(&home, &["run", "--no-view", "--", "ls", "/sys/class"]).check()?;
+    let kernels = Path::new("/sys/class/infiniband").exists();
+    ensure!(as_before.contains("infiniband\n") == kernels, "{as_before}");
+    end(&status(rnic(&home, &[]))?)
+}
+
+/// Counters that perftest reads before and after its run, from files that it opened before.
+#[test]
+fn the_files_of_a_device_count_what_it_sends() -> Result<()> {
+    let name = "the_files_of_a_device_count_what_it_sends";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ib_write_bw"])? else { return Ok(()) };
+    let home = new_home()?;
+    let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
+    let port = next_port().to_string();
+    let counters = "counters/port_xmit_data,hw_counters/tx_packets";
+    let line = ["-d", "rnic0", "-x", "0", "-n", "1000", "-p", &port, "-W", counters];
+    let bandwidth = rnic_run(&home, &lab.tools, "ib_write_bw")?.args(line);
+    let server = bandwidth.start()?;
+    let number: u16 = port.parse()?;
+    wait_until("listening server", Duration::from_secs(10), || host.listens(number))?;
+    let client = bandwidth.arg("127.0.0.1").limit(Duration::from_secs(30)).check()?;
+    ensure!(server.wait()?.success(), "the server failed");
+    let counted = |counter: &str| -> Result<u64> {
+        let line = client.lines().find_map(|line| line.trim().strip_prefix(counter));
+        let value = line.with_context(|| format!("no {counter}:\n{client}"))?;
+        Ok(value.trim_start_matches('=').trim().parse()?)
+    };
+    // In words of four bytes, as the field counts data.
+    let words = counted("counters/port_xmit_data")?;
+    let sent = 1000 * 65_536 / 4;
+    ensure!((sent..sent + sent / 50).contains(&words), "{words} words for {sent} of payload");
+    let packets = counted("hw_counters/tx_packets")?;
+    ensure!(packets >= sent * 4 / 4096, "{packets} packets");
+    let found = status(rnic(&home, &[]))?;
+    let socket = found["socket"].as_str().context("no socket")?;
+    let files = PathBuf::from(format!("{socket}.files"));
+    ensure!(files.is_dir(), "no {}", files.display());
+    end(&found)?;
+    wait_until("the end of the files", Duration::from_secs(10), || Ok(!files.exists()))
+}
+
+/// UCX skips a device whose files it does not find.
+#[test]
+fn ucx_uses_both_transports() -> Result<()> {
+    let name = "ucx_uses_both_transports";
+    let programs = ["ucx_info", "ucx_perftest"];
+    let Some(lab) = Lab::open(name, Need::Nothing, &programs)? else { return Ok(()) };
+    let home = new_home()?;
+    let info = rnic_run(&home, &lab.tools, "ucx_info")?.arg("-d").check()?;
+    for transport in ["rc_verbs", "ud_verbs"] {
+        let line = format!("Transport: {transport}\n#         Device: rnic0:1");
+        ensure!(info.contains(&line), "no {transport}:\n{info}");
+    }
+    let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
+    for transport in ["rc_v,self", "ud_v,self"] {
+        for test in UCX_TESTS {
+            let port = next_port();
+            let perftest = rnic_run(&home, &lab.tools, "ucx_perftest")?
+                .env("UCX_TLS", transport)
+                .env("UCX_NET_DEVICES", "rnic0:1")
+                .args(["-p", &port.to_string()]);
+            let server = perftest.start()?;
+            wait_until("listening server", Duration::from_secs(10), || host.listens(port))
+                .with_context(|| server.stderr())?;
+            let line = ["127.0.0.1", "-n", "200", "-w", "10", "-t"];
+            let client = perftest.args(line).args(test.split(' ')).limit(Duration::from_secs(60));
+            let client = client.run()?;
+            ensure!(
+                client.success() && client.stdout.contains("Final:"),
+                "{transport} {test}: {client}\nserver: {}",
+                server.stderr()
+            );
+            ensure!(!client.stderr.contains("ERROR"), "{transport} {test}: {client}");
+        }
+    }
+    end(&status(rnic(&home, &[]))?)
+}
+
 #[test]
 fn every_command_finds_the_daemon_that_rnic_run_started() -> Result<()> {
     let name = "every_command_finds_the_daemon_that_rnic_run_started";
@@ -174,6 +291,17 @@ fn pid_namespaces_that_share_a_runtime_folder_have_a_daemon_each() -> Result<()>
     drop(inside);
     end(&found)
 }
+
+/// What `ucx_perftest -t` knows, and sizes that take every protocol: inline, copied, by rendezvous.
+const UCX_TESTS: [&str; 7] = [
+    "ucp_put_bw -s 8",
+    "ucp_put_lat -s 100000",
+    "ucp_get -s 4000",
+    "ucp_am_lat -s 8",
+    "ucp_am_bw -s 100000",
+    "tag_lat -s 2000",
+    "tag_bw -s 1000000",
+];
 
 /// Ends a private daemon that would otherwise wait some seconds more for a client.
 fn end(status: &Value) -> Result<()> {
