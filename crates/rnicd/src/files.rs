@@ -227,3 +227,30 @@ const QUIET: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_secs(1);
 /// So that many engines do not spend their time on it.
 const PAUSES_PER_UPDATE: u32 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::env;
+
+    #[test]
+    fn only_a_folder_of_ones_own_is_replaced() {
+        let place = env::temp_dir().join(format!("rnicd-files-{}", std::process::id()));
+        let (theirs, name) = (place.join("theirs"), place.join("socket.files"));
+        fs::create_dir_all(&theirs).unwrap();
+        fs::write(theirs.join("precious"), "").unwrap();
+        symlink(&theirs, &name).unwrap();
+        assert!(remove_own(&name).unwrap_err().to_string().contains("is not a folder of this"));
+        fs::remove_file(&name).unwrap();
+        fs::write(&name, "").unwrap();
+        assert!(remove_own(&name).is_err());
+        fs::remove_file(&name).unwrap();
+        // What lies in it may lead elsewhere.
+        fs::create_dir(&name).unwrap();
+        symlink(&theirs, name.join("link")).unwrap();
+        remove_own(&name).unwrap();
+        remove_own(&name).unwrap();
+        assert!(!name.exists() && theirs.join("precious").exists());
+        fs::remove_dir_all(&place).unwrap();
+    }
+}

@@ -30,7 +30,7 @@ pub(super) struct Options {
     /// Without it the program also finds the device's files in /sys/class/infiniband and its
     /// character device in /dev/infiniband, for which it gets a mount namespace. For an ordinary
     /// user that needs a user namespace, in which sudo and other setuid programs do not work and
-    /// files of other users seem to be nobody's: see docs/verbs.md.
+    /// files of other users have no owner: see docs/verbs.md.
     #[arg(long)]
     no_view: bool,
     /// Only try whether the program can have the view of the daemons at these sockets

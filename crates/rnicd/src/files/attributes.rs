@@ -1,4 +1,4 @@
-//! What each file says, in the words of the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
+//! What each file says, as the kernel's documentation of sysfs-class-infiniband has it.
 
 use super::LIFESPAN;
 use rnic_abi::control::PortInfo;
