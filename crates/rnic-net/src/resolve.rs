@@ -39,8 +39,8 @@ struct Route {
 }
 
 impl Network {
-    /// Finds the way to the destination of an address handle, which lasts as long as it is held. May
-    /// wait up to about 3 s for the neighbour's answer.
+    /// Finds the way to the destination of an address handle, which lasts as long as it is held.
+    /// May wait up to about 3 s for the neighbour's answer.
     ///
     /// # Errors
     /// EINVAL for an address handle that is invalid, EOPNOTSUPP for a group, ENETUNREACH without a

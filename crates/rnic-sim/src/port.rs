@@ -196,10 +196,7 @@ impl Port {
     pub(crate) fn begin_turn(&mut self, now: Instant) {
         self.now = now;
         self.has_refused = false;
-        self.waiting = match self.config.leaving {
-            0 => 0,
-            leaving => self.waiting.saturating_sub(leaving),
-        };
+        self.waiting = self.waiting.saturating_sub(self.config.leaving);
     }
 
     /// The wire took not even one train in this turn.
@@ -402,7 +399,10 @@ impl Wire for Port {
                 self.outbox.push(if self.config.df { packet } else { may_be_fragmented(packet) });
             }
         }
-        self.waiting += std::mem::take(&mut self.reserved_datagrams);
+        let submitted = std::mem::take(&mut self.reserved_datagrams);
+        if self.config.leaving > 0 {
+            self.waiting += submitted;
+        }
         for arena in &mut self.tx {
             arena.clear();
         }
