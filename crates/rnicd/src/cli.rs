@@ -11,6 +11,7 @@ mod view;
 
 use clap::{Args, Parser, Subcommand};
 use rnic_abi::control::Inspect;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -29,6 +30,9 @@ enum Action {
     /// Uses the daemon of this host or user; when there is none, starts a private one on 127.0.0.1
     /// and ::1, which ends after its last client.
     Run(run::Options),
+    /// Try whether a program can have the view of the daemons at these sockets
+    #[command(hide = true)]
+    TryView { sockets: OsString },
     /// Show the daemon, its device, port and clients
     Status(Target),
     /// Show the devices of all daemons that can be found
@@ -71,6 +75,7 @@ struct Target {
 pub fn main(command: Command) -> ExitCode {
     let shown = match command.action {
         Action::Run(options) => return run::run(&options),
+        Action::TryView { sockets } => view::attempt(&sockets).map(|()| String::new()),
         Action::Status(target) => show::status(&target),
         Action::Devices(target) => show::devices(&target),
         Action::Qp(target) => show::list(&target, Inspect::Qps, |qp| qp.client, show::QP),

@@ -47,7 +47,8 @@ pub fn run(args: Args) -> Result<()> {
     accept_until_told(&config, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
     doors.clients.close();
-    doors.files = None;
+    // Its thread may be waiting for an engine that does not answer.
+    doors.files.iter_mut().for_each(Files::finish);
     stop(&device, &service);
     Ok(())
 }

@@ -77,6 +77,11 @@ impl Files {
         Ok(files)
     }
 
+    /// Follows the device no longer. Dropping the files then waits less.
+    pub(crate) fn finish(&mut self) {
+        self.news = None;
+    }
+
     /// A program came, and what it does should soon be seen.
     pub(crate) fn expect_changes(&self) {
         if let Some(news) = &self.news {
@@ -87,7 +92,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        self.news = None;
+        self.finish();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -33,22 +33,13 @@ pub(super) struct Options {
     /// files of other users have no owner: see docs/verbs.md.
     #[arg(long)]
     no_view: bool,
-    /// Only try whether the program can have the view of the daemons at these sockets
-    #[arg(long, value_name = "SOCKETS", hide = true)]
-    try_view: Option<OsString>,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required_unless_present = "try_view", value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
 /// Becomes the program. Returns only when that fails.
 pub(super) fn run(options: &Options) -> ExitCode {
-    if let Some(sockets) = &options.try_view {
-        return match view::attempt(sockets) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(&error),
-        };
-    }
     match prepare(options) {
         Ok(mut command) => {
             let error = command.exec();
@@ -58,13 +49,11 @@ pub(super) fn run(options: &Options) -> ExitCode {
             eprintln!("rnic: {}", crate::for_people(&anyhow::Error::new(error).context(what)));
             ExitCode::from(status)
         }
-        Err(error) => fail(&error),
+        Err(error) => {
+            eprintln!("rnic: {}", crate::for_people(&error));
+            ExitCode::FAILURE
+        }
     }
-}
-
-fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("rnic: {}", crate::for_people(error));
-    ExitCode::FAILURE
 }
 
 fn prepare(options: &Options) -> Result<Command> {

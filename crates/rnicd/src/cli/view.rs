@@ -62,7 +62,7 @@ fn published(sockets: &OsStr) -> Result<Vec<PathBuf>> {
 
 fn try_elsewhere(sockets: &OsStr) -> Result<()> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
-    let tried = Command::new(own).args(["run", "--try-view"]).arg(sockets).output();
+    let tried = Command::new(own).arg("try-view").arg(sockets).output();
     let tried = tried.context("cannot try it in another process")?;
     let why = String::from_utf8_lossy(&tried.stderr);
     ensure!(tried.status.success(), "{}", why.trim().trim_start_matches("rnic: "));

@@ -6,6 +6,7 @@ use rnic_abi::verbs::QpCaps;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::time::Duration;
 
 const HELPER: &str = "server::tests::descriptors::queues_without_descriptors";
 
@@ -37,6 +38,8 @@ fn queues_without_descriptors() {
     ];
     let maximum = getrlimit(Resource::Nofile).maximum;
     let limit = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    // What opening a context leaves to close is closed a moment later.
+    std::thread::sleep(Duration::from_millis(200));
     let free = u64::from(rustix::io::dup(std::io::stdin()).unwrap().as_raw_fd().unsigned_abs());
     for request in wanted {
         for spare in 0..2 {
