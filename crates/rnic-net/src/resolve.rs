@@ -40,12 +40,13 @@ struct Route {
 
 impl Network {
     /// Finds the way to the destination of an address handle, which lasts as long as it is held.
-    /// May wait up to about 3 s for the neighbour's answer.
+    /// May wait up to about 3 s for the neighbour's answer. A group has none to wait for: it is on
+    /// the network of the source address.
     ///
     /// # Errors
-    /// EINVAL for an address handle that is invalid, EOPNOTSUPP for a group, ENETUNREACH without a
-    /// route, EHOSTUNREACH when the neighbour does not answer, ETIMEDOUT when the kernel does not
-    /// either, ENOMEM when there are too many neighbours.
+    /// EINVAL for an address handle that is invalid, ENETUNREACH without a route, EHOSTUNREACH when
+    /// the neighbour does not answer, ETIMEDOUT when the kernel does not either, ENOMEM when there
+    /// are too many neighbours.
     pub fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refusal> {
         let kernel_sends = self.shared.kernel_sends.load(Ordering::Acquire);
         self.resolve_for(ah, kernel_sends.then_some(ROCE_PORT))
@@ -98,10 +99,6 @@ impl Network {
             return Err(invalid("the destination GID is zero".into()));
         }
         let dst = gid.to_ip();
-        if dst.is_multicast() {
-            let text = format!("{dst} is a group: this device does not support multicast");
-            return Err(refusal(libc::EOPNOTSUPP, text));
-        }
         let source = self.shared.lock().gids.get(usize::from(ah.sgid_index)).ok_or_else(|| {
             invalid(format!(
                 "source GID index {} is empty; `rnic devices` lists the GIDs",
@@ -127,7 +124,11 @@ impl Network {
     ) -> Result<(HopId, Hold), Refusal> {
         let by_kernel = (KERNEL, Hold::nothing());
         let mut netlink = Netlink::open().map_err(|error| failed("opening netlink", &error))?;
-        let route = self.route(&mut netlink, source, dst, kernel_sends)?;
+        let route = match dst.is_multicast() {
+            // Routes to groups are those of routers: a host sends to its own network.
+            true => Route { kind: RTN_UNICAST, ifindex: source.ifindex, gateway: None },
+            false => self.route(&mut netlink, source, dst, kernel_sends)?,
+        };
         if route.kind == RTN_LOCAL {
             return if kernel_sends { Ok(by_kernel) } else { Err(on_this_host(dst)) };
         }
@@ -146,6 +147,7 @@ impl Network {
         }
         let neighbour = route.gateway.unwrap_or(dst);
         let dst_mac = match (interface.has_neighbours, kernel_sends) {
+            (true, _) if dst.is_multicast() => MacAddr::of_group(dst),
             (true, _) => find(&mut netlink, source.ip, neighbour, &interface)?,
             (false, true) => return Ok(by_kernel),
             (false, false) => MacAddr::default(),

@@ -77,6 +77,27 @@ fn neighbours_are_resolved_and_followed() {
 }
 
 #[test]
+fn groups_are_on_the_network_of_their_sender() {
+    if !is_root("groups_are_on_the_network_of_their_sender") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, _changes) = start(&pair, on_eth0());
+    let src_mac = mac_of(&pair, false, "eth0");
+    for (group, index) in [("239.1.2.3", 0), ("ff0e::4791", 1)] {
+        let started = Instant::now();
+        let (path, _hold) = pair.a.run(|| network.resolve(&to(group, index))).unwrap();
+        assert!(started.elapsed() < Duration::from_secs(1), "a group has no neighbour to ask");
+        let dst_mac = MacAddr::of_group(group.parse().unwrap());
+        assert_eq!(network.hops().get(path.hop), Some(Hop { dst_mac, src_mac, vlan: None }));
+        let by_kernel = pair.a.run(|| network.resolve_for_sockets(&to(group, index), 4791));
+        assert_eq!(by_kernel.map(|(path, _)| path.hop), Ok(KERNEL));
+    }
+    let other_family = pair.a.run(|| network.resolve(&to("239.1.2.3", 1))).err().unwrap();
+    assert_eq!(other_family.errno, libc::EINVAL);
+}
+
+#[test]
 fn what_cannot_be_reached_is_refused_with_a_reason() {
     if !is_root("what_cannot_be_reached_is_refused_with_a_reason") {
         return;

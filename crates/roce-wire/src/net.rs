@@ -3,7 +3,7 @@
 //! Each `Repr` holds every bit of its header. Whole packets are the business of [`crate::frame`].
 
 use core::fmt;
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -18,6 +18,22 @@ pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+
+    /// Where frames to a group go: the last 23 bits of an IPv4 group (RFC 1112, 6.4), the last 32
+    /// of an IPv6 group (RFC 2464, 7).
+    #[must_use]
+    pub const fn of_group(group: IpAddr) -> MacAddr {
+        match group {
+            IpAddr::V4(group) => {
+                let [_, b, c, d] = group.octets();
+                MacAddr([0x01, 0, 0x5e, b & 0x7f, c, d])
+            }
+            IpAddr::V6(group) => {
+                let [.., a, b, c, d] = group.octets();
+                MacAddr([0x33, 0x33, a, b, c, d])
+            }
+        }
+    }
 }
 
 impl fmt::Display for MacAddr {
@@ -292,6 +308,17 @@ fn take_u16(bytes: &[u8]) -> Option<(u16, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_have_ethernet_addresses_of_their_own() {
+        for (group, mac) in [
+            ("239.129.2.3", "01:00:5e:01:02:03"),
+            ("224.0.0.251", "01:00:5e:00:00:fb"),
+            ("ff0e::1:8203:4791", "33:33:82:03:47:91"),
+        ] {
+            assert_eq!(std::format!("{}", MacAddr::of_group(group.parse().unwrap())), mac);
+        }
+    }
 
     #[test]
     fn checksum_of_a_valid_header_is_zero() {

@@ -19,6 +19,7 @@ use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr};
 use rnic_abi::words::WORD;
 use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
 use rnic_net::Hold;
+use roce_wire::Gid;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -197,6 +198,9 @@ impl Context {
     }
 
     fn modify_qp(&mut self, qp: u32, mask: AttrMask, attr: QpAttr) -> Result<Reply, Refused> {
+        if mask.contains(AttrMask::AV) && Gid(attr.ah.dgid).is_multicast() {
+            return Err(refuse(libc::EOPNOTSUPP, "a connection leads to one peer, not to a group"));
+        }
         let (path, hold) = match mask.contains(AttrMask::AV) {
             true => {
                 self.service.network.resolve(&attr.ah).map(|(path, hold)| (Some(path), hold))?

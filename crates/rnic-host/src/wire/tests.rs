@@ -11,10 +11,11 @@ use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{HopId, TxTrain, Wire};
 use rnic_net::{HopTable, NetConfig, Network};
-use roce_wire::{Flow, Frame, MacAddr};
+use roce_wire::{Flow, Frame, MacAddr, ROCE_PORT};
 use std::net::IpAddr;
 use std::sync::Arc;
 use testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
+use xdp_io::udp::{self, UdpConfig, UdpPort};
 
 const AUTO: WireConfig =
     WireConfig { io: Io::Auto, xdp_mode: XdpMode::Auto, trains: true, users: false };
@@ -182,6 +183,35 @@ fn what_has_no_way_out_is_swallowed() {
     assert_eq!(seen.numbers, [3]);
     let swallowed = from.wire.counters().iter().find(|(n, _)| *n == "link_tx_no_route").copied();
     assert_eq!(swallowed, Some(("link_tx_no_route", 3)));
+}
+
+/// Sockets of another host that have joined the groups get what is sent to them.
+#[test]
+fn groups_are_reached_by_every_wire() {
+    if !is_root("groups_are_reached_by_every_wire") {
+        return;
+    }
+    for config in [UDP, PACKET, SINGLE, GENERIC, NATIVE] {
+        let pair = Pair::new(4200);
+        let groups = ["239.1.2.3", "ff0e::4791"].map(|group| group.parse::<IpAddr>().unwrap());
+        let mut member = pair.b.run(|| {
+            let scope_id = xdp_io::netdev::index("eth0").unwrap();
+            let sockets = UdpConfig::new(groups.to_vec(), ROCE_PORT);
+            UdpPort::bind(&UdpConfig { scope_id, ..sockets }).unwrap()
+        });
+        let (network, mut wire) = start(&pair.a, config);
+        for group in groups {
+            let (path, _hold) = pair.a.run(|| exchange::path(&network, group));
+            let one = Shape { count: 1, len: 1040, last: 1040 };
+            exchange::put(&mut wire, &path, 0, 0, one).unwrap();
+            wire.submit();
+            let mut trains = [udp::RxTrain::default(); 4];
+            wait_for("a member to get it", || (member.receive(&mut trains) > 0).then_some(()));
+            let [train, ..] = trains;
+            assert_eq!((train.len, train.src.ip(), train.dst), (1040, path.flow.src, group));
+            member.release_rx();
+        }
+    }
 }
 
 #[test]

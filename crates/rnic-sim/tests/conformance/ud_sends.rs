@@ -99,6 +99,20 @@ fn an_address_handle_keeps_its_traffic_class_hop_limit_and_flow_label() {
     }
 }
 
+#[test]
+fn a_datagram_goes_to_a_group_by_its_number() {
+    let mut d = ud();
+    let group = "239.1.2.3".parse().unwrap();
+    let pd = d.nic.pd;
+    let ah = d.world.host(0).create_ah(pd, group);
+    d.post(&send(&d, 1, 8, To { ah, qpn: Qpn::MULTICAST.value(), qkey: 5 }));
+    d.world.run_for(1_000_000);
+    let left = d.world.take_strays();
+    let [(_, packet)] = &left[..] else { panic!("{left:?}") };
+    assert!(packet.flow.dst == group && packet.is_for(Qpn::MULTICAST.value()));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+}
+
 /// The state that follows a bad request: it fails like this, what is behind it is flushed, and
 /// receiving goes on.
 #[track_caller]
