@@ -4,13 +4,14 @@ use std::{ffi::c_int, ptr};
 
 use rnic_abi::control::{Reply, Request};
 use verbs_abi::{
-    IBV_MW_TYPE_1, IBV_WR_BIND_MW, Zeroed, ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_send_wr,
+    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_MW_TYPE_1,
+    IBV_WR_BIND_MW, Zeroed, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_send_wr,
     ibv_send_wr_bind_mw,
 };
 
 use crate::{
     context::Context,
-    error::{Errno, code, pointer},
+    error::{Errno, Result, code, pointer},
     post::post_send,
 };
 
@@ -62,8 +63,10 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     // SAFETY: by contract.
     let (window, bind) = unsafe { (&mut *mw, &*bind) };
-    if window.type_ != IBV_MW_TYPE_1 {
-        return code(Err(Errno(libc::EINVAL)));
+    // SAFETY: by contract.
+    let may_bind = unsafe { check_bind((*qp).pd, window, &bind.bind_info) };
+    if may_bind.is_err() {
+        return code(may_bind);
     }
     // The low byte is the consumer's part of the key, IBTA 10.6.7.2 and `ibv_inc_rkey`.
     let rkey = window.rkey & !0xff | window.rkey.wrapping_add(1) & 0xff;
@@ -79,4 +82,29 @@ pub(crate) unsafe extern "C" fn bind_mw(
         window.rkey = rkey;
     }
     result
+}
+
+/// Refuses a bind that can never succeed. A request that fails later takes its queue pair to ERR;
+/// this one costs the program nothing.
+///
+/// # Errors
+/// EINVAL for a window of type 2, memory without a region, or rights that no window of type 1 has.
+/// EPERM where window, region and queue pair are not of one protection domain.
+///
+/// # Safety
+/// The region is null or valid.
+unsafe fn check_bind(qp_pd: *mut ibv_pd, window: &ibv_mw, info: &ibv_mw_bind_info) -> Result<()> {
+    const RIGHTS: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    // A window of type 1 is never zero-based.
+    if window.type_ != IBV_MW_TYPE_1 || info.mw_access_flags & !RIGHTS != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: by contract.
+    let region = unsafe { info.mr.as_ref() };
+    // No region and no memory: the window is unbound.
+    if region.is_none() && (info.addr != 0 || info.length != 0) {
+        return Err(Errno(libc::EINVAL));
+    }
+    let is_of_domain = window.pd == qp_pd && region.is_none_or(|region| region.pd == window.pd);
+    if is_of_domain { Ok(()) } else { Err(Errno(libc::EPERM)) }
 }

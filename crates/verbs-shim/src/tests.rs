@@ -9,6 +9,7 @@ mod life;
 mod shared;
 mod speed;
 mod table;
+mod windows;
 
 use std::{
     ffi::{c_int, c_void},

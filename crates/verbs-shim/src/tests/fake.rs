@@ -203,6 +203,7 @@ impl State {
                 let mr = self.handle();
                 Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
             }
+            Request::AllocMw { .. } => self.alloc_mw(),
             Request::CreateChannel => {
                 let (ours, theirs) = Connection::pair().unwrap();
                 let channel = self.handle();
@@ -242,6 +243,11 @@ impl State {
         self.async_socket = Some(ours);
         fds.extend([area, wake_copy, theirs.into()]);
         Reply::Opened { device: info(), num_comp_vectors: 2 }
+    }
+
+    fn alloc_mw(&mut self) -> Reply {
+        let mw = self.handle();
+        Reply::Mw { mw, rkey: mw << 8 | 0xff }
     }
 
     fn create_cq(&mut self, cqe: u32, channel: Option<u32>, fds: &mut Vec<OwnedFd>) -> Reply {
