@@ -39,7 +39,8 @@ pub fn run(args: Args) -> Result<()> {
     let claims = Arc::new(Claims::new(config.netdev.as_deref(), discard)?);
     let device = Device::start(&config, &claims)?;
     let service = device.service(&config)?;
-    let files = publish(&config, &device, &service)
+    // They are a convenience: a daemon without them serves.
+    let files = Files::publish(&config.socket, &service)
         .inspect_err(|error| tracing::warn!("no files in the form of /sys: {error:#}"));
     announce(&config, &service);
     notify(NotifyState::Ready);
@@ -122,15 +123,6 @@ struct Doors<'a> {
     clients: Door,
     claims: &'a Claims,
     files: Option<Files>,
-}
-
-/// Files are a convenience: a daemon without them serves.
-fn publish(config: &Config, device: &Device, service: &Arc<Service>) -> Result<Files> {
-    let (own, users) = (Arc::clone(service), device.users.clone());
-    let is_used = move || {
-        own.registry.counts().0 > 0 || users.as_ref().is_some_and(|users| users.counts().0 > 0)
-    };
-    Files::publish(&config.socket, service, is_used)
 }
 
 fn accept_until_told(

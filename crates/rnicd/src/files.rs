@@ -36,15 +36,11 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Writes the files and begins to follow the device. `is_used`: whether programs have it open.
+    /// Writes the files and begins to follow the device.
     ///
     /// # Errors
     /// When the folder of the socket cannot be written to, or another user took the name.
-    pub(crate) fn publish(
-        socket: &Path,
-        service: &Arc<Service>,
-        is_used: impl Fn() -> bool + Send + 'static,
-    ) -> Result<Self> {
+    pub(crate) fn publish(socket: &Path, service: &Arc<Service>) -> Result<Self> {
         let folder = files_beside(socket);
         remove_own(&folder)?;
         let mut tree = Tree { folder: folder.clone(), written: BTreeMap::new() };
@@ -57,20 +53,20 @@ impl Files {
             tree.link(&path, &to)?;
         }
         tree.write(attributes.now())?;
-        let mut follower = Follower { tree, attributes, is_used, changed: Instant::now() };
+        let (expecting, pause) = (Instant::now(), LIFESPAN);
+        let mut follower = Follower { tree, attributes, expecting, pause };
         let follow = move || {
-            let mut pause = LIFESPAN;
             loop {
-                match news.recv_timeout(pause) {
+                match news.recv_timeout(follower.pause) {
                     Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(()) => {
-                        follower.changed = Instant::now();
+                        follower.expecting = Instant::now() + START;
                         // However many clients come.
                         thread::sleep(LIFESPAN);
                     }
                 }
-                pause = follower.update();
+                follower.update();
             }
         };
         files.thread = Some(thread::Builder::new().name("rnic-files".into()).spawn(follow)?);
@@ -116,33 +112,26 @@ fn remove_own(folder: &Path) -> Result<()> {
 }
 
 /// What the thread has.
-struct Follower<U> {
+struct Follower {
     tree: Tree,
     attributes: Attributes,
-    is_used: U,
-    /// When something changed last.
-    changed: Instant,
+    /// Until when changes are likely.
+    expecting: Instant,
+    /// How long until the next update.
+    pause: Duration,
 }
 
-impl<U: Fn() -> bool> Follower<U> {
-    /// Writes what changed. How long until the next update.
-    fn update(&mut self) -> Duration {
+impl Follower {
+    /// Writes what changed. The longer nothing does, the longer the pause: each look wakes the
+    /// engines.
+    fn update(&mut self) {
         let started = Instant::now();
-        match self.tree.write(self.attributes.now()) {
-            Ok(true) => self.changed = started,
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!("the files of the device: {}", crate::for_people(&error));
-            }
-        }
-        let wanted = if self.changed.elapsed() < REST {
-            LIFESPAN
-        } else if (self.is_used)() {
-            QUIET
-        } else {
-            IDLE
-        };
-        wanted.max(started.elapsed() * PAUSES_PER_UPDATE)
+        let changed = self.tree.write(self.attributes.now()).unwrap_or_else(|error| {
+            tracing::warn!("the files of the device: {}", crate::for_people(&error));
+            false
+        });
+        let wanted = if changed || started < self.expecting { LIFESPAN } else { self.pause * 2 };
+        self.pause = wanted.min(IDLE).max(started.elapsed() * PAUSES_PER_UPDATE);
     }
 }
 
@@ -224,11 +213,9 @@ impl Tree {
 /// How old counters are at most while they change, told as `lifespan`: programs read them at the
 /// end of a run.
 const LIFESPAN: Duration = Duration::from_millis(20);
-/// How long they may rest before that ends.
-const REST: Duration = Duration::from_secs(1);
-/// How old while they rest and programs use the device: each look wakes the engines.
-const QUIET: Duration = Duration::from_millis(100);
-/// How old while none does.
+/// How long a program that came may take until it sends.
+const START: Duration = Duration::from_millis(500);
+/// How old while nothing changes.
 const IDLE: Duration = Duration::from_secs(1);
 /// So that many engines do not spend their time on it.
 const PAUSES_PER_UPDATE: u32 = 20;
