@@ -43,7 +43,8 @@ impl Files {
     pub(crate) fn publish(socket: &Path, service: &Arc<Service>) -> Result<Self> {
         let folder = files_beside(socket);
         remove_own(&folder)?;
-        let mut tree = Tree { folder: folder.clone(), written: BTreeMap::new() };
+        let [mut tree, mut counters] =
+            [(); 2].map(|()| Tree { folder: folder.clone(), written: BTreeMap::new() });
         let mut attributes = Attributes::new(service);
         let (tell, news) = sync_channel(1);
         // From here on, what was written is removed, whatever fails.
@@ -53,8 +54,10 @@ impl Files {
             tree.link(&path, &to)?;
         }
         tree.write(attributes.now())?;
-        let (expecting, pause) = (Instant::now(), LIFESPAN);
-        let mut follower = Follower { tree, attributes, expecting, pause };
+        counters.write(attributes.counters_now())?;
+        let (now, pause) = (Instant::now(), LIFESPAN);
+        let mut follower =
+            Follower { counters, tree, attributes, looked: now, expecting: now, pause };
         let follow = move || {
             loop {
                 match news.recv_timeout(follower.pause) {
@@ -113,8 +116,13 @@ fn remove_own(folder: &Path) -> Result<()> {
 
 /// What the thread has.
 struct Follower {
+    /// The counters.
+    counters: Tree,
+    /// All others, which take longer and seldom change.
     tree: Tree,
     attributes: Attributes,
+    /// When these were looked at last.
+    looked: Instant,
     /// Until when changes are likely.
     expecting: Instant,
     /// How long until the next update.
@@ -126,7 +134,12 @@ impl Follower {
     /// engines.
     fn update(&mut self) {
         let started = Instant::now();
-        let changed = self.tree.write(self.attributes.now()).unwrap_or_else(|error| {
+        let mut changed = self.counters.write(self.attributes.counters_now());
+        if started >= self.looked + IDLE {
+            self.looked = started;
+            changed = self.tree.write(self.attributes.now()).and(changed);
+        }
+        let changed = changed.unwrap_or_else(|error| {
             tracing::warn!("the files of the device: {}", crate::for_people(&error));
             false
         });

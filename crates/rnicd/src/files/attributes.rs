@@ -46,13 +46,19 @@ impl Attributes {
         Path::new("../../infiniband").join(&self.service.device.name).join("device")
     }
 
-    /// What the files have now.
-    pub(super) fn now(&mut self) -> BTreeMap<PathBuf, String> {
+    /// What the files have now, but for the counters.
+    pub(super) fn now(&self) -> BTreeMap<PathBuf, String> {
         let mut files = Lines::default();
         self.verbs(&mut files);
         self.hardware(&mut files);
         self.port(&mut files);
         self.gids(&mut files);
+        files.0
+    }
+
+    /// What the counters are now.
+    pub(super) fn counters_now(&mut self) -> BTreeMap<PathBuf, String> {
+        let mut files = Lines::default();
         self.counters(&mut files);
         files.0
     }
