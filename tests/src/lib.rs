@@ -12,6 +12,7 @@
 //! | [`daemon`] | one `rnicd`, from its readiness to its orderly end |
 //! | [`place`] | where an RDMA program runs: beside our daemon, or in a Linux guest with rxe |
 //! | [`programs`] | dialogues of two programs, and readers of what they print |
+//! | [`pyverbs`] | rdma-core's own tests, and the table of those that are skipped |
 //! | [`inspect`] | what a daemon and the kernel say about the daemon |
 //! | [`native`] | helper programs in C |
 //! | [`checker`] | a C program that verifies every byte and completion |
@@ -50,6 +51,7 @@ pub mod paths;
 pub mod place;
 pub mod process;
 pub mod programs;
+pub mod pyverbs;
 pub mod remote_node;
 pub mod rounds;
 pub mod rxe;

@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 36] = [
+const PACKAGE_OF: [(&str, &str); 38] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -51,6 +51,8 @@ const PACKAGE_OF: [(&str, &str); 36] = [
     ("ssh", "openssh-client"),
     ("ssh-keygen", "openssh-client"),
     ("dpkg-deb", "dpkg"),
+    ("python3", "python3"),
+    ("gzip", "gzip"),
 ];
 
 /// Where the programs of a run are.
@@ -60,6 +62,8 @@ pub struct Toolbox {
     unpacked: Option<PathBuf>,
     /// Folders of programs that were built here.
     built: Vec<PathBuf>,
+    /// Folders of further shared libraries.
+    libraries: Vec<PathBuf>,
 }
 
 impl Toolbox {
@@ -69,8 +73,8 @@ impl Toolbox {
     /// When one is missing, its package is unknown to this module or apt cannot get it.
     pub fn provide(programs: &[&str]) -> Result<Self> {
         let unpacked = paths::cache("debs")?.join("root");
-        let toolbox =
-            Self { unpacked: unpacked.is_dir().then_some(unpacked.clone()), built: Vec::new() };
+        let present = unpacked.is_dir().then(|| unpacked.clone());
+        let toolbox = Self { unpacked: present, built: Vec::new(), libraries: Vec::new() };
         let missing = toolbox.missing_packages(programs)?;
         if missing.is_empty() {
             return Ok(toolbox);
@@ -85,7 +89,7 @@ impl Toolbox {
             for deb in Apt::system().download(&names, &paths::cache("debs")?)? {
                 unpack(&deb, &unpacked)?;
             }
-            Self { unpacked: Some(unpacked), built: Vec::new() }
+            Self { unpacked: Some(unpacked), ..toolbox }
         };
         for name in programs {
             toolbox.program(name)?;
@@ -97,6 +101,13 @@ impl Toolbox {
     #[must_use]
     pub fn with_built(mut self, folder: PathBuf) -> Self {
         self.built.push(folder);
+        self
+    }
+
+    /// Adds a folder of shared libraries that programs of a test link.
+    #[must_use]
+    pub fn with_libraries(mut self, folder: PathBuf) -> Self {
+        self.libraries.push(folder);
         self
     }
 
@@ -114,7 +125,9 @@ impl Toolbox {
     pub fn library_dirs(&self) -> Vec<PathBuf> {
         let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
         let dirs = ["usr/lib", "lib"].map(|dir| Path::new(dir).join(&triple));
-        self.unpacked.iter().flat_map(|root| dirs.iter().map(|dir| root.join(dir))).collect()
+        let unpacked = self.unpacked.iter();
+        let unpacked = unpacked.flat_map(|root| dirs.iter().map(|dir| root.join(dir)));
+        unpacked.chain(self.libraries.iter().cloned()).collect()
     }
 
     /// The folders of `PATH`, those of the superuser, then those of unpacked packages.
@@ -166,6 +179,13 @@ impl Apt {
         let options = ["-q", "-y", "--no-install-recommends", "-oDPkg::Lock::Timeout=300"];
         let options = options.map(str::to_owned).into();
         Self { options, private: paths::target().join("cache").join("apt") }
+    }
+
+    /// apt that also downloads what is installed.
+    #[must_use]
+    pub fn anew(mut self) -> Self {
+        self.options.push("--reinstall".to_owned());
+        self
     }
 
     /// apt that regards only `installed` as installed, so that a download is complete apart from

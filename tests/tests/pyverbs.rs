@@ -1,0 +1,37 @@
+//! rdma-core's own tests, unmodified: what other devices are judged by.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::dist::Dist;
+use system_tests::lab::{Lab, Need, own_loopback};
+use system_tests::place::{Host, Node};
+use system_tests::pyverbs::{Expected, Outcome, PROGRAMS, Suite};
+use system_tests::{paths, process};
+
+/// Tests that pass, at least: a table that fits an empty report would say nothing.
+const FEWEST: usize = 84;
+
+#[test]
+fn the_tests_of_rdma_core_pass_or_are_skipped_as_told() -> Result<()> {
+    let name = "the_tests_of_rdma_core_pass_or_are_skipped_as_told";
+    let Some(mut lab) = Lab::open(name, Need::Nothing, &PROGRAMS)? else { return Ok(()) };
+    let suite = Suite::provide(&lab.tools)?;
+    lab.tools = lab.tools.clone().with_libraries(suite.libraries());
+    let address = own_loopback();
+    let spec = Spec { addresses: vec![address], ..Spec::new(Io::Udp) };
+    let daemon = Daemon::start(Dist::get()?, &spec)?;
+    let host = Host::here(address, &lab.tools);
+    let node = Node { by_rnic_run: true, ..Node::new(daemon, host, Dist::get()?) };
+    let outcomes = suite.run(&node)?;
+    let log = node.stop()?;
+    let document = fs::read_to_string(paths::repository().join("docs/verbs.md"))?;
+    let differences = Expected::read(&document)?.differences(&outcomes);
+    let log = process::tail(&log, 20);
+    ensure!(differences.is_empty(), "{}\nthe daemon:\n{log}", differences.join("\n"));
+    let passed = outcomes.values().filter(|outcome| **outcome == Outcome::Passed).count();
+    eprintln!("{passed} of {} tests pass", outcomes.len());
+    ensure!(passed >= FEWEST, "only {passed} tests pass");
+    Ok(())
+}
