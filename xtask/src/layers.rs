@@ -14,14 +14,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("rnic-abi", &[]),
     ("verbs-abi", &[]),
     ("xdp-io", &[]),
+    ("rnic-explain", &["roce-wire"]),
     ("rnic-core", &["roce-wire", "rnic-abi"]),
     ("rnic-sim", &["rnic-core", "roce-wire", "rnic-abi"]),
-    ("rnic-fuzz-targets", &["rnic-sim", "rnic-core", "roce-wire", "rnic-abi"]),
+    ("rnic-fuzz-targets", &["rnic-sim", "rnic-core", "rnic-explain", "roce-wire", "rnic-abi"]),
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
     ("rnic-net", &["roce-wire", "rnic-abi", "rnic-core"]),
     ("rnic-host", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "xdp-io"]),
-    ("rnicd", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "rnic-host", "xdp-io"]),
+    (
+        "rnicd",
+        &["roce-wire", "rnic-explain", "rnic-abi", "rnic-core", "rnic-net", "rnic-host", "xdp-io"],
+    ),
     ("rnic-bench", &["roce-wire", "xdp-io"]),
     ("rnic-hostile", &["rnic-abi"]),
     ("system-tests", &[]),
@@ -84,7 +88,7 @@ const SANS_IO: [&str; 3] = ["roce-wire", "rnic-abi", "rnic-core"];
 const OPERATING_SYSTEM: [&str; 5] = ["libc", "rustix", "nix", "memmap2", "mio"];
 
 /// Crates without a line of unsafe code.
-const SAFE: [&str; 4] = ["roce-wire", "rnic-core", "rnic-sim", "rnic-fuzz-targets"];
+const SAFE: [&str; 5] = ["roce-wire", "rnic-explain", "rnic-core", "rnic-sim", "rnic-fuzz-targets"];
 
 pub(crate) fn check() -> Result<()> {
     let metadata = metadata()?;

@@ -2,6 +2,7 @@
 
 mod capture;
 mod client;
+mod explain;
 mod fault;
 mod private;
 mod run;
@@ -50,6 +51,11 @@ enum Action {
     Fault(fault::Action),
     /// Show what the device sends and receives, or write it to a file for Wireshark
     Capture(capture::Options),
+    /// Say what a capture file shows: connections, losses, refusals, and what to do about them
+    ///
+    /// Reads pcap and pcapng files of any RoCEv2 device, from `rnic capture`, tcpdump or Wireshark.
+    /// Needs no daemon.
+    Explain(explain::Options),
 }
 
 /// Which daemon.
@@ -83,6 +89,7 @@ pub fn main(command: Command) -> ExitCode {
         Action::Cq(target) => show::list(&target, Inspect::Cqs, |cq| cq.client, show::CQ),
         Action::Counters(target) => show::counters(&target),
         Action::Fault(action) => fault::fault(action),
+        Action::Explain(options) => explain::explain(&options),
         Action::Capture(options) => match capture::capture(&options) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => Err(error),

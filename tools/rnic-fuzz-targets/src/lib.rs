@@ -9,10 +9,12 @@
 //! | [`frame`] | a frame, a datagram or a management datagram | no panic; what parses is emitted unchanged |
 //! | [`engine_rx`] | a script of datagrams, work requests and waiting | see [`world`] |
 //! | [`wqe`] | a script of an application that writes nonsense into its rings | see [`world`]; the other tenant is served |
+//! | [`capture`] | a capture file | no panic; the counts of a report fit together |
 //! | [`control`] | a control message, a descriptor or a completion | no panic; what decodes survives a round trip |
 
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod control;
 pub mod engine_rx;
 pub mod frame;
@@ -28,9 +30,10 @@ pub mod wqe;
 pub type Target = fn(&[u8]);
 
 /// Every target with its name, which is also that of its fuzzer and of its seeds.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 5] = [
     ("frame", frame::run),
     ("engine_rx", engine_rx::run),
     ("wqe", wqe::run),
     ("control", control::run),
+    ("capture", capture::run),
 ];

@@ -13,6 +13,9 @@ const LONGEST: usize = 400;
 const FRAME: u8 = 0;
 const DATAGRAM: u8 = 1;
 const MAD: u8 = 2;
+/// Bytes before the first packet of a file, and before each packet.
+const FILE_HEADER: usize = 24;
+const RECORD_HEADER: usize = 16;
 
 pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
     let mut shortest: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -27,6 +30,26 @@ pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
         }
     }
     Ok(shortest.into_iter().collect())
+}
+
+/// The first packets of each capture, as files.
+pub(crate) fn captures(folder: &Path) -> std::io::Result<Vec<Seed>> {
+    const PACKETS: usize = 6;
+    const LONGEST: usize = 2048;
+    let mut seeds = Vec::new();
+    for file in pcaps(folder)? {
+        let bytes = fs::read(&file)?;
+        let packets = frames(&bytes);
+        let packets = packets.iter().take(PACKETS).map(|frame| RECORD_HEADER + frame.len());
+        let len = FILE_HEADER + packets.sum::<usize>();
+        if len <= LONGEST
+            && let Some(start) = bytes.get(..len)
+        {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy();
+            seeds.push((name.into_owned(), start.to_vec()));
+        }
+    }
+    Ok(seeds)
 }
 
 /// A frame is a seed, and so are the datagram and the management datagram in it.
@@ -76,8 +99,6 @@ fn pcaps(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 /// The frames of a little-endian capture file.
 fn frames(file: &[u8]) -> Vec<&[u8]> {
-    const FILE_HEADER: usize = 24;
-    const RECORD_HEADER: usize = 16;
     let mut rest = file.get(FILE_HEADER..).unwrap_or(&[]);
     let mut frames = Vec::new();
     while let Some((header, behind)) = rest.split_at_checked(RECORD_HEADER) {

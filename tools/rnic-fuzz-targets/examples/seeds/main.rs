@@ -1,5 +1,5 @@
 //! Writes the seed corpora in `fuzz/seeds`: frames of real NICs from roce-wire's vectors, scripts
-//! for the engine targets, one control message of each kind.
+//! for the engine targets, one control message of each kind, short captures.
 //!
 //! `cargo run -p rnic-fuzz-targets --example seeds`
 
@@ -21,6 +21,7 @@ fn main() -> std::io::Result<()> {
         ("engine_rx", scripts::engine_rx()),
         ("wqe", scripts::wqe()),
         ("control", control::seeds()),
+        ("capture", frames::captures(&captures)?),
     ];
     for (target, seeds) in corpora {
         let folder = repository.join("fuzz/seeds").join(target);

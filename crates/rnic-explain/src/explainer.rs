@@ -1,0 +1,238 @@
+//! From frames to directions, and from two directions to a connection.
+
+use crate::conversations::Conversations;
+use crate::file::Packet;
+use crate::link::{self, Other};
+use crate::report::{self, Capture, Report};
+use crate::requests::{Cause, Requests};
+use crate::responses::{Meaning, Refusal, Responses};
+use roce_wire::cm::CmMad;
+use roce_wire::{Datagram, Ecn, Flow, Frame, FrameError, Psn, Qpn, Transport};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Directions that are kept; packets of further ones are only counted.
+const MOST: usize = 65_536;
+/// Directions between two addresses among which the other half of a connection is looked for.
+const MOST_CANDIDATES: usize = 1024;
+
+/// Packets of one transport from one address to a queue pair of another, and for datagrams from one
+/// queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) dest_qp: Qpn,
+    pub(crate) src_qp: Option<Qpn>,
+}
+
+/// What was seen of a direction.
+#[derive(Debug)]
+pub(crate) struct Direction {
+    pub(crate) key: Key,
+    pub(crate) transport: Transport,
+    pub(crate) first: Duration,
+    pub(crate) last: Duration,
+    pub(crate) requests: Requests,
+    pub(crate) responses: Responses,
+    pub(crate) bad_icrc: u64,
+    /// Packets that a switch marked because its queue was long.
+    pub(crate) congestion_marks: u64,
+    /// Congestion notifications.
+    pub(crate) notifications: u64,
+    /// Responses to requests that are not in the capture.
+    pub(crate) unmatched: u64,
+    /// The other direction of the connection.
+    pub(crate) peer: Option<usize>,
+}
+
+/// Takes packets in the order of the capture.
+#[derive(Debug, Default)]
+pub struct Explainer {
+    began: Option<Duration>,
+    capture: Capture,
+    others: BTreeMap<String, u64>,
+    directions: Vec<Direction>,
+    by_key: HashMap<Key, usize>,
+    /// Directions without a peer, by their addresses.
+    alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
+    conversations: Conversations,
+    space: Vec<u8>,
+}
+
+impl Explainer {
+    /// The next packet of the capture.
+    pub fn packet(&mut self, packet: &Packet<'_>) {
+        self.capture.packets += 1;
+        let began = *self.began.get_or_insert(packet.at);
+        let at = packet.at.saturating_sub(began);
+        self.capture.length_ns = self.capture.length_ns.max(nanos(at));
+        let mut space = std::mem::take(&mut self.space);
+        match link::frame(packet, &mut space) {
+            Ok(seen) => self.frame(&seen.frame, seen.is_whole, at),
+            Err(Other::Frame(FrameError::UdpPort(_) | FrameError::Protocol(_))) => {}
+            Err(Other::Frame(FrameError::EtherType(_))) => {}
+            Err(Other::Frame(error)) => self.other(error.to_string()),
+            Err(Other::Link(link)) => self.other(format!("link type {} is not known", link.0)),
+        }
+        self.space = space;
+    }
+
+    fn frame(&mut self, frame: &Frame<'_>, is_whole: bool, at: Duration) {
+        self.capture.roce_packets += 1;
+        self.capture.cut_packets += u64::from(!is_whole);
+        let datagram = match Datagram::parse(frame.payload()) {
+            Ok(datagram) => datagram,
+            Err(error) => return self.other(format!("RoCEv2: {error}")),
+        };
+        let Some(index) = self.direction(&frame.flow, &datagram, at) else {
+            self.capture.of_further_connections += 1;
+            return;
+        };
+        let direction = &mut self.directions[index];
+        direction.last = at;
+        if is_whole && !frame.verify_icrc().is_good() {
+            // No receiver acts upon it: it may as well be lost.
+            direction.bad_icrc += 1;
+            return;
+        }
+        direction.congestion_marks += u64::from(frame.flow.ecn() == Ecn::Ce);
+        if datagram.opcode().transport() == Transport::Cnp {
+            direction.notifications += 1;
+        } else if datagram.opcode().transport() == Transport::Ud {
+            direction.requests.datagram(&datagram);
+            if is_whole {
+                self.manager_message(&frame.flow, &datagram, at);
+            }
+        } else if datagram.opcode().is_request() {
+            direction.requests.packet(&datagram, at, frame.ip_id);
+        } else {
+            self.response(index, &datagram, at);
+        }
+    }
+
+    fn manager_message(&mut self, flow: &Flow, datagram: &Datagram<'_>, at: Duration) {
+        if datagram.bth().dest_qp == Qpn::GSI
+            && let Ok(mad) = CmMad::parse(datagram.payload())
+        {
+            self.conversations.message(&mad, flow.src, flow.dst, at);
+        }
+    }
+
+    fn response(&mut self, index: usize, datagram: &Datagram<'_>, at: Duration) {
+        let psn = datagram.bth().psn;
+        let meaning = self.directions[index].responses.packet(datagram);
+        let Some(peer) = self.peer_of(index, psn) else {
+            self.directions[index].unmatched += 1;
+            return;
+        };
+        let requests = &mut self.directions[peer].requests;
+        if !datagram.opcode().position().is_end() {
+            requests.learn_mtu(datagram.payload_len());
+        }
+        match meaning {
+            Meaning::Acknowledges => requests.acknowledge(psn, at),
+            Meaning::Lost => requests.refuse(Cause::SequenceNak, psn, at),
+            Meaning::NotReady => requests.refuse(Cause::RnrNak, psn, at),
+            Meaning::Refused(code) => {
+                let request = requests.recent.message_of(psn).map(|sent| sent.in_words());
+                requests.acknowledge(psn.wrapping_sub(1), at);
+                let reason = code.to_string();
+                let refusal = Refusal { at_ns: nanos(at), psn: psn.value(), reason, request };
+                self.directions[index].responses.keep(refusal);
+            }
+            Meaning::Nothing => {}
+        }
+    }
+
+    fn direction(&mut self, flow: &Flow, datagram: &Datagram<'_>, at: Duration) -> Option<usize> {
+        let src_qp = datagram.headers().deth.map(|deth| deth.src_qp);
+        let key = Key { src: flow.src, dst: flow.dst, dest_qp: datagram.bth().dest_qp, src_qp };
+        if let Some(&index) = self.by_key.get(&key) {
+            let transport = &mut self.directions[index].transport;
+            if *transport == Transport::Cnp {
+                *transport = datagram.opcode().transport();
+            }
+            return Some(index);
+        }
+        if self.directions.len() == MOST {
+            return None;
+        }
+        let index = self.directions.len();
+        self.by_key.insert(key, index);
+        self.directions.push(Direction {
+            key,
+            transport: datagram.opcode().transport(),
+            first: at,
+            last: at,
+            requests: Requests::default(),
+            responses: Responses::default(),
+            bad_icrc: 0,
+            congestion_marks: 0,
+            notifications: 0,
+            unmatched: 0,
+            peer: None,
+        });
+        if src_qp.is_none() {
+            let alone = self.alone.entry((key.src, key.dst)).or_default();
+            if alone.len() < MOST_CANDIDATES {
+                alone.push(index);
+            }
+        }
+        Some(index)
+    }
+
+    /// The direction whose requests this one answers. The connection manager's messages tell it;
+    /// otherwise it is the only one between these hosts that has sent a request with this PSN.
+    fn peer_of(&mut self, index: usize, psn: Psn) -> Option<usize> {
+        if let Some(peer) = self.directions[index].peer {
+            return Some(peer);
+        }
+        let Key { src, dst, dest_qp, .. } = self.directions[index].key;
+        let told = self.conversations.peer_of(dst, dest_qp).and_then(|(address, qpn)| {
+            let key = Key { src: dst, dst: address, dest_qp: qpn, src_qp: None };
+            self.by_key.get(&key).copied()
+        });
+        let peer = told.or_else(|| {
+            let candidates = self.alone.get(&(dst, src))?;
+            let mut fitting = candidates.iter().copied().filter(|&other| {
+                let direction = &self.directions[other];
+                other != index
+                    && direction.peer.is_none()
+                    && direction.transport == self.directions[index].transport
+                    && direction.requests.may_be_answered_by(psn)
+            });
+            fitting.next().filter(|_| fitting.next().is_none())
+        })?;
+        self.join(index, peer);
+        Some(peer)
+    }
+
+    fn join(&mut self, one: usize, other: usize) {
+        for (index, peer) in [(one, other), (other, one)] {
+            self.directions[index].peer = Some(peer);
+            let Key { src, dst, .. } = self.directions[index].key;
+            if let Some(alone) = self.alone.get_mut(&(src, dst)) {
+                alone.retain(|candidate| *candidate != index);
+            }
+        }
+    }
+
+    fn other(&mut self, reason: String) {
+        *self.others.entry(reason).or_default() += 1;
+    }
+
+    /// What follows from all packets. The file ended within one if it `is_cut`.
+    #[must_use]
+    pub fn finish(mut self, is_cut: bool) -> Report {
+        self.capture.is_cut = is_cut;
+        self.capture.refused = self.others.into_iter().collect();
+        self.capture.further_conversations = self.conversations.untold;
+        report::of(self.capture, &self.directions, self.conversations.into_list())
+    }
+}
+
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,56 @@
+//! What a capture of RoCEv2 packets says about its connections: which packets were sent again and
+//! why, what was refused, how long answers took, and what a person may do about it.
+//!
+//! The capture may be of any kind of hardware or software, and from any place of the network; of a
+//! connection it may show one direction only. A file of any length is read in bounded memory.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`file`] | pcap and pcapng files |
+//! | `link` | from a packet of the file to a RoCEv2 frame |
+//! | `explainer` | from frames to directions, and from two directions to a connection |
+//! | `requests`, `responses` | what is known of the two halves of a direction |
+//! | `conversations` | the connection manager's messages |
+//! | [`report`] | the result: facts, as JSON too |
+//! | `findings` | what follows from the facts, for people |
+//! | `text` | the report as text |
+#![forbid(unsafe_code)]
+
+mod conversations;
+mod explainer;
+pub mod file;
+mod findings;
+mod latency;
+mod link;
+mod missing;
+pub mod report;
+mod requests;
+mod responses;
+mod sent;
+mod text;
+
+pub use explainer::Explainer;
+pub use report::Report;
+
+use file::{FileError, Reader};
+use std::io::Read;
+
+/// Reads a whole file. `progress` is told now and then how many bytes were read.
+///
+/// # Errors
+/// When it is no capture, is damaged, or cannot be read.
+pub fn explain(from: impl Read, mut progress: impl FnMut(u64)) -> Result<Report, FileError> {
+    /// Packets between two reports of progress.
+    const STEP: u64 = 1 << 16;
+    let mut reader = Reader::new(from)?;
+    let mut explainer = Explainer::default();
+    let mut count = 0u64;
+    while let Some(packet) = reader.next_packet()? {
+        explainer.packet(&packet);
+        count += 1;
+        if count.is_multiple_of(STEP) {
+            progress(reader.position());
+        }
+    }
+    Ok(explainer.finish(reader.is_cut()))
+}

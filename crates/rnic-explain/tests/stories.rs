@@ -1,0 +1,303 @@
+//! Packets of which the cause is known.
+
+use rnic_explain::file::{LinkType, Packet};
+use rnic_explain::report::{Connection, Sent};
+use rnic_explain::{Explainer, Report};
+use roce_wire::{
+    Aeth, Bth, Flow, FrameHeader, HeaderRepr, MacAddr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Reth,
+    Syndrome,
+};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+/// Queue pairs of both ends.
+const AT_A: u32 = 0x11;
+const AT_B: u32 = 0x22;
+const BEGIN: u32 = 0xff_fffc;
+
+/// A capture that is being made: each packet comes ten microseconds after the one before.
+#[derive(Default)]
+struct Story {
+    explainer: Explainer,
+    now: Duration,
+    ip_id: u16,
+}
+
+impl Story {
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn packet(&mut self, from: IpAddr, headers: HeaderRepr, len: usize) {
+        self.ip_id += 1;
+        self.packet_with(from, headers, len, self.ip_id);
+    }
+
+    fn packet_with(&mut self, from: IpAddr, headers: HeaderRepr, len: usize, ip_id: u16) {
+        self.frame(&frame(from, headers, len, ip_id));
+    }
+
+    fn frame(&mut self, bytes: &[u8]) {
+        self.now += Duration::from_micros(10);
+        let whole_len = bytes.len();
+        self.explainer.packet(&Packet { at: self.now, link: LinkType(1), bytes, whole_len });
+    }
+
+    /// SENDs of a packet each, by their place behind the first PSN.
+    fn sends(&mut self, places: impl IntoIterator<Item = u32>) {
+        for place in places {
+            self.packet(A, send(place), 8);
+        }
+    }
+
+    fn answer(&mut self, place: u32, syndrome: Syndrome) {
+        self.packet(B, response(AT_A, place, syndrome), 0);
+    }
+
+    fn ack(&mut self, place: u32) {
+        self.answer(place, Syndrome::ACK);
+    }
+
+    fn end(self) -> Report {
+        self.explainer.finish(false)
+    }
+}
+
+fn frame(src: IpAddr, headers: HeaderRepr, len: usize, ip_id: u16) -> Vec<u8> {
+    let dst = if src == A { B } else { A };
+    let flow = Flow { src, dst, sport: 0xc000, tos: 0, hop_limit: 64, flow_label: 0, df: true };
+    let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+    let header = FrameHeader { dst_mac: mac, src_mac: mac, vlan: None, flow };
+    let headers = headers.with_payload_len(len);
+    let mut frame = vec![0; header.len() + headers.datagram_len(len)];
+    let at = header.emit(ip_id, headers.datagram_len(len), &mut frame);
+    headers.emit(&mut frame[at..]);
+    headers.write_pad_and_icrc(&flow, ip_id, &mut frame[at..]);
+    frame
+}
+
+fn psn(place: u32) -> Psn {
+    Psn::new(BEGIN).wrapping_add(place)
+}
+
+fn request(opcode: Opcode, place: u32) -> HeaderRepr {
+    let mut bth = Bth::new(opcode, Qpn::new(AT_B), psn(place));
+    bth.ack_req = true;
+    HeaderRepr::new(bth)
+}
+
+fn send(place: u32) -> HeaderRepr {
+    request(Opcode::RcSendOnly, place)
+}
+
+fn response(to: u32, place: u32, syndrome: Syndrome) -> HeaderRepr {
+    let mut headers = HeaderRepr::new(Bth::new(Opcode::RcAck, Qpn::new(to), psn(place)));
+    headers.aeth = Some(Aeth { syndrome, msn: Msn::ZERO });
+    headers
+}
+
+/// The only connection of a report, and what its first end sent.
+fn only(report: &Report) -> (&Connection, &Sent) {
+    let [connection] = &report.connections[..] else { panic!("{report}") };
+    (connection, &connection.sent[0])
+}
+
+#[test]
+fn a_loss_behind_the_capture_is_told_by_a_nak() {
+    let mut story = Story::default();
+    story.sends(0..10);
+    story.ack(2);
+    story.answer(3, Syndrome::Nak(NakCode::PsnSequence));
+    story.sends(3..12);
+    story.ack(11);
+    let report = story.end();
+    let (connection, sent) = only(&report);
+    assert_eq!(connection.ends.map(|end| end.qpn), [Some(AT_A), Some(AT_B)]);
+    assert_eq!((sent.requests, sent.messages, sent.repeated), (19, 12, 7));
+    assert_eq!((sent.lost_before_capture, sent.needless, sent.never_seen), (0, 0, 0));
+    let back = sent.went_back;
+    assert_eq!((back.after_sequence_nak, back.after_silence, back.farthest), (1, 0, 7));
+    assert_eq!(connection.sent[1].sequence_naks, 1);
+    assert!(report.to_string().contains("once after a sequence NAK, by at most 7 packets"));
+    assert!(report.to_string().contains("they were lost behind it"), "{report}");
+}
+
+#[test]
+fn a_loss_before_the_capture_is_a_gap_that_is_filled_later() {
+    let mut story = Story::default();
+    story.sends([0, 1, 3, 4]);
+    story.answer(2, Syndrome::Nak(NakCode::PsnSequence));
+    story.sends(2..6);
+    story.ack(5);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    assert_eq!((sent.repeated, sent.lost_before_capture, sent.never_seen), (3, 1, 0));
+    assert_eq!((sent.went_back.after_sequence_nak, sent.overtaken), (1, 0));
+}
+
+#[test]
+fn the_network_may_change_the_order_and_make_copies() {
+    let mut story = Story::default();
+    story.sends([0, 2, 1, 3]);
+    let copied = story.ip_id;
+    story.sends([4]);
+    story.packet_with(A, send(3), 8, copied);
+    story.ack(4);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    let copies = sent.copies_made_by_the_network;
+    assert_eq!((sent.overtaken, copies, sent.repeated, sent.never_seen), (1, 1, 0, 0));
+}
+
+#[test]
+fn a_requester_without_answers_goes_back_after_timeouts_and_gives_up() {
+    let mut story = Story::default();
+    story.sends([0, 1]);
+    story.ack(0);
+    for _ in 0..7 {
+        story.wait(Duration::from_millis(70));
+        story.sends([1]);
+    }
+    let report = story.end();
+    let (_, sent) = only(&report);
+    assert_eq!((sent.repeated, sent.went_back.after_silence), (7, 7));
+    assert_eq!(sent.given_up, Some((psn(1).value(), 7)));
+    let first = &report.findings[0];
+    assert!(first.is_serious && first.what.contains("8 times without an answer"), "{first:?}");
+    assert!(first.advice.contains("RETRY_EXC_ERR"), "{first:?}");
+}
+
+#[test]
+fn an_answer_that_was_lost_behind_the_capture_makes_repetitions_needless() {
+    let mut story = Story::default();
+    story.sends([0]);
+    story.ack(0);
+    story.wait(Duration::from_millis(70));
+    story.sends([0, 1]);
+    story.ack(1);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    assert_eq!((sent.repeated, sent.needless, sent.given_up), (1, 1, None));
+    // Nothing tells which transmission was answered, but the first request of all was sent once
+    // when its answer came.
+    assert_eq!(sent.latency.unwrap().count, 2);
+}
+
+#[test]
+fn reads_use_the_numbers_of_their_responses() {
+    let mut story = Story::default();
+    let read = |place, dma_len| {
+        let mut headers = request(Opcode::RcReadRequest, place);
+        headers.reth = Some(Reth { va: 0x1000, rkey: RKey(7), dma_len });
+        headers
+    };
+    // Nobody knows the path MTU yet: the second READ shows how many packets the first one has.
+    story.packet(A, read(0, 4096), 0);
+    story.packet(A, read(4, 4096), 0);
+    for (opcode, place) in [
+        (Opcode::RcReadRespFirst, 0),
+        (Opcode::RcReadRespMiddle, 1),
+        (Opcode::RcReadRespMiddle, 2),
+        (Opcode::RcReadRespLast, 3),
+    ] {
+        let mut headers = response(AT_A, place, Syndrome::ACK);
+        headers.bth.opcode = opcode;
+        if opcode == Opcode::RcReadRespMiddle {
+            headers.aeth = None;
+        }
+        story.packet(B, headers, 1024);
+    }
+    story.packet(A, read(8, 100), 0);
+    story.sends([9]);
+    let report = story.end();
+    let (connection, sent) = only(&report);
+    assert_eq!((sent.mtu, sent.repeated, sent.never_seen), (Some(1024), 0, 0));
+    assert_eq!(sent.latency.unwrap().min_ns, 20_000);
+    assert_eq!(connection.sent[1].response_bytes, 4096);
+}
+
+#[test]
+fn a_refusal_names_the_request_and_a_likely_cause() {
+    let mut story = Story::default();
+    story.sends([0]);
+    let mut write = request(Opcode::RcWriteOnly, 1);
+    write.reth = Some(Reth { va: 0xabc0, rkey: RKey(0x1234_5678), dma_len: 64 });
+    story.packet(A, write, 64);
+    story.answer(1, Syndrome::Nak(NakCode::RemoteAccess));
+    let report = story.end();
+    let text = report.to_string();
+    assert!(
+        text.contains(
+            "remote access error for RC_WRITE_ONLY of 64 bytes at 0xabc0 with rkey 0x12345678"
+        ),
+        "{text}"
+    );
+    assert!(report.findings[0].advice.contains("IBV_ACCESS_REMOTE_"));
+}
+
+#[test]
+fn receives_that_are_missing_are_no_loss() {
+    let mut story = Story::default();
+    story.sends(0..3);
+    story.answer(0, Syndrome::RnrNak { timer: 14 });
+    story.wait(Duration::from_millis(2));
+    story.sends(0..3);
+    story.ack(2);
+    let report = story.end();
+    let (connection, sent) = only(&report);
+    assert_eq!((sent.went_back.after_rnr_nak, sent.went_back.after_silence), (1, 0));
+    assert_eq!(connection.sent[1].longest_rnr_wait_ns, 1_280_000);
+    let [finding] = &report.findings[..] else { panic!("{report}") };
+    assert!(finding.what.contains("once there was no receive"), "{finding:?}");
+}
+
+#[test]
+fn two_connections_of_the_same_hosts_are_told_apart_by_their_numbers() {
+    let mut story = Story::default();
+    let other = |place: u32| {
+        let mut headers = send(place + 1000);
+        headers.bth.dest_qp = Qpn::new(0x44);
+        headers
+    };
+    story.sends(0..3);
+    for place in 0..3 {
+        story.packet(A, other(place), 8);
+    }
+    story.packet(B, response(0x33, 1002, Syndrome::ACK), 0);
+    story.ack(2);
+    let report = story.end();
+    let mut pairs: Vec<_> =
+        report.connections.iter().map(|one| one.ends.map(|end| end.qpn.unwrap_or(0))).collect();
+    pairs.sort_unstable();
+    assert_eq!(pairs, [[AT_A, AT_B], [0x33, 0x44]]);
+    assert!(report.findings.is_empty(), "{report}");
+}
+
+#[test]
+fn a_wrong_icrc_is_as_good_as_a_loss() {
+    let mut story = Story::default();
+    story.sends([0]);
+    let mut changed = frame(A, send(1), 8, 9);
+    *changed.last_mut().unwrap() ^= 1;
+    story.frame(&changed);
+    story.sends([2]);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    assert_eq!((sent.bad_icrc, sent.requests, sent.never_seen), (1, 2, 1));
+    assert!(report.findings[0].is_serious && report.findings[0].what.contains("wrong ICRC"));
+}
+
+#[test]
+fn a_flood_of_connections_takes_bounded_memory() {
+    let mut story = Story::default();
+    for number in 0..70_000 {
+        let mut headers = send(0);
+        headers.bth.dest_qp = Qpn::new(number);
+        story.packet_with(A, headers, 0, 0);
+    }
+    let report = story.end();
+    assert_eq!(report.connections.len(), 65_536);
+    assert_eq!(report.capture.of_further_connections, 70_000 - 65_536);
+}
