@@ -30,7 +30,7 @@ struct mistake {
 	void (*make)(void);
 };
 
-extern const struct mistake posting[], creating[], modifying[], breaking[], using[];
+extern const struct mistake posting[], creating[], modifying[], breaking[], using[], memory[];
 extern struct rc_options options;
 /* Makes the wire mistake of that name; false when there is none. */
 bool wire_mistake(const char *name);

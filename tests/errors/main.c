@@ -6,7 +6,7 @@ struct rc_options options;
 
 int main(int argc, char **argv)
 {
-	const struct mistake *const tables[] = { posting, creating, modifying, breaking, using };
+	const struct mistake *const tables[] = { posting, creating, modifying, breaking, using, memory };
 	char **words;
 
 	options = rc_defaults;

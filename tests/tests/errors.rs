@@ -186,6 +186,31 @@ const USING: [Row; 9] = [
     ("few_system_calls", "200 messages"),
 ];
 
+/// Device memory, and memory on demand.
+const MEMORY: [Row; 17] = [
+    ("dm_too_large", "ENOMEM"),
+    ("dm_of_nothing", "EINVAL"),
+    ("dm_copied_beyond_the_end", "EINVAL EINVAL"),
+    ("dm_not_zero_based", "EINVAL"),
+    ("dm_on_demand", "EINVAL"),
+    ("dm_registered_beyond_the_end", "EINVAL"),
+    ("busy_dm", "EBUSY, then OK"),
+    ("dm_does_all_operations", "SUCCESS SUCCESS SUCCESS: 12 5 12"),
+    ("dm_without_right", "REM_ACCESS_ERR"),
+    ("dm_behind_its_region", "REM_ACCESS_ERR"),
+    ("implicit_without_on_demand", "EINVAL | EFAULT"),
+    ("implicit_not_from_zero", "EINVAL"),
+    ("implicit_reaches_what_comes_later", FINE),
+    ("implicit_hole_at_the_responder", MISSING),
+    ("implicit_hole_at_the_requester", LOCAL),
+    ("on_demand_pages_gone", LOCAL),
+    (
+        "advice",
+        "OK, beyond EFAULT, read-only EFAULT, not on demand EFAULT, other domain EFAULT, \
+         other advice EOPNOTSUPP, flags EINVAL",
+    ),
+];
+
 fn stage(test: &str) -> Result<Option<(Lab, Node)>> {
     let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(None) };
     lab.tools = lab.tools.clone().with_built(native::errors()?);
@@ -243,11 +268,16 @@ fn unusual_use() -> Result<()> {
 }
 
 #[test]
+fn kinds_of_memory() -> Result<()> {
+    walk("kinds_of_memory", &MEMORY)
+}
+
+#[test]
 fn every_mistake_has_its_row() -> Result<()> {
     let Some((_lab, node)) = stage("every_mistake_has_its_row")? else { return Ok(()) };
     let list = node.cmd(native::ERRORS)?.arg("list").check()?;
     let mut known: Vec<_> = list.lines().collect();
-    let tables: [&[Row]; 6] = [&POSTING, &CREATING, &MODIFYING, &WIRE, &BREAKING, &USING];
+    let tables: [&[Row]; 7] = [&POSTING, &CREATING, &MODIFYING, &WIRE, &BREAKING, &USING, &MEMORY];
     let mut rows: Vec<_> = tables.concat().into_iter().map(|(mistake, _)| mistake).collect();
     known.sort_unstable();
     rows.sort_unstable();

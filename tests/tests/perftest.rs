@@ -92,6 +92,14 @@ const SHARED: [Case; 3] = [
     ("ib_send_lat --use-srq -s 8 -n 500", 1),
 ];
 
+/// On-demand memory. perftest takes it for no atomics and no unreliable connections.
+const ON_DEMAND: [Case; 4] = [
+    ("ib_write_bw --odp -a -n 10 -m 4096", 23),
+    ("ib_read_bw --odp -s 65536 -n 500", 1),
+    ("ib_send_bw --odp -s 65536 -n 500 -q 4", 1),
+    ("ib_send_lat --odp -s 8 -n 500", 1),
+];
+
 /// A few cases that show that another packet I/O or address family works.
 const SHORT: [Case; 7] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
@@ -183,6 +191,13 @@ fn shared_receive_queues_over_udp() -> Result<()> {
     let name = "shared_receive_queues_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     all(&lab, Io::Udp, &[&SHARED])
+}
+
+#[test]
+fn on_demand_memory_over_udp() -> Result<()> {
+    let name = "on_demand_memory_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&ON_DEMAND])
 }
 
 #[test]

@@ -70,6 +70,20 @@ fn srq_pingpong_over_udp() -> Result<()> {
     pair.stop()
 }
 
+/// On-demand memory, explicit, or all there is, prefetched or not, and memory of the device.
+#[test]
+fn pingpong_in_every_kind_of_memory() -> Result<()> {
+    let name = "pingpong_in_every_kind_of_memory";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for options in ["-o", "-o -P", "-O", "-O -P", "-O -e -N", "-j", "-j -N", "-j -e"] {
+        exchange(&pair, &format!("ibv_rc_pingpong -m 4096 {options}"), 10_000)?;
+        exchange(&pair, &format!("ibv_rc_pingpong -m 1024 {options}"), 16)?;
+    }
+    Dialogue::new("ibv_srq_pingpong -c -o -n 500").run(&pair.left, &pair.right)?;
+    pair.stop()
+}
+
 #[test]
 fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let name = "a_pingpong_that_sleeps_for_completions";
@@ -98,7 +112,8 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         // The device claims no feature that it does not have.
         "max_ah: 262144",
         "max_mw: 0",
-        "ud_odp_caps: SUPPORT_SEND SUPPORT_RECV",
+        "general_odp_caps: ODP_SUPPORT ODP_SUPPORT_IMPLICIT",
+        "ud_odp_caps: SUPPORT_SEND SUPPORT_RECV SUPPORT_SRQ",
         "xrc_odp_caps: NO SUPPORT",
     ] {
         ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");

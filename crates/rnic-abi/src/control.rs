@@ -68,6 +68,44 @@ pub enum Request {
         /// Offset in the descriptor, when one is sent.
         fd_offset: u64,
     },
+    /// Asks whether a key allows an access (`ibv_advise_mr`). Answer: [`Reply::Done`].
+    CheckAccess {
+        /// Protection domain.
+        pd: u32,
+        /// Local key.
+        lkey: u32,
+        /// First byte, as WQEs name it.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights that the region must have.
+        access: AccessFlags,
+    },
+    /// Makes device memory. Answer: [`Reply::Handle`] with one descriptor: a memory file of so many
+    /// bytes, rounded up to whole pages, which the client may map.
+    AllocDm {
+        /// Bytes.
+        length: u64,
+    },
+    /// Answer: [`Reply::Done`].
+    FreeDm {
+        /// Handle.
+        dm: u32,
+    },
+    /// Registers a part of device memory, whose first byte WQEs and peers call 0. Answer:
+    /// [`Reply::Mr`].
+    RegDmMr {
+        /// Protection domain.
+        pd: u32,
+        /// Device memory.
+        dm: u32,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: AccessFlags,
+    },
     /// Answer: [`Reply::Done`], once no DMA can touch the memory any more.
     DeregMr {
         /// Handle.

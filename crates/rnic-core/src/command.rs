@@ -90,6 +90,19 @@ pub enum ClientCommand {
         /// Rights.
         access: AccessFlags,
     },
+    /// Asks whether the keys allow an access. Outcome: [`Outcome::Done`]; EFAULT when they do not.
+    CheckAccess {
+        /// Protection domain.
+        pd: u32,
+        /// Local key.
+        lkey: u32,
+        /// First byte, as WQEs name it.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights that the region must have.
+        access: AccessFlags,
+    },
     /// Outcome: [`Outcome::Done`]; no DMA touches the memory afterwards.
     DeregMr {
         /// Handle.

@@ -74,6 +74,12 @@ impl Engine {
                 let keys = self.shared.mrs.register(new)?;
                 Ok(Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey })
             }
+            ClientCommand::CheckAccess { pd, lkey, addr, length, access } => {
+                self.owned_pd(client, pd)?;
+                let denied = |_| refuse(Errno::Fault, "the key does not allow this access");
+                self.shared.mrs.check(lkey, pd, addr, length, access).map_err(denied)?;
+                Ok(Outcome::Done)
+            }
             ClientCommand::DeregMr { mr } => {
                 self.shared.mrs.deregister(client, mr)?;
                 Ok(Outcome::Done)

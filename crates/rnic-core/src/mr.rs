@@ -60,7 +60,7 @@ pub struct Target {
     pub space: SpaceId,
     /// Address there.
     pub addr: u64,
-    /// No peer can reach this memory through the region.
+    /// No peer can reach this memory through the region, and its pages stay while it exists.
     pub private: bool,
 }
 
@@ -94,8 +94,19 @@ const NO_REGION: CommandError = no_such("no such memory region");
 /// Most bytes of one region: half the address space, so that no sum of ends wraps.
 pub const MAX_MR_LENGTH: u64 = 1 << 47;
 
-const REMOTE: AccessFlags =
-    AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
+/// Bytes of a region that is a whole address space, whatever is there or will be: implicit
+/// on-demand paging. It begins at address 0, and its key checks rights alone.
+pub const WHOLE_SPACE: u64 = u64::MAX;
+
+/// A program may do without a page of on-demand memory, and its library would die where the engine
+/// only meets a fault.
+const NOT_PRIVATE: AccessFlags = AccessFlags::REMOTE_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::ON_DEMAND);
+
+/// Rights of operations that the device does not have.
+const NOT_SUPPORTED: AccessFlags = AccessFlags::FLUSH_GLOBAL.union(AccessFlags::FLUSH_PERSISTENT);
 
 impl MrTable {
     /// An empty table of at most `max` regions; `secret` makes the keys unpredictable.
@@ -192,7 +203,7 @@ impl MrTable {
         if !inside {
             return Err(KeyFault::Bounds);
         }
-        let private = !mr.access.intersects(REMOTE);
+        let private = !mr.access.intersects(NOT_PRIVATE);
         Ok(Target { space: mr.space, addr: mr.addr + offset, private })
     }
 
@@ -249,6 +260,15 @@ fn check_new(mr: &NewMr) -> Result<(), CommandError> {
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
         ));
     }
+    // Rule: RegionRights
+    if mr.access.intersects(NOT_SUPPORTED) {
+        return Err(error(Errno::NotSupported, "the device has no FLUSH"));
+    }
+    let on_demand = mr.access.contains(AccessFlags::ON_DEMAND);
+    // Rule: WholeSpace
+    if (mr.addr, mr.iova, mr.length) == (0, 0, WHOLE_SPACE) && on_demand {
+        return Ok(());
+    }
     // None at all is a length: no byte can be reached through it, and messages without data can.
     // Rule: RegionLength
     if mr.length > MAX_MR_LENGTH {
@@ -300,7 +320,7 @@ impl std::hash::Hasher for KeyHasher {
 
 #[cfg(test)]
 mod tests {
-    use super::{KeyFault, MrTable, NewMr};
+    use super::{KeyFault, MrTable, NewMr, WHOLE_SPACE};
     use crate::command::{ClientId, Errno};
     use crate::ports::SpaceId;
     use crate::secret::Secret;
@@ -361,6 +381,28 @@ mod tests {
         assert_eq!(refuse(NewMr { iova: u64::MAX - 10, ..ok }), Err(Errno::Invalid));
         assert!(refuse(ok).is_ok());
         assert_eq!(refuse(ok), Err(Errno::NoMem));
+    }
+
+    #[test]
+    fn a_whole_address_space_is_a_region_only_on_demand_and_from_zero() {
+        let mut table = MrTable::new(8, Secret::new([1, 2]));
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+        let whole = NewMr { addr: 0, iova: 0, length: WHOLE_SPACE, ..new_mr(access) };
+        for wrong in [
+            NewMr { access: AccessFlags::LOCAL_WRITE, ..whole },
+            NewMr { addr: 0x1000, ..whole },
+            NewMr { iova: 0x1000, ..whole },
+            NewMr { length: WHOLE_SPACE - 1, ..whole },
+        ] {
+            assert_eq!(table.register(wrong).map_err(|e| e.errno), Err(Errno::Invalid));
+        }
+        let key = table.register(whole).unwrap().lkey;
+        for va in [0, 0x7fff_0000_1234, u64::MAX - 8] {
+            let target = table.check(key, 7, va, 8, access).unwrap();
+            assert_eq!((target.addr, target.private), (va, false));
+        }
+        assert_eq!(table.check(key, 7, u64::MAX, 1, access), Err(KeyFault::Bounds));
+        assert_eq!(table.check(key, 7, 0, 1, AccessFlags::REMOTE_READ), Err(KeyFault::Access));
     }
 
     #[test]

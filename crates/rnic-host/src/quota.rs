@@ -40,11 +40,13 @@ pub enum Resource {
     /// Bytes of registered memory that the daemon maps: where pages are missing, they become the
     /// daemon's own. 0 refuses to map any.
     SharedBytes,
+    /// Bytes of device memory.
+    DeviceMemoryBytes,
 }
 
 impl Resource {
     /// All there are.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Sessions,
         Self::Descriptors,
         Self::Mappings,
@@ -57,6 +59,7 @@ impl Resource {
         Self::RegisteredBytes,
         Self::RingBytes,
         Self::SharedBytes,
+        Self::DeviceMemoryBytes,
     ];
 
     /// Its key in the configuration file.
@@ -75,6 +78,7 @@ impl Resource {
             Self::RegisteredBytes => "registered-bytes",
             Self::RingBytes => "ring-bytes",
             Self::SharedBytes => "shared-bytes",
+            Self::DeviceMemoryBytes => "device-memory-bytes",
         }
     }
 
@@ -89,6 +93,7 @@ impl Resource {
             Self::Cqs | Self::Mrs => 1 << 10,
             Self::Pds => 512,
             Self::Ahs => 256,
+            Self::DeviceMemoryBytes => 1,
             _ => 0,
         }
     }
@@ -194,6 +199,7 @@ fn default_total(resource: Resource, machine: &Machine) -> u64 {
         Resource::Channels => 1 << 14,
         Resource::RegisteredBytes => 1 << 48,
         Resource::RingBytes | Resource::SharedBytes => memory,
+        Resource::DeviceMemoryBytes => machine.memory / 64,
     }
 }
 

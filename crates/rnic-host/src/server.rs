@@ -8,6 +8,7 @@ mod accounts;
 mod arena;
 mod capture;
 mod context;
+mod device_memory;
 mod door;
 mod link;
 mod maps;

@@ -23,7 +23,8 @@ use std::time::Duration;
 pub struct Args {
     /// Read options from this TOML file; the command line wins. Its sections `[quota]` and
     /// `[total]` limit what each user, and all users together, may have: sessions, descriptors,
-    /// mappings, ring-bytes, shared-bytes, registered-bytes, qps, cqs, mrs, pds, channels, ahs
+    /// mappings, ring-bytes, shared-bytes, registered-bytes, device-memory-bytes, qps, cqs, mrs,
+    /// pds, channels, ahs
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of the RDMA device [default: rnic0]

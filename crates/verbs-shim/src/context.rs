@@ -5,13 +5,17 @@ use std::{
     ffi::c_int,
     mem::offset_of,
     os::fd::{AsRawFd, OwnedFd},
-    sync::atomic::{AtomicBool, AtomicI32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicI32, Ordering},
+    },
 };
 
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
     doorbell::{AREA_WORDS, Bell},
     os::{EventFd, memory},
+    verbs::AccessFlags,
 };
 use verbs_abi::{
     VERBS_ABI_IS_EXTENDED, Zeroed, ibv_context, ibv_cq, ibv_device, ibv_qp, ibv_srq, verbs_context,
@@ -40,12 +44,16 @@ pub(crate) struct Context {
     verbs: UnsafeCell<verbs_context>,
     device: *mut Device,
     pub(crate) session: Session,
+    /// That of a forked child, which may not use its parent's.
+    of_child: OnceLock<Session>,
     pub(crate) info: DeviceInfo,
     pub(crate) bell: Bell,
     wake: Descriptor<EventFd>,
     pub(crate) async_socket: Descriptor<OwnedFd>,
     pub(crate) records: RecordTable,
     pub(crate) mrs: LkeyTable,
+    /// Regions of on-demand memory: pages may be missing, so that the library must not touch them.
+    pub(crate) on_demand: LkeyTable,
     pub(crate) objects: Objects,
     pub(crate) predictor: YieldPredictor,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
@@ -68,6 +76,32 @@ impl Context {
     pub(crate) fn as_ibv(&self) -> *mut ibv_context {
         // SAFETY: in bounds of a live object.
         unsafe { &raw mut (*self.verbs.get()).context }
+    }
+
+    /// The session of this process: a forked child gets one of its own, where no object of the
+    /// parent exists.
+    pub(crate) fn session_here(&self) -> Result<&Session> {
+        if !self.session.is_forked_child() {
+            return Ok(&self.session);
+        }
+        if let Some(session) = self.of_child.get() {
+            return Ok(session);
+        }
+        // SAFETY: an open context keeps its device.
+        let (path, name) = unsafe { ((*self.device).socket_path(), (*self.device).daemon_name()) };
+        let session = Session::connect(path)?;
+        session.call(&Request::OpenDevice { name: name.to_owned() }, |_, _| Some(()))?;
+        Ok(self.of_child.get_or_init(|| session))
+    }
+
+    /// Where a region with these rights is entered.
+    pub(crate) fn table_for(&self, access: AccessFlags) -> &LkeyTable {
+        if access.contains(AccessFlags::ON_DEMAND) { &self.on_demand } else { &self.mrs }
+    }
+
+    /// Where the region with this key is.
+    pub(crate) fn table_of(&self, lkey: u32) -> &LkeyTable {
+        if self.on_demand.find_settled(lkey).is_some() { &self.on_demand } else { &self.mrs }
     }
 
     pub(crate) fn num_comp_vectors(&self) -> u32 {
@@ -137,6 +171,8 @@ impl Context {
             async_socket,
             records: RecordTable::new(),
             mrs: LkeyTable::new(),
+            on_demand: LkeyTable::new(),
+            of_child: OnceLock::new(),
             objects: Objects::default(),
             predictor: YieldPredictor::new(),
             fatal_delivered: AtomicBool::new(false),

@@ -3,6 +3,7 @@
 //! `exports.txt` says which C names exist, under which version, and which function of `api` or
 //! `stubs` is behind each; the build script turns it into the trampolines included below.
 
+mod advise;
 mod ah;
 mod api;
 mod async_events;
@@ -13,6 +14,7 @@ mod cq;
 mod cq_ex;
 mod descriptor;
 mod device;
+mod device_memory;
 mod error;
 mod fork;
 mod gid;

@@ -26,7 +26,7 @@ use crate::{
 
 /// A memory region.
 #[repr(C)]
-struct Mr {
+pub(crate) struct Mr {
     ibv: ibv_mr,
     /// The address of its first byte in work requests.
     iova: u64,
@@ -34,16 +34,23 @@ struct Mr {
     _held: Option<Held>,
 }
 
+impl Mr {
+    /// A region that begins at `iova` in work requests; freed by [`ibv_dereg_mr`].
+    pub(crate) fn leak(ibv: ibv_mr, iova: u64, held: Option<Held>) -> *mut ibv_mr {
+        Box::into_raw(Box::new(Self { ibv, iova, _held: held })).cast()
+    }
+}
+
 /// Converts the access flags. Unknown optional flags are ignored, other unknown flags are refused.
 pub(crate) fn access_flags(access: c_uint) -> Result<AccessFlags> {
     let known = access & AccessFlags::all().bits();
     if access & !known & !IBV_ACCESS_OPTIONAL_RANGE != 0 {
-        return Err(Errno(libc::EOPNOTSUPP));
+        return Err(Errno(libc::EINVAL));
     }
     Ok(AccessFlags::from_bits_truncate(known))
 }
 
-fn keys_of(reply: Reply, _: Arrived<'_>) -> Option<(u32, u32, u32)> {
+pub(crate) fn keys_of(reply: Reply, _: Arrived<'_>) -> Option<(u32, u32, u32)> {
     match reply {
         Reply::Mr { mr, lkey, rkey } => Some((mr, lkey, rkey)),
         _ => None,
@@ -101,12 +108,13 @@ unsafe fn register(
         Memory::without_file(addr.addr(), length)
     })?;
     let region = Region { iova, length: length as u64, address: addr.addr() as u64 };
-    context.mrs.insert(lkey, region);
+    context.table_for(access).insert(lkey, region);
     let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-    Ok(Box::into_raw(Box::new(Mr { ibv, iova, _held: held })).cast())
+    Ok(Mr::leak(ibv, iova, held))
 }
 
-/// Registers memory. NULL and errno on failure.
+/// Registers memory. NULL and errno on failure. `SIZE_MAX` bytes from address 0 on, on demand, are
+/// the whole address space.
 ///
 /// # Safety
 /// `pd` is from `ibv_alloc_pd`. The memory need not exist: what is not there fails when it is used.
@@ -163,16 +171,17 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         return 0;
     }
-    let known = context.mrs.find_settled(lkey);
+    let table = context.table_of(lkey);
+    let known = table.find_settled(lkey);
     // First, so that another thread's post does not copy from memory that is no longer registered.
-    context.mrs.remove(lkey);
+    table.remove(lkey);
     let result = context.session.dispose(&Request::DeregMr { mr: handle });
     match (result, known) {
         (Ok(()), _) => {
             // SAFETY: made by Box::into_raw in `register`.
             drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         }
-        (Err(_), Some(region)) => context.mrs.insert(lkey, region),
+        (Err(_), Some(region)) => table.insert(lkey, region),
         (Err(_), None) => {}
     }
     code(result)
@@ -217,7 +226,8 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     };
     // SAFETY: by contract.
     let context = unsafe { Context::of(object.ibv.context) };
-    context.mrs.remove(object.ibv.lkey);
+    let old = context.table_of(object.ibv.lkey);
+    old.remove(object.ibv.lkey);
     let result = context.session.call(&request, keys_of);
     if let Ok((handle, lkey, rkey)) = result {
         (object.ibv.handle, object.ibv.lkey, object.ibv.rkey) = (handle, lkey, rkey);
@@ -230,7 +240,11 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     }
     let address = object.ibv.addr.addr() as u64;
     let length = object.ibv.length as u64;
-    context.mrs.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
+    let table = match result {
+        Ok(_) if changes_access => context.table_for(new_access),
+        _ => old,
+    };
+    table.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
     match result {
         Ok(_) => 0,
         Err(Errno(errno)) => {

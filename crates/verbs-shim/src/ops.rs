@@ -3,8 +3,10 @@
 use verbs_abi::verbs_context;
 
 use crate::{
+    advise::advise_mr,
     cq::req_notify_cq,
     cq_ex::create_cq_ex,
+    device_memory::{alloc_dm, free_dm, reg_dm_mr},
     mw::{alloc_mw, bind_mw, dealloc_mw},
     poll::poll_cq,
     post::{post_recv, post_send, post_srq_recv},
@@ -25,6 +27,10 @@ pub(crate) fn fill(context: &mut verbs_context) {
     ops.post_srq_recv = Some(post_srq_recv);
     ops.post_send = Some(post_send);
     ops.post_recv = Some(post_recv);
+    context.advise_mr = Some(advise_mr);
+    context.alloc_dm = Some(alloc_dm);
+    context.free_dm = Some(free_dm);
+    context.reg_dm_mr = Some(reg_dm_mr);
     context.query_port = Some(query_port);
     context.query_rt_values = Some(query_rt_values);
     context.create_cq_ex = Some(create_cq_ex);

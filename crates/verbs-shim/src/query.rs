@@ -10,11 +10,11 @@ use verbs_abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
     IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
     IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_LINK_LAYER_ETHERNET,
-    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
-    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_ATTR_COMPAT_SIZE,
-    IBV_PORT_CM_SUP, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, Zeroed,
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input,
-    ibv_values_ex,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ,
+    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE,
+    IBV_PORT_ACTIVE, IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP, IBV_PORT_DOWN,
+    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context, ibv_device_attr,
+    ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::{
@@ -145,12 +145,18 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let datagram = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
     let writes = datagram | IBV_ODP_SUPPORT_WRITE;
     let reliable = writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
-    let qp_types = context.info.limits.qp_types;
-    let of = |qp_type: QpType, caps| if qp_types & 1 << qp_type.number() != 0 { caps } else { 0 };
-    full.odp_caps.general_caps = IBV_ODP_SUPPORT;
+    let DeviceLimits { qp_types, max_srq, max_dm_size, .. } = context.info.limits;
+    let shared = if max_srq > 0 { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
+    let of = |qp_type: QpType, caps| match qp_types & 1 << qp_type.number() {
+        0 => 0,
+        _ => caps | shared,
+    };
+    full.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
     full.odp_caps.per_transport_caps.ud_odp_caps = of(QpType::Ud, datagram);
     full.odp_caps.per_transport_caps.uc_odp_caps = of(QpType::Uc, writes);
     full.odp_caps.per_transport_caps.rc_odp_caps = of(QpType::Rc, reliable);
+    full.xrc_odp_caps = of(QpType::XrcSend, reliable);
+    full.max_dm_size = max_dm_size;
     // SAFETY: by contract.
     unsafe { write_prefix(attr.cast(), attr_size, &full) };
     0

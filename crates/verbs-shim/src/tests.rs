@@ -5,6 +5,7 @@ mod data_path;
 mod events;
 mod extended;
 mod fake;
+mod kinds_of_memory;
 mod life;
 mod shared;
 mod speed;

@@ -47,7 +47,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(18) {
+    match attack.random.below(22) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -87,7 +87,31 @@ fn any_request(attack: &mut Attack) -> Request {
         13 => Request::Inspect { what: Inspect::Qps, from: number },
         14 | 15 => Request::CreateAh { pd: number & 3, attr: any_address(attack) },
         16 => Request::DestroyAh { ah: number & 7 },
+        17..=20 => any_memory(attack, number),
         _ => Request::QueryQp { qp: number },
+    }
+}
+
+/// A request about device memory, or what a key allows.
+fn any_memory(attack: &mut Attack, number: u32) -> Request {
+    let short = |attack: &mut Attack| attack.random.word() >> attack.random.below(64);
+    match number % 4 {
+        0 => Request::AllocDm { length: short(attack) },
+        1 => Request::FreeDm { dm: number >> 2 & 3 },
+        2 => Request::RegDmMr {
+            pd: number >> 2 & 3,
+            dm: number >> 4 & 3,
+            offset: short(attack),
+            length: short(attack),
+            access: AccessFlags::from_bits_truncate(number) | AccessFlags::ZERO_BASED,
+        },
+        _ => Request::CheckAccess {
+            pd: number >> 2 & 3,
+            lkey: attack.random.word() as u32,
+            addr: attack.random.word(),
+            length: attack.random.word(),
+            access: AccessFlags::from_bits_truncate(number),
+        },
     }
 }
 

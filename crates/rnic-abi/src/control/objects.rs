@@ -76,6 +76,8 @@ pub struct DeviceLimits {
     pub max_srq: u32,
     /// Bytes of inline data.
     pub max_inline: u32,
+    /// Bytes of device memory, whole pages.
+    pub max_dm_size: u64,
     /// QP types that can be made: bit n for `ibv_qp_type` n.
     pub qp_types: u32,
     /// Work requests that can be executed: bit n for `ibv_wr_opcode` n.

@@ -171,6 +171,7 @@ fn words(resource: Resource) -> &'static str {
         Resource::RegisteredBytes => "bytes registered",
         Resource::RingBytes => "bytes of the daemon's memory",
         Resource::SharedBytes => "bytes that the daemon maps",
+        Resource::DeviceMemoryBytes => "bytes of device memory",
     }
 }
 

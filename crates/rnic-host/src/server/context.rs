@@ -1,6 +1,7 @@
 //! An opened device: everything that one client has made.
 
 use super::accounts::{Account, Charge};
+use super::device_memory::DmPart;
 use super::link::EngineLink;
 use super::memory::{Regions, Registration};
 use super::queues::Queues;
@@ -110,6 +111,16 @@ impl Context {
             Request::RegMr { pd, addr, length, iova, access, fd_offset } => {
                 let file = fds.next().map(|file| (file, fd_offset));
                 self.regions.register(&Registration { pd, addr, length, iova, access }, file)?
+            }
+            Request::CheckAccess { pd, lkey, addr, length, access } => {
+                let check = ClientCommand::CheckAccess { pd, lkey, addr, length, access };
+                self.link.execute(check)?;
+                Reply::Done
+            }
+            Request::AllocDm { length } => return self.regions.allocate_dm(length),
+            Request::FreeDm { dm } => self.regions.free_dm(dm)?,
+            Request::RegDmMr { pd, dm, offset, length, access } => {
+                self.regions.register_dm(pd, &DmPart { dm, offset, length, access })?
             }
             Request::DeregMr { mr } => self.regions.deregister(mr)?,
             Request::CreateChannel => return self.create_channel(),

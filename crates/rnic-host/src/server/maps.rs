@@ -11,6 +11,13 @@ pub(super) fn hole(pid: u32, first: u64, last: u64, writable: bool) -> Option<u6
     hole_in(File::open(format!("/proc/{pid}/maps")).ok()?, first, last, writable)
 }
 
+/// Bytes of the address space of a process, memory or not yet; 0 when they are unknown.
+pub(super) fn size(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages = text.split(' ').next().and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0).saturating_mul(rustix::param::page_size() as u64)
+}
+
 fn hole_in(maps: impl Read, first: u64, last: u64, writable: bool) -> Option<u64> {
     let mut found = Some(first);
     let mut any = false;
@@ -67,5 +74,11 @@ mod tests {
         let at = std::ptr::from_ref(&here) as u64;
         assert_eq!(hole(std::process::id(), at, at + 7, true), None);
         assert_eq!(hole(std::process::id(), 8, 9, false), Some(8));
+    }
+
+    #[test]
+    fn the_size_of_this_process_is_more_than_its_stack() {
+        assert!(size(std::process::id()) > 1 << 20);
+        assert_eq!(size(0), 0);
     }
 }

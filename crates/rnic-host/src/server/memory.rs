@@ -1,9 +1,10 @@
 //! Registration of memory.
 
 use super::accounts::{Account, Charge};
+use super::device_memory::{DeviceMemories, DmPart};
 use super::link::EngineLink;
 use super::maps;
-use super::reply::unexpected_outcome;
+use super::reply::{Attached, unexpected_outcome};
 use super::service::Service;
 use crate::dma::{Mapping, Space, probe};
 use crate::quota::Resource;
@@ -12,6 +13,7 @@ use crate::shard::ShardMessage;
 use rnic_abi::control::Reply;
 use rnic_abi::os::Credentials;
 use rnic_abi::verbs::AccessFlags;
+use rnic_core::mr::WHOLE_SPACE;
 use rnic_core::{ClientCommand, Outcome, SpaceId};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -26,6 +28,7 @@ pub(super) struct Regions {
     /// The memory of its process.
     space: SpaceId,
     regions: HashMap<u32, Region>,
+    device_memory: DeviceMemories,
 }
 
 /// Memory that a client wants to register.
@@ -41,6 +44,8 @@ pub(super) struct Registration {
 
 struct Region {
     mapped: Option<Mapped>,
+    /// The device memory that it is a part of.
+    dm: Option<u32>,
     _charges: [Charge; 2],
 }
 
@@ -59,7 +64,8 @@ impl Regions {
         peer: Credentials,
         space: SpaceId,
     ) -> Self {
-        Self { service, link, account, peer, space, regions: HashMap::new() }
+        let device_memory = DeviceMemories::new(Arc::clone(&service), account.clone());
+        Self { service, link, account, peer, space, regions: HashMap::new(), device_memory }
     }
 
     /// Gives the address spaces back, once the client is gone.
@@ -67,13 +73,13 @@ impl Regions {
         for (_, region) in std::mem::take(&mut self.regions) {
             self.release(region.mapped);
         }
+        self.device_memory.release();
     }
 
     /// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
     fn release(&self, mapped: Option<Mapped>) {
         if let Some(mapped) = mapped {
-            drop(self.link.shard.ask(|answer| ShardMessage::RemoveSpace(mapped.space, answer)));
-            self.service.registry.give_space(mapped.space);
+            release_space(&self.service, mapped.space);
         }
     }
 
@@ -84,7 +90,11 @@ impl Regions {
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Reply, Refused> {
         let Registration { pd, addr, length, iova, access } = *wanted;
-        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, length)];
+        let bytes = match length {
+            WHOLE_SPACE => maps::size(self.peer.pid),
+            length => length,
+        };
+        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, bytes)];
         let charges = self.account.take_all(wanted)?;
         let (space, addr, mapped) = match file.filter(|_| length > 0) {
             Some((file, offset)) => {
@@ -99,7 +109,7 @@ impl Regions {
         let command = ClientCommand::RegMr { pd, space, addr, length, iova, access };
         match self.link.execute(command) {
             Ok(Outcome::Mr { mr, lkey, rkey }) => {
-                self.regions.insert(mr, Region { mapped, _charges: charges });
+                self.regions.insert(mr, Region { mapped, dm: None, _charges: charges });
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
@@ -109,10 +119,39 @@ impl Regions {
         }
     }
 
+    /// Makes device memory. Descriptor: its file.
+    pub(super) fn allocate_dm(&mut self, length: u64) -> Result<(Reply, Attached), Refused> {
+        let (dm, file) = self.device_memory.allocate(length)?;
+        Ok((Reply::Handle(dm), vec![file]))
+    }
+
+    pub(super) fn free_dm(&mut self, dm: u32) -> Result<Reply, Refused> {
+        self.device_memory.free(dm)?;
+        Ok(Reply::Done)
+    }
+
+    /// Registers a part of device memory.
+    pub(super) fn register_dm(&mut self, pd: u32, part: &DmPart) -> Result<Reply, Refused> {
+        let space = self.device_memory.locate(part)?;
+        let DmPart { dm, offset, length, access } = *part;
+        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, length)];
+        let charges = self.account.take_all(wanted)?;
+        let command = ClientCommand::RegMr { pd, space, addr: offset, length, iova: 0, access };
+        let Outcome::Mr { mr, lkey, rkey } = self.link.execute(command)? else {
+            return Err(unexpected_outcome());
+        };
+        self.device_memory.enter(dm);
+        self.regions.insert(mr, Region { mapped: None, dm: Some(dm), _charges: charges });
+        Ok(Reply::Mr { mr, lkey, rkey })
+    }
+
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
         self.link.execute(ClientCommand::DeregMr { mr })?;
         if let Some(region) = self.regions.remove(&mr) {
             self.release(region.mapped);
+            if let Some(dm) = region.dm {
+                self.device_memory.leave(dm);
+            }
         }
         Ok(Reply::Done)
     }
@@ -185,4 +224,10 @@ impl Regions {
         let pid = self.peer.pid;
         refuse(libc::EPERM, format!("the daemon may not reach the memory of process {pid}: {hint}"))
     }
+}
+
+/// Unmaps memory that the engine had for a client, and gives its number back.
+pub(super) fn release_space(service: &Service, space: SpaceId) {
+    drop(service.engine.ask(|answer| ShardMessage::RemoveSpace(space, answer)));
+    service.registry.give_space(space);
 }

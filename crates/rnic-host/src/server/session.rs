@@ -230,6 +230,10 @@ impl Session<'_> {
         limits.max_mr = count(limits.max_mr, Resource::Mrs);
         limits.max_pd = count(limits.max_pd, Resource::Pds);
         limits.max_ah = count(limits.max_ah, Resource::Ahs);
+        // Whole pages: device memory takes no others.
+        let page = rustix::param::page_size() as u64;
+        let most = limits.max_dm_size.min(may(Resource::DeviceMemoryBytes));
+        limits.max_dm_size = most - most % page;
         limits.max_mr_size = limits.max_mr_size.min(may(Resource::RegisteredBytes));
         device
     }
@@ -346,6 +350,8 @@ fn takes_memory(request: &Request) -> bool {
         R::OpenDevice { .. }
             | R::AllocPd
             | R::RegMr { .. }
+            | R::AllocDm { .. }
+            | R::RegDmMr { .. }
             | R::CreateChannel
             | R::CreateCq { .. }
             | R::CreateQp(_)

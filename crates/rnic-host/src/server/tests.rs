@@ -2,6 +2,7 @@
 
 mod addresses;
 mod descriptors;
+mod device_memory;
 mod srq;
 
 use super::{Accounts, Door, Engines, Registry, Service, serve};

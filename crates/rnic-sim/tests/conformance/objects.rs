@@ -2,7 +2,10 @@
 
 use crate::{ACCESS, ACK, dialogue, ok, send_only, statuses, write_only};
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType, WcStatus};
-use rnic_core::command::{ClientCommand, ClientId, Command, CommandError, Errno, PortState};
+use rnic_abi::wqe::Sge;
+use rnic_core::command::{
+    ClientCommand, ClientId, Command, CommandError, Errno, Outcome, PortState,
+};
 use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::host::SPACE;
 use rnic_sim::verbs::{QpSetup, SendWr, full_access};
@@ -121,6 +124,41 @@ fn memory_regions_that_make_no_sense_are_refused() {
         let new = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova, access };
         assert_eq!(command(&mut d, new), Some(Errno::Invalid), "{addr:x} {length:x} {access:?}");
     }
+}
+
+#[test]
+fn rights_of_missing_operations_are_not_supported() {
+    for access in [AccessFlags::FLUSH_GLOBAL, AccessFlags::FLUSH_PERSISTENT] {
+        let mut d = dialogue();
+        let (pd, addr, length) = (d.nic.pd, 0x10_0000, 4096);
+        let new = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova: addr, access };
+        assert_eq!(command(&mut d, new), Some(Errno::NotSupported));
+    }
+}
+
+#[test]
+fn a_whole_address_space_is_a_region_only_on_demand() {
+    let mut d = dialogue();
+    let (pd, length, iova) = (d.nic.pd, u64::MAX, 0);
+    let whole = |access| ClientCommand::RegMr { pd, space: SPACE, addr: 0, length, iova, access };
+    let access = full_access();
+    assert_eq!(command(&mut d, whole(access)), Some(Errno::Invalid));
+    let access = access | AccessFlags::ON_DEMAND;
+    let keys = d.world.host(0).command(whole(access)).unwrap();
+    let Outcome::Mr { lkey, rkey, .. } = keys else { panic!("{keys:?}") };
+    let addr = d.nic.mr.addr;
+    d.recv(1, &[Sge { addr, length: 8, lkey }]);
+    d.say(&send_only(&d, 0, &[5; 8]));
+    d.expect_aeth(d.peer_psn(0), ACK, 1);
+    let write = |d: &Dialogue, offset, va| {
+        write_only(d, offset, 0, &[6; 8]).with(|h| {
+            h.reth = Some(Reth { va, rkey: RKey(rkey), dma_len: 8 });
+        })
+    };
+    d.say(&write(&d, 1, addr + 8));
+    d.expect_aeth(d.peer_psn(1), ACK, 2);
+    assert_eq!(statuses(&d.received()), ok([1]));
+    assert_eq!(d.world.host(0).bytes(addr, 16), [[5; 8], [6; 8]].concat());
 }
 
 /// Async events of the port after it changed so.

@@ -55,6 +55,8 @@ pub(crate) struct State {
     sessions: Vec<OwnedFd>,
     /// The file of every registration, and the offset in it.
     pub(crate) registered: Vec<(Option<OwnedFd>, u64)>,
+    /// The device memory that was made last.
+    pub(crate) device_memory: Option<Words>,
     /// Maps no memory of programs.
     pub(crate) refuses_files: bool,
     next: u32,
@@ -145,6 +147,7 @@ pub(crate) fn info() -> DeviceInfo {
             max_ah: 100,
             max_srq: 0,
             max_inline: 1024,
+            max_dm_size: 1 << 20,
             qp_types: 0b11100,
             send_opcodes: u32::MAX,
             atomics: true,
@@ -186,23 +189,16 @@ impl State {
                 speed_mbps: 100_000,
             }),
             Request::QueryGids { start } => Reply::Gids(gids(start)),
-            Request::RegMr { access, .. } if access.is_empty() => {
-                let message = "a right is needed".to_owned();
-                return (Err(Refusal { errno: libc::EINVAL, message }), fds);
-            }
-            Request::RegMr { .. } if sent.is_some() && self.refuses_files => {
-                let message = "no files".to_owned();
-                return (Err(Refusal { errno: libc::ENOMEM, message }), fds);
-            }
-            Request::RegMr { fd_offset, .. } => {
-                self.registered.push((sent, fd_offset));
-                let mr = self.handle();
-                Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
-            }
-            Request::ReregMr { .. } => {
-                let mr = self.handle();
-                Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
-            }
+            Request::RegMr { .. }
+            | Request::CheckAccess { .. }
+            | Request::AllocDm { .. }
+            | Request::RegDmMr { .. } => match self.answer_memory(request, sent, &mut fds) {
+                Ok(reply) => reply,
+                Err(errno) => {
+                    return (Err(Refusal { errno, message: "refused".to_owned() }), fds);
+                }
+            },
+            Request::ReregMr { .. } => self.new_region(),
             Request::AllocMw { .. } => self.alloc_mw(),
             Request::CreateChannel => {
                 let (ours, theirs) = Connection::pair().unwrap();
@@ -231,6 +227,37 @@ impl State {
             _ => Reply::Done,
         };
         (Ok(reply), fds)
+    }
+
+    fn answer_memory(
+        &mut self,
+        request: Request,
+        sent: Option<OwnedFd>,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Reply, i32> {
+        match request {
+            Request::RegMr { access, .. } if access.is_empty() => Err(libc::EINVAL),
+            Request::RegMr { .. } if sent.is_some() && self.refuses_files => Err(libc::ENOMEM),
+            Request::RegMr { fd_offset, .. } => {
+                self.registered.push((sent, fd_offset));
+                Ok(self.new_region())
+            }
+            Request::CheckAccess { length, .. } if length > 1 << 20 => Err(libc::EFAULT),
+            Request::AllocDm { length } => {
+                let words = usize::try_from(length.div_ceil(8)).unwrap();
+                let (fd, words) = memory::create("fake-dm", words).unwrap();
+                fds.push(fd);
+                self.device_memory = Some(words);
+                Ok(Reply::Handle(self.handle()))
+            }
+            Request::RegDmMr { .. } => Ok(self.new_region()),
+            _ => Ok(Reply::Done),
+        }
+    }
+
+    fn new_region(&mut self) -> Reply {
+        let mr = self.handle();
+        Reply::Mr { mr, lkey: mr << 8, rkey: mr << 8 | 1 }
     }
 
     fn open(&mut self, fds: &mut Vec<OwnedFd>) -> Reply {

@@ -71,6 +71,10 @@ fn requests() -> Vec<Request> {
         Request::CreateAh { pd: 1, attr: AhAttr::default() },
         Request::Multicast { qp: 1, gid: [0xff; 16], attach: true },
         Request::Inspect { what: Inspect::Qps, from: 3 },
+        Request::CheckAccess { pd: 1, lkey: 2, addr: 4096, length: 8, access },
+        Request::AllocDm { length: 4096 },
+        Request::FreeDm { dm: 1 },
+        Request::RegDmMr { pd: 1, dm: 2, offset: 64, length: 128, access },
     ]
 }
 

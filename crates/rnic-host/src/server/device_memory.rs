@@ -1,0 +1,128 @@
+//! Device memory: memory of the engine's process that a client maps too.
+
+use super::accounts::{Account, Charge};
+use super::memory::release_space;
+use super::service::Service;
+use crate::dma::{Mapping, Space};
+use crate::quota::Resource;
+use crate::refusal::{Refused, refuse, refused_by_kernel};
+use crate::shard::ShardMessage;
+use rnic_abi::os::memory;
+use rnic_abi::verbs::AccessFlags;
+use rnic_core::SpaceId;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The device memory of a client.
+pub(super) struct DeviceMemories {
+    service: Arc<Service>,
+    account: Account,
+    memories: HashMap<u32, DeviceMemory>,
+    next: u32,
+}
+
+struct DeviceMemory {
+    space: SpaceId,
+    length: u64,
+    /// Regions in it.
+    users: u32,
+    _charges: [Charge; 2],
+}
+
+/// A part of device memory that a client wants to register.
+pub(super) struct DmPart {
+    pub(super) dm: u32,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) access: AccessFlags,
+}
+
+/// What a region in device memory may allow: there are no pages to come and go.
+const ALLOWED: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::MW_BIND)
+    .union(AccessFlags::ZERO_BASED)
+    .union(AccessFlags::RELAXED_ORDERING);
+
+impl DeviceMemories {
+    /// None yet.
+    pub(super) fn new(service: Arc<Service>, account: Account) -> Self {
+        Self { service, account, memories: HashMap::new(), next: 0 }
+    }
+
+    /// Makes memory of at least so many bytes, all of which exist from now on: its handle, and the
+    /// file for the client.
+    pub(super) fn allocate(&mut self, length: u64) -> Result<(u32, OwnedFd), Refused> {
+        let page = rustix::param::page_size() as u64;
+        let whole = length.checked_next_multiple_of(page).filter(|whole| *whole > 0);
+        let whole = whole.ok_or_else(|| refuse(libc::EINVAL, "an impossible length"))?;
+        if whole > self.service.device.limits.max_dm_size {
+            return Err(refuse(libc::ENOMEM, "more device memory than max_dm_size"));
+        }
+        let wanted = [(Resource::DeviceMemoryBytes, whole), (Resource::Mappings, 1)];
+        let charges = self.account.take_all(wanted)?;
+        let no_memory = || refused_by_kernel("no device memory");
+        let file = memory::reserve("rnic-device-memory", whole).map_err(no_memory())?;
+        let mapping = Mapping::new(&file, 0, whole, true).map_err(no_memory())?;
+        let space = self.service.registry.take_space();
+        self.service.engine.tell(ShardMessage::AddSpace(space, Space::Mapped(mapping)));
+        while self.memories.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let memory = DeviceMemory { space, length, users: 0, _charges: charges };
+        self.memories.insert(self.next, memory);
+        Ok((self.next, file))
+    }
+
+    /// Gives memory back in which there is no region.
+    pub(super) fn free(&mut self, dm: u32) -> Result<(), Refused> {
+        if self.find(dm)?.users > 0 {
+            return Err(refuse(libc::EBUSY, "memory regions use the device memory"));
+        }
+        if let Some(memory) = self.memories.remove(&dm) {
+            release_space(&self.service, memory.space);
+        }
+        Ok(())
+    }
+
+    /// Where a part is that a region may be made of.
+    pub(super) fn locate(&mut self, part: &DmPart) -> Result<SpaceId, Refused> {
+        let memory = self.find(part.dm)?;
+        if !part.access.contains(AccessFlags::ZERO_BASED) || !ALLOWED.contains(part.access) {
+            let text = "a region of device memory is zero-based, and not on demand";
+            return Err(refuse(libc::EINVAL, text));
+        }
+        if part.offset.checked_add(part.length).is_none_or(|end| end > memory.length) {
+            return Err(refuse(libc::EINVAL, "the device memory is shorter"));
+        }
+        Ok(memory.space)
+    }
+
+    /// A region begins to use the memory.
+    pub(super) fn enter(&mut self, dm: u32) {
+        if let Some(memory) = self.memories.get_mut(&dm) {
+            memory.users += 1;
+        }
+    }
+
+    /// A region uses it no more.
+    pub(super) fn leave(&mut self, dm: u32) {
+        if let Some(memory) = self.memories.get_mut(&dm) {
+            memory.users -= 1;
+        }
+    }
+
+    /// Gives all of it back, once the client is gone.
+    pub(super) fn release(&mut self) {
+        for (_, memory) in std::mem::take(&mut self.memories) {
+            release_space(&self.service, memory.space);
+        }
+    }
+
+    fn find(&self, dm: u32) -> Result<&DeviceMemory, Refused> {
+        self.memories.get(&dm).ok_or_else(|| refuse(libc::ENOENT, "no such device memory"))
+    }
+}
