@@ -44,12 +44,12 @@ const ENGINE: Rows = Rows {
     source: "crates/rnic-core/src",
     rows: &[
         &["ids", "profile", "secret", "slab", "time", "transport"],
-        &["command", "ports", "qpn", "wheel"],
+        &["cm", "command", "ports", "qpn", "wheel"],
         &["ah", "by_reference", "clients", "cq", "modify_qp", "mr"],
-        &["active", "batch", "config", "event", "recv_queue"],
+        &["active", "batch", "config", "event", "outbox", "recv_queue"],
         &["counters", "srq"],
         &["shared"],
-        &["qp"],
+        &["management", "qp"],
         &["delivery"],
         &["egress", "ingress"],
         &["engine"],
@@ -73,8 +73,8 @@ const HOST: Rows = Rows {
 const DAEMON: Rows = Rows {
     source: "crates/rnicd/src",
     rows: &[
-        &["config", "log", "system"],
-        &["users"],
+        &["config", "log", "resolver", "system"],
+        &["connections", "users"],
         &["cli", "device", "engine_process", "files"],
         &["daemon"],
         &["bin"],

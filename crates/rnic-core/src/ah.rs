@@ -14,13 +14,18 @@ pub(crate) struct AddressHandle {
 }
 
 impl AddressHandle {
-    pub(crate) fn new(client: ClientId, pd: u32, profile: Profile, mut path: Path) -> Self {
-        path.flow.tos = profile.tos(path.flow.tos);
-        // Two queue pairs may use it, so the port follows from the flow label alone, as ConnectX
-        // has it.
-        if path.flow.sport == 0 {
-            path.flow.sport = udp_source_port(path.attr.flow_label);
-        }
-        Self { client, pd, path }
+    pub(crate) fn new(client: ClientId, pd: u32, profile: Profile, path: Path) -> Self {
+        Self { client, pd, path: settled(profile, path) }
     }
+}
+
+/// The path of datagrams, with what the device decides.
+pub(crate) fn settled(profile: Profile, mut path: Path) -> Path {
+    path.flow.tos = profile.tos(path.flow.tos);
+    // Two queue pairs may use it, so the port follows from the flow label alone, as ConnectX has
+    // it.
+    if path.flow.sport == 0 {
+        path.flow.sport = udp_source_port(path.attr.flow_label);
+    }
+    path
 }

@@ -9,7 +9,8 @@ use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::{Doorbells, RecordIndex};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
 use rnic_abi::work_queue::WorkConsumer;
-use roce_wire::Flow;
+use roce_wire::mad::MAD_LEN;
+use roce_wire::{Flow, Qpn};
 
 /// Work queue handed to the engine: ring and doorbell record.
 #[derive(Debug)]
@@ -31,6 +32,17 @@ pub struct Path {
     pub hop: HopId,
 }
 
+/// A management datagram to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutgoingMad {
+    /// The way.
+    pub path: Path,
+    /// The queue pair of the receiver, mostly its QP1.
+    pub dest: Qpn,
+    /// What.
+    pub mad: [u8; MAD_LEN],
+}
+
 /// What to do.
 #[derive(Debug)]
 pub enum Command {
@@ -50,6 +62,8 @@ pub enum Command {
     },
     /// Something on behalf of a client.
     Client(ClientId, ClientCommand),
+    /// Sends a management datagram from QP1. Outcome: [`Outcome::Done`]; ENOMEM while many wait.
+    SendMad(Box<OutgoingMad>),
     /// The port changed: [`Outcome::Done`]; affected clients get async events.
     SetPort(PortState),
 }

@@ -55,6 +55,7 @@ impl Engine {
             }
             Command::RemoveClient { client } => self.remove_client(now, client),
             Command::Client(client, command) => self.execute_for(now, client, command),
+            Command::SendMad(mad) => self.shared.outbox.push(*mad).map(|()| Outcome::Done),
             Command::SetPort(port) => Ok(self.set_port(port)),
         }
     }

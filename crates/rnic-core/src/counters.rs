@@ -32,6 +32,10 @@ counters! {
     rx_packets,
     /// Bytes of datagrams received.
     rx_bytes,
+    /// Management datagrams sent.
+    tx_mads,
+    /// Management datagrams received and taken.
+    rx_mads,
     /// Doorbells found.
     doorbells,
     /// Send WQEs fetched.

@@ -164,6 +164,9 @@ impl Ingress {
             host.hand_over(shard, &train, arrival.bytes);
             return Err(None);
         }
+        if qpn == Qpn::GSI {
+            return Err(target.ctx.take_management((packet, packet_info(packet)), flow, host));
+        }
         let slot = self.codec.decode(qpn).slot;
         match target.qps.by_slot(slot as usize) {
             // Rule: WholeQpn

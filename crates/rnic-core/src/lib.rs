@@ -23,6 +23,7 @@ mod ah;
 mod batch;
 mod by_reference;
 mod clients;
+pub mod cm;
 pub mod command;
 mod commands;
 pub mod config;
@@ -36,8 +37,10 @@ mod ids;
 mod ingress;
 #[cfg(feature = "leap")]
 mod leap;
+mod management;
 pub mod modify_qp;
 pub mod mr;
+mod outbox;
 pub mod ports;
 pub mod profile;
 mod qp;
@@ -53,7 +56,7 @@ pub mod wheel;
 
 pub use command::{
     ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp,
-    NewReceives, Outcome, Path, PortState,
+    NewReceives, Outcome, OutgoingMad, Path, PortState,
 };
 pub use config::EngineConfig;
 pub use counters::Counters;

@@ -14,7 +14,8 @@ use crate::ids::{ChannelId, ClientId};
 pub use crate::ids::{HopId, SpaceId};
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::words::AtomicU64;
-use roce_wire::{Flow, IpIdHint};
+use roce_wire::mad::MAD_LEN;
+use roce_wire::{Flow, IpIdHint, Qpn};
 
 /// One of the wire's arenas (a composite wire has several).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -272,6 +273,13 @@ pub trait Host {
 
     /// An async event for the context.
     fn async_event(&mut self, client: ClientId, event: AsyncEvent);
+
+    /// A management datagram has arrived at QP1, from this queue pair of the sender. False when
+    /// there is no room for it.
+    fn management(&mut self, flow: &Flow, sender: Qpn, mad: &[u8; MAD_LEN]) -> bool {
+        let _ = (flow, sender, mad);
+        false
+    }
 
     /// A received datagram belongs to a QP of another shard.
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {

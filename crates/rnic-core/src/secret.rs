@@ -14,6 +14,7 @@ pub struct Secret([u64; 2]);
 pub(crate) enum Purpose {
     QpNumbers,
     MemoryKeys,
+    Connections,
 }
 
 impl Secret {

@@ -10,6 +10,7 @@ use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::mr::MrTable;
+use crate::outbox::Outbox;
 use crate::recv_queue::{NoRecv, Recv};
 use crate::slab::Slab;
 use crate::srq::Srq;
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) dirty_cqs: Vec<u32>,
     pub(crate) broken_cqs: Vec<u32>,
     pub(crate) async_events: Vec<(ClientId, AsyncEvent)>,
+    /// Management datagrams to be sent.
+    pub(crate) outbox: Outbox,
     pub(crate) counters: Counters,
     /// When the wire last took something that leaves the host, and something that does not.
     departures: [Instant; 2],
@@ -73,6 +76,7 @@ impl Shared {
             dirty_cqs: Vec::new(),
             broken_cqs: Vec::new(),
             async_events: Vec::new(),
+            outbox: Outbox::new(),
             counters: Counters::default(),
             departures: [now; 2],
         }

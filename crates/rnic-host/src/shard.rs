@@ -15,7 +15,7 @@ mod run;
 mod tokens;
 
 pub use host::EventSocket;
-pub use message::{NewClient, ShardHandle, ShardMessage, ShardStopped};
+pub use message::{Mad, NewClient, ShardHandle, ShardMessage, ShardStopped};
 pub use own::OwnEngine;
 pub use port::ShardPort;
 
@@ -26,7 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// What completions are stamped with, in every engine: programs compare it with the clock that
 /// `ibv_query_rt_values_ex` reads, which is this one.
-fn monotonic() -> Instant {
+pub fn monotonic() -> Instant {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);

@@ -15,6 +15,7 @@ use rnic_abi::verbs::{AccessFlags, AsyncEventType};
 use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{Sge, recv_stride, send_stride};
+use rnic_core::OutgoingMad;
 use rnic_core::command::{
     ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, NewQp, NewReceives,
     Outcome,
@@ -23,6 +24,8 @@ use rnic_core::config::EngineConfig;
 use rnic_core::engine::{Engine, Turn};
 use rnic_core::ports::{self, HopId, Ports, SpaceId};
 use rnic_core::time::Instant;
+use roce_wire::mad::MAD_LEN;
+use roce_wire::{Flow, Qpn};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
@@ -54,11 +57,15 @@ pub struct Host {
     pub(crate) polled: u64,
 }
 
+/// Management datagrams that a host keeps.
+pub const MAX_MADS: usize = 4;
+
 /// What the engine told the application.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     pub(crate) completions: Vec<u32>,
     pub(crate) asyncs: Vec<AsyncEvent>,
+    pub(crate) mads: Vec<(Flow, Qpn, [u8; MAD_LEN])>,
 }
 
 impl ports::Host for Notices {
@@ -68,6 +75,14 @@ impl ports::Host for Notices {
 
     fn async_event(&mut self, _client: ClientId, event: AsyncEvent) {
         self.asyncs.push(event);
+    }
+
+    fn management(&mut self, flow: &Flow, sender: Qpn, mad: &[u8; MAD_LEN]) -> bool {
+        let has_room = self.mads.len() < MAX_MADS;
+        if has_room {
+            self.mads.push((*flow, sender, *mad));
+        }
+        has_room
     }
 }
 
@@ -216,6 +231,20 @@ impl Host {
             Ok(Outcome::Handle(handle)) => handle,
             other => panic!("the engine does not make the object: {other:?}"),
         }
+    }
+
+    /// Sends a management datagram from QP1.
+    ///
+    /// # Errors
+    /// When too many wait.
+    pub fn send_mad(&mut self, mad: OutgoingMad) -> Result<Outcome, CommandError> {
+        self.called = true;
+        self.engine.execute(self.now, Command::SendMad(Box::new(mad)))
+    }
+
+    /// Management datagrams that have arrived: addresses, the sender's queue pair, content.
+    pub fn take_mads(&mut self) -> Vec<(Flow, Qpn, [u8; MAD_LEN])> {
+        std::mem::take(&mut self.notices.mads)
     }
 
     /// Allocates a protection domain.

@@ -3,6 +3,7 @@
 //! * [`world`]: the clock, the hosts, the links; how a failure is reported.
 //! * [`host`] and [`app`]: an application that uses verbs over real rings; [`verbs`] are its words.
 //! * [`port`], [`link`], [`memory`]: the outside of an engine, imitated and watched.
+//! * [`cm`]: connection managers that talk over faulty links, without engines.
 //! * [`oracle`], [`witness`]: what must be true whatever the links do.
 //!
 //! One seed is one world: no clock but the world's, no thread, no chance but [`rng`].
@@ -10,6 +11,7 @@
 
 pub mod app;
 mod arrivals;
+pub mod cm;
 pub mod datagrams;
 pub mod dialogue;
 mod gaps;

@@ -1,6 +1,7 @@
 //! The device: its network, its wire and its engines.
 
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::users::{Parts, Users, this_program};
 use anyhow::{Context, Result};
 use rnic_abi::control::DeviceInfo;
@@ -25,6 +26,8 @@ pub(crate) struct Device {
     ledger: Arc<Accounts>,
     /// The engine that has the wire, for clients of the daemon's own user.
     pub(crate) own: Arc<OwnEngine>,
+    /// What peers say to QP1.
+    connections: Arc<Connections>,
     /// Where engine processes of other users have sockets of their own.
     shared_port: Option<Arc<SteeredPort>>,
     /// Those of other users, if the daemon is root.
@@ -35,6 +38,7 @@ pub(crate) struct Device {
 #[derive(Default)]
 struct Followers {
     own: OnceLock<Arc<OwnEngine>>,
+    connections: OnceLock<Arc<Connections>>,
     shared_port: OnceLock<Arc<SteeredPort>>,
     users: OnceLock<Arc<Users>>,
 }
@@ -46,6 +50,9 @@ impl Followers {
         }
         if let Some(users) = self.users.get() {
             users.follow(&change);
+        }
+        if let Some(connections) = self.connections.get() {
+            connections.set_mtu(change.port.active_mtu);
         }
         if let Some(own) = self.own.get() {
             own.handle().tell(ShardMessage::Network(change));
@@ -69,12 +76,16 @@ impl Device {
         let port = ShardPort::Device(Box::new(wire));
         let own = OwnEngine::start(config.engine, engine, port);
         let own = Arc::new(own.context("cannot start the engine")?);
-        let ledger = Accounts::new(config.limits, rustix::process::geteuid().as_raw());
         let info = describe(config, &network);
-        let mut device = Self { network, io, info, ledger, own, shared_port, users: None };
+        let connections = Connections::start(&info, &network, own.handle());
+        let connections = connections.context("cannot start the connection manager")?;
+        let ledger = Accounts::new(config.limits, rustix::process::geteuid().as_raw());
+        let mut device =
+            Self { network, io, info, ledger, own, connections, shared_port, users: None };
         device.users = device.start_users(config)?;
         // Changes from before the engines could follow them.
         let _ = followers.own.set(Arc::clone(&device.own));
+        let _ = followers.connections.set(Arc::clone(&device.connections));
         if let Some(port) = &device.shared_port {
             let _ = followers.shared_port.set(Arc::clone(port));
         }

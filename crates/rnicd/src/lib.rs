@@ -5,21 +5,25 @@
 //! |---|---|
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
+//! | `connections` | the connection manager: what peers say to QP1, and the answers |
 //! | `device` | the network, the wire and the engines of the device |
 //! | `files` | the files in which programs look for the device |
 //! | `users` | the engine processes of users, as the daemon sees them |
 //! | [`engine_process`] | such a process |
+//! | `resolver` | threads that look for the way to addresses |
 //! | `log` | lines on standard error, not too many |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
 pub mod cli;
 pub mod config;
+mod connections;
 pub mod daemon;
 mod device;
 pub mod engine_process;
 mod files;
 mod log;
+mod resolver;
 mod system;
 mod users;
 

@@ -11,7 +11,6 @@
 
 mod engine;
 mod protocol;
-mod resolver;
 mod start;
 
 pub(crate) use engine::EngineProcess;

@@ -61,6 +61,19 @@ impl AlternatePath {
     pub fn remote_comm_id(&self) -> u32 {
         Fields(&self.body).u32(4)
     }
+
+    /// The answer to a request for an alternate path where there are none, with the identifiers of
+    /// its sender and its receiver.
+    pub fn refusal((local, remote): (u32, u32)) -> AlternatePath {
+        /// "Path rejected" of the status field.
+        const REJECTED: u8 = 2;
+        let mut body = [0; MAD_BODY_LEN];
+        let mut f = FieldsMut(&mut body);
+        f.u32(0, local);
+        f.u32(4, remote);
+        f.u8(9, REJECTED);
+        AlternatePath { body }
+    }
 }
 
 /// Attribute identifiers.

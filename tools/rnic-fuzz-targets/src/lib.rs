@@ -10,11 +10,13 @@
 //! | [`engine_rx`] | a script of datagrams, work requests and waiting | see [`world`] |
 //! | [`wqe`] | a script of an application that writes nonsense into its rings | see [`world`]; the other tenant is served |
 //! | [`capture`] | a capture file | no panic; the counts of a report fit together |
+//! | [`cm`] | a script of messages to the connection manager and commands of programs | nothing half open, nothing left |
 //! | [`control`] | a control message, a descriptor or a completion | no panic; what decodes survives a round trip |
 
 #![forbid(unsafe_code)]
 
 pub mod capture;
+pub mod cm;
 pub mod control;
 pub mod engine_rx;
 pub mod frame;
@@ -30,10 +32,11 @@ pub mod wqe;
 pub type Target = fn(&[u8]);
 
 /// Every target with its name, which is also that of its fuzzer and of its seeds.
-pub const TARGETS: [(&str, Target); 5] = [
+pub const TARGETS: [(&str, Target); 6] = [
     ("frame", frame::run),
     ("engine_rx", engine_rx::run),
     ("wqe", wqe::run),
     ("control", control::run),
     ("capture", capture::run),
+    ("cm", cm::run),
 ];

@@ -111,6 +111,11 @@ impl Egress {
         // A lone QP may have several turns, as long as the budget lasts.
         let mut visits = ctx.shared.active.len() + EXTRA_VISITS;
         let mut result = Transmitted::default();
+        let mut mads_wait = false;
+        if !ctx.shared.outbox.is_empty() {
+            result.worked = true;
+            mads_wait = !ctx.send_management(ports.wire, &mut self.ip_id);
+        }
         while visits > 0 && ctx.shared.counters.tx_bytes - sent_before < limit {
             visits -= 1;
             let Some(slot) = ctx.shared.active.pop_front() else { break };
@@ -134,7 +139,7 @@ impl Egress {
                 }
             }
         }
-        result.more = !ctx.shared.active.is_empty();
+        result.more = mads_wait || !ctx.shared.active.is_empty();
         // Also when nothing is new: the link may not have taken everything last time.
         ports.wire.submit();
         result

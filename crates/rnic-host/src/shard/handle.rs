@@ -80,6 +80,7 @@ impl Shard {
                 self.nic.wire.end_shard(serial);
                 self.nic.events.remove_receiver(serial);
             }
+            ShardMessage::ServeManagement(manager) => self.nic.events.set_manager(manager),
             ShardMessage::Inspect(question, answer) => {
                 let _ = answer.send(self.inspect(question));
             }

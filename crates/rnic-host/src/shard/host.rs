@@ -3,14 +3,18 @@
 //! Events are datagrams on socket pairs; our end never waits. What a full socket does not take is
 //! kept here and follows when it has room again.
 
+use super::message::Mad;
 use super::tokens::Token;
 use crate::wire::ShardRx;
+use crossbeam_channel::Sender;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
 use rnic_abi::os::futex;
 use rnic_abi::verbs::AsyncEventType;
 use rnic_abi::words::AtomicU64;
 use rnic_core::command::{ChannelId, ClientId};
 use rnic_core::ports::{Host, RxTrain};
+use roce_wire::mad::MAD_LEN;
+use roce_wire::{Flow, Qpn};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -91,6 +95,8 @@ pub(super) struct ClientEvents {
     lost_before: u64,
     /// Datagrams for shards that there are not, or that hear for themselves.
     misled: u64,
+    /// Where management datagrams go.
+    manager: Option<Sender<Mad>>,
 }
 
 struct Sockets {
@@ -108,6 +114,7 @@ impl ClientEvents {
             handed_over: false,
             lost_before: 0,
             misled: 0,
+            manager: None,
         }
     }
 
@@ -141,6 +148,10 @@ impl ClientEvents {
     pub(super) fn counters(&self) -> [(&'static str, u64); 2] {
         let lost = self.receivers.iter().flatten().map(ShardRx::lost).sum::<u64>();
         [("shard_rx_lost", self.lost_before + lost), ("shard_rx_misled", self.misled)]
+    }
+
+    pub(super) fn set_manager(&mut self, manager: Sender<Mad>) {
+        self.manager = Some(manager);
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
@@ -248,6 +259,11 @@ impl Host for ClientEvents {
         if sockets.events.send(event.encode()) {
             watch(&mut self.full, &self.epoll, &sockets.events, Token::Events(client));
         }
+    }
+
+    fn management(&mut self, flow: &Flow, sender: Qpn, mad: &[u8; MAD_LEN]) -> bool {
+        let mad = Mad { flow: *flow, sender, mad: *mad };
+        self.manager.as_ref().is_some_and(|manager| manager.try_send(mad).is_ok())
     }
 
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {

@@ -10,6 +10,8 @@ use rnic_abi::os::EventFd;
 use rnic_core::command::{ChannelId, ClientId, Command, CommandError, Outcome};
 use rnic_core::ports::SpaceId;
 use rnic_net::Change;
+use roce_wire::mad::MAD_LEN;
+use roce_wire::{Flow, Qpn};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -31,6 +33,17 @@ pub struct NewClient {
     pub events: EventSocket,
     /// Its process is in another scheduling group than the daemon.
     pub other_group: bool,
+}
+
+/// A management datagram that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Mad {
+    /// Addresses of its packet; the peer is `src`.
+    pub flow: Flow,
+    /// The peer's queue pair.
+    pub sender: Qpn,
+    /// What it says.
+    pub mad: [u8; MAD_LEN],
 }
 
 /// The answer to a command.
@@ -61,6 +74,8 @@ pub enum ShardMessage {
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.
     EndShard(u64),
+    /// Management datagrams that arrive at QP1 go there, as far as there is room.
+    ServeManagement(Sender<Mad>),
     /// For display. Answered within a turn, which has time for one of these.
     Inspect(Question, Sender<Seen>),
     /// A capture wants what is sent and received.

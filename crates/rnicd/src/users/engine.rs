@@ -1,9 +1,9 @@
 //! One engine process, as the daemon sees it.
 
 use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
-use super::resolver::Resolver;
 use super::{User, Users};
 use crate::log;
+use crate::resolver::Resolver;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
 use rnic_abi::os::{Connection, EventFd};

@@ -22,6 +22,7 @@ fn main() -> std::io::Result<()> {
         ("wqe", scripts::wqe()),
         ("control", control::seeds()),
         ("capture", frames::captures(&captures)?),
+        ("cm", scripts::cm()),
     ];
     for (target, seeds) in corpora {
         let folder = repository.join("fuzz/seeds").join(target);

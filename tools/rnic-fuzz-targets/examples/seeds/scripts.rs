@@ -123,3 +123,44 @@ pub(crate) fn wqe() -> Vec<Seed> {
         story("wait", TRAINS, &[works(2), vec![10, 30], vec![10, 30], vec![10, 36]]),
     ]
 }
+
+/// Lives of connections, as `cm::run` reads them.
+pub(crate) fn cm() -> Vec<Seed> {
+    let listen = [0, 0, 0, 1, 0, 0, 9].to_vec();
+    let listen_udp = [0, 1, 0, 1, 0, 0, 9].to_vec();
+    // From host 1, about nothing that was sent; port 1, identifier 7, queue pair 5.
+    let req = [5, 0, 0, 99, 1, 7, 3, 0, 1].to_vec();
+    let accept = [2, 1, 0, 5, 0, 0].to_vec();
+    let rtu = [5, 0, 4, 0, 0, 1].to_vec();
+    // With the number of our queue pair.
+    let dreq = [5, 0, 5, 0, 3, 32, 0, 33, 0, 34, 5, 1].to_vec();
+    let wait = [4, 0xff, 0xff].to_vec();
+    let bound = [0, 0, 0, 0, 1, 1].to_vec();
+    let connect = [1, 0, 0, 1, 1, 0, 0, 6, 7, 7, 3, 17, 0].to_vec();
+    let mra = [5, 0, 1, 0, 1, 33, 0xc0, 1].to_vec();
+    // With queue pair 5 of the peer.
+    let rep = [5, 0, 3, 0, 2, 38, 5, 24, 9, 1].to_vec();
+    let rej = [5, 0, 2, 0, 1, 35, 8, 1].to_vec();
+    let establish = [2, 0, 0, 0, 0, 2].to_vec();
+    let disconnect = [3, 0, 0].to_vec();
+    let release = [3, 0, 1].to_vec();
+    let sidr = [5, 0, 7, 99, 1, 8, 0, 1].to_vec();
+    let answer = [2, 1, 0, 5, 0, 3, 1, 2, 3, 4].to_vec();
+    let look_up = [1, 0, 0, 0, 0, 1, 0].to_vec();
+    let lives = [
+        ("accepted", vec![&listen, &req, &accept, &rtu, &dreq, &wait]),
+        ("asked_twice", vec![&listen, &req, &req, &accept, &req, &rtu, &rtu]),
+        ("left_undecided", vec![&listen, &req, &wait, &wait, &wait]),
+        ("unheard", vec![&listen, &req, &accept, &wait, &wait]),
+        ("connected", vec![&bound, &connect, &mra, &rep, &establish, &rep, &disconnect, &wait]),
+        ("refused", vec![&bound, &connect, &rej, &connect, &release]),
+        ("given_up", vec![&bound, &connect, &wait, &wait]),
+        ("found", vec![&listen_udp, &sidr, &sidr, &answer, &sidr, &wait]),
+        ("looked_for", vec![&bound, &look_up, &wait, &wait]),
+        ("let_go", vec![&listen, &req, &accept, &rtu, &release, &release]),
+    ];
+    let seed = |(name, steps): (&str, Vec<&Vec<u8>>)| {
+        (name.to_owned(), steps.into_iter().flatten().copied().collect())
+    };
+    lives.into_iter().map(seed).collect()
+}

@@ -1,4 +1,4 @@
-//! Threads that look for the way to addresses, for one engine process.
+//! Threads that look for the way to addresses, for one engine process or the connection manager.
 //!
 //! A neighbour may take seconds to answer, so one thread is not enough; most ways are known, and a
 //! thread started for each would cost the daemon more than the way. So threads stay for a while.
@@ -13,7 +13,7 @@ use std::time::Duration;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// See the [module](self). Threads end some time after their last job.
-pub(super) struct Resolver {
+pub(crate) struct Resolver {
     jobs: Sender<Job>,
     taken: Receiver<Job>,
     /// Threads that wait for a job that no other thread will take.
@@ -21,7 +21,7 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (jobs, taken) = unbounded();
         Self { jobs, taken, idle: Arc::default() }
     }
@@ -30,7 +30,7 @@ impl Resolver {
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
         if !claim(&self.idle) {
             let (taken, idle) = (self.taken.clone(), Arc::clone(&self.idle));
             thread::spawn("rnic-resolve", STACK, move || work(&taken, &idle))?;
