@@ -231,6 +231,11 @@ impl CqConsumer {
         is_empty.then(|| CqSleep(self.words.clone()))
     }
 
+    /// One thread woke up and others did not: the next completion must wake another one.
+    pub fn others_sleep(&self) {
+        self.words.at(AT_SLEEPER).store(ASLEEP.into(), Ordering::Relaxed);
+    }
+
     /// What asks for events, which needs no lock.
     pub fn arm(&self) -> CqArm {
         CqArm(self.words.clone())
@@ -277,11 +282,6 @@ impl CqSleep {
     /// Where it sleeps.
     pub fn word(&self) -> &AtomicU64 {
         self.0.at(AT_SLEEPER)
-    }
-
-    /// One thread woke up and others did not: the next completion must wake another one.
-    pub fn remains(&self) {
-        self.word().store(ASLEEP.into(), Ordering::Relaxed);
     }
 }
 

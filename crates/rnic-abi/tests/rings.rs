@@ -295,7 +295,7 @@ fn a_sleeper_is_woken_once_and_never_sleeps_on_a_completion() {
     let word = producer.take_sleepers().unwrap();
     assert!(std::ptr::eq(word, sleep.word()));
     assert!(producer.take_sleepers().is_none());
-    sleep.remains();
+    consumer.others_sleep();
     assert!(producer.take_sleepers().is_some());
     producer.push(&completion(1)).unwrap();
     assert!(consumer.prepare_sleep().is_none());

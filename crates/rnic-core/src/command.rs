@@ -8,6 +8,7 @@ use crate::ids::{HopId, SpaceId};
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::{Doorbells, RecordIndex};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
+use rnic_abi::words::Words;
 use rnic_abi::work_queue::WorkConsumer;
 use roce_wire::mad::MAD_LEN;
 use roce_wire::{Flow, Qpn};
@@ -130,6 +131,16 @@ pub enum ClientCommand {
         capacity: u32,
         /// Where completion events go.
         channel: Option<ChannelId>,
+    },
+    /// Moves completions that were not polled, and an arming, to another ring. The application
+    /// uses neither ring meanwhile. Outcome: [`Outcome::Done`]; EINVAL when they do not fit.
+    ResizeCq {
+        /// Handle.
+        cq: u32,
+        /// Memory of the new ring.
+        ring: Words,
+        /// CQEs, a power of two.
+        capacity: u32,
     },
     /// Outcome: [`Outcome::CqGone`]; EBUSY while QPs use it.
     DestroyCq {

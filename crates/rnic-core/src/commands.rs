@@ -88,6 +88,10 @@ impl Engine {
             ClientCommand::CreateCq { ring, capacity, channel } => {
                 self.create_cq(Cq::new(client, ring_of(ring, capacity)?, capacity, channel))
             }
+            ClientCommand::ResizeCq { cq, ring, capacity } => {
+                self.owned_cq(client, cq)?.resize(ring, capacity)?;
+                Ok(Outcome::Done)
+            }
             ClientCommand::DestroyCq { cq } => self.destroy_cq(client, cq),
             ClientCommand::CreateQp(new) => self.create_qp(client, *new),
             ClientCommand::ModifyQp { qp, mask, attr, path } => {

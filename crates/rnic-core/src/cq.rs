@@ -1,9 +1,9 @@
 //! Completion queues: the only place that writes CQEs and fires completion events.
 
-use crate::command::{ChannelId, ClientId};
+use crate::command::{ChannelId, ClientId, CommandError, Errno};
 use rnic_abi::cq::{CqOverflow, CqProducer};
 use rnic_abi::cqe::Cqe;
-use rnic_abi::words::AtomicU64;
+use rnic_abi::words::{AtomicU64, Words};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -57,6 +57,21 @@ impl Cq {
         self.ring.push(cqe)?;
         // Rule: ErrorsAreSolicited
         self.solicited |= cqe.is_solicited();
+        Ok(())
+    }
+
+    /// Moves to another ring. Nothing changes when that is refused.
+    pub(crate) fn resize(&mut self, ring: Words, capacity: u32) -> Result<(), CommandError> {
+        // Rule: ResizeKeepsCompletions
+        let Some(ring) = self.ring.resized(ring, capacity) else {
+            return Err(CommandError {
+                errno: Errno::Invalid,
+                reason: "the completion queue has more completions than would fit",
+            });
+        };
+        (self.ring, self.capacity) = (ring, capacity);
+        // Threads that sleep have seen none of the completions that moved.
+        self.woken_at = 0;
         Ok(())
     }
 

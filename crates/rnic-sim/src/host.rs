@@ -309,6 +309,18 @@ impl Host {
         CqId(self.cqs.len() - 1)
     }
 
+    /// Moves a completion queue to another ring.
+    ///
+    /// # Errors
+    /// Those of the verb; the queue is then as it was.
+    pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), CommandError> {
+        let words = Words::heap(cq_words(capacity).expect("a sane capacity"));
+        let (handle, ring) = (self.cqs[cq.0].handle, words.clone());
+        self.command(ClientCommand::ResizeCq { cq: handle, ring, capacity })?;
+        self.cqs[cq.0].ring = CqConsumer::new(words, capacity).expect("memory of that size");
+        Ok(())
+    }
+
     pub(crate) fn queue(
         &mut self,
         name: String,

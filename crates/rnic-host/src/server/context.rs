@@ -132,6 +132,7 @@ impl Context {
                 let channel = self.channel(channel)?;
                 return self.queues.create_cq(cqe, channel);
             }
+            Request::ResizeCq { cq, cqe } => return self.queues.resize_cq(cq, cqe),
             Request::DestroyCq { cq } => self.queues.destroy_cq(cq)?,
             Request::CreateQp(wanted) => return self.queues.create_qp(&wanted),
             Request::ModifyQp { qp, mask, attr } => self.modify_qp(qp, mask, attr)?,

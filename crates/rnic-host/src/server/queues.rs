@@ -105,14 +105,8 @@ impl Queues {
         cqe: u32,
         channel: Option<ChannelId>,
     ) -> Result<(Reply, Attached), Refused> {
-        let limit = self.limits.max_cqe;
-        if cqe == 0 || cqe > limit {
-            return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
-        }
         let charge = self.account.take(Resource::Cqs, 1)?;
-        let capacity = cqe.next_power_of_two();
-        let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
-        let memory = self.ring(words)?;
+        let (memory, capacity) = self.cq_ring(cqe)?;
         let created = match CqProducer::new(memory.words(), capacity) {
             Some(ring) => self.link.execute(ClientCommand::CreateCq { ring, capacity, channel }),
             None => Err(unexpected_outcome()),
@@ -127,6 +121,36 @@ impl Queues {
         let mut attached = Vec::new();
         let ring = self.arenas.announce(&memory, &mut attached);
         self.cqs.insert(cq, (memory, charge));
+        Ok((Reply::Cq { cq, ring, cqe: capacity }, attached))
+    }
+
+    /// Memory for at least `cqe` completions, and how many fit.
+    fn cq_ring(&mut self, cqe: u32) -> Result<(Ring, u32), Refused> {
+        let limit = self.limits.max_cqe;
+        if cqe == 0 || cqe > limit {
+            return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
+        }
+        let capacity = cqe.next_power_of_two();
+        let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
+        Ok((self.ring(words)?, capacity))
+    }
+
+    pub(super) fn resize_cq(&mut self, cq: u32, cqe: u32) -> Result<(Reply, Attached), Refused> {
+        if !self.cqs.contains_key(&cq) {
+            return Err(refuse(libc::ENOENT, "no such completion queue"));
+        }
+        let (mut memory, capacity) = self.cq_ring(cqe)?;
+        let ring = memory.words();
+        if let Err(refusal) = self.link.execute(ClientCommand::ResizeCq { cq, ring, capacity }) {
+            self.arenas.free(memory);
+            return Err(refusal);
+        }
+        let mut attached = Vec::new();
+        let ring = self.arenas.announce(&memory, &mut attached);
+        if let Some((present, _)) = self.cqs.get_mut(&cq) {
+            std::mem::swap(present, &mut memory);
+        }
+        self.arenas.free(memory);
         Ok((Reply::Cq { cq, ring, cqe: capacity }, attached))
     }
 

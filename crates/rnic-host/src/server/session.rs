@@ -354,6 +354,7 @@ fn takes_memory(request: &Request) -> bool {
             | R::RegDmMr { .. }
             | R::CreateChannel
             | R::CreateCq { .. }
+            | R::ResizeCq { .. }
             | R::CreateQp(_)
             | R::CreateSrq { .. }
             | R::CreateAh { .. }

@@ -3,6 +3,7 @@
 mod addresses;
 mod descriptors;
 mod device_memory;
+mod resizes;
 mod srq;
 
 use super::{Accounts, Door, Engines, Registry, Service, serve};
@@ -378,6 +379,7 @@ fn objects_of_another_session_are_out_of_reach() {
         Request::DeallocPd { pd },
         Request::DeregMr { mr },
         Request::DestroyCq { cq },
+        Request::ResizeCq { cq, cqe: 1 },
         Request::QueryQp { qp },
         Request::ModifyQp { qp, mask: AttrMask::STATE, attr },
         Request::DestroyQp { qp },

@@ -40,6 +40,10 @@ impl Shard {
         let now = monotonic();
         match message {
             ShardMessage::Execute(command, answer) => {
+                if matches!(command, Command::Client(_, ClientCommand::ResizeCq { .. })) {
+                    // What was posted before may complete now, and takes room in the queue.
+                    self.turn(now);
+                }
                 let _ = answer.send(self.execute(now, command));
             }
             ShardMessage::AddClient(new, answer) => {

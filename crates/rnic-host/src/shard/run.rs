@@ -101,7 +101,7 @@ impl Shard {
     }
 
     /// A turn of the engine.
-    fn turn(&mut self, now: Instant) -> Turn {
+    pub(super) fn turn(&mut self, now: Instant) -> Turn {
         let arrived = self.nic.arrivals(now);
         let (arrived, now) = self.cpu_sharing.after_arrivals(now, arrived, &mut self.nic);
         let departed = self.nic.departures(now);

@@ -14,6 +14,7 @@ mod read_responses;
 mod recorded;
 mod refusals;
 mod requests;
+mod resizes;
 mod responder;
 mod retries;
 mod srq;

@@ -1,6 +1,7 @@
 //! What happens to the traffic now and then, without harm.
 
 use crate::flow::Flow;
+use crate::plan::Ending;
 use crate::traffic::Traffic;
 use rnic_core::time::Instant;
 
@@ -20,6 +21,7 @@ pub(crate) struct Disturbances {
     pub(crate) depths: u64,
     pub(crate) stalls: u64,
     pub(crate) leaps: u64,
+    pub(crate) resizes: u64,
 }
 
 impl Disturbances {
@@ -28,6 +30,7 @@ impl Disturbances {
         self.depths += other.depths;
         self.stalls += other.stalls;
         self.leaps += other.leaps;
+        self.resizes += other.resizes;
     }
 }
 
@@ -36,6 +39,7 @@ impl Traffic {
         self.pause();
         self.stall();
         self.grow_old();
+        self.resize();
     }
 
     /// Before the world is found to be stuck, everything goes on. True when anything was held back.
@@ -102,6 +106,22 @@ impl Traffic {
         }
         for flow in &mut self.flows {
             flow.trouble.excused_until = flow.trouble.excused_until.max(until);
+        }
+    }
+
+    /// Now and then a completion queue changes its size.
+    fn resize(&mut self) {
+        // One that is to overflow must stay small.
+        if self.plan.ending == Ending::CqOverflows || !self.rng.chance(self.plan.resizes) {
+            return;
+        }
+        let flow = self.any(self.flows.len());
+        let Flow { from, to, .. } = &self.flows[flow];
+        let (host, cq) = self.rng.pick(&[(from.host, from.send_cq), (to.host, to.recv_cq)]);
+        let capacity = self.rng.pick(&[256, 512, 1024]);
+        self.disturbances.resizes += 1;
+        if self.world.host(host).resize_cq(cq, capacity).is_err() {
+            self.world.fail("a completion queue has more completions than it had room for");
         }
     }
 

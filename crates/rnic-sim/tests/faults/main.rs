@@ -110,6 +110,7 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
     plan.pauses = maybe(200_000, 100_000);
     plan.stalls = maybe(150_000, 10_000);
     plan.leaps = maybe(250_000, 20_000);
+    plan.resizes = maybe(300_000, 20_000);
     plan.faults.echo = maybe(300_000, 500_000);
     plan.faults.reorder_by = 1_000 + rng.below(100_000);
     plan.faults.late_by = rng.pick(&[3_000, 3_000, 100_000]);
@@ -160,6 +161,7 @@ fn the_walk() {
     sum.happened("changes of the READ depth", |s| s.disturbances.depths);
     sum.happened("wires that take nothing", |s| s.disturbances.stalls);
     sum.happened("leaps", |s| s.disturbances.leaps);
+    sum.happened("completion queues of another size", |s| s.disturbances.resizes);
 }
 
 #[test]

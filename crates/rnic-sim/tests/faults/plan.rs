@@ -144,6 +144,8 @@ pub(crate) struct Plan {
     pub(crate) stalls: u32,
     /// Chance per step that a connection grows old: its PSNs leap.
     pub(crate) leaps: u32,
+    /// Chance that a completion queue changes its size at a step, parts per million.
+    pub(crate) resizes: u32,
     /// Everything leaves and arrives in large bursts.
     pub(crate) bursts: bool,
     /// What the two directions of each connection send.
@@ -184,6 +186,7 @@ impl Plan {
             depth_changes: 0,
             stalls: 0,
             leaps: 0,
+            resizes: 0,
             bursts: false,
             tastes: [Taste::Everything; 2],
             profiles: [Profile::Spec; 2],

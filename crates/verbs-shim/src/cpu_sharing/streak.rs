@@ -67,7 +67,8 @@ pub(super) fn sleep(cq: &Cq, may_sleep: bool) -> bool {
     cq.sleepers.fetch_add(1, Ordering::Relaxed);
     let woken = futex::sleep(place.word(), ASLEEP, sleep).is_ok();
     if cq.sleepers.fetch_sub(1, Ordering::Relaxed) > 1 {
-        place.remains();
+        // Perhaps of another ring than the one they sleep on: then they sleep a little longer.
+        cq.state.lock().ring.others_sleep();
     }
     // After each sleep: LIVENESS_POLLS empty polls would take far too long now.
     if !woken && sleep == SLEEP.1 {
