@@ -16,6 +16,7 @@ pub(crate) use crate::{
         ibv_free_device_list, ibv_get_device_guid, ibv_get_device_index, ibv_get_device_list,
         ibv_get_device_name,
     },
+    ece::{ibv_query_ece, ibv_set_ece},
     fork::{ibv_fork_init, ibv_is_fork_initialized},
     gid::{
         _ibv_query_gid_ex, _ibv_query_gid_table, ibv_get_pkey_index, ibv_query_gid,

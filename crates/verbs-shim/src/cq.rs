@@ -4,6 +4,7 @@ use std::{
     cell::UnsafeCell,
     collections::VecDeque,
     ffi::{c_int, c_void},
+    ptr,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
@@ -13,7 +14,7 @@ use rnic_abi::{
     cqe::Cqe,
     verbs::WcOpcode,
 };
-use verbs_abi::{Zeroed, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
+use verbs_abi::{Zeroed, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd};
 
 use crate::{
     channel::Channel,
@@ -42,6 +43,8 @@ pub(crate) struct Cq {
     arm: SpinLock<CqArm>,
     /// The program armed the CQ and has not read an event since.
     waits: AtomicBool,
+    /// The parent domain that it was made with, or null.
+    pub(crate) parent_domain: *mut ibv_pd,
     /// Sleeping threads that wait for a completion, see [`crate::cpu_sharing`].
     pub(crate) sleepers: AtomicU32,
 }
@@ -68,6 +71,7 @@ pub(crate) struct CqInit {
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) comp_vector: u32,
+    pub(crate) parent_domain: *mut ibv_pd,
 }
 
 impl Cq {
@@ -114,6 +118,7 @@ impl Cq {
             async_events_given: AtomicU32::new(0),
             arm,
             waits: AtomicBool::new(false),
+            parent_domain: wish.parent_domain,
             sleepers: AtomicU32::new(0),
         }));
         objects.cqs.insert(handle, cq);
@@ -199,6 +204,9 @@ impl Cq {
             return Err(Errno(libc::EINVAL));
         }
         self.state.visit(|state| {
+            if state.stash.len() > cqe as usize {
+                return Err(Errno(libc::EINVAL));
+            }
             // The daemon moves the unpolled completions and the arm word to the new ring, so
             // another thread must not arm the CQ meanwhile.
             let mut arm = self.arm.lock();
@@ -266,7 +274,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     let (Ok(cqe), Ok(comp_vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
         return pointer(Err(Errno(libc::EINVAL)));
     };
-    let wish = CqInit { cqe, cq_context, channel, comp_vector };
+    let parent_domain = ptr::null_mut();
+    let wish = CqInit { cqe, cq_context, channel, comp_vector, parent_domain };
     // SAFETY: by contract.
     pointer(unsafe { Cq::create(Context::of(context), &wish) }.map(<*mut Cq>::cast))
 }

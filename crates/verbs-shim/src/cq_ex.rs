@@ -1,12 +1,13 @@
 //! Extended completion queues: walked one completion at a time under the lock, read field by field.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, ptr};
 
 use rnic_abi::cqe::Cqe;
 use verbs_abi::{
-    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_STANDARD_FLAGS,
-    ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_STANDARD_FLAGS, ibv_context, ibv_cq_ex,
+    ibv_cq_init_attr_ex, ibv_pd, ibv_poll_cq_attr,
 };
 
 use crate::{
@@ -14,6 +15,7 @@ use crate::{
     cpu_sharing,
     cq::{Cq, CqInit, CqState},
     error::{Errno, Result, code, pointer},
+    pd,
     poll::wc_flags,
 };
 
@@ -28,19 +30,34 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     // SAFETY: by contract.
     let (context, attr) = unsafe { (Context::of(context), &*attr) };
     // SAFETY: by contract.
-    pointer(check(attr).and_then(|()| unsafe { create(context, attr) }))
+    pointer(unsafe { check(attr).and_then(|()| create(context, attr)) })
 }
 
-fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
-    let known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+/// The parent domain that counts, or null.
+fn parent_domain_of(attr: &ibv_cq_init_attr_ex) -> *mut ibv_pd {
+    let given = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0;
+    if given { attr.parent_domain } else { ptr::null_mut() }
+}
+
+/// # Safety
+/// The parent domain is valid where it counts.
+unsafe fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
+    let known = IBV_WC_STANDARD_FLAGS
+        | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+        | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
     // A CQ that ignores overruns is only useful to a program that never polls it.
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
     let known_flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     if attr.wc_flags & !known != 0
-        || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
         || flags & !known_flags != 0
     {
         return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let names_one = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0;
+    // SAFETY: by contract.
+    if names_one && !unsafe { pd::is_parent_domain(attr.parent_domain) } {
+        return Err(Errno(libc::EINVAL));
     }
     Ok(())
 }
@@ -53,6 +70,7 @@ unsafe fn create(context: &Context, attr: &ibv_cq_init_attr_ex) -> Result<*mut i
         cq_context: attr.cq_context,
         channel: attr.channel,
         comp_vector: attr.comp_vector,
+        parent_domain: parent_domain_of(attr),
     };
     // SAFETY: by contract.
     let cq = unsafe { Cq::create(context, &wish)? };
@@ -72,6 +90,7 @@ unsafe fn create(context: &Context, attr: &ibv_cq_init_attr_ex) -> Result<*mut i
     ibv.read_sl = Some(read_sl);
     ibv.read_dlid_path_bits = Some(read_dlid_path_bits);
     ibv.read_completion_ts = Some(read_completion_ts);
+    ibv.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
     Ok(cq.cast())
 }
 
@@ -166,4 +185,16 @@ readers! {
     read_sl: u8 = |cqe| cqe.sl;
     read_dlid_path_bits: u8 = |_cqe| 0;
     read_completion_ts: u64 = |cqe| cqe.timestamp;
+    // The clock of the wall may have been set since: it tells the time that it would have told.
+    read_completion_wallclock_ns: u64 = |cqe| {
+        let age = nanos_of(libc::CLOCK_MONOTONIC).saturating_sub(cqe.timestamp);
+        nanos_of(libc::CLOCK_REALTIME).saturating_sub(age)
+    };
+}
+
+fn nanos_of(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes a live timespec.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

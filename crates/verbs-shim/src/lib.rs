@@ -15,6 +15,7 @@ mod cq_ex;
 mod descriptor;
 mod device;
 mod device_memory;
+mod ece;
 mod error;
 mod fork;
 mod gid;

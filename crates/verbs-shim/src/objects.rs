@@ -7,8 +7,11 @@
 
 use std::{
     collections::HashMap,
+    ptr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use verbs_abi::ibv_pd;
 
 use crate::{cq::Cq, qp::Qp, srq::Srq};
 
@@ -40,6 +43,17 @@ impl Tables {
         if left > 0 {
             *self.stale.entry((kind, handle)).or_default() += left;
         }
+    }
+
+    /// Whether a queue was made with this domain.
+    pub(crate) fn has_queue_of(&self, pd: *const ibv_pd) -> bool {
+        // SAFETY: what is in a table is alive while it is locked.
+        let qps = self.qps.values().map(|qp| unsafe { (**qp).pd() });
+        // SAFETY: as above.
+        let srqs = self.srqs.values().map(|srq| unsafe { (**srq).pd() });
+        // SAFETY: as above.
+        let cqs = self.cqs.values().map(|cq| unsafe { (**cq).parent_domain });
+        qps.chain(srqs).chain(cqs).any(|of| ptr::eq(of, pd))
     }
 
     /// True for an async event of a destroyed object; counts it off.

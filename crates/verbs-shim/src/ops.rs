@@ -8,9 +8,11 @@ use crate::{
     cq_ex::create_cq_ex,
     device_memory::{alloc_dm, free_dm, reg_dm_mr},
     mw::{alloc_mw, bind_mw, dealloc_mw},
+    pd::{alloc_parent_domain, alloc_td, dealloc_td},
     poll::poll_cq,
     post::{post_recv, post_send, post_srq_recv},
     qp::create_qp_ex,
+    qp_attr::modify_qp_rate_limit,
     query::{query_device_ex, query_port, query_rt_values},
     srq::{create_srq_ex, get_srq_num},
     xrc::{close_xrcd, open_xrcd},
@@ -38,6 +40,10 @@ pub(crate) fn fill(context: &mut verbs_context) {
     context.create_qp_ex = Some(create_qp_ex);
     context.get_srq_num = Some(get_srq_num);
     context.create_srq_ex = Some(create_srq_ex);
+    context.modify_qp_rate_limit = Some(modify_qp_rate_limit);
+    context.alloc_td = Some(alloc_td);
+    context.dealloc_td = Some(dealloc_td);
+    context.alloc_parent_domain = Some(alloc_parent_domain);
     context.open_xrcd = Some(open_xrcd);
     context.close_xrcd = Some(close_xrcd);
 }

@@ -49,6 +49,8 @@ pub(crate) struct Qp {
     pub(crate) srq: *mut ibv_srq,
     /// Async events delivered to the program.
     pub(crate) events_given: AtomicU32,
+    /// What the program set with `ibv_modify_qp_rate_limit`, in kilobits a second; 0 for none.
+    pub(crate) rate_limit: AtomicU32,
     /// The batch of the `ibv_wr_*` calls, for QPs made with them.
     pub(crate) builder: Option<SpinLock<Builder>>,
 }
@@ -205,6 +207,7 @@ impl Qp {
             recv_cq: attr.recv_cq,
             srq: attr.srq,
             events_given: AtomicU32::new(0),
+            rate_limit: AtomicU32::new(0),
             builder: extended.then(|| SpinLock::new(Builder::new())),
         }))
     }
@@ -225,6 +228,12 @@ impl Qp {
     #[inline]
     pub(crate) fn accepts_receives(&self) -> bool {
         self.state().load(Ordering::Relaxed) != IBV_QPS_RESET
+    }
+
+    /// The domain that it was made with.
+    pub(crate) fn pd(&self) -> *mut ibv_pd {
+        // SAFETY: set at creation.
+        unsafe { (*self.ibv.get()).qp_base.pd }
     }
 
     pub(crate) fn events_acked(&self) -> &AtomicU32 {

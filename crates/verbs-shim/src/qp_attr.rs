@@ -6,7 +6,10 @@ use rnic_abi::{
     control::{Reply, Request},
     verbs::{AccessFlags, AttrMask, QpAttr, QpCaps, QpState},
 };
-use verbs_abi::{IBV_MIG_MIGRATED, IBV_QPS_RESET, Zeroed, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use verbs_abi::{
+    IBV_MIG_MIGRATED, IBV_QPS_RESET, IBV_QPS_RTS, Zeroed, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_qp_rate_limit_attr,
+};
 
 use crate::{
     ah,
@@ -160,6 +163,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         // SAFETY: by contract; the public part of a queue pair is readable.
         unsafe {
             attr.write(from_daemon(&now, &caps));
+            (*attr).rate_limit = object.rate_limit.load(Ordering::Relaxed);
             init_attr.write(ibv_qp_init_attr {
                 qp_context: (*qp).qp_context,
                 send_cq: (*qp).send_cq,
@@ -171,4 +175,22 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             });
         }
     }))
+}
+
+/// Keeps a limit of the rate at which a queue pair sends, for `ibv_query_qp`. The engine does not
+/// pace.
+///
+/// # Safety
+/// `qp` is a queue pair of this library; `attr` is valid.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    // SAFETY: by contract.
+    let (qp, attr) = unsafe { (Qp::of(qp), &*attr) };
+    if attr.comp_mask != 0 || qp.state().load(Ordering::Acquire) != IBV_QPS_RTS {
+        return code(Err(Errno(libc::EINVAL)));
+    }
+    qp.rate_limit.store(attr.rate_limit, Ordering::Relaxed);
+    0
 }

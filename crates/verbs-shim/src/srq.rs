@@ -80,6 +80,12 @@ impl Srq {
         Ok(srq.cast())
     }
 
+    /// The domain that it was made with.
+    pub(crate) fn pd(&self) -> *mut ibv_pd {
+        // SAFETY: set at creation.
+        unsafe { (*self.ibv.get()).pd }
+    }
+
     pub(crate) fn events_acked(&self) -> &AtomicU32 {
         // SAFETY: an aligned word of a live object that the library only accesses atomically.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.ibv.get()).events_completed) }
