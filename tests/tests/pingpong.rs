@@ -84,6 +84,26 @@ fn pingpong_in_every_kind_of_memory() -> Result<()> {
     pair.stop()
 }
 
+/// What the tools can vary, beside sizes and memory.
+#[test]
+fn pingpongs_with_every_option() -> Result<()> {
+    let name = "pingpongs_with_every_option";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for options in ["-t", "-t -e", "-N", "-N -e", "-t -N", "-t -N -e -l 3 -r 10", "-m 256 -t -N"] {
+        exchange(&pair, &format!("ibv_rc_pingpong {options}"), 5000)?;
+    }
+    for options in ["-e", "-l 5", "-e -r 10 -m 512"] {
+        exchange(&pair, &format!("ibv_uc_pingpong {options}"), 5000)?;
+        exchange(&pair, &format!("ibv_ud_pingpong {}", options.replace("-m 512", "")), 700)?;
+    }
+    for options in ["-c", "-c -e -l 2", "-c -q 2 -r 40 -m 2048"] {
+        let line = format!("ibv_srq_pingpong {options} -s 5000 -n 500");
+        Dialogue::new(&line).run(&pair.left, &pair.right)?;
+    }
+    pair.stop()
+}
+
 #[test]
 fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let name = "a_pingpong_that_sleeps_for_completions";
