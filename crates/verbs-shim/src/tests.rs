@@ -2,6 +2,7 @@
 //! and events.
 
 mod data_path;
+mod documented;
 mod domains;
 mod events;
 mod extended;
