@@ -33,6 +33,8 @@ pub(super) struct Shard {
     ready: Vec<Event>,
     /// When it was asked last.
     looked: Instant,
+    /// It was logged that the thread cannot wait.
+    told: bool,
     pub(super) stopping: bool,
 }
 
@@ -68,6 +70,7 @@ impl Shard {
             cpu_sharing,
             ready: Vec::with_capacity(MAX_READY),
             looked: Instant::ZERO,
+            told: false,
             stopping: false,
         };
         shard.watch(shard.inbox.wake.as_fd(), Token::Messages)?;
@@ -114,13 +117,23 @@ impl Shard {
         if may && self.inbox.receiver.is_empty() {
             let timeout = self.timeout(now);
             if let Err(error) = self.wait(timeout.as_ref()) {
-                tracing::error!("waiting for events: {error}");
+                self.cannot_wait(&error);
             }
         }
         self.nic.engine.awake();
         self.nic.wire.awake();
         let now = monotonic();
         self.handle_ready(now);
+    }
+
+    /// A user may have forbidden its engine process to wait for as many descriptors as it has.
+    #[cold]
+    fn cannot_wait(&mut self, error: &Errno) {
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::error!("waiting for events: {error}");
+        }
+        // Or it would take a CPU of its own.
+        std::thread::sleep(WITHOUT_EVENTS);
     }
 
     /// Takes what a sleep would have been woken by: a client that was silent for long rings by its
@@ -215,5 +228,7 @@ const MAX_READY: usize = 16;
 const LOOK_AT_WORK: Duration = Duration::from_micros(50);
 /// And one that has nothing to do and does not sleep.
 const LOOK_IDLE: Duration = Duration::from_micros(5);
+/// How long a thread sleeps that cannot wait for events.
+const WITHOUT_EVENTS: Duration = Duration::from_millis(1);
 /// How soon to try again what the link did not take.
 const BACKLOG_PATIENCE: Duration = Duration::from_micros(200);
