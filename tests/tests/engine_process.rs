@@ -130,6 +130,32 @@ fn the_death_of_an_engine_process_ends_the_devices_of_its_user_only() -> Result<
     Ok(())
 }
 
+/// A user who kills its engine process again and again waits for the next one, alone.
+#[test]
+fn a_user_whose_engine_processes_die_waits_alone() -> Result<()> {
+    let Some(stage) = Stage::open("a_user_whose_engine_processes_die")? else { return Ok(()) };
+    let opens = |user| stage.run(user, "ibv_devinfo", &["-d", "rnic0"]);
+    let mut killed = 0;
+    wait_until("refusal", Duration::from_secs(20), || {
+        if !opens(SOMEBODY)?.success() {
+            // Only when it has been killed several times.
+            return Ok(killed > 2 && stage.node.daemon.log().contains("starts it again in"));
+        }
+        let pid = engine_process(&stage.node, SOMEBODY)?;
+        let target = rustix::process::Pid::from_raw(pid.cast_signed()).context("no process")?;
+        rustix::process::kill_process(target, rustix::process::Signal::KILL)?;
+        killed += 1;
+        Ok(false)
+    })
+    .with_context(|| stage.node.daemon.log())?;
+    let began = Instant::now();
+    let other = opens(User::NOBODY)?;
+    ensure!(other.success() && began.elapsed() < Duration::from_secs(2), "{other}");
+    wait_until("device for the user", Duration::from_secs(3), || Ok(opens(SOMEBODY)?.success()))?;
+    stage.node.stop()?;
+    Ok(())
+}
+
 #[test]
 fn users_come_and_go_and_leave_nothing_behind() -> Result<()> {
     let Some(stage) = Stage::open("users_come_and_go")? else { return Ok(()) };

@@ -11,6 +11,7 @@
 
 mod engine;
 mod protocol;
+mod restarts;
 mod start;
 
 pub(crate) use engine::EngineProcess;
@@ -20,6 +21,7 @@ pub(crate) use protocol::{
 pub use start::ENGINE_PROCESS;
 pub(crate) use start::this_program;
 
+use restarts::{Restarts, TooSoon};
 use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_core::Counters;
@@ -80,6 +82,7 @@ struct Table {
     numbers: [Option<Arc<EngineProcess>>; ENGINES],
     /// Processes started ever.
     started: u64,
+    restarts: Restarts,
     /// Clients handed over ever.
     clients: u64,
     /// What those that have ended had counted.
@@ -140,7 +143,10 @@ impl Users {
                     );
                     return Err((connection, refuse(libc::EAGAIN, text)));
                 }
-                Err(_) => self.forget(&engine),
+                Err(_) => {
+                    self.died(&engine);
+                    self.forget(&engine);
+                }
             }
         }
         let text = format!("the engine process of user {} does not stay alive", user.0);
@@ -154,6 +160,15 @@ impl Users {
         }
         if table.stopping {
             return Err(refuse(libc::EAGAIN, "the daemon is stopping"));
+        }
+        if let Some(TooSoon { deaths, left }) = table.restarts.too_soon(user.0, Instant::now()) {
+            let text = format!(
+                "the engine process of user {} has died {deaths} times in a row: it is started \
+                 again in {:.2} s",
+                user.0,
+                left.as_secs_f64()
+            );
+            return Err(refuse(libc::EAGAIN, text));
         }
         let groups = table.engines.keys().filter(|(uid, _)| *uid == user.0).count();
         if groups >= self.parts.groups as usize && !table.end_idle(|(uid, _)| uid == user.0) {
@@ -181,6 +196,16 @@ impl Users {
         table.numbers[place] = Some(Arc::clone(&engine));
         table.engines.insert(user, Arc::clone(&engine));
         Ok(engine)
+    }
+
+    /// The process is dead. One that was not told to end makes its user wait for the next one, and
+    /// for how long, is returned.
+    fn died(&self, engine: &EngineProcess) -> Duration {
+        let (mut table, uid, now) = (self.table(), engine.user().0, Instant::now());
+        if let Some(lived) = engine.died(now) {
+            table.restarts.died(uid, lived, now);
+        }
+        table.restarts.too_soon(uid, now).map_or(Duration::ZERO, |soon| soon.left)
     }
 
     /// It gets no more clients.

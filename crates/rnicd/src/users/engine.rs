@@ -44,6 +44,7 @@ pub(crate) struct EngineProcess {
     /// Its part of the daemon's wire, if it has no sockets of its own.
     wire: Option<Arc<BranchStats>>,
     resolver: Resolver,
+    started: Instant,
     state: Mutex<State>,
 }
 
@@ -62,6 +63,8 @@ struct State {
     network: Option<bool>,
     /// It was told to end, or has said that it will.
     ends: Option<Instant>,
+    /// Its death has been counted.
+    died: bool,
     /// Answers that it has not taken yet, the oldest first.
     unsent: VecDeque<ToEngine>,
     /// Ways that are being looked for.
@@ -78,11 +81,11 @@ impl EngineProcess {
         (pid, pidfd): (Pid, OwnedFd),
         (wake, wire): (Arc<EventFd>, Option<Arc<BranchStats>>),
     ) -> Self {
-        let (idle_since, network) = (Some(Instant::now()), Some(false));
-        let state = State { idle_since, network, ..State::default() };
+        let (started, network) = (Instant::now(), Some(false));
+        let state = State { idle_since: Some(started), network, ..State::default() };
         let (resolver, state) = (Resolver::new(), Mutex::new(state));
         let socket = socket.into();
-        Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, state }
+        Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, started, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -216,6 +219,13 @@ impl EngineProcess {
         self.wake();
     }
 
+    /// How long it lived, told once: it died `now`, and was not told to end.
+    pub(super) fn died(&self, now: Instant) -> Option<Duration> {
+        let mut state = self.state();
+        let is_first = !std::mem::replace(&mut state.died, true);
+        (is_first && state.ends.is_none()).then(|| now.saturating_duration_since(self.started))
+    }
+
     /// It takes no clients any more.
     pub(super) fn ends(&self) -> bool {
         self.state().ends.is_some()
@@ -246,7 +256,7 @@ pub(super) fn attend_to(
         let counted = attendant.run();
         engine.kill();
         match child.wait() {
-            Ok(status) => engine.tell_of_end(status),
+            Ok(status) => engine.tell_of_end(status, users.died(&engine)),
             Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
         }
         match &users.parts.shared_port {
@@ -299,7 +309,7 @@ impl Users {
 }
 
 impl EngineProcess {
-    fn tell_of_end(&self, status: ExitStatus) {
+    fn tell_of_end(&self, status: ExitStatus, wait: Duration) {
         let (pid, uid) = (self.pid(), self.user.0);
         if status.success() && self.state().ends.is_some() {
             tracing::info!("engine process {pid} of user {uid} has ended");
@@ -309,9 +319,13 @@ impl EngineProcess {
             Some(signal) => format!("was killed by signal {signal}"),
             None => format!("failed ({status})"),
         };
+        let when = match wait.is_zero() {
+            true => String::new(),
+            false => format!(" in {:.2} s", wait.as_secs_f64()),
+        };
         tracing::warn!(
             "engine process {pid} of user {uid} {how}: its programs get a fatal device event, and \
-             the next one starts it again"
+             the next one starts it again{when}"
         );
     }
 }

@@ -57,6 +57,9 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     .unwrap()
 }
 
+/// Engine processes that are started.
+const ROUNDS: u32 = 40;
+
 /// Descriptors and threads of this process.
 fn held() -> [usize; 2] {
     ["fd", "task"].map(|what| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count())
@@ -75,8 +78,9 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
     let answers = || assert!(own.inspect(Question::Totals).is_some(), "the engine does not answer");
     answers();
     let before = held();
-    for round in 0..40 {
-        let user = (20_000 + round % 7, 100);
+    for round in 0..ROUNDS {
+        // Each is another user: one whose process has died waits for the next one.
+        let user = (20_000 + round, 100);
         let (ours, theirs) = Connection::pair().unwrap();
         // Refused only when such a process does not live long enough.
         let _ = users.admit(user, theirs);
@@ -106,7 +110,7 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
     }
     answers();
     // Everything was given back: all of it can be taken again.
-    for round in 0..7 {
+    for round in 0..ROUNDS {
         let user = 20_000 + round;
         for resource in Resource::ALL {
             let all = users.parts.ledger.limit(user, resource);
@@ -117,6 +121,36 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
         }
     }
     own.stop();
+}
+
+/// Neither the daemon's thread that admits clients waits, nor another user.
+#[test]
+fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
+    let (_listener, silent) = testbed::silent_listener();
+    let mut users = users(silent);
+    // Each dies at once.
+    Arc::get_mut(&mut users).unwrap().starter = Starter::new(vec!["/bin/true".into()]).unwrap();
+    let refused = |user: User| {
+        let began = Instant::now();
+        let (_ours, theirs) = Connection::pair().unwrap();
+        let refusal = users.admit(user, theirs).err().map(|(_, refusal)| refusal);
+        assert!(began.elapsed() < Duration::from_millis(500), "it waits");
+        refusal
+    };
+    let is_early = |user| refused(user).filter(|refusal| refusal.message.contains("in a row"));
+    let began = Instant::now();
+    let told = loop {
+        assert!(began.elapsed() < Duration::from_secs(20), "no client is told to wait");
+        // Groups of a user are one user.
+        match (is_early((20_000, 100)), is_early((20_000, 101))) {
+            (Some(refusal), Some(_)) => break refusal,
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert_eq!(told.errno, libc::EAGAIN);
+    assert!(is_early((20_001, 100)).is_none(), "another user waits");
+    users.stop(Instant::now() + Duration::from_secs(1));
+    users.parts.own.stop();
 }
 
 /// Not a test: see [`command`].
