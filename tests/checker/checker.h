@@ -13,11 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 enum op { OP_SEND, OP_SEND_IMM, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_CAS, OP_FADD, OP_COUNT };
 
 #define MAX_SIZES 64
 #define MAX_SGES 8
+#define MAX_HELPERS 4
 /* Guard bytes around every landing zone, which must not change. */
 #define GUARD 64
 
@@ -40,6 +42,8 @@ struct options {
 	bool quiet;
 	unsigned ops; /* bit per enum op */
 	int first; /* enum op of the first message; -1: one of ops */
+	pid_t helpers[MAX_HELPERS]; /* processes that work for this one on its CPU */
+	unsigned num_helpers;
 	size_t sizes[MAX_SIZES];
 	unsigned num_sizes;
 	size_t max_size;
@@ -153,6 +157,18 @@ void sent(struct side *s, const struct ibv_wc *wc);
 void prepare(struct side *s);
 bool consume(struct side *s);
 void received(struct side *s, const struct ibv_wc *wc);
+
+/* pause.c */
+struct pause {
+	double progress; /* when there was some last */
+	double longest;
+	int schedstat;
+	double looked, waited, helped; /* when, and what the times were then */
+};
+void pause_begin(struct pause *p, const struct options *opt);
+/* There is progress now. */
+void pause_end(struct pause *p, const struct options *opt);
+double now(void);
 
 /* run.c */
 void run(struct side *s);

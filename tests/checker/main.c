@@ -23,6 +23,8 @@ static const char usage[] =
 	"  -r, --retry N        transport retries (7)\n"
 	"  -x, --seed N         seed of both schedules (1)\n"
 	"  -e, --events         sleep on completion events\n"
+	"  -w, --with PID       a process that works for this one on the same CPU, up to 4: time that\n"
+	"                       others had there is no pause, but a pause of these is\n"
 	"      --no-fence       send nothing fenced\n"
 	"      --quiet          print nothing when all is well\n";
 
@@ -51,6 +53,13 @@ static void parse_sizes(struct options *opt, char *list)
 	}
 }
 
+static void add_helper(struct options *opt, pid_t pid)
+{
+	if (opt->num_helpers == MAX_HELPERS)
+		die("more than %d processes", MAX_HELPERS);
+	opt->helpers[opt->num_helpers++] = pid;
+}
+
 static void default_sizes(struct options *opt, size_t mtu)
 {
 	const size_t sizes[] = { 0, 1, 2, 3, 5, 8, 63, 64, 65, 127, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu - 1,
@@ -75,12 +84,12 @@ static void parse(struct options *opt, int argc, char **argv)
 		{ "messages", 1, 0, 'n' }, { "seconds", 1, 0, 't' }, { "interval", 1, 0, 'i' }, { "sizes", 1, 0, 's' }, { "ops", 1, 0, 'o' },
 		{ "depth", 1, 0, 'q' }, { "sge", 1, 0, 'S' }, { "rd-atomic", 1, 0, 'R' }, { "timeout", 1, 0, 'T' },
 		{ "retry", 1, 0, 'r' }, { "seed", 1, 0, 'x' }, { "events", 0, 0, 'e' }, { "quiet", 0, 0, 'Q' },
-		{ "no-fence", 0, 0, 'F' }, { "first", 1, 0, '1' },
+		{ "with", 1, 0, 'w' }, { "no-fence", 0, 0, 'F' }, { "first", 1, 0, '1' },
 		{ "help", 0, 0, 'h' }, { 0 } };
 	long mtu = 1024;
 	int c;
 
-	while ((c = getopt_long(argc, argv, "d:g:m:p:n:t:i:s:o:q:S:R:T:r:x:eh", options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "d:g:m:p:n:t:i:s:o:q:S:R:T:r:x:w:eh", options, NULL)) != -1) {
 		switch (c) {
 		case 'd': opt->device = optarg; break;
 		case 'g': opt->gid_index = atoi(optarg); break;
@@ -97,6 +106,7 @@ static void parse(struct options *opt, int argc, char **argv)
 		case 'T': opt->timeout = (unsigned)atoi(optarg); break;
 		case 'r': opt->retry = (unsigned)atoi(optarg); break;
 		case 'x': opt->seed = strtoull(optarg, NULL, 0); break;
+		case 'w': add_helper(opt, atoi(optarg)); break;
 		case 'e': opt->events = true; break;
 		case 'F': opt->no_fence = true; break;
 		case '1': opt->first = parse_op(optarg); break;

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <time.h>
 
 static volatile sig_atomic_t told_to_end;
 
@@ -16,14 +15,6 @@ static void end(int number)
 struct final_count {
 	uint64_t messages, active;
 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static bool poll_both(struct side *s)
 {
@@ -153,7 +144,8 @@ static void report(const struct side *s, double elapsed, double pause)
 
 void run(struct side *s)
 {
-	double started, progress, elapsed, reported = 0, pause = 0;
+	double started, elapsed, reported = 0;
+	struct pause pause;
 	unsigned turns = 0;
 	char ready = 'r';
 
@@ -161,24 +153,22 @@ void run(struct side *s)
 	oob_exchange(s->oob, &ready, &ready, 1);
 	if (s->opt->interval > 0)
 		signal(SIGTERM, end);
-	started = progress = now();
+	pause_begin(&pause, s->opt);
+	started = pause.progress;
 	while (!finished(s)) {
-		if (step(s)) {
-			elapsed = now();
-			if (elapsed - progress > pause)
-				pause = elapsed - progress;
-			progress = elapsed;
-		} else if (s->channel)
+		if (step(s))
+			pause_end(&pause, s->opt);
+		else if (s->channel)
 			wait_for_event(s);
 		if (++turns % 64 == 0 || s->stop) {
 			agree_on_end(s, started);
 			elapsed = now() - started;
 			if (s->opt->interval > 0 && elapsed >= reported + s->opt->interval) {
-				report(s, elapsed, pause);
+				report(s, elapsed, pause.longest);
 				reported = elapsed;
-				pause = 0;
+				pause.longest = 0;
 			}
-			if (now() - progress > 60)
+			if (now() - pause.progress > 60)
 				stalled(s);
 		}
 	}

@@ -24,6 +24,9 @@ pub fn build() -> Result<PathBuf> {
     native::build(PROGRAM, &["checker"])
 }
 
+/// How long a pause at the end of a measurement is waited for.
+const UNFINISHED: Duration = Duration::from_secs(2);
+
 /// A checker that works between two nodes while a test measures its rate. Its start is not part of
 /// any measurement.
 pub struct Stream {
@@ -37,6 +40,20 @@ impl Stream {
     /// # Errors
     /// When either end fails.
     pub fn start(server: &Node, client: &Node, args: &[&str]) -> Result<Self> {
+        Self::start_beside(server, client, args, || Ok(Vec::new()))
+    }
+
+    /// The same on one CPU with these processes, which serve both ends. Time that other programs
+    /// had on that CPU is then no pause.
+    ///
+    /// # Errors
+    /// When either end fails, or `engines` does.
+    pub fn start_beside(
+        server: &Node,
+        client: &Node,
+        args: &[&str],
+        engines: impl FnOnce() -> Result<Vec<u32>>,
+    ) -> Result<Self> {
         let port = next_port();
         let service = port.to_string();
         let end = |node: &Node| -> Result<_> {
@@ -48,7 +65,12 @@ impl Stream {
         let serving = end(server)?.start()?;
         wait_until("a checker that listens", Duration::from_secs(10), || server.listens(port))
             .with_context(|| serving.stderr())?;
-        let calling = end(client)?.arg(server.address().to_string()).start()?;
+        let mut helpers = engines()?;
+        if !helpers.is_empty() {
+            helpers.push(serving.pid());
+        }
+        let with = helpers.iter().flat_map(|pid| ["-w".to_owned(), pid.to_string()]);
+        let calling = end(client)?.args(with).arg(server.address().to_string()).start()?;
         let stream = Self { server: serving, client: calling };
         wait_until("a checker at work", Duration::from_secs(20), || Ok(stream.moved()?.is_some()))
             .with_context(|| stream.said())?;
@@ -108,9 +130,16 @@ impl Stream {
         let ended = self.moved()?.context("no progress any more")?;
         // A checker that prints no progress moves nothing.
         let rate = (ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0);
-        // One that goes on has not been printed yet.
-        let unfinished = seconds - (ended.0 - began.0);
-        Ok((rate, self.longest_pause(began.0)?.max(unfinished)))
+        // What it prints at the end of a pause tells how long that was.
+        let (asked, mut pause) = (Instant::now(), 0.0);
+        while self.moved()?.context("no progress any more")?.0 < began.0 + seconds {
+            if asked.elapsed() > UNFINISHED {
+                pause = asked.elapsed().as_secs_f64();
+                break;
+            }
+            self.work(0.02)?;
+        }
+        Ok((rate, self.longest_pause(began.0)?.max(pause)))
     }
 
     /// Lets both ends finish and compare what they have.

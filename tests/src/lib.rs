@@ -24,6 +24,7 @@
 //! | [`interop`] | the suite that is run against another implementation |
 //! | [`lab`] | what a test starts from: prerequisites or a reported skip, two nodes, teardown |
 //! | [`commons`] | the same for tests of several users: programs where each of them finds them |
+//! | [`cpus`] | which CPU a daemon's threads have where rates are compared |
 //! | [`measure`] | how a test judges a measurement on a busy machine |
 //! | [`rounds`] | what part of a rate is left under disturbance |
 //!
@@ -34,6 +35,7 @@
 
 pub mod checker;
 pub mod commons;
+pub mod cpus;
 pub mod daemon;
 pub mod dist;
 pub mod emulator;

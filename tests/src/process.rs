@@ -486,17 +486,6 @@ impl Collector {
     }
 }
 
-/// Pins all threads of a process, and those that they start, to one CPU.
-///
-/// # Errors
-/// When the process is no more.
-pub fn put_on(pid: u32, cpu: Option<usize>) -> Result<()> {
-    if let Some(cpu) = cpu {
-        Cmd::new("taskset").args(["-a", "-c", "-p", &cpu.to_string(), &pid.to_string()]).check()?;
-    }
-    Ok(())
-}
-
 /// Waits until `done` says so.
 ///
 /// # Errors

@@ -2,14 +2,16 @@
 //! works.
 //!
 //! The attacker is a user, pinned to CPU 1, and has an engine process of its own. The tenant is a
-//! checker of another user, or of root where the test says so, both ends pinned to CPU 0, that
-//! works from the first measurement to the last. The tenant's rate beside the attacker must be at
-//! least 80% of its rate beside two programs on CPU 1 that do nothing but spin, so what is compared
-//! is not how much CPU time each gets. Both are measured in turn, in windows of the same length
+//! checker of another user, or of root where the test says so, both ends pinned to CPU 0 with the
+//! engine that serves them, that works from the first measurement to the last. Whatever the daemon
+//! does or starts for the attacker is on CPU 1 too ([`cpus`]). The tenant's rate beside the attacker
+//! must be at least 80% of its rate beside two programs on CPU 1 that do nothing but spin, so what
+//! is compared is not how much CPU time each gets. Both are measured in turn, in windows of the same length
 //! that begin when the load is steady, and the median of the rounds counts; [`share_left`] says
 //! when the machine's other work disturbs too much. CPU 1 is never idle, even while the attacker
 //! waits: two CPUs may be one core. Nor may the tenant ever stand still for longer than [`PAUSE`],
-//! unless it does beside the programs that spin, too.
+//! unless it does beside the programs that spin, too. Time in which programs that have nothing to do
+//! with the tenant have its CPU does not count: it is no fault of a NIC.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.
@@ -23,8 +25,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::cpus;
 use system_tests::daemon::{Io, Spec};
-use system_tests::inspect::Census;
+use system_tests::inspect::{Census, engine_process};
 use system_tests::lab::{attack_seconds, cpu_of, own_loopback};
 use system_tests::measure::{Reading, judge};
 use system_tests::native::{self, HOSTILE, VICTIM};
@@ -63,9 +66,11 @@ fn stage(test: &str, tenant: Option<User>) -> Result<Option<Stage>> {
     let config = commons.scratch.join("rnicd.toml");
     std::fs::write(&config, QUOTAS)?;
     let mut spec = Spec { addresses: vec![own_loopback()], ..Spec::new(Io::Udp) };
+    spec.through = cpus::engine_on_the_tenants();
     spec.extra =
         vec!["--config".into(), config.display().to_string(), "--log".into(), "info".into()];
     let node = commons.node(&spec)?;
+    cpus::daemon_on_the_attackers(&node)?;
     let attacker = Host { cpu: cpu_of(1), user: Some(User::NOBODY), ..node.host.clone() };
     let host = Host { cpu: cpu_of(0), user: tenant, ..node.host.clone() };
     Ok(Some(Stage { commons, tenant: Node { host, ..node }, attacker }))
@@ -151,13 +156,28 @@ impl Stage {
     fn newcomer(&self, number: u64) -> Result<()> {
         let id = 31_000 + u32::try_from(number % 1000)?;
         let cmd = self.tenant.cmd("ibv_devinfo")?.args(["-d", self.tenant.device()]);
-        let cmd = cmd.as_user(Some(User { uid: id, gid: id })).on_cpu(None);
+        let cmd = cmd.as_user(Some(User { uid: id, gid: id })).on_cpu(self.attacker.cpu);
         let output = cmd.limit(Duration::from_secs(10)).run()?;
         ensure!(output.success(), "a new user is not served: {output}");
         Ok(())
     }
 
+    /// The tenant at work, and its engine process, if it has one, on its CPU.
+    fn tenant(&self) -> Result<Stream> {
+        cpus::engine_processes_start_on(&self.tenant, 0)?;
+        let engine = || match self.tenant.host.user {
+            Some(user) => engine_process(&self.tenant, user),
+            None => Ok(self.tenant.daemon.pid()),
+        };
+        // Where nothing is pinned, others may work for the tenant on the other CPU.
+        let engines = || Ok(if cpu_of(0).is_some() { vec![engine()?] } else { Vec::new() });
+        let stream = Stream::start_beside(&self.tenant, &self.tenant, &[], engines)?;
+        cpus::engine_processes_start_on(&self.tenant, 1)?;
+        Ok(stream)
+    }
+
     fn guard(&self) -> Result<Running> {
+        cpus::engine_processes_start_on(&self.tenant, 0)?;
         let gid = self.tenant.gid_index().to_string();
         let cmd = self.tenant.cmd(VICTIM)?.args(["-d", self.tenant.device(), "-g", &gid, "guard"]);
         let mut guard = cmd.limit(Duration::from_secs(3600)).start()?;
@@ -165,6 +185,7 @@ impl Stage {
             ensure!(guard.try_status()?.is_none(), "the guard failed: {}", guard.stderr());
             Ok(guard.stdout().contains("ready"))
         })?;
+        cpus::engine_processes_start_on(&self.tenant, 1)?;
         Ok(guard)
     }
 
@@ -196,7 +217,7 @@ impl Stage {
     /// what the attackers printed.
     fn rounds(&self, kinds: &[&str], seconds: f64) -> Result<(Share, Pauses, Vec<Output>)> {
         let _filler = self.filler()?;
-        let tenant = RefCell::new(Stream::start(&self.tenant, &self.tenant, &[])?);
+        let tenant = RefCell::new(self.tenant()?);
         let mut outputs = Vec::new();
         let pauses = RefCell::new(Pauses::default());
         let calm = || {
@@ -235,7 +256,7 @@ fn withstands(kinds: &[&str], tenant: Option<User>) -> Result<Option<Vec<Output>
     let seconds = attack_seconds(ATTACK)?;
     // The tenant has been there before anything is counted: some of what the daemon allocates for
     // its first client stays allocated.
-    let mut tenant = Stream::start(&stage.tenant, &stage.tenant, &[])?;
+    let mut tenant = stage.tenant()?;
     let log = || format!("the daemon's log:\n{}", stage.tenant.daemon.log());
     stage.attack_for(kinds, 2.0, 0).with_context(log)?;
     tenant.work(0.1)?;

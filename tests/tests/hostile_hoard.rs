@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
+use system_tests::cpus;
 use system_tests::daemon::{Io, Spec};
-use system_tests::inspect::{Census, engine_process};
+use system_tests::inspect::Census;
 use system_tests::lab::{cpu_of, skip};
 use system_tests::measure::judge;
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Node, Place};
-use system_tests::process::{Cmd, Running, User, put_on, wait_until};
+use system_tests::process::{Cmd, Running, User, wait_until};
 use system_tests::rounds::{MOST_LEFT, Share, share_left};
 
 /// How long an attack lasts unless it is ended earlier.
@@ -227,7 +228,7 @@ fn connections_without_pause_keep_no_user_out() -> Result<()> {
 
 #[test]
 fn long_lists_do_not_keep_engines_busy() -> Result<()> {
-    others_keep_their_rate("lists", "")
+    others_keep_their_rate("lists", "spin", "")
 }
 
 /// Registering what is large takes the kernel seconds, in which it locks what threads of a process
@@ -242,7 +243,7 @@ fn large_registrations_do_not_stop_other_users() -> Result<()> {
         skip("large_registrations", &few);
         return Ok(());
     }
-    others_keep_their_rate("giant", "[quota]\nshared-bytes = 8589934592\n")
+    others_keep_their_rate("giant", "populate", "[quota]\nshared-bytes = 8589934592\n")
 }
 
 fn available_kib() -> Result<u64> {
@@ -253,19 +254,20 @@ fn available_kib() -> Result<u64> {
 }
 
 /// Beside a user who attacks without a pause, root's programs keep most of the rate that they have
-/// beside a program that only spins. The kernel divides CPUs between processes: the tenant has one,
-/// the attacker and its engine process have the other one, which is never idle.
-fn others_keep_their_rate(kind: &str, config: &str) -> Result<()> {
+/// beside a program that costs the machine as much without the daemon. The kernel divides CPUs
+/// between processes: the tenant has one, the attacker and its engine process have the other one,
+/// which is never idle.
+fn others_keep_their_rate(kind: &str, without: &str, config: &str) -> Result<()> {
     /// Least share of the rate.
     const KEPT: f64 = 0.7;
     let Some(stage) = Stage::open(kind)? else { return Ok(()) };
-    let mut node = stage.configured(&[], config)?;
+    let mut node = stage.configured(&cpus::engine_on_the_tenants(), config)?;
+    cpus::daemon_on_the_attackers(&node)?;
     let first = serves(&node, Some(User::NOBODY))?;
-    put_on(engine_process(&node, User::NOBODY)?, cpu_of(1))?;
     node.host.cpu = cpu_of(0);
     let node = node;
     judge(kind, |_| {
-        let share = beside(&stage, &node, kind).with_context(|| node.daemon.log())?;
+        let share = beside(&stage, &node, kind, without).with_context(|| node.daemon.log())?;
         Ok(share.at_least(KEPT))
     })?;
     drop(first);
@@ -273,8 +275,9 @@ fn others_keep_their_rate(kind: &str, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// The share of its rate that a user keeps beside an attacker.
-fn beside(stage: &Stage, node: &Node, kind: &str) -> Result<Share> {
+/// The share of its rate that a user keeps beside an attacker, compared with that beside a program
+/// `without` the daemon.
+fn beside(stage: &Stage, node: &Node, kind: &str, without: &str) -> Result<Share> {
     let stream = RefCell::new(Stream::start(node, node, &[])?);
     let there = |kind: &str| stage.command(node, kind, ATTACK).on_cpu(cpu_of(1));
     let _filler = there("spin").through(&words("nice -n 19")).start()?;
@@ -284,7 +287,7 @@ fn beside(stage: &Stage, node: &Node, kind: &str) -> Result<Share> {
         stream.rate(2.0)
     };
     let calm = || {
-        let _spinner = there("spin").start()?;
+        let _without = there(without).start()?;
         rate()
     };
     let disturbed = || {

@@ -3,7 +3,7 @@
 
 use crate::Attack;
 use crate::client::{Client, granted, greet};
-use memmap2::MmapOptions;
+use memmap2::{Advice, MmapOptions};
 use rnic_abi::control::{Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, memory};
 use rnic_abi::verbs::AccessFlags;
@@ -142,18 +142,42 @@ pub(crate) fn maps(attack: &mut Attack) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers shared files so large that the kernel needs seconds to make their pages.
+/// Bytes of a file so large that the kernel needs seconds to make its pages.
+const GIANT: u64 = 4 << 30;
+
+/// Registers such files.
 pub(crate) fn giant(attack: &mut Attack) -> io::Result<()> {
-    const LENGTH: u64 = 4 << 30;
     let client = Client::open()?;
     println!("got 1 device");
     while attack.goes_on() {
-        let file = memory::reserve("giant", LENGTH)?;
+        let file = memory::reserve("giant", GIANT)?;
         let (pd, access) = (client.pd, AccessFlags::LOCAL_WRITE);
-        let request = Request::RegMr { pd, addr: 0, length: LENGTH, iova: 0, access, fd_offset: 0 };
+        let request = Request::RegMr { pd, addr: 0, length: GIANT, iova: 0, access, fd_offset: 0 };
         let (answer, _) = client.connection.call(&request, &[file.as_fd()])?;
         let Reply::Mr { mr, .. } = granted(answer)? else { break };
         client.call(&Request::DeregMr { mr })?;
+        attack.done += 1;
+    }
+    Ok(())
+}
+
+/// Makes the pages of such files itself, as the daemon does: what they cost the kernel, and on a
+/// virtual machine its host, is the same.
+pub(crate) fn populate(attack: &mut Attack) -> io::Result<()> {
+    /// Bytes in one go.
+    const PIECE: usize = 2 << 20;
+    println!("got 1 mapping");
+    while attack.goes_on() {
+        let file = memory::reserve("populate", GIANT)?;
+        let len = usize::try_from(GIANT).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // SAFETY: no other program has the file.
+        let map = unsafe { MmapOptions::new().len(len).map_mut(&file)? };
+        for at in (0..len).step_by(PIECE) {
+            map.advise_range(Advice::PopulateWrite, at, PIECE)?;
+            if !attack.goes_on() {
+                break;
+            }
+        }
         attack.done += 1;
     }
     Ok(())

@@ -55,6 +55,8 @@ enum Kind {
     Maps,
     /// Register a shared file of 4 GiB again and again
     Giant,
+    /// Populate as much memory as `giant` without contacting the daemon
+    Populate,
     /// Stop, limit, starve and kill the engine process of this user, and try to look into it
     Process,
     /// Spin on one CPU without contacting the daemon
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Kind::Lists => hoard::lists,
         Kind::Maps => hoard::maps,
         Kind::Giant => hoard::giant,
+        Kind::Populate => hoard::populate,
         Kind::Process => process::process,
         Kind::Spin => spin,
     };

@@ -1,5 +1,6 @@
 //! Attacks on the engine process of this user: whatever a user may do to a process with its ids,
-//! and attempts to look into it, each of which must fail.
+//! and attempts to look into it, each of which must fail. It stays on the CPUs of this program: how
+//! CPUs are shared is the kernel's, and no attack on a daemon.
 
 use crate::Attack;
 use crate::client::Client;
@@ -43,7 +44,7 @@ fn open_again() -> io::Result<io::Result<Client>> {
                 for pid in engine_processes()? {
                     // SAFETY: a signal to another process, and the CPUs of its threads.
                     unsafe { libc::kill(pid, libc::SIGKILL) };
-                    threads_of(pid).iter().for_each(|thread| put_on(*thread, u64::MAX));
+                    threads_of(pid).iter().for_each(|thread| put_on(*thread, &own_cpus()));
                 }
             }
         }
@@ -116,10 +117,42 @@ fn threads_of(pid: libc::pid_t) -> Vec<libc::pid_t> {
     threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Gives a thread the CPUs whose bits are set.
-fn put_on(thread: libc::pid_t, cpus: u64) {
+/// The CPUs of this program.
+fn own_cpus() -> libc::cpu_set_t {
+    // SAFETY: the set is a plain value of bits, and the kernel writes no more than its size.
+    unsafe {
+        let mut cpus: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus);
+        cpus
+    }
+}
+
+/// One of the CPUs of this program.
+fn one_cpu() -> libc::cpu_set_t {
+    let own = own_cpus();
+    // SAFETY: the set is a plain value of bits, and the numbers are within its size.
+    unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        let first = (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, &own));
+        libc::CPU_SET(first.unwrap_or(0), &mut one);
+        one
+    }
+}
+
+fn put_on(thread: libc::pid_t, cpus: &libc::cpu_set_t) {
     // SAFETY: the kernel reads as many bytes as are said.
-    unsafe { libc::sched_setaffinity(thread, size_of_val(&cpus), (&raw const cpus).cast()) };
+    unsafe { libc::sched_setaffinity(thread, size_of_val(cpus), cpus) };
+}
+
+/// Lets a thread run only while no other wants its CPU.
+fn starve(thread: libc::pid_t) {
+    put_on(thread, &one_cpu());
+    // SAFETY: priorities of another thread; the structure is live.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), 19);
+        let none = libc::sched_param { sched_priority: 0 };
+        libc::sched_setscheduler(thread, libc::SCHED_IDLE, &raw const none);
+    }
 }
 
 /// Something that a user may do to a process of its own; the last kind kills it.
@@ -151,10 +184,7 @@ fn disturb(pid: libc::pid_t, kind: u32) {
                 }
             }
             3 => {
-                for thread in &threads {
-                    put_on(*thread, 1);
-                    libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), 19);
-                }
+                threads.iter().for_each(|thread| starve(*thread));
             }
             4 => {
                 let thread = threads.last().copied().unwrap_or(pid);
