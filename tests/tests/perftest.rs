@@ -85,6 +85,17 @@ const DATAGRAMS: [Case; 10] = [
     ("ib_send_lat -c UD --use-srq -s 64 -n 500", 1),
 ];
 
+/// Datagrams to a group, IPv4 or IPv6, whose members are both ends; perftest has one queue pair for
+/// that.
+const GROUPS: [Case; 3] = [
+    ("ib_send_bw -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3 -s 1024 -n 500", 1),
+    ("ib_send_bw -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3 -s 1024 -n 500 -e", 1),
+    ("ib_send_lat -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3 -s 64 -n 500", 1),
+];
+
+const GROUPS_OVER_IPV6: [Case; 1] =
+    [("ib_send_bw -c UD -g -M 255:14:0:0:0:0:0:0:0:0:0:0:0:0:18:52 -s 1024 -n 500", 1)];
+
 /// Many queue pairs, or one, on a shared receive queue.
 const SHARED: [Case; 3] = [
     ("ib_send_bw --use-srq -s 4096 -n 500 -q 8", 1),
@@ -140,7 +151,7 @@ fn over_ipv6(lab: Option<Lab>, io: Io) -> Result<()> {
     let pair = lab.pair(io, 4200)?;
     let left = OverV6::of(&pair.left, pair.net.left.ipv6)?;
     let right = OverV6::of(&pair.right, pair.net.right.ipv6)?;
-    for case in SHORT {
+    for case in [&SHORT[..], &GROUPS_OVER_IPV6].concat() {
         run(&left, &right, case).with_context(|| format!("{} over IPv6", case.0))?;
     }
     pair.stop()
@@ -164,14 +175,14 @@ fn unreliable_connections_over_udp() -> Result<()> {
 fn datagrams_over_udp() -> Result<()> {
     let name = "datagrams_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::Udp, &[&DATAGRAMS])
+    all(&lab, Io::Udp, &[&DATAGRAMS, &GROUPS])
 }
 
 #[test]
 fn datagrams_over_af_packet() -> Result<()> {
     let name = "datagrams_over_af_packet";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfPacket, &[&DATAGRAMS])
+    all(&lab, Io::AfPacket, &[&DATAGRAMS, &GROUPS])
 }
 
 /// Both ends on one device.
@@ -180,7 +191,7 @@ fn datagrams_that_stay_on_their_host() -> Result<()> {
     let name = "datagrams_that_stay_on_their_host";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for case in DATAGRAMS {
+    for case in [&DATAGRAMS[..], &GROUPS].concat() {
         run(&pair.left, &pair.left, case).with_context(|| format!("{} on one host", case.0))?;
     }
     pair.stop()
@@ -211,7 +222,7 @@ fn everything_over_af_xdp() -> Result<()> {
 fn a_selection_over_af_xdp() -> Result<()> {
     let name = "a_selection_over_af_xdp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfXdp, &[&SHORT, &ATOMIC])
+    all(&lab, Io::AfXdp, &[&SHORT, &ATOMIC, &GROUPS])
 }
 
 #[test]

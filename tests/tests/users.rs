@@ -19,6 +19,9 @@ use system_tests::programs::Dialogue;
 /// Every kind of operation, in messages of one and of many packets.
 const CHECKER: &str = "checker -m 1024 -s 20000 -n 200 -T 15";
 
+/// Datagrams to a group that both ends are members of.
+const GROUP: &str = "ib_send_bw -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3 -s 1024 -n 200";
+
 /// The programs of one user beside a daemon.
 struct Theirs<'a> {
     node: &'a Node,
@@ -50,7 +53,7 @@ impl Place for Theirs<'_> {
 
 fn open(test: &str, io: Io) -> Result<Option<(Commons, Pair)>> {
     let helpers: [Helper; 1] = [(checker::PROGRAM, checker::build)];
-    let Some(commons) = Commons::open(test, &[], &helpers)? else { return Ok(None) };
+    let Some(commons) = Commons::open(test, &["ib_send_bw"], &helpers)? else { return Ok(None) };
     let pair = Pair::start(commons.dist, &commons.lab.tools, io, 1500)?;
     Ok(Some((commons, pair)))
 }
@@ -72,9 +75,10 @@ fn everybody_reaches_everybody(test: &str, io: Io) -> Result<()> {
     for (server, server_user, client, client_user) in dialogues {
         let server = Theirs { node: server, user: server_user };
         let client = Theirs { node: client, user: client_user };
-        let dialogue = Dialogue::new(CHECKER).limit(Duration::from_secs(60));
-        let said = dialogue.run(&server, &client);
-        said.with_context(|| format!("between {server_user:?} and {client_user:?}"))?;
+        for line in [CHECKER, GROUP] {
+            let said = Dialogue::new(line).limit(Duration::from_secs(60)).run(&server, &client);
+            said.with_context(|| format!("{line} of {server_user:?} and {client_user:?}"))?;
+        }
     }
     for node in [left, right] {
         let lost = counter(node, "shard_rx_misled")? + counter(node, "shard_rx_lost")?;

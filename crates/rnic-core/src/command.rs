@@ -11,7 +11,7 @@ use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
 use rnic_abi::words::Words;
 use rnic_abi::work_queue::WorkConsumer;
 use roce_wire::mad::MAD_LEN;
-use roce_wire::{Flow, Qpn};
+use roce_wire::{Flow, Gid, Qpn};
 
 /// Work queue handed to the engine: ring and doorbell record.
 #[derive(Debug)]
@@ -205,10 +205,25 @@ pub enum ClientCommand {
         /// Handle.
         qp: u32,
     },
-    /// Outcome: [`Outcome::QpGone`].
+    /// Outcome: [`Outcome::QpGone`]; EBUSY while it is attached to a group.
     DestroyQp {
         /// Handle.
         qp: u32,
+    },
+    /// Attaches a datagram QP to a group, of which it gets a copy of each datagram from now on.
+    /// Outcome: [`Outcome::Done`], also when it is attached already.
+    Attach {
+        /// Handle.
+        qp: u32,
+        /// Its address as a GID.
+        group: Gid,
+    },
+    /// Outcome: [`Outcome::Done`]; EINVAL when it is not attached.
+    Detach {
+        /// Handle.
+        qp: u32,
+        /// The group.
+        group: Gid,
     },
 }
 

@@ -22,7 +22,8 @@ use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
-use roce_wire::Qpn;
+use roce_wire::{Gid, Qpn};
+use std::net::IpAddr;
 
 type CommandResult = Result<Outcome, CommandError>;
 
@@ -107,6 +108,8 @@ impl Engine {
             ClientCommand::DestroySrq { srq } => self.destroy_srq(client, srq),
             ClientCommand::CreateAh { pd, path } => self.create_ah(client, pd, path),
             ClientCommand::DestroyAh { ah } => self.destroy_ah(client, ah),
+            ClientCommand::Attach { qp, group } => self.attach(client, qp, group),
+            ClientCommand::Detach { qp, group } => self.detach(client, qp, group),
         }
     }
 
@@ -115,7 +118,7 @@ impl Engine {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         self.shared.mrs.remove_client(client);
         for qp in handles(&self.qps, |qp: &Qp| qp.client_id == client) {
-            let _ = self.destroy_qp(now, client, qp);
+            let _ = self.remove_qp(now, qp);
         }
         for srq in handles(&self.shared.srqs, |srq: &Srq| srq.client == client) {
             self.shared.srqs.remove(srq);
@@ -323,6 +326,32 @@ impl Engine {
         Ok(Outcome::Done)
     }
 
+    fn attach(&mut self, client: ClientId, qp: u32, group: Gid) -> CommandResult {
+        let qp = self.owned_qp(client, qp)?;
+        // Rule: MembersAreDatagramQps
+        if qp.rules.is_connected {
+            return Err(invalid("only UD queue pairs can be attached to a multicast group"));
+        }
+        let (handle, slot) = (qp.handle, qp.slot);
+        let full = |_| refuse(Errno::NoMem, "no room for another group, or member of this one");
+        let is_new = self.shared.groups.attach(group_of(group)?, slot).map_err(full)?;
+        self.owned_qp(client, handle)?.groups += u32::from(is_new);
+        Ok(Outcome::Done)
+    }
+
+    fn detach(&mut self, client: ClientId, qp: u32, group: Gid) -> CommandResult {
+        let (handle, slot) = {
+            let qp = self.owned_qp(client, qp)?;
+            (qp.handle, qp.slot)
+        };
+        // Rule: DetachUnknown
+        if !self.shared.groups.detach(group_of(group)?, slot) {
+            return Err(invalid("the queue pair is not attached to this multicast group"));
+        }
+        self.owned_qp(client, handle)?.groups -= 1;
+        Ok(Outcome::Done)
+    }
+
     /// The number of the QP in `slot`; a few numbers are reserved, then the next generation's.
     fn free_qpn(&self, slot: u32, generation: u32) -> Option<Qpn> {
         (0..3).find_map(|skip| self.codec.encode(QpnParts { slot, generation: generation + skip }))
@@ -364,8 +393,19 @@ impl Engine {
     }
 
     fn destroy_qp(&mut self, now: Instant, client: ClientId, handle: u32) -> CommandResult {
-        self.owned_qp(client, handle)?;
+        // Rule: AttachedInUse
+        if self.owned_qp(client, handle)?.groups > 0 {
+            return Err(refuse(Errno::Busy, "the queue pair is attached to a multicast group"));
+        }
+        self.remove_qp(now, handle)
+    }
+
+    fn remove_qp(&mut self, now: Instant, handle: u32) -> CommandResult {
         let mut qp = self.qps.remove(handle).ok_or(NO_QP)?;
+        if qp.groups > 0 {
+            // Rule: GoneFromGroups
+            self.shared.groups.forget(qp.slot);
+        }
         qp.give_receive_back(&mut Ctx { now, shared: &mut self.shared, tap: &mut () });
         if let Some(srq) = qp.receive_source.shared().and_then(|srq| self.shared.srqs.get_mut(srq))
         {
@@ -385,6 +425,15 @@ impl Engine {
             }
         }
         Ok(Outcome::QpGone { async_events: qp.async_events })
+    }
+}
+
+/// The address of a group.
+fn group_of(gid: Gid) -> Result<IpAddr, CommandError> {
+    // Rule: GroupAddress
+    match gid.to_ip() {
+        group if group.is_multicast() => Ok(group),
+        _ => Err(invalid("the GID is not that of a multicast group")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What an engine is made with.
 
 use crate::command::PortState;
+use crate::groups::{MAX_GROUPS, MAX_MEMBERS};
 use crate::profile::Profile;
 use crate::qpn::MAX_QPS;
 use crate::secret::Secret;
@@ -76,6 +77,8 @@ pub fn default_limits() -> DeviceLimits {
         max_qp_init_rd_atom: 16,
         max_mw: 0,
         max_ah: 1 << 18,
+        max_groups: MAX_GROUPS as u32,
+        max_members: MAX_MEMBERS as u32,
         max_srq: 65_536,
         max_inline: MAX_INLINE as u32,
         max_dm_size: 64 << 20,

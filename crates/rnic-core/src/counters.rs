@@ -71,6 +71,8 @@ counters! {
     rx_malformed,
     /// Datagrams for a QP number that does not exist.
     rx_no_qp,
+    /// Datagrams to a group that no QP is attached to.
+    rx_no_member,
     /// Datagrams with the wrong transport for their QP.
     rx_bad_transport,
     /// Datagrams that the QP's state does not accept.
@@ -128,6 +130,7 @@ impl Counters {
             DropReason::Malformed => &mut self.rx_malformed,
             DropReason::Icrc => &mut self.rx_icrc_encapsulated,
             DropReason::NoQp => &mut self.rx_no_qp,
+            DropReason::NoMember => &mut self.rx_no_member,
             DropReason::Transport => &mut self.rx_bad_transport,
             DropReason::QpState => &mut self.rx_bad_state,
             DropReason::PKey => &mut self.bad_pkey_violations,

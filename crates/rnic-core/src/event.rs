@@ -55,6 +55,8 @@ pub enum DropReason {
     Icrc,
     /// No QP has this number.
     NoQp,
+    /// No QP is attached to this group.
+    NoMember,
     /// The opcode's transport is not that of the QP.
     Transport,
     /// The QP's state does not accept it.

@@ -49,6 +49,16 @@ impl Arrival<'_> {
     }
 }
 
+/// What a datagram is for.
+enum Receiver {
+    /// The queue pair in this slot.
+    Qp(u32),
+    /// The members of its group, of which other shards have some.
+    Members { others: bool },
+    /// Another shard, or the control plane, which has it now.
+    Elsewhere,
+}
+
 /// What of the engine ingress works on.
 pub(crate) struct Target<'a, 'c, T> {
     pub(crate) ctx: Ctx<'c, T>,
@@ -117,36 +127,40 @@ impl Ingress {
             target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
             let handled = match Datagram::parse(bytes) {
                 Ok(packet) => match self.classify(target, &packet, &arrival, ports.host) {
-                    Ok(slot) => {
-                        target.handle(slot, &packet, &arrival, ports.dma, arena).map_err(Some)
+                    Ok(Receiver::Qp(slot)) => {
+                        target.handle(slot, &packet, &arrival, ports.dma, arena)
                     }
+                    Ok(Receiver::Members { others }) => {
+                        let any = target.handle_copies(&packet, &arrival, ports.dma, arena);
+                        if any || others { Ok(()) } else { Err(DropReason::NoMember) }
+                    }
+                    Ok(Receiver::Elsewhere) => Ok(()),
                     Err(reason) => Err(reason),
                 },
-                Err(_) => Err(Some(DropReason::Malformed)),
+                Err(_) => Err(DropReason::Malformed),
             };
-            if let Err(Some(reason)) = handled {
+            if let Err(reason) = handled {
                 target.ctx.dropped(reason, info_of(bytes));
             }
             offset = offset.saturating_add(train.segment_len);
         }
     }
 
-    /// Checks everything that needs no protocol state and finds the QP. `Err(None)`: it belongs to
-    /// another shard and was handed over.
+    /// Checks everything that needs no protocol state and finds the receiver.
     fn classify<H: Host, T: Tap>(
         &mut self,
         target: &mut Target<'_, '_, T>,
         packet: &Datagram<'_>,
         arrival: &Arrival<'_>,
         host: &mut H,
-    ) -> Result<u32, Option<DropReason>> {
+    ) -> Result<Receiver, DropReason> {
         let flow = &arrival.train.flow;
         let hint = arrival.train.ip_id.hint(arrival.k);
         let trusted = arrival.train.is_internal;
         let check = if trusted { IcrcCheck::Good } else { icrc::verify(flow, hint, arrival.bytes) };
         // Rule: Icrc
         if !check.is_good() {
-            return Err(Some(DropReason::Icrc));
+            return Err(DropReason::Icrc);
         }
         if flow.ecn() == Ecn::Ce {
             target.ctx.shared.counters.np_ecn_marked_roce_packets += 1;
@@ -155,28 +169,48 @@ impl Ingress {
         if let Some((last, slot)) = self.last
             && last == qpn
         {
-            return Ok(slot);
+            return Ok(Receiver::Qp(slot));
         }
         let shard = shard_of(qpn);
         if shard != self.shard {
             let ip_id = RxIpId::Seen(check.ip_id(hint));
             let train = RxTrain { ip_id, flow: check.flow(*flow), ..*arrival.train };
-            host.hand_over(shard, &train, arrival.bytes);
-            return Err(None);
+            return elsewhere(qpn, &train, arrival.bytes, host);
         }
         if qpn == Qpn::GSI {
-            return Err(target.ctx.take_management((packet, packet_info(packet)), flow, host));
+            let info = packet_info(packet);
+            let dropped = target.ctx.take_management((packet, info), flow, host);
+            return dropped.map_or(Ok(Receiver::Elsewhere), Err);
         }
         let slot = self.codec.decode(qpn).slot;
         match target.qps.by_slot(slot as usize) {
             // Rule: WholeQpn
             Some(qp) if qp.qpn == qpn => {
                 self.last = Some((qpn, slot));
-                Ok(slot)
+                Ok(Receiver::Qp(slot))
             }
-            _ => Err(Some(DropReason::NoQp)),
+            _ => Err(DropReason::NoQp),
         }
     }
+}
+
+/// Hands over what is for other shards. The number that stands for members of groups is in a shard
+/// that has no queue pairs.
+fn elsewhere<H: Host>(
+    qpn: Qpn,
+    train: &RxTrain,
+    datagram: &[u8],
+    host: &mut H,
+) -> Result<Receiver, DropReason> {
+    if qpn != Qpn::MULTICAST {
+        host.hand_over(shard_of(qpn), train, datagram);
+        return Ok(Receiver::Elsewhere);
+    }
+    // Rule: GroupQpnNeedsGroup
+    if !train.flow.dst.is_multicast() {
+        return Err(DropReason::Address);
+    }
+    Ok(Receiver::Members { others: host.hand_over_to_members(train, datagram) })
 }
 
 impl<T: Tap> Target<'_, '_, T> {
@@ -231,6 +265,29 @@ impl<T: Tap> Target<'_, '_, T> {
                 self.finish(slot, packet.psn(), deferred, dma)
             }
         }
+    }
+
+    /// Gives each member of a group the datagram as if it were alone, with a receive of its own.
+    /// False when there are none.
+    #[inline(never)]
+    fn handle_copies<D: Dma>(
+        &mut self,
+        datagram: &Datagram<'_>,
+        arrival: &Arrival<'_>,
+        dma: &mut D,
+        arena: &[u8],
+    ) -> bool {
+        let group = arrival.train.flow.dst;
+        let members = self.ctx.shared.groups.take(group);
+        for slot in &members {
+            // Rule: EachMemberForItself
+            if let Err(reason) = self.handle(*slot, datagram, arrival, dma, arena) {
+                self.ctx.dropped(reason, Some(packet_info(datagram)));
+            }
+        }
+        let any = !members.is_empty();
+        self.ctx.shared.groups.put_back(group, members);
+        any
     }
 
     /// The part of a packet that needs the payload of earlier ones in memory.
@@ -313,7 +370,7 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
 fn check_datagram(qp: &Qp, datagram: &Datagram<'_>, flow: &Flow) -> Result<(), DropReason> {
     // What is sent to a group is for its members only, which are not named by a number.
     // Rule: GroupNeedsGroupQpn
-    if flow.dst.is_multicast() {
+    if flow.dst.is_multicast() && datagram.bth().dest_qp != Qpn::MULTICAST {
         return Err(DropReason::Address);
     }
     // Rule: QKeyMatches

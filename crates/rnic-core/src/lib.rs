@@ -33,6 +33,7 @@ mod delivery;
 mod egress;
 pub mod engine;
 pub mod event;
+mod groups;
 mod ids;
 mod ingress;
 #[cfg(feature = "leap")]

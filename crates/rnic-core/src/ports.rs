@@ -285,6 +285,13 @@ pub trait Host {
     fn hand_over(&mut self, shard: u8, train: &RxTrain, datagram: &[u8]) {
         let _ = (shard, train, datagram);
     }
+
+    /// A received datagram is for a group, which may have members in other shards. True when a
+    /// shard has been given a copy.
+    fn hand_over_to_members(&mut self, train: &RxTrain, datagram: &[u8]) -> bool {
+        let _ = (train, datagram);
+        false
+    }
 }
 
 /// The ports of one turn.

@@ -9,6 +9,7 @@ use crate::config::EngineConfig;
 use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::event::{DropReason, Event, PacketInfo, Tap};
+use crate::groups::Groups;
 use crate::mr::MrTable;
 use crate::outbox::Outbox;
 use crate::recv_queue::{NoRecv, Recv};
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
     pub(crate) ahs: Slab<AddressHandle>,
+    pub(crate) groups: Groups,
     pub(crate) wheel: Wheel,
     pub(crate) active: ActiveQps,
     /// Slots of QPs whose send queue may have completions to write.
@@ -68,6 +70,7 @@ impl Shared {
             cqs: Slab::new(config.limits.max_cq as usize),
             srqs: Slab::new(config.limits.max_srq as usize),
             ahs: Slab::new(config.limits.max_ah as usize),
+            groups: Groups::default(),
             wheel: Wheel::new(now),
             active: ActiveQps::default(),
             retiring: Vec::new(),

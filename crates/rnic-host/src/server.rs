@@ -10,6 +10,7 @@ mod capture;
 mod context;
 mod device_memory;
 mod door;
+mod groups;
 mod link;
 mod maps;
 mod memory;
@@ -24,6 +25,7 @@ mod turned_away;
 
 pub use accounts::Accounts;
 pub use door::Door;
+pub use groups::{Groups, WireGroups};
 pub use plane::{Engines, Ledger, Paths};
 pub use registry::Registry;
 pub use service::Service;

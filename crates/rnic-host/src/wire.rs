@@ -12,6 +12,7 @@ mod composite;
 mod cross_shard;
 mod fault;
 mod frames;
+mod groups;
 mod loopback;
 mod packet;
 mod split;
@@ -35,6 +36,7 @@ use cross_shard::Shards;
 pub use cross_shard::{Attachment, Branch, BranchStats, NewBranch, ShardRx, ShardWire, branch};
 use fault::FaultWire;
 pub use fault::{Fault, FaultChange, MAX_FAULTS};
+pub use groups::{Joiner, Membership};
 
 /// A way outside.
 trait Link: Send {
@@ -62,6 +64,10 @@ trait Link: Send {
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
     /// Uses a socket of the daemon for one more address, where it is made of such.
     fn add_sockets(&mut self, _: IpAddr, _: ReceiverSockets) {}
+    /// Receives what is sent to a group, which the device is a member of.
+    fn join(&mut self, group: IpAddr, membership: Membership);
+    /// Receives it no more.
+    fn leave(&mut self, group: IpAddr);
     /// What it counts.
     fn counters(&mut self) -> LinkCounters;
 }
@@ -69,6 +75,8 @@ trait Link: Send {
 /// The ways of a device, which has loopback at least.
 #[derive(Default)]
 struct Links {
+    /// How groups are joined on them.
+    joiner: Joiner,
     /// To other hosts.
     outside: Option<Box<dyn Link>>,
     /// To engines of other processes on this host, if that is another one.
@@ -84,15 +92,16 @@ pub type LinkCounters = Vec<(&'static str, u64)>;
 pub struct DeviceWire {
     mode: String,
     inner: FaultWire<CaptureWire<Composite>>,
+    joiner: Joiner,
     shards: Shards,
     shared: Option<Arc<SteeredPort>>,
 }
 
 impl DeviceWire {
     fn new(mode: String, links: Links, hops: HopTable) -> Self {
-        let shared = links.shared.clone();
+        let (shared, joiner) = (links.shared.clone(), links.joiner);
         let inner = around(Composite::new(links), hops);
-        Self { mode, inner, shards: Shards::default(), shared }
+        Self { mode, inner, joiner, shards: Shards::default(), shared }
     }
 
     /// That of a further shard with sockets of its own, which the daemon
@@ -102,9 +111,11 @@ impl DeviceWire {
     /// When there is no memory.
     pub fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
         let link: Box<dyn Link> = Box::new(UdpWire::of_shard(scope_id, mtu)?);
-        let links = Links { outside: Some(link), ..Links::default() };
+        let joiner = Joiner::Sockets { interface: scope_id };
+        let links = Links { joiner, outside: Some(link), local: None, shared: None };
         let inner = around(Composite::of_shard(links), HopTable::default());
-        Ok(Self { mode: "udp".to_owned(), inner, shards: Shards::default(), shared: None })
+        let (mode, shards) = ("udp".to_owned(), Shards::default());
+        Ok(Self { mode, inner, joiner, shards, shared: None })
     }
 
     /// Where further shards have sockets of their own; without, frames are handed over to them.
@@ -115,6 +126,21 @@ impl DeviceWire {
     /// A socket of the daemon's [shared port](Self::shared_port) for one more address.
     pub fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         self.inner.get_mut().get_mut().add_sockets(address, sockets);
+    }
+
+    /// How the device joins groups.
+    pub fn joiner(&self) -> Joiner {
+        self.joiner
+    }
+
+    /// Receives what is sent to a group from now on.
+    pub fn join(&mut self, group: IpAddr, membership: Membership) {
+        self.inner.get_mut().get_mut().join(group, membership);
+    }
+
+    /// Receives it no more.
+    pub fn leave(&mut self, group: IpAddr) {
+        self.inner.get_mut().get_mut().leave(group);
     }
 
     /// The packet I/O in use, e.g. `udp` or `af-xdp native`.

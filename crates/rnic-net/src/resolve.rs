@@ -68,8 +68,8 @@ impl Network {
         let sport = match (sockets, ah.flow_label) {
             // The ICRC covers it, and the kernel knows no other.
             (Some(port), _) => port,
-            // Another shard's engine is reached through the kernel.
-            _ if is_local => ROCE_PORT,
+            // Other shards of this host are reached through the kernel.
+            _ if is_local || dst.is_multicast() => ROCE_PORT,
             (None, 0) => 0,
             (None, label) => udp_source_port(label),
         };

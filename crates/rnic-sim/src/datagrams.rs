@@ -61,6 +61,24 @@ impl Host {
         self.command(ClientCommand::DestroyAh { ah }).map(drop)
     }
 
+    /// Attaches a queue pair to a group.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn attach(&mut self, qp: QpId, group: IpAddr) -> Result<(), CommandError> {
+        let qp = self.qp_handle(qp);
+        self.command(ClientCommand::Attach { qp, group: Gid::from_ip(group) }).map(drop)
+    }
+
+    /// Detaches it.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn detach(&mut self, qp: QpId, group: IpAddr) -> Result<(), CommandError> {
+        let qp = self.qp_handle(qp);
+        self.command(ClientCommand::Detach { qp, group: Gid::from_ip(group) }).map(drop)
+    }
+
     /// RESET to RTS.
     ///
     /// # Panics

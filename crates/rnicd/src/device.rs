@@ -8,7 +8,7 @@ use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::EventFd;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
-use rnic_host::server::{Accounts, Engines, Registry, Service};
+use rnic_host::server::{Accounts, Engines, Registry, Service, WireGroups};
 use rnic_host::settings::{Io, XdpMode, name_of};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::system::random;
@@ -24,6 +24,7 @@ pub(crate) struct Device {
     io: String,
     info: DeviceInfo,
     ledger: Arc<Accounts>,
+    groups: Arc<WireGroups>,
     /// The engine that has the wire, for clients of the daemon's own user.
     pub(crate) own: Arc<OwnEngine>,
     /// What peers say to QP1.
@@ -70,6 +71,7 @@ impl Device {
         let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains, users };
         let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
         let (io, shared_port) = (wire.mode().to_owned(), wire.shared_port());
+        let joiner = wire.joiner();
         let mut engine = EngineConfig::new(random().context("no randomness")?);
         engine.gid_table_len = network.port().gid_table_len;
         engine.profile = config.profile.into();
@@ -80,8 +82,9 @@ impl Device {
         let connections = Connections::start(&info, &network, own.handle());
         let connections = connections.context("cannot start the connection manager")?;
         let ledger = Accounts::new(config.limits, rustix::process::geteuid().as_raw());
+        let groups = WireGroups::new(own.handle().clone(), joiner);
         let mut device =
-            Self { network, io, info, ledger, own, connections, shared_port, users: None };
+            Self { network, io, info, ledger, groups, own, connections, shared_port, users: None };
         device.users = device.start_users(config)?;
         // Changes from before the engines could follow them.
         let _ = followers.own.set(Arc::clone(&device.own));
@@ -109,6 +112,7 @@ impl Device {
             groups: config.groups,
             ledger: Arc::clone(&self.ledger),
             network: Arc::clone(&self.network),
+            wire_groups: Arc::clone(&self.groups),
             own: Arc::clone(&self.own),
             shared_port: self.shared_port.clone(),
             command: this_program(),
@@ -125,6 +129,7 @@ impl Device {
         Ok(Arc::new(Service {
             device: self.info.clone(),
             network: self.network.clone(),
+            groups: self.groups.clone(),
             engine: self.own.handle().clone(),
             engines,
             ledger: self.ledger.clone(),

@@ -114,10 +114,12 @@ impl EngineProcess {
         let engine =
             OwnEngine::start(start.settings, config, wire).context("cannot start the engine")?;
         let engine = Arc::new(engine);
-        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network)?);
+        let shard = engine.handle().clone();
+        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network, shard)?);
         let service = Service {
             device: start.device,
             network: upstream.clone(),
+            groups: upstream.clone(),
             engine: engine.handle().clone(),
             engines: engine.clone(),
             ledger: upstream.clone(),
@@ -165,6 +167,10 @@ impl EngineProcess {
                         let [receives, sends] = fds.exactly()?;
                         let sockets = ReceiverSockets { receives, sends };
                         self.engine.handle().tell(ShardMessage::Sockets(address, sockets));
+                    }
+                    ToEngine::Group(group) => {
+                        let [socket] = fds.exactly()?;
+                        self.engine.handle().tell(ShardMessage::Join(group, socket.into()));
                     }
                     message => self.handle(message),
                 }

@@ -10,6 +10,7 @@
 //! Nothing here waits for such a process: it may be stopped, or kept by its clients' memory.
 
 mod engine;
+mod groups;
 mod protocol;
 mod restarts;
 mod start;
@@ -30,7 +31,7 @@ use rnic_host::discard;
 use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
 use rnic_host::refusal::{refuse, refused_by_kernel};
 use rnic_host::report::{self, Object, Totals};
-use rnic_host::server::{Accounts, Admitted, Engines};
+use rnic_host::server::{Accounts, Admitted, Engines, WireGroups};
 use rnic_host::settings::{Profile, Settings};
 use rnic_host::shard::{OwnEngine, ShardStopped};
 use rnic_host::wire::{CaptureTap, Fault, FaultChange};
@@ -57,6 +58,7 @@ pub(crate) struct Parts {
     pub(crate) groups: u32,
     pub(crate) ledger: Arc<Accounts>,
     pub(crate) network: Arc<Network>,
+    pub(crate) wire_groups: Arc<WireGroups>,
     /// The engine that has the wire.
     pub(crate) own: Arc<OwnEngine>,
     /// Where engine processes have sockets of their own; without, frames are handed over.

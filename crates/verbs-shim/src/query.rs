@@ -72,6 +72,9 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.atomic_cap = if limits.atomics { IBV_ATOMIC_HCA } else { IBV_ATOMIC_NONE };
     attr.max_mw = signed(limits.max_mw);
     attr.max_ah = signed(limits.max_ah);
+    attr.max_mcast_grp = signed(limits.max_groups);
+    attr.max_mcast_qp_attach = signed(limits.max_members);
+    attr.max_total_mcast_qp_attach = signed(limits.max_groups.saturating_mul(limits.max_members));
     attr.max_srq = signed(limits.max_srq);
     if limits.max_srq > 0 {
         attr.max_srq_wr = signed(limits.max_qp_wr);

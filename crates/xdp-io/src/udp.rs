@@ -13,13 +13,14 @@ mod steered;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::address::{self, SockAddr};
 use crate::control::{self, Control};
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
+pub use socket::group_socket;
 use socket::{IpFields, Socket};
 pub use steered::{ReceiverSockets, SteerBy, SteeredPort};
 
@@ -38,12 +39,12 @@ const CALLS_PER_OTHER: u32 = 4;
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
     /// Local addresses, one socket each. An unspecified address (`0.0.0.0`, `::`) receives for all
-    /// addresses of its family. A multicast address is joined, and nothing is sent from it.
+    /// addresses of its family.
     pub addresses: Vec<IpAddr>,
     /// Local port, and destination port of received datagrams. 0 lets the kernel choose (tests).
     pub port: u16,
-    /// Interface index, for link-local IPv6 addresses and for multicast; 0 if there are none, or
-    /// for the interface that the routes say.
+    /// Interface index, for link-local IPv6 addresses and for sending multicast; 0 if there are
+    /// none, or for the interface that the routes say.
     pub scope_id: u32,
     /// Receive slots of 64 KiB, 1..=1024: the most trains between two `release_rx`.
     pub rx_slots: usize,
@@ -209,8 +210,8 @@ impl UdpPort {
             return Ok(());
         }
         let fd = match &self.shared {
-            Some(shared) if !address.is_multicast() => shared.first_socket(address)?,
-            _ => {
+            Some(shared) => shared.first_socket(address)?,
+            None => {
                 let wanted = address::scoped(address, self.port, self.scope_id);
                 socket::open(wanted, self.scope_id, self.buffer_bytes, |_| Ok(()))?
             }
@@ -228,6 +229,12 @@ impl UdpPort {
     pub fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         self.remove_address(address);
         self.adopt(Socket::of(sockets, address));
+    }
+
+    /// Receives with a [`group_socket`] until the group is [removed](Self::remove_address).
+    pub fn add_group(&mut self, group: IpAddr, socket: OwnedFd) {
+        self.remove_address(group);
+        self.adopt(Socket::new(socket, group));
     }
 
     fn adopt(&mut self, socket: Socket) {

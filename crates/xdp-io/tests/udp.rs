@@ -3,6 +3,7 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,8 @@ use common::raw::RawSocket;
 use common::{skipped_without_root, wait_for};
 use testbed::{INTERFACE, V4_A, V4_B, V6_A, V6_B};
 use xdp_io::program::{AttachMode, XdpProgram};
-use xdp_io::udp::{RxTrain, SteerBy, SteeredPort, TxTrain, UdpConfig, UdpPort};
-use xdp_io::{Error, TxRefusal};
+use xdp_io::udp::{RxTrain, SteerBy, SteeredPort, TxTrain, UdpConfig, UdpPort, group_socket};
+use xdp_io::{Error, TxRefusal, multicast};
 
 const PORT: u16 = 4791;
 const LOOP_1: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
@@ -288,7 +289,16 @@ fn multicast_groups_are_joined_and_left() {
     for (group, source) in [("239.1.2.3", V4_A), ("ff0e::4791", V6_A)] {
         let group: IpAddr = group.parse().unwrap();
         let to_group = train(source, (group, PORT).into(), 0);
-        pair.b.run(|| b.add_address(group).unwrap());
+        let mut left = None;
+        pair.b.run(|| {
+            let interface = xdp_io::netdev::index(INTERFACE).unwrap();
+            let [one, other] = [(); 2].map(|()| group_socket(group, PORT, interface, 1 << 16));
+            b.add_group(group, one.unwrap());
+            // A member that has left gets nothing, however long its socket stays open.
+            let other = other.unwrap();
+            multicast::leave(other.as_fd(), interface, group).unwrap();
+            left = Some(UdpSocket::from(other));
+        });
         let (bytes, trains) = {
             queue(&mut a, &to_group, b"hello");
             assert_eq!(a.submit().sent, 1);
@@ -296,6 +306,8 @@ fn multicast_groups_are_joined_and_left() {
         };
         assert_eq!((bytes.as_slice(), trains[0].dst), (&b"hello"[..], group));
         assert_eq!(trains[0].src.ip(), source);
+        let heard = left.unwrap().recv(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(heard, Err(std::io::ErrorKind::WouldBlock));
         assert_eq!(b.reserve(&train(group, (source, PORT).into(), 0), 1), Err(TxRefusal::NoSource));
         b.remove_address(group);
         queue(&mut a, &to_group, b"gone");

@@ -72,6 +72,10 @@ pub struct DeviceLimits {
     pub max_mw: u32,
     /// Address handles.
     pub max_ah: u32,
+    /// Multicast groups.
+    pub max_groups: u32,
+    /// Queue pairs attached to one group.
+    pub max_members: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Bytes of inline data.

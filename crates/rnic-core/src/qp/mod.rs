@@ -102,6 +102,8 @@ pub(crate) struct Qp {
     pub(crate) wheel_later: Option<Instant>,
     pub(crate) counters: QpCounters,
     pub(crate) async_events: u64,
+    /// Groups that it is attached to.
+    pub(crate) groups: u32,
 }
 
 /// The names of a new QP, and its client.
@@ -170,6 +172,7 @@ impl Qp {
             wheel_later: None,
             counters: QpCounters::default(),
             async_events: 0,
+            groups: 0,
         })
     }
 

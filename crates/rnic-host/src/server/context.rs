@@ -2,6 +2,7 @@
 
 use super::accounts::{Account, Charge};
 use super::device_memory::DmPart;
+use super::groups::Joined;
 use super::link::EngineLink;
 use super::memory::{Regions, Registration};
 use super::queues::Queues;
@@ -22,6 +23,7 @@ use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
 use rnic_net::Hold;
 use roce_wire::Gid;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// See the [module](self). Dropping it removes the client.
@@ -35,6 +37,8 @@ pub(super) struct Context {
     pds: HashMap<u32, Charge>,
     ahs: HashMap<u32, (Charge, Hold)>,
     channels: HashMap<u32, [Charge; 2]>,
+    /// By queue pair and group.
+    attached: HashMap<(u32, IpAddr), ([Charge; 2], Joined)>,
     next_channel: u32,
     _charges: [Charge; 3],
 }
@@ -80,6 +84,7 @@ impl Context {
             pds: HashMap::new(),
             ahs: HashMap::new(),
             channels: HashMap::new(),
+            attached: HashMap::new(),
             next_channel: 0,
             _charges: charges,
         };
@@ -153,6 +158,8 @@ impl Context {
                 self.ahs.remove(&ah);
                 Reply::Done
             }
+            Request::Multicast { qp, gid, attach: true } => self.attach(qp, Gid(gid))?,
+            Request::Multicast { qp, gid, attach: false } => self.detach(qp, Gid(gid))?,
             _ => return Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
         };
         Ok((reply, Vec::new()))
@@ -178,6 +185,33 @@ impl Context {
             }
             _ => Err(unexpected_outcome()),
         }
+    }
+
+    /// The engine says whether the queue pair may be a member; then the device becomes one.
+    fn attach(&mut self, qp: u32, group: Gid) -> Result<Reply, Refused> {
+        let place = (qp, group.to_ip());
+        if self.attached.contains_key(&place) {
+            return Ok(Reply::Done);
+        }
+        // Each group takes a socket. They are charged for each member, which may be the only one.
+        let charges = self.account.take_all([(Resource::Ahs, 1), (Resource::Descriptors, 1)])?;
+        self.link.execute(ClientCommand::Attach { qp, group })?;
+        match Joined::new(&self.service.groups, place.1) {
+            Ok(joined) => {
+                self.attached.insert(place, (charges, joined));
+                Ok(Reply::Done)
+            }
+            Err(why) => {
+                self.link.execute(ClientCommand::Detach { qp, group })?;
+                Err(why)
+            }
+        }
+    }
+
+    fn detach(&mut self, qp: u32, group: Gid) -> Result<Reply, Refused> {
+        self.link.execute(ClientCommand::Detach { qp, group })?;
+        self.attached.remove(&(qp, group.to_ip()));
+        Ok(Reply::Done)
     }
 
     fn create_channel(&mut self) -> Result<(Reply, Attached), Refused> {

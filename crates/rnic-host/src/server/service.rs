@@ -1,6 +1,7 @@
 //! What all sessions share, and a session's place in it.
 
 use super::accounts::{Account, Charge};
+use super::groups::Groups;
 use super::plane::{Engines, Ledger, Paths};
 use super::registry::Registry;
 use crate::quota::Resource;
@@ -19,6 +20,8 @@ pub struct Service {
     pub device: DeviceInfo,
     /// Its network.
     pub network: Arc<dyn Paths>,
+    /// What makes it a member of multicast groups.
+    pub groups: Arc<dyn Groups>,
     /// The engine that serves the sessions of this process.
     pub engine: ShardHandle,
     /// What there is to see of it and of others.

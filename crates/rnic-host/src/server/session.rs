@@ -234,6 +234,10 @@ impl Session<'_> {
         let page = rustix::param::page_size() as u64;
         let most = limits.max_dm_size.min(may(Resource::DeviceMemoryBytes));
         limits.max_dm_size = most - most % page;
+        // Each attached queue pair is charged as an address handle and a descriptor.
+        for limit in [&mut limits.max_groups, &mut limits.max_members] {
+            *limit = count(count(*limit, Resource::Ahs), Resource::Descriptors);
+        }
         limits.max_mr_size = limits.max_mr_size.min(may(Resource::RegisteredBytes));
         device
     }
@@ -358,6 +362,7 @@ fn takes_memory(request: &Request) -> bool {
             | R::CreateQp(_)
             | R::CreateSrq { .. }
             | R::CreateAh { .. }
+            | R::Multicast { attach: true, .. }
             | R::Inspect { .. }
             | R::Capture
     )

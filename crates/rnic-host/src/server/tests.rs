@@ -3,10 +3,11 @@
 mod addresses;
 mod descriptors;
 mod device_memory;
+mod groups;
 mod resizes;
 mod srq;
 
-use super::{Accounts, Door, Engines, Registry, Service, serve};
+use super::{Accounts, Door, Engines, Registry, Service, WireGroups, serve};
 use crate::inspect::Kind;
 use crate::quota::{Limits, Machine, Resource, Section};
 use crate::report::Totals;
@@ -45,6 +46,7 @@ impl Daemon {
             WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
         let wire = wire::open(&wires, &network).unwrap();
         let engine = EngineConfig::new([1, 2]);
+        let joiner = wire.joiner();
         let port = ShardPort::Device(Box::new(wire));
         let engine = Arc::new(OwnEngine::start(Settings::default(), engine, port).unwrap());
         let service = Arc::new(Service {
@@ -56,6 +58,7 @@ impl Daemon {
                 limits: default_limits(),
             },
             network,
+            groups: WireGroups::new(engine.handle().clone(), joiner),
             engine: engine.handle().clone(),
             engines: engine.clone(),
             ledger: Accounts::new(limits, rustix::process::geteuid().as_raw()),

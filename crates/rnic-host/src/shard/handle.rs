@@ -76,6 +76,9 @@ impl Shard {
                 }
             }
             ShardMessage::Sockets(address, sockets) => self.nic.wire.add_sockets(address, sockets),
+            ShardMessage::Join(group, membership) => self.nic.wire.join(group, membership),
+            ShardMessage::Leave(group) => self.nic.wire.leave(group),
+            ShardMessage::Members(group, shards) => self.nic.events.set_members(group, shards),
             ShardMessage::AddShard(number, branch, receiver) => {
                 self.nic.wire.add_shard(branch);
                 self.nic.events.add_receiver(number, receiver);

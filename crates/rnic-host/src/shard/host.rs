@@ -13,13 +13,15 @@ use rnic_abi::verbs::AsyncEventType;
 use rnic_abi::words::AtomicU64;
 use rnic_core::command::{ChannelId, ClientId};
 use rnic_core::ports::{Host, RxTrain};
+use rnic_core::qpn::MAX_SHARDS;
 use roce_wire::mad::MAD_LEN;
 use roce_wire::{Flow, Qpn};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -89,6 +91,8 @@ pub(super) struct ClientEvents {
     full: HashSet<Token>,
     /// The ways to further shards, by their number.
     receivers: Vec<Option<ShardRx>>,
+    /// The further shards that have members of a group, as bits.
+    members: BTreeMap<IpAddr, u32>,
     /// Something was handed over since the last flush.
     handed_over: bool,
     /// Datagrams lost on the way to shards that have ended.
@@ -111,6 +115,7 @@ impl ClientEvents {
             clients: HashMap::new(),
             full: HashSet::new(),
             receivers: Vec::new(),
+            members: BTreeMap::new(),
             handed_over: false,
             lost_before: 0,
             misled: 0,
@@ -133,6 +138,14 @@ impl ClientEvents {
                 self.lost_before += old.lost();
             }
         }
+    }
+
+    /// The further shards that have members of a group, as bits.
+    pub(super) fn set_members(&mut self, group: IpAddr, shards: u32) {
+        match shards {
+            0 => self.members.remove(&group),
+            shards => self.members.insert(group, shards),
+        };
     }
 
     /// Shows further shards what was handed over to them.
@@ -276,7 +289,24 @@ impl Host for ClientEvents {
         self.handed_over = true;
         receiver.hand_over(train, datagram);
     }
+
+    fn hand_over_to_members(&mut self, train: &RxTrain, datagram: &[u8]) -> bool {
+        let shards = self.members.get(&train.flow.dst).copied().unwrap_or(0);
+        let mut any = false;
+        for (number, receiver) in self.receivers.iter_mut().enumerate().take(SHARDS) {
+            let Some(receiver) = receiver.as_mut().filter(|_| shards & 1 << number != 0) else {
+                continue;
+            };
+            receiver.hand_over(train, datagram);
+            any = true;
+        }
+        self.handed_over |= any;
+        any
+    }
 }
+
+/// As many as there are bits of a word for.
+const SHARDS: usize = MAX_SHARDS as usize;
 
 /// Events kept for a client that does not read. One that has not read so many will not miss them.
 const MAX_PENDING: usize = 1 << 17;

@@ -3,7 +3,7 @@
 use super::host::EventSocket;
 use crate::dma::{Process, Space};
 use crate::inspect::{Question, Seen};
-use crate::wire::{Branch, CaptureTap, Fault, FaultChange, ShardRx};
+use crate::wire::{Branch, CaptureTap, Fault, FaultChange, Membership, ShardRx};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::doorbell::Doorbells;
 use rnic_abi::os::EventFd;
@@ -70,6 +70,12 @@ pub enum ShardMessage {
     Network(Change),
     /// A socket of the daemon for an address.
     Sockets(IpAddr, ReceiverSockets),
+    /// The device is a member of a group.
+    Join(IpAddr, Membership),
+    /// It is none any more.
+    Leave(IpAddr),
+    /// The further shards that have members of a group, as bits.
+    Members(IpAddr, u32),
     /// A further shard of this number sends through this one, and how to reach it.
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.

@@ -1,6 +1,8 @@
 //! The wire of a shard: the device's own, or the way through the shard that has it.
 
-use crate::wire::{Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, ShardWire};
+use crate::wire::{
+    Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, Membership, ShardWire,
+};
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -66,6 +68,20 @@ impl ShardPort {
     pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Self::Device(wire) = self {
             wire.add_sockets(address, sockets);
+        }
+    }
+
+    /// Receives what is sent to a group; a further shard is given it.
+    pub(super) fn join(&mut self, group: IpAddr, membership: Membership) {
+        if let Self::Device(wire) = self {
+            wire.join(group, membership);
+        }
+    }
+
+    /// Receives it no more.
+    pub(super) fn leave(&mut self, group: IpAddr) {
+        if let Self::Device(wire) = self {
+            wire.leave(group);
         }
     }
 

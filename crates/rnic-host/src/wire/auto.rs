@@ -15,7 +15,7 @@
 use super::packet::PacketWire;
 use super::udp::{self, UdpWire};
 use super::xdp::XdpWire;
-use super::{DeviceWire, Link, Links};
+use super::{DeviceWire, Joiner, Link, Links};
 use crate::settings::{Io, XdpMode, name_of};
 use rnic_net::{Change, Interface, Network};
 use std::sync::Arc;
@@ -53,11 +53,22 @@ struct Opened {
 type Local = Option<(Arc<SteeredPort>, UdpWire)>;
 
 impl Opened {
-    /// Frames.
-    fn new(mode: impl Into<String>, link: impl Link + 'static, local: Local) -> Self {
+    /// Frames on this interface. What is for several engines at a time leaves and arrives through
+    /// sockets.
+    fn new(
+        mode: impl Into<String>,
+        interface: u32,
+        link: impl Link + 'static,
+        local: Local,
+    ) -> Self {
+        let joiner = match local {
+            Some(_) => Joiner::Sockets { interface },
+            None => Joiner::Frames { interface },
+        };
         let (shared, local) = local.unzip();
         let local = local.map(|link| Box::new(link) as Box<dyn Link>);
-        Self { mode: mode.into(), links: Links { outside: Some(Box::new(link)), local, shared } }
+        let links = Links { joiner, outside: Some(Box::new(link)), local, shared };
+        Self { mode: mode.into(), links }
     }
 }
 
@@ -100,7 +111,8 @@ impl LinkOpener<'_> {
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);
         let outside: Option<Box<dyn Link>> = Some(Box::new(wire));
-        Ok(Opened { mode: "udp".to_owned(), links: Links { outside, local: None, shared } })
+        let joiner = Joiner::Sockets { interface: self.interface.index };
+        Ok(Opened { mode: "udp".to_owned(), links: Links { joiner, outside, local: None, shared } })
     }
 
     fn xdp(&self, mode: XdpMode) -> Result<Opened, String> {
@@ -125,7 +137,7 @@ impl LinkOpener<'_> {
                  native here"
             );
         }
-        Ok(Opened::new(wire.describe(), wire, local))
+        Ok(Opened::new(wire.describe(), self.interface.index, wire, local))
     }
 
     fn packet(&self, trains: bool) -> Result<Opened, String> {
@@ -138,7 +150,7 @@ impl LinkOpener<'_> {
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         let mode = if trains { "af-packet" } else { SINGLE_FRAMES };
-        Ok(Opened::new(mode, wire, local))
+        Ok(Opened::new(mode, self.interface.index, wire, local))
     }
 
     /// The sockets of other users' engine processes beside frames; none where they cannot be had.

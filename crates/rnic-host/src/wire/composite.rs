@@ -1,10 +1,13 @@
 //! Loopback and the device's packet I/O as one wire.
 
+mod groups;
+
 use super::loopback::Loopback;
 use super::{
-    DISCARD, LOCAL, LOOPBACK, Link, LinkCounters, Links, MAX_DATAGRAM, MAX_RESERVED, OUTSIDE,
-    train_len,
+    DISCARD, LOCAL, LOOPBACK, Link, LinkCounters, Links, MAX_DATAGRAM, MAX_RESERVED, Membership,
+    OUTSIDE, train_len,
 };
+use groups::Groups;
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -26,6 +29,7 @@ pub(super) struct Composite {
     discarded: u64,
     /// Reservations since the last submit, in order.
     reserved: Vec<TxSlot>,
+    groups: Groups,
     /// Loopback had packets, and the device was not polled.
     outside_waits: bool,
     /// What was received last came from outside.
@@ -41,7 +45,7 @@ impl Composite {
 
     /// Of a shard with sockets of its own.
     pub(super) fn of_shard(links: Links) -> Self {
-        let Links { outside, local, .. } = links;
+        let Links { outside, local, joiner, .. } = links;
         let caps = outside.as_ref().map_or(LOOPBACK_CAPS, |link| link.caps());
         Self {
             loopback: Loopback::new(LOOPBACK, caps.tx_ip_id),
@@ -52,6 +56,7 @@ impl Composite {
             discard: vec![0; DISCARD_LEN],
             discarded: 0,
             reserved: Vec::with_capacity(MAX_RESERVED),
+            groups: Groups::new(joiner),
             outside_waits: false,
             heard_outside: false,
         }
@@ -94,10 +99,27 @@ impl Composite {
         }
     }
 
+    /// Receives what is sent to a group.
+    pub(super) fn join(&mut self, group: IpAddr, membership: Membership) {
+        self.groups.joined.insert(group);
+        if let Some(link) = self.local.as_mut().or(self.outside.as_mut()) {
+            link.join(group, membership);
+        }
+    }
+
+    /// Receives it no more.
+    pub(super) fn leave(&mut self, group: IpAddr) {
+        self.groups.joined.remove(&group);
+        if let Some(link) = self.local.as_mut().or(self.outside.as_mut()) {
+            link.leave(group);
+        }
+    }
+
     /// Counters of the link.
     pub(super) fn counters(&mut self) -> LinkCounters {
         let mut counters = self.loopback.counters();
         counters.push(("link_tx_no_route", self.discarded));
+        counters.push(("loopback_group_lost", self.groups.lost));
         if let Some(link) = &mut self.outside {
             counters.extend(link.counters());
         }
@@ -210,6 +232,7 @@ impl Wire for Composite {
         let slot = match train.hop {
             rnic_net::LOOPBACK if train.to_self || !self.is_shared => self.loopback.reserve(train),
             rnic_net::LOOPBACK => self.reserve_local(train),
+            _ if train.flow.dst.is_multicast() => self.reserve_for_group(train),
             _ => self.reserve_outside(train),
         }?;
         self.reserved.push(slot);
@@ -220,6 +243,7 @@ impl Wire for Composite {
         let Some(first) = self.reserved.iter().rposition(|reserved| reserved == slot) else {
             return;
         };
+        self.groups.cancel(self.reserved.get(first..).unwrap_or_default());
         for slot in self.reserved.drain(first..).rev() {
             match (slot.arena, &mut self.outside) {
                 (LOOPBACK, _) => self.loopback.cancel_last(),
@@ -242,6 +266,9 @@ impl Wire for Composite {
 
     fn submit(&mut self) {
         self.reserved.clear();
+        if !self.groups.trains.is_empty() {
+            self.finish_group_trains();
+        }
         self.loopback.submit();
         self.links_mut().for_each(|link| link.submit());
     }

@@ -1,10 +1,14 @@
 //! RoCEv2 frames over AF_PACKET, and trains of them where the kernel knows them.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
-use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, split, train_len};
+use super::{
+    Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, max_datagram, split,
+    train_len,
+};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use rnic_net::HopTable;
 use roce_wire::ROCE_PORT;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use xdp_io::TxRefusal;
@@ -16,6 +20,7 @@ pub(super) struct PacketWire {
     port: PacketPort,
     ethernet: Ethernet,
     addresses: Vec<IpAddr>,
+    groups: BTreeMap<IpAddr, Membership>,
     max_datagram: u32,
     frames: Vec<packet::RxTrain>,
     reserved: Vec<(xdp_io::TxSlot, u32)>,
@@ -44,6 +49,7 @@ impl PacketWire {
             port: PacketPort::open(&config)?,
             ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
+            groups: BTreeMap::new(),
             max_datagram: max_datagram(mtu, addresses),
             frames: vec![packet::RxTrain::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
@@ -79,7 +85,7 @@ impl Link for PacketWire {
                 continue;
             };
             let dst = train.flow.dst;
-            if !dst.is_multicast() && !self.addresses.contains(&dst) {
+            if !self.addresses.contains(&dst) && !self.groups.contains_key(&dst) {
                 self.not_ours += 1;
                 continue;
             }
@@ -152,6 +158,14 @@ impl Link for PacketWire {
         }
         self.addresses = addresses.to_vec();
         self.max_datagram = max_datagram(mtu, addresses);
+    }
+
+    fn join(&mut self, group: IpAddr, membership: Membership) {
+        self.groups.insert(group, membership);
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.remove(&group);
     }
 
     fn counters(&mut self) -> LinkCounters {

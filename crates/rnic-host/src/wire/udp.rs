@@ -6,7 +6,9 @@
 //! The source port is the destination port: one socket per address serves all queue pairs, so the
 //! control plane gives their flows that port (the ICRC covers it).
 
-use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, max_datagram, train_len};
+use super::{
+    Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, max_datagram, train_len,
+};
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use rnic_core::qpn::SHARD_IN_BYTE;
 use roce_wire::{Flow, ROCE_PORT};
@@ -165,8 +167,8 @@ impl Link for UdpWire {
     }
 
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        let gone: Vec<_> =
-            self.port.local_addresses().filter(|bound| !addresses.contains(bound)).collect();
+        let is_gone = |bound: &IpAddr| !bound.is_multicast() && !addresses.contains(bound);
+        let gone: Vec<_> = self.port.local_addresses().filter(is_gone).collect();
         gone.into_iter().for_each(|address| self.port.remove_address(address));
         for address in addresses.iter().filter(|_| self.binds) {
             if let Err(error) = self.port.add_address(*address) {
@@ -178,6 +180,16 @@ impl Link for UdpWire {
 
     fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         self.port.add_sockets(address, sockets);
+    }
+
+    fn join(&mut self, group: IpAddr, membership: Membership) {
+        if let Some(socket) = membership.into_socket() {
+            self.port.add_group(group, socket);
+        }
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.port.remove_address(group);
     }
 
     fn counters(&mut self) -> LinkCounters {

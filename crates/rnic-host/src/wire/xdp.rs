@@ -1,10 +1,13 @@
 //! RoCEv2 frames over AF_XDP.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
-use super::{Link, LinkCounters, MAX_BURST, MAX_RESERVED, OUTSIDE, QUEUES, max_datagram, split};
+use super::{
+    Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, QUEUES, max_datagram, split,
+};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use rnic_net::HopTable;
 use roce_wire::{FrameHeader, ROCE_PORT};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,6 +24,7 @@ pub(super) struct XdpWire {
     turn: usize,
     ethernet: Ethernet,
     addresses: Vec<IpAddr>,
+    groups: BTreeMap<IpAddr, Membership>,
     max_datagram: u32,
     frames: Vec<RxFrame>,
     reserved: Vec<(xdp_io::TxSlot, u32)>,
@@ -50,6 +54,7 @@ impl XdpWire {
             turn: 0,
             ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
+            groups: BTreeMap::new(),
             max_datagram: 0,
             frames: vec![RxFrame::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
@@ -184,6 +189,20 @@ impl Link for XdpWire {
         }
         self.addresses = addresses.to_vec();
         self.set_mtu(mtu);
+    }
+
+    fn join(&mut self, group: IpAddr, membership: Membership) {
+        if let Err(error) = self.first().add_address(group) {
+            tracing::warn!("cannot serve the multicast group {group}: {error}");
+        }
+        self.groups.insert(group, membership);
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if let Err(error) = self.first().remove_address(group) {
+            tracing::warn!("cannot give the multicast group {group} back to the kernel: {error}");
+        }
+        self.groups.remove(&group);
     }
 
     fn counters(&mut self) -> LinkCounters {

@@ -6,6 +6,7 @@ mod attributes;
 mod by_reference;
 mod drops;
 mod duplicates;
+mod groups;
 mod management;
 mod memory;
 mod objects;

@@ -8,10 +8,12 @@ use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::{Refused, refuse};
-use rnic_host::server::{Ledger, Paths};
+use rnic_host::server::{Groups, Ledger, Paths};
+use rnic_host::shard::{ShardHandle, ShardMessage};
 use rnic_net::Hold;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// See the [module](self). Any thread may call.
@@ -19,6 +21,10 @@ pub(super) struct Upstream {
     socket: Connection,
     limits: Amounts,
     network: Mutex<NetworkState>,
+    /// The engine of this process.
+    shard: ShardHandle,
+    /// How many queue pairs are attached to a group.
+    groups: Mutex<BTreeMap<IpAddr, u32>>,
     calls: Mutex<Calls>,
     /// What users have given back and the daemon does not know yet.
     given: Mutex<Amounts>,
@@ -48,10 +54,11 @@ impl Upstream {
         socket: Connection,
         limits: Amounts,
         network: NetworkState,
+        shard: ShardHandle,
     ) -> io::Result<Self> {
         let (network, wake) = (Mutex::new(network), EventFd::new()?);
-        let (calls, given) = (Mutex::default(), Mutex::default());
-        Ok(Self { socket, limits, network, calls, given, wake })
+        let (groups, calls, given) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { socket, limits, network, shard, groups, calls, given, wake })
     }
 
     /// Readable when there is something to [give back](Self::give_back).
@@ -133,7 +140,35 @@ impl Paths for Upstream {
         match self.call(Call::Resolve(*ah))? {
             // The daemon holds it until this process ends.
             CallAnswer::Way(way) => Ok((way?.path(*ah), Hold::nothing())),
-            CallAnswer::Taken(_) => Err(unexpected()),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+impl Groups for Upstream {
+    fn join(&self, group: IpAddr) -> Result<(), Refused> {
+        // Held while the daemon answers: what joins and leaves keeps its order.
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = groups.get_mut(&group) {
+            *count += 1;
+            return Ok(());
+        }
+        match self.call(Call::Join(group))? {
+            CallAnswer::Joined(joined) => joined?,
+            _ => return Err(unexpected()),
+        }
+        groups.insert(group, 1);
+        Ok(())
+    }
+
+    fn leave(&self, group: IpAddr) {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(count) = groups.get_mut(&group) else { return };
+        *count -= 1;
+        if *count == 0 {
+            groups.remove(&group);
+            self.shard.tell(ShardMessage::Leave(group));
+            self.tell(&FromEngine::Leave(group));
         }
     }
 }
@@ -148,7 +183,7 @@ impl Ledger for Upstream {
         self.give_back();
         match self.call(Call::Take(wanted.to_vec()))? {
             CallAnswer::Taken(taken) => taken,
-            CallAnswer::Way(_) => Err(unexpected()),
+            _ => Err(unexpected()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! One engine process, as the daemon sees it.
 
+use super::groups::Memberships;
 use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
 use super::{User, Users};
 use crate::log;
@@ -49,7 +50,7 @@ pub(crate) struct EngineProcess {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// Clients handed over so far.
     clients: u32,
     /// What was taken in the user's name, to be given back at its end.
@@ -71,6 +72,8 @@ struct State {
     resolving: u32,
     /// Those that it was given.
     ways: HashMap<HopId, Hold>,
+    /// Groups that it is a member of.
+    pub(super) groups: Memberships,
 }
 
 impl EngineProcess {
@@ -88,7 +91,7 @@ impl EngineProcess {
         Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, started, state }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,7 +131,7 @@ impl EngineProcess {
     }
 
     /// Sends without waiting.
-    fn send(&self, message: &ToEngine, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn send(&self, message: &ToEngine, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = encode(message).map_err(|_| io::ErrorKind::InvalidData)?;
         self.socket.try_send(&bytes, fds)
     }
@@ -263,6 +266,7 @@ pub(super) fn attend_to(
             Some(port) => port.close(engine.serial),
             None => users.parts.own.handle().tell(ShardMessage::EndShard(engine.serial)),
         }
+        users.leave_all(&engine);
         let taken = std::mem::take(&mut engine.state().taken);
         for resource in Resource::ALL {
             users.parts.ledger.give(engine.user.0, resource, taken[resource]);
@@ -407,6 +411,11 @@ impl Attendant<'_> {
     fn handle(&mut self, message: FromEngine) -> Result<(), Fault> {
         match message {
             FromEngine::Call(number, Call::Resolve(ah)) => return self.resolve(number, ah),
+            FromEngine::Call(number, Call::Join(group)) => {
+                let joined = self.users.join(self.engine, group);
+                return self.engine.answer(number, CallAnswer::Joined(joined));
+            }
+            FromEngine::Leave(group) => self.users.leave(self.engine, group),
             FromEngine::Call(number, Call::Take(wanted)) => {
                 if wanted.len() > Resource::ALL.len() {
                     return Err("takes more than there are resources");

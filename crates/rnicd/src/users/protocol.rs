@@ -26,6 +26,9 @@ pub(crate) enum ToEngine {
     /// Descriptors: sockets for this address, to receive and to send, with
     /// [`EngineWire::Sockets`].
     Sockets(IpAddr),
+    /// Descriptor: a socket that receives what is sent to this group, with
+    /// [`EngineWire::Sockets`].
+    Group(IpAddr),
     /// A client of the user. Descriptor: its connection.
     Client,
     /// The network changed.
@@ -108,6 +111,8 @@ pub(crate) enum Inquiry {
 pub(crate) enum FromEngine {
     /// Answered with [`ToEngine::Answer`] and the number.
     Call(u32, Call),
+    /// No queue pair of the user is attached to this group any more.
+    Leave(IpAddr),
     /// The user gives so much of everything back.
     Give(Amounts),
     /// The answer to [`ToEngine::Ask`].
@@ -125,6 +130,8 @@ pub(crate) enum FromEngine {
 pub(crate) enum Call {
     /// The way to the destination of an address handle.
     Resolve(AhAttr),
+    /// A queue pair of the user is attached to this group.
+    Join(IpAddr),
     /// The user takes so much of each: all of it or nothing.
     Take(Vec<(Resource, u64)>),
 }
@@ -134,6 +141,8 @@ pub(crate) enum Call {
 pub(crate) enum CallAnswer {
     /// To [`Call::Resolve`].
     Way(Result<Way, Refusal>),
+    /// To [`Call::Join`].
+    Joined(Result<(), Refusal>),
     /// To [`Call::Take`].
     Taken(Result<(), Refusal>),
 }

@@ -29,6 +29,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     let wires =
         WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
     let wire = wire::open(&wires, &network).unwrap();
+    let joiner = wire.joiner();
     let port = ShardPort::Device(Box::new(wire));
     let engine = EngineConfig::new([1, 2]);
     let own = Arc::new(OwnEngine::start(Settings::default(), engine, port).unwrap());
@@ -50,6 +51,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
         groups: 4,
         ledger: Accounts::new(limits, 0),
         network,
+        wire_groups: WireGroups::new(own.handle().clone(), joiner),
         own,
         shared_port: None,
         command: command(silent),

@@ -145,6 +145,8 @@ pub(crate) fn info() -> DeviceInfo {
             max_qp_init_rd_atom: 16,
             max_mw: 0,
             max_ah: 100,
+            max_groups: 8,
+            max_members: 4,
             max_srq: 0,
             max_inline: 1024,
             max_dm_size: 1 << 20,

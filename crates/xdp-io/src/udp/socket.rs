@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::steered::ReceiverSockets;
 use crate::address::SockAddr;
 use crate::sys::mmsg::{BatchHint, RxBatch};
-use crate::{Error, Result, multicast, sys};
+use crate::{Error, Result, address, multicast, sys};
 
 /// Answer of SO_MEMINFO: which element counts drops (SK_MEMINFO_DROPS).
 const MEMINFO_DROPS: usize = 8;
@@ -74,11 +74,32 @@ pub(super) fn open(
     sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
         .map_err(|error| bind_error(wanted, error))?;
     if wanted.ip().is_multicast() {
+        multicast::only_own(fd.as_fd(), wanted.ip())?;
         multicast::join(fd.as_fd(), interface, wanted.ip())?;
     } else {
         multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
     }
     Ok(fd)
+}
+
+/// A socket that receives what is sent to port `port` of `group` on `interface`, for
+/// [`UdpPort::add_group`](super::UdpPort::add_group). Several may be open at the same time, also in
+/// several processes; each gets a copy. It is a member until it is closed, or [leaves](
+/// multicast::leave).
+///
+/// # Errors
+/// [`Error::InvalidConfig`] when `group` is no multicast address, else as
+/// [`UdpPort::bind`](super::UdpPort::bind).
+pub fn group_socket(
+    group: IpAddr,
+    port: u16,
+    interface: u32,
+    buffer_bytes: usize,
+) -> Result<OwnedFd> {
+    if !group.is_multicast() {
+        return Err(Error::InvalidConfig("the group to join is no multicast address"));
+    }
+    open(address::scoped(group, port, interface), interface, buffer_bytes, |_| Ok(()))
 }
 
 /// The port that a socket is bound to.
