@@ -25,6 +25,8 @@ pub const REFUSALS: &str = "refusals";
 pub const WATCH: &str = "watch";
 /// A program that makes as many objects as a device claims to support: `tests/promise`.
 pub const PROMISE: &str = "promise";
+/// Threads that share a context, and children that inherit it: `tests/crowd`.
+pub const CROWD: &str = "crowd";
 /// Threads that spin: `tests/spinners`.
 pub const SPINNERS: &str = "spinners";
 /// A client that attacks the daemon: the crate of this name, in Rust.
@@ -68,6 +70,14 @@ pub fn promise() -> Result<PathBuf> {
 /// As [`build`].
 pub fn watch() -> Result<PathBuf> {
     build(WATCH, &["watch"])
+}
+
+/// Compiles [`CROWD`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn crowd() -> Result<PathBuf> {
+    build(CROWD, &["common", "crowd"])
 }
 
 /// Compiles [`SPINNERS`] and returns the folder it is in.
