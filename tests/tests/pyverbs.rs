@@ -1,6 +1,8 @@
 //! rdma-core's own tests, unmodified: what other devices are judged by.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
 use system_tests::daemon::{Daemon, Io, Spec};
@@ -33,5 +35,26 @@ fn the_tests_of_rdma_core_pass_or_are_skipped_as_told() -> Result<()> {
     let passed = outcomes.values().filter(|outcome| **outcome == Outcome::Passed).count();
     eprintln!("{passed} of {} tests pass", outcomes.len());
     ensure!(passed >= FEWEST, "only {passed} tests pass");
+    Ok(())
+}
+
+#[test]
+fn the_device_claims_what_is_documented() -> Result<()> {
+    let name = "the_device_claims_what_is_documented";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ibv_devinfo"])? else { return Ok(()) };
+    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let address = Ipv4Addr::LOCALHOST.into();
+    let node = Node::new(daemon, Host::here(address, &lab.tools), Dist::get()?);
+    let text = node.cmd("ibv_devinfo")?.arg("-v").check()?;
+    node.stop()?;
+    let after = text.lines().skip_while(|line| !line.contains("device_cap_flags:")).skip(1);
+    let claimed = after.map(str::trim).take_while(|line| !line.contains(':'));
+    let claimed: BTreeSet<&str> = claimed.collect();
+    let document = fs::read_to_string(paths::repository().join("docs/verbs.md"))?;
+    let rows = document.lines().filter(|line| line.starts_with("| `IBV_DEVICE_"));
+    let rows = rows.filter(|line| line.contains("| claimed |"));
+    let names = rows.flat_map(|line| line.split('`'));
+    let told: BTreeSet<&str> = names.filter_map(|name| name.strip_prefix("IBV_DEVICE_")).collect();
+    ensure!(claimed == told, "claimed: {claimed:?}\ndocumented: {told:?}");
     Ok(())
 }
