@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -88,7 +89,9 @@ impl Suite {
             .args(["--dev", node.device(), "--gid", &gid])
             .args(self.modules()?)
             .env("PYTHONPATH", self.root.join("usr/lib/python3/dist-packages"))
-            .env("PYTHONDONTWRITEBYTECODE", "1");
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            // Seconds, on a machine without other work.
+            .limit(Duration::from_secs(300));
         let output = cmd.run()?;
         let text = fs::read_to_string(&report).unwrap_or_default();
         ensure!(output.success(), "{output}\nthe last test that ended:\n{:?}", text.lines().last());

@@ -90,7 +90,8 @@ fn pingpongs_with_every_option() -> Result<()> {
     let name = "pingpongs_with_every_option";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for options in ["-t", "-t -e", "-N", "-N -e", "-t -N", "-t -N -e -l 3 -r 10", "-m 256 -t -N"] {
+    // Not -t with -e: the tool gives up at an event whose completion it has polled already.
+    for options in ["-t", "-N", "-N -e", "-t -N", "-N -e -l 3 -r 10", "-m 256 -t -N"] {
         exchange(&pair, &format!("ibv_rc_pingpong {options}"), 5000)?;
     }
     for options in ["-e", "-l 5", "-e -r 10 -m 512"] {
