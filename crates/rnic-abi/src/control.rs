@@ -1,6 +1,5 @@
 //! Control messages: one request, one reply, on a SEQPACKET socket.
 //!
-//! One connection is one session; opening a device turns the session into that device context,
 //! One connection is one session. Opening a device turns the session into that device's context,
 //! and everything that the context made is destroyed when the connection ends. Descriptors travel
 //! with the reply, in the order that the reply's documentation gives.
@@ -121,6 +120,12 @@ pub enum Request {
         range: Option<(u64, u64, u64)>,
         /// New rights.
         access: Option<AccessFlags>,
+    },
+    /// Registers every address for local use: reads give zeros, and what is written vanishes.
+    /// Answer: [`Reply::Mr`].
+    RegNullMr {
+        /// Protection domain.
+        pd: u32,
     },
     /// Type 1 or 2 memory window. Answer: [`Reply::Mw`].
     AllocMw {

@@ -118,10 +118,35 @@ pub enum ClientCommand {
         /// Rights that the region must have.
         access: AccessFlags,
     },
-    /// Outcome: [`Outcome::Done`]; no DMA touches the memory afterwards.
+    /// Outcome: [`Outcome::Done`]; no DMA touches the memory afterwards. EBUSY while windows are
+    /// bound to it.
     DeregMr {
         /// Handle.
         mr: u32,
+    },
+    /// Changes a registration; its keys stay. Outcome: [`Outcome::Mr`]; EBUSY while windows are
+    /// bound to it.
+    ReregMr {
+        /// Handle.
+        mr: u32,
+        /// New protection domain.
+        pd: Option<u32>,
+        /// Where the memory is now.
+        place: Option<MrPlace>,
+        /// New rights.
+        access: Option<AccessFlags>,
+    },
+    /// Outcome: [`Outcome::Mw`].
+    AllocMw {
+        /// Protection domain.
+        pd: u32,
+        /// Which.
+        kind: WindowType,
+    },
+    /// Outcome: [`Outcome::Done`]; its key is dead.
+    DeallocMw {
+        /// Handle.
+        mw: u32,
     },
     /// Outcome: [`Outcome::Handle`].
     CreateCq {
@@ -227,6 +252,28 @@ pub enum ClientCommand {
     },
 }
 
+/// The types of memory windows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WindowType {
+    /// Of a protection domain.
+    One,
+    /// Of a queue pair.
+    Two,
+}
+
+/// Where the memory of a region is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MrPlace {
+    /// As of [`ClientCommand::RegMr`].
+    pub space: SpaceId,
+    /// Address of the first byte there.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Address that WQEs and peers use for the first byte.
+    pub iova: u64,
+}
+
 /// A queue pair to make.
 #[derive(Debug)]
 pub struct NewQp {
@@ -271,6 +318,13 @@ pub enum Outcome {
         /// Local key.
         lkey: u32,
         /// Remote key.
+        rkey: u32,
+    },
+    /// New memory window.
+    Mw {
+        /// Handle.
+        mw: u32,
+        /// Its key, which nothing is bound to yet.
         rkey: u32,
     },
     /// New queue pair.

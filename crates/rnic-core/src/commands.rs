@@ -9,7 +9,7 @@ use crate::command::{
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::modify_qp::{self, AttrLimits};
-use crate::mr::NewMr;
+use crate::mr::{MrKeys, NewMr};
 use crate::qp::{Qp, QpIdentity};
 use crate::qpn::QpnParts;
 use crate::recv_queue::RecvQueue;
@@ -24,6 +24,8 @@ use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
 use roce_wire::{Gid, Qpn};
 use std::net::IpAddr;
+
+mod memory;
 
 type CommandResult = Result<Outcome, CommandError>;
 
@@ -73,8 +75,7 @@ impl Engine {
             ClientCommand::RegMr { pd, space, addr, length, iova, access } => {
                 self.owned_pd(client, pd)?;
                 let new = NewMr { client, pd, space, addr, length, iova, access };
-                let keys = self.shared.mrs.register(new)?;
-                Ok(Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey })
+                self.shared.mrs.register(new).map(mr_outcome)
             }
             ClientCommand::CheckAccess { pd, lkey, addr, length, access } => {
                 self.owned_pd(client, pd)?;
@@ -82,6 +83,11 @@ impl Engine {
                 self.shared.mrs.check(lkey, pd, addr, length, access).map_err(denied)?;
                 Ok(Outcome::Done)
             }
+            ClientCommand::ReregMr { mr, pd, place, access } => {
+                self.rereg_mr(client, mr, pd, place, access)
+            }
+            ClientCommand::AllocMw { pd, kind } => self.alloc_mw(client, pd, kind),
+            ClientCommand::DeallocMw { mw } => self.dealloc_mw(client, mw),
             ClientCommand::DeregMr { mr } => {
                 self.shared.mrs.deregister(client, mr)?;
                 Ok(Outcome::Done)
@@ -173,7 +179,7 @@ impl Engine {
         if used {
             return Err(refuse(
                 Errno::Busy,
-                "queues, memory regions or address handles use the domain",
+                "queues, memory regions, windows or address handles use the domain",
             ));
         }
         self.shared.pds.remove(pd);
@@ -411,6 +417,7 @@ impl Engine {
         {
             srq.users -= 1;
         }
+        self.shared.mrs.unbind_windows_of(handle);
         self.ingress.forget();
         self.shared.active.remove(qp.client_slot, qp.slot);
         for record in qp.records() {
@@ -435,6 +442,10 @@ fn group_of(gid: Gid) -> Result<IpAddr, CommandError> {
         group if group.is_multicast() => Ok(group),
         _ => Err(invalid("the GID is not that of a multicast group")),
     }
+}
+
+fn mr_outcome(keys: MrKeys) -> Outcome {
+    Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey }
 }
 
 fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> {

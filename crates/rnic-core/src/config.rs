@@ -75,7 +75,7 @@ pub fn default_limits() -> DeviceLimits {
         max_pd: 65_536,
         max_qp_rd_atom: 16,
         max_qp_init_rd_atom: 16,
-        max_mw: 0,
+        max_mw: 1 << 20,
         max_ah: 1 << 18,
         max_groups: MAX_GROUPS as u32,
         max_members: MAX_MEMBERS as u32,
@@ -89,7 +89,7 @@ pub fn default_limits() -> DeviceLimits {
 }
 
 /// What send queues execute.
-const SEND_OPCODES: [WrOpcode; 7] = [
+const SEND_OPCODES: [WrOpcode; 10] = [
     WrOpcode::Send,
     WrOpcode::SendImm,
     WrOpcode::Write,
@@ -97,4 +97,7 @@ const SEND_OPCODES: [WrOpcode; 7] = [
     WrOpcode::Read,
     WrOpcode::CmpSwap,
     WrOpcode::FetchAdd,
+    WrOpcode::SendInv,
+    WrOpcode::LocalInv,
+    WrOpcode::BindMw,
 ];

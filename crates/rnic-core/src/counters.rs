@@ -169,7 +169,7 @@ impl Counters {
             | NakReason::Length
             | NakReason::Alignment => &mut self.resp_remote_invalid_request,
             NakReason::ReceiveTooShort => &mut self.resp_local_length_error,
-            NakReason::Key(_) => &mut self.resp_remote_access_errors,
+            NakReason::Key(_) | NakReason::Invalidation(_) => &mut self.resp_remote_access_errors,
             NakReason::Local | NakReason::RemoteMemory => &mut self.resp_local_errors,
         };
         *counter += 1;

@@ -4,7 +4,7 @@
 //! type's implementation ignores it, so a turn without a listener compiles to the same code as one
 //! without events.
 
-use crate::mr::KeyFault;
+use crate::mr::{BindFault, KeyFault};
 use crate::time::Instant;
 use rnic_abi::verbs::{QpState, WcStatus};
 use rnic_abi::wqe::BadWqe;
@@ -110,6 +110,8 @@ pub enum NakReason {
     Alignment,
     /// Key, right or range.
     Key(KeyFault),
+    /// The key that a SEND names must not be invalidated. Nothing tells the peer.
+    Invalidation(KeyFault),
     /// Memory that the application unmapped.
     RemoteMemory,
     /// The responder's own receive WQE or CQ is broken.
@@ -143,6 +145,20 @@ pub enum Event {
         qpn: Qpn,
         /// Why.
         reason: BadWqe,
+    },
+    /// A window cannot be bound as a WQE asks.
+    BindRefused {
+        /// QP.
+        qpn: Qpn,
+        /// Why.
+        reason: BindFault,
+    },
+    /// A key cannot be invalidated as a WQE asks.
+    InvalidationRefused {
+        /// QP.
+        qpn: Qpn,
+        /// Why.
+        reason: KeyFault,
     },
     /// A datagram leaves.
     Sent {

@@ -1,9 +1,16 @@
-//! Memory regions: from a key to its client, its memory and what is allowed.
+//! Memory regions and windows: from a key to its client, its memory and what is allowed.
 //!
-//! A key is `index << 8 | tag`. The upper 24 bits are what a stranger must guess: the slot goes
-//! through a keyed permutation together with a per-registration generation, and every check
-//! compares the whole key. The low byte belongs to the consumer of type 2 windows
-//! (`ibv_inc_rkey`); for regions it is random too. lkey and rkey of a region are the same.
+//! A key is `index << 8 | tag`. The upper 24 bits are what a stranger must guess: they are drawn
+//! at random and belong to one region or window, and every check compares the whole key. The low
+//! byte of a window's key is its consumer's (`ibv_inc_rkey`); that of a region is random too. lkey
+//! and rkey of a region are the same.
+//!
+//! * this file: regions, and the checks of every access.
+//! * `windows`: what is bound, and how that ends.
+
+mod windows;
+
+pub use windows::{Bind, BindFault, Window};
 
 use crate::command::{ClientId, CommandError, Errno, no_such};
 use crate::ports::SpaceId;
@@ -51,6 +58,17 @@ pub struct Region {
     pub mr: NewMr,
     /// Its key.
     pub key: u32,
+    /// Windows that are bound to it.
+    pub windows: u32,
+}
+
+/// The queue pair through which a peer accesses memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Through {
+    /// Its protection domain.
+    pub pd: u32,
+    /// Its handle.
+    pub qp: u32,
 }
 
 /// Where a checked access goes.
@@ -62,26 +80,39 @@ pub struct Target {
     pub addr: u64,
     /// No peer can reach this memory through the region, and its pages stay while it exists.
     pub private: bool,
+    /// A window leads there, which its program may take away at any time.
+    pub is_window: bool,
 }
 
 /// Why an access is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KeyFault {
-    /// No region has this key.
+    /// No region has this key, and no bound window.
     UnknownKey,
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain.
     WrongPd,
+    /// The window belongs to another queue pair.
+    WrongQp,
     /// The region lacks the right.
     Access,
     /// Not all bytes are inside the region.
     Bounds,
 }
 
-/// The regions of a shard.
+/// What has a key, by handle.
+#[derive(Clone, Copy, Debug)]
+enum Named {
+    Region(u32),
+    Window(u32),
+}
+
+/// The regions and windows of a shard.
 #[derive(Debug)]
 pub struct MrTable {
     regions: Slab<Region>,
-    by_key: HashMap<u32, u32, KeyHash>,
+    windows: Slab<Window>,
+    /// By the upper 24 bits of their keys.
+    by_index: HashMap<u32, Named, KeyHash>,
     /// Handle of the region that was found last: the packets of a message mostly have the same.
     last: Cell<u32>,
     secret: Secret,
@@ -109,10 +140,16 @@ const NOT_PRIVATE: AccessFlags = AccessFlags::REMOTE_WRITE
 const NOT_SUPPORTED: AccessFlags = AccessFlags::FLUSH_GLOBAL.union(AccessFlags::FLUSH_PERSISTENT);
 
 impl MrTable {
-    /// An empty table of at most `max` regions; `secret` makes the keys unpredictable.
-    pub fn new(max: usize, secret: Secret) -> Self {
-        let last = Cell::new(0);
-        Self { regions: Slab::new(max), by_key: HashMap::default(), last, secret, drawn: 0 }
+    /// An empty table of at most `max` regions and windows; `secret` makes the keys unpredictable.
+    pub fn new([max_mr, max_mw]: [usize; 2], secret: Secret) -> Self {
+        Self {
+            regions: Slab::new(max_mr),
+            windows: Slab::new(max_mw),
+            by_index: HashMap::default(),
+            last: Cell::new(0),
+            secret,
+            drawn: 0,
+        }
     }
 
     /// Registers a region.
@@ -124,10 +161,23 @@ impl MrTable {
         let key = self.fresh_key();
         let handle = self
             .regions
-            .insert(Region { mr, key })
+            .insert(Region { mr, key, windows: 0 })
             .map_err(|_| error(Errno::NoMem, "the device has no free memory region"))?;
-        self.by_key.insert(key, handle);
+        self.by_index.insert(key >> 8, Named::Region(handle));
         Ok(MrKeys { mr: handle, lkey: key, rkey: key })
+    }
+
+    /// Changes what a region is; its keys stay.
+    ///
+    /// # Errors
+    /// ENOENT when the client owns no such region, EBUSY while windows are bound to it, EINVAL for
+    /// what no region can be. Then nothing has changed.
+    pub fn reregister(&mut self, mr: u32, new: NewMr) -> Result<MrKeys, CommandError> {
+        self.idle(new.client, mr)?;
+        check_new(&new)?;
+        let region = self.regions.get_mut(mr).ok_or(NO_REGION)?;
+        region.mr = new;
+        Ok(MrKeys { mr, lkey: region.key, rkey: region.key })
     }
 
     /// The region of a handle, when `client` owns it.
@@ -142,19 +192,29 @@ impl MrTable {
             .ok_or(NO_REGION)
     }
 
+    /// As [`owned`](Self::owned), when no window is bound to it.
+    fn idle(&self, client: ClientId, mr: u32) -> Result<(), CommandError> {
+        // Rule: BoundRegionStays
+        if self.owned(client, mr)?.windows > 0 {
+            return Err(error(Errno::Busy, "memory windows are bound to the region"));
+        }
+        Ok(())
+    }
+
     /// Removes a region: its key is dead when this returns.
     ///
     /// # Errors
-    /// ENOENT when `client` owns no such region.
+    /// ENOENT when `client` owns no such region, EBUSY while windows are bound to it.
     pub fn deregister(&mut self, client: ClientId, mr: u32) -> Result<Region, CommandError> {
-        self.owned(client, mr)?;
+        self.idle(client, mr)?;
         let region = self.regions.remove(mr).ok_or(NO_REGION)?;
-        self.by_key.remove(&region.key);
+        self.by_index.remove(&(region.key >> 8));
         Ok(region)
     }
 
-    /// Removes every region of a client.
+    /// Removes every region and window of a client.
     pub fn remove_client(&mut self, client: ClientId) {
+        self.remove_windows_of(client);
         let doomed: Vec<u32> = self
             .regions
             .iter()
@@ -163,7 +223,7 @@ impl MrTable {
             .collect();
         for handle in doomed {
             if let Some(region) = self.regions.remove(handle) {
-                self.by_key.remove(&region.key);
+                self.by_index.remove(&(region.key >> 8));
             }
         }
     }
@@ -173,7 +233,7 @@ impl MrTable {
         self.regions.iter().any(|(_, region)| region.mr.pd == pd)
     }
 
-    /// Checks an access of `len` bytes at `va` and says where they are.
+    /// Checks a local access of `len` bytes at `va` and says where they are.
     ///
     /// # Errors
     /// The first of: key, protection domain, right, range. The range check subtracts and so
@@ -187,30 +247,40 @@ impl MrTable {
         len: u64,
         need: AccessFlags,
     ) -> Result<Target, KeyFault> {
-        let last = self.regions.get(self.last.get()).filter(|region| region.key == key);
-        let region = last.or_else(|| self.find(key)).ok_or(KeyFault::UnknownKey)?;
-        let mr = &region.mr;
-        // Rule: KeyDomain
-        if mr.pd != pd {
-            return Err(KeyFault::WrongPd);
-        }
-        if !mr.access.contains(need) {
-            return Err(KeyFault::Access);
-        }
-        let offset = va.checked_sub(mr.iova).ok_or(KeyFault::Bounds)?;
-        let inside = offset <= mr.length && len <= mr.length - offset;
-        // Rule: KeyBounds
-        if !inside {
-            return Err(KeyFault::Bounds);
-        }
-        let private = !mr.access.intersects(NOT_PRIVATE);
-        Ok(Target { space: mr.space, addr: mr.addr + offset, private })
+        let region = self.find(key).ok_or(KeyFault::UnknownKey)?;
+        region.mr.locate(pd, va, len, need)
     }
 
+    /// Checks an access of a peer, which may use the key of a window as well.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    #[inline]
+    pub fn check_remote(
+        &self,
+        key: u32,
+        through: Through,
+        va: u64,
+        len: u64,
+        need: AccessFlags,
+    ) -> Result<Target, KeyFault> {
+        match self.find(key) {
+            Some(region) => region.mr.locate(through.pd, va, len, need),
+            None => self.check_window(key, through, va, len, need),
+        }
+    }
+
+    #[inline]
     fn find(&self, key: u32) -> Option<&Region> {
-        let handle = *self.by_key.get(&key)?;
+        let last = self.regions.get(self.last.get()).filter(|region| region.key == key);
+        last.or_else(|| self.find_anew(key))
+    }
+
+    fn find_anew(&self, key: u32) -> Option<&Region> {
+        let Named::Region(handle) = *self.by_index.get(&(key >> 8))? else { return None };
+        let region = self.regions.get(handle).filter(|region| region.key == key)?;
         self.last.set(handle);
-        self.regions.get(handle)
+        Some(region)
     }
 
     /// The regions in some slots, with their handles.
@@ -243,10 +313,32 @@ impl MrTable {
             self.drawn += 1;
             let key = low32(self.secret.draw(Purpose::MemoryKeys, self.drawn));
             // Key 0 is what an uninitialised program uses; it must never work.
-            if key >> 8 != 0 && !self.by_key.contains_key(&key) {
+            if key >> 8 != 0 && !self.by_index.contains_key(&(key >> 8)) {
                 return key;
             }
         }
+    }
+}
+
+impl NewMr {
+    /// See [`MrTable::check`].
+    #[inline]
+    fn locate(&self, pd: u32, va: u64, len: u64, need: AccessFlags) -> Result<Target, KeyFault> {
+        // Rule: KeyDomain
+        if self.pd != pd {
+            return Err(KeyFault::WrongPd);
+        }
+        if !self.access.contains(need) {
+            return Err(KeyFault::Access);
+        }
+        let offset = va.checked_sub(self.iova).ok_or(KeyFault::Bounds)?;
+        let inside = offset <= self.length && len <= self.length - offset;
+        // Rule: KeyBounds
+        if !inside {
+            return Err(KeyFault::Bounds);
+        }
+        let private = !self.access.intersects(NOT_PRIVATE);
+        Ok(Target { space: self.space, addr: self.addr + offset, private, is_window: false })
     }
 }
 
@@ -319,120 +411,4 @@ impl std::hash::Hasher for KeyHasher {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{KeyFault, MrTable, NewMr, WHOLE_SPACE};
-    use crate::command::{ClientId, Errno};
-    use crate::ports::SpaceId;
-    use crate::secret::Secret;
-    use proptest::prelude::*;
-    use rnic_abi::verbs::AccessFlags;
-
-    fn new_mr(access: AccessFlags) -> NewMr {
-        NewMr {
-            client: ClientId(1),
-            pd: 7,
-            space: SpaceId(3),
-            addr: 0x10_000,
-            length: 0x1000,
-            iova: 0x9000_0000,
-            access,
-        }
-    }
-
-    fn table_with(access: AccessFlags) -> (MrTable, u32) {
-        let mut table = MrTable::new(8, Secret::new([1, 2]));
-        let keys = table.register(new_mr(access)).unwrap();
-        (table, keys.rkey)
-    }
-
-    #[test]
-    fn an_access_is_translated_from_iova_to_address() {
-        let (table, key) = table_with(AccessFlags::LOCAL_WRITE);
-        let target = table.check(key, 7, 0x9000_0010, 16, AccessFlags::LOCAL_WRITE).unwrap();
-        assert_eq!((target.space, target.addr, target.private), (SpaceId(3), 0x10_010, true));
-    }
-
-    #[test]
-    fn each_refusal_has_its_reason() {
-        let none = AccessFlags::empty();
-        let (table, key) = table_with(none);
-        assert_eq!(table.check(key ^ 1, 7, 0x9000_0000, 1, none), Err(KeyFault::UnknownKey));
-        assert_eq!(table.check(0, 7, 0x9000_0000, 1, none), Err(KeyFault::UnknownKey));
-        assert_eq!(table.check(key, 8, 0x9000_0000, 1, none), Err(KeyFault::WrongPd));
-        let write = AccessFlags::REMOTE_WRITE;
-        assert_eq!(table.check(key, 7, 0x9000_0000, 1, write), Err(KeyFault::Access));
-        assert_eq!(table.check(key, 7, 0x8fff_ffff, 1, none), Err(KeyFault::Bounds));
-        assert_eq!(table.check(key, 7, 0x9000_0fff, 2, none), Err(KeyFault::Bounds));
-        assert_eq!(table.check(key, 7, 0x9000_0000, u64::MAX, none), Err(KeyFault::Bounds));
-        assert_eq!(table.check(key, 7, u64::MAX, 1, none), Err(KeyFault::Bounds));
-        assert!(table.check(key, 7, 0x9000_0fff, 1, none).is_ok());
-        assert!(table.check(key, 7, 0x9000_1000, 0, none).is_ok());
-    }
-
-    #[test]
-    fn impossible_registrations_are_refused() {
-        let mut table = MrTable::new(1, Secret::new([1, 2]));
-        let mut refuse = |mr: NewMr| table.register(mr).map_err(|e| e.errno);
-        assert_eq!(refuse(new_mr(AccessFlags::REMOTE_WRITE)), Err(Errno::Invalid));
-        assert_eq!(refuse(new_mr(AccessFlags::REMOTE_ATOMIC)), Err(Errno::Invalid));
-        let ok = new_mr(AccessFlags::REMOTE_READ);
-        assert_eq!(refuse(NewMr { length: u64::MAX / 2, ..ok }), Err(Errno::Invalid));
-        assert_eq!(refuse(NewMr { addr: u64::MAX - 10, ..ok }), Err(Errno::Invalid));
-        assert_eq!(refuse(NewMr { iova: u64::MAX - 10, ..ok }), Err(Errno::Invalid));
-        assert!(refuse(ok).is_ok());
-        assert_eq!(refuse(ok), Err(Errno::NoMem));
-    }
-
-    #[test]
-    fn a_whole_address_space_is_a_region_only_on_demand_and_from_zero() {
-        let mut table = MrTable::new(8, Secret::new([1, 2]));
-        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
-        let whole = NewMr { addr: 0, iova: 0, length: WHOLE_SPACE, ..new_mr(access) };
-        for wrong in [
-            NewMr { access: AccessFlags::LOCAL_WRITE, ..whole },
-            NewMr { addr: 0x1000, ..whole },
-            NewMr { iova: 0x1000, ..whole },
-            NewMr { length: WHOLE_SPACE - 1, ..whole },
-        ] {
-            assert_eq!(table.register(wrong).map_err(|e| e.errno), Err(Errno::Invalid));
-        }
-        let key = table.register(whole).unwrap().lkey;
-        for va in [0, 0x7fff_0000_1234, u64::MAX - 8] {
-            let target = table.check(key, 7, va, 8, access).unwrap();
-            assert_eq!((target.addr, target.private), (va, false));
-        }
-        assert_eq!(table.check(key, 7, u64::MAX, 1, access), Err(KeyFault::Bounds));
-        assert_eq!(table.check(key, 7, 0, 1, AccessFlags::REMOTE_READ), Err(KeyFault::Access));
-    }
-
-    #[test]
-    fn no_byte_is_inside_an_empty_region() {
-        let mut table = MrTable::new(8, Secret::new([1, 2]));
-        let access = AccessFlags::LOCAL_WRITE;
-        let key = table.register(NewMr { length: 0, ..new_mr(access) }).unwrap().lkey;
-        assert_eq!(table.check(key, 7, 0x9000_0000, 1, access), Err(KeyFault::Bounds));
-        assert!(table.check(key, 7, 0x9000_0000, 0, access).is_ok());
-    }
-
-    #[test]
-    fn a_deregistered_key_is_dead_and_only_its_owner_can_kill_it() {
-        let mut table = MrTable::new(8, Secret::new([1, 2]));
-        let keys = table.register(new_mr(AccessFlags::empty())).unwrap();
-        assert!(table.deregister(ClientId(2), keys.mr).is_err());
-        assert!(table.deregister(ClientId(1), keys.mr).is_ok());
-        let access = AccessFlags::empty();
-        assert_eq!(table.check(keys.rkey, 7, 0x9000_0000, 1, access), Err(KeyFault::UnknownKey));
-        assert!(table.deregister(ClientId(1), keys.mr).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_granted_is_inside(va: u64, len: u64) {
-            let (table, key) = table_with(AccessFlags::empty());
-            if let Ok(target) = table.check(key, 7, va, len, AccessFlags::empty()) {
-                prop_assert!(target.addr >= 0x10_000);
-                prop_assert!(target.addr.checked_add(len).unwrap() <= 0x11_000);
-            }
-        }
-    }
-}
+mod tests;

@@ -27,7 +27,7 @@ use roce_wire::Qpn;
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) client: ClientId,
-    /// Queue pairs, shared receive queues and address handles.
+    /// Queue pairs, shared receive queues, address handles and memory windows.
     pub(crate) users: u32,
 }
 
@@ -66,7 +66,10 @@ impl Shared {
             config,
             clients: Clients::default(),
             pds: Slab::new(config.limits.max_pd as usize),
-            mrs: MrTable::new(config.limits.max_mr as usize, config.secret),
+            mrs: MrTable::new(
+                [config.limits.max_mr, config.limits.max_mw].map(|max| max as usize),
+                config.secret,
+            ),
             cqs: Slab::new(config.limits.max_cq as usize),
             srqs: Slab::new(config.limits.max_srq as usize),
             ahs: Slab::new(config.limits.max_ah as usize),

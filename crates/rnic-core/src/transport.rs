@@ -92,6 +92,9 @@ impl TransportRules {
             WrOpcode::Write | WrOpcode::WriteImm => self.writes,
             // Rule: UcNoReads
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => self.reads,
+            // Rule: UcInvalidatesNothing
+            WrOpcode::SendInv => self.is_reliable,
+            WrOpcode::BindMw | WrOpcode::LocalInv => self.writes,
             _ => true,
         }
     }
@@ -144,6 +147,7 @@ mod tests {
             (WrOpcode::Read, Opcode::RcReadRequest),
             (WrOpcode::CmpSwap, Opcode::RcCmpSwap),
             (WrOpcode::FetchAdd, Opcode::RcFetchAdd),
+            (WrOpcode::SendInv, Opcode::RcSendOnlyInv),
         ];
         for qp_type in TYPES {
             let rules = TransportRules::of(qp_type);

@@ -1,12 +1,13 @@
 //! Application memory: what the engine's [`Dma`] calls become.
 //!
-//! Two kinds of address space:
+//! Three kinds of address space:
 //!
 //! * a **process**: `process_vm_readv` and `process_vm_writev`, which work for whatever the
 //!   application registered. A wrong address is a partial count, never a signal. The kernel checks
 //!   the rights of the calling thread against the process at every call, so the thread must carry
 //!   the rights of the client and no more.
 //! * **mapped** memory: a memfd that can no longer shrink, mapped by both; no system call.
+//! * the **null** space, which is no memory.
 //!
 //! One `process_vm_writev` copies in no useful order inside an iovec, so the last 8 bytes of every
 //! message get an iovec of their own: programs poll the last byte of a message.
@@ -28,6 +29,8 @@ pub enum Space {
     Process(Process),
     /// Of a shared memory file; address 0 is where the registration starts.
     Mapped(Mapping),
+    /// No memory: all bytes are zero, and what is written vanishes.
+    Null,
 }
 
 /// The address spaces of one engine's clients.
@@ -74,9 +77,13 @@ impl SystemDma {
         }
     }
 
-    /// Whether a space is memory that this process maps.
-    pub fn is_mapped(&self, id: SpaceId) -> bool {
-        matches!(self.get(id), Some(Space::Mapped(_)))
+    /// How a space is reached, in a word.
+    pub fn way_to(&self, id: SpaceId) -> &'static str {
+        match self.get(id) {
+            Some(Space::Mapped(_)) => "shared",
+            Some(Space::Null) => "none",
+            Some(Space::Process(_)) | None => "process",
+        }
     }
 
     /// Takes a space out; accesses to it are faults from now on.
@@ -109,6 +116,7 @@ impl Dma for SystemDma {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => process.read(from, arena, to, &mut self.scratch),
             Some(Space::Mapped(mapping)) => mapping.read(from, arena, to),
+            Some(Space::Null) => clear(arena, to),
             None => Err(NOTHING),
         }
     }
@@ -126,6 +134,7 @@ impl Dma for SystemDma {
                 process.write(arena, from, to, tails, &mut self.scratch)
             }
             Some(Space::Mapped(mapping)) => mapping.write(arena, from, to, tails),
+            Some(Space::Null) => Ok(()),
             None => Err(NOTHING),
         }
     }
@@ -164,6 +173,7 @@ impl Dma for SystemDma {
             (Space::Mapped(source), Space::Process(target)) => {
                 target.write_mapped(source, from, to, tails, &mut self.scratch)
             }
+            (Space::Mapped(_), Space::Null) => Ok(()),
             _ => Err(NOTHING),
         }
     }
@@ -177,9 +187,22 @@ impl Dma for SystemDma {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => process.atomic(addr, update),
             Some(Space::Mapped(mapping)) => mapping.atomic(addr, update),
-            None => Err(NOTHING),
+            // No peer may use it.
+            Some(Space::Null) | None => Err(NOTHING),
         }
     }
+}
+
+/// What a read of the null space gives.
+fn clear(arena: &mut [u8], to: &[Range]) -> Result<(), DmaFault> {
+    let mut done = 0;
+    for range in to {
+        let start = range.offset as usize;
+        let bytes = arena.get_mut(start..start.saturating_add(range.len as usize));
+        bytes.ok_or(DmaFault { done })?.fill(0);
+        done += u64::from(range.len);
+    }
+    Ok(())
 }
 
 /// Bytes at the end of a message that become visible last.

@@ -115,7 +115,7 @@ pub enum View {
 pub struct MrView {
     mr: u32,
     region: Region,
-    mapped: bool,
+    memory: &'static str,
 }
 
 /// Answers a question to an engine, in bounded time.
@@ -148,8 +148,8 @@ pub fn answer(
                 }
                 Kind::Mrs => {
                     let mrs = engine.mrs_within(slots.clone()).map(|(mr, region)| {
-                        let mapped = dma.is_mapped(region.mr.space);
-                        View::Mr(MrView { mr, region: *region, mapped })
+                        let memory = dma.way_to(region.mr.space);
+                        View::Mr(MrView { mr, region: *region, memory })
                     });
                     (mrs.collect(), engine.slots()[2])
                 }
@@ -228,7 +228,8 @@ fn mr(view: &MrView) -> report::Mr {
         length: mr.length,
         key: view.region.key,
         access: mr.access.iter_names().map(|(name, _)| name.to_lowercase()).collect(),
-        memory: if view.mapped { "shared" } else { "process" }.to_owned(),
+        memory: view.memory.to_owned(),
+        windows: view.region.windows,
     }
 }
 

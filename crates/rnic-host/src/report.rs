@@ -124,8 +124,11 @@ pub struct Mr {
     pub key: u32,
     /// The rights as verbs call them, without `IBV_ACCESS_`.
     pub access: Vec<String>,
-    /// How the daemon reaches it: `process`, or `shared` where it maps it.
+    /// How the daemon reaches it: `process`, or `shared` where it maps it; `none` for a null
+    /// region.
     pub memory: String,
+    /// Memory windows that are bound to it.
+    pub windows: u32,
 }
 
 /// A completion queue of `rnic cq`.

@@ -48,6 +48,7 @@ impl Host {
         control.rkey = wr.remote.rkey;
         control.compare_add = wr.compare_add;
         control.swap = wr.swap;
+        control.qkey = wr.lkey;
         if let Some(To { ah, qpn, qkey }) = wr.to {
             (control.ah, control.remote_qpn, control.qkey) = (ah, qpn, qkey);
         }

@@ -1,7 +1,8 @@
 //! A deterministic world of engines and faulty links.
 //!
 //! * [`world`]: the clock, the hosts, the links; how a failure is reported.
-//! * [`host`] and [`app`]: an application that uses verbs over real rings; [`verbs`] are its words.
+//! * [`host`] and [`app`]: an application that uses verbs over real rings; [`verbs`] are its words,
+//!   and [`windows`] those about memory windows.
 //! * [`port`], [`link`], [`memory`]: the outside of an engine, imitated and watched.
 //! * [`cm`]: connection managers that talk over faulty links, without engines.
 //! * [`oracle`], [`witness`]: what must be true whatever the links do.
@@ -28,6 +29,7 @@ mod states;
 pub mod sweep;
 pub mod trace;
 pub mod verbs;
+pub mod windows;
 pub mod witness;
 pub mod world;
 

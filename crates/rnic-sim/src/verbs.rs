@@ -64,7 +64,7 @@ pub struct SendWr {
     pub inline: Option<Vec<u8>>,
     /// The library copies the payload into the WQE, next to the SGEs.
     pub carried: bool,
-    /// Immediate data.
+    /// Immediate data, or the key to invalidate.
     pub imm: u32,
     /// Memory of the peer.
     pub remote: Remote,
@@ -74,10 +74,12 @@ pub struct SendWr {
     pub compare_add: u64,
     /// Atomic swap.
     pub swap: u64,
+    /// Bind: key of the region.
+    pub lkey: u32,
 }
 
 impl SendWr {
-    fn new(opcode: WrOpcode, wr_id: u64, sges: &[Sge], remote: Remote) -> Self {
+    pub(crate) fn new(opcode: WrOpcode, wr_id: u64, sges: &[Sge], remote: Remote) -> Self {
         Self {
             opcode,
             flags: SendFlags::SIGNALED,
@@ -90,6 +92,7 @@ impl SendWr {
             to: None,
             compare_add: 0,
             swap: 0,
+            lkey: 0,
         }
     }
 

@@ -265,7 +265,7 @@ impl<'a> Datagram<'a> {
             aeth: self.aeth(),
             atomic_ack: self.atomic_ack(),
             imm: self.imm(),
-            ieth: self.extension(HeaderSet::IETH).map(Ieth::from_bytes),
+            ieth: self.ieth(),
             cnp: self.extension(HeaderSet::CNP).map(|bytes| CnpBody(*bytes)),
         }
     }
@@ -294,7 +294,13 @@ impl<'a> Datagram<'a> {
         self.extension(HeaderSet::ATOMIC_ACK_ETH).map(AtomicAckEth::from_bytes)
     }
 
-    /// Immediate data.
+    /// The key that a SEND invalidates.
+    #[inline]
+    pub fn ieth(&self) -> Option<Ieth> {
+        self.extension(HeaderSet::IETH).map(Ieth::from_bytes)
+    }
+
+    /// The Q_Key and sender of a datagram.
     #[inline]
     pub fn deth(&self) -> Option<Deth> {
         self.extension(HeaderSet::DETH).map(Deth::from_bytes)

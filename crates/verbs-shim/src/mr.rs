@@ -3,6 +3,7 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     os::fd::AsFd,
+    ptr,
 };
 
 use rnic_abi::{
@@ -31,13 +32,13 @@ pub(crate) struct Mr {
     /// The address of its first byte in work requests.
     iova: u64,
     /// Must last as long as the daemon may access the memory.
-    _held: Option<Held>,
+    held: Option<Held>,
 }
 
 impl Mr {
     /// A region that begins at `iova` in work requests; freed by [`ibv_dereg_mr`].
     pub(crate) fn leak(ibv: ibv_mr, iova: u64, held: Option<Held>) -> *mut ibv_mr {
-        Box::into_raw(Box::new(Self { ibv, iova, _held: held })).cast()
+        Box::into_raw(Box::new(Self { ibv, iova, held })).cast()
     }
 }
 
@@ -126,6 +127,24 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     // SAFETY: by contract.
     pointer(unsafe { register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) })
+}
+
+/// Registers every address for local use: reads give zeros, and what is written vanishes. NULL and
+/// errno on failure.
+///
+/// # Safety
+/// `pd` is from `ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: by contract.
+    let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
+    // SAFETY: by contract.
+    let session = unsafe { &Context::of(context).session };
+    let made = session.call(&Request::RegNullMr { pd: pd_handle }, keys_of);
+    pointer(made.map(|(handle, lkey, rkey)| {
+        let (addr, length) = (ptr::null_mut(), usize::MAX);
+        let ibv = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
+        Mr::leak(ibv, 0, None)
+    }))
 }
 
 /// Registers memory that work requests address from `iova` on. NULL and errno on failure.
@@ -227,7 +246,10 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     // SAFETY: by contract.
     let context = unsafe { Context::of(object.ibv.context) };
     let old = context.table_of(object.ibv.lkey);
+    // Regions without memory of the program's are in no table.
+    let is_known = old.find_settled(object.ibv.lkey).is_some();
     old.remove(object.ibv.lkey);
+    let held = if moves { Memory::hold(addr.addr(), length) } else { None };
     let result = context.session.call(&request, keys_of);
     if let Ok((handle, lkey, rkey)) = result {
         (object.ibv.handle, object.ibv.lkey, object.ibv.rkey) = (handle, lkey, rkey);
@@ -236,6 +258,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         }
         if moves {
             (object.ibv.addr, object.ibv.length, object.iova) = (addr, length, start);
+            object.held = held;
         }
     }
     let address = object.ibv.addr.addr() as u64;
@@ -244,7 +267,9 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         Ok(_) if changes_access => context.table_for(new_access),
         _ => old,
     };
-    table.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
+    if is_known {
+        table.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
+    }
     match result {
         Ok(_) => 0,
         Err(Errno(errno)) => {

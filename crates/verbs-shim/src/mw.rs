@@ -4,9 +4,9 @@ use std::{ffi::c_int, ptr};
 
 use rnic_abi::control::{Reply, Request};
 use verbs_abi::{
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_MW_TYPE_1,
-    IBV_WR_BIND_MW, Zeroed, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_send_wr,
-    ibv_send_wr_bind_mw,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, IBV_MW_TYPE_1, IBV_WR_BIND_MW, Zeroed, ibv_mw, ibv_mw_bind,
+    ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_send_wr, ibv_send_wr_bind_mw,
 };
 
 use crate::{
@@ -94,7 +94,9 @@ pub(crate) unsafe extern "C" fn bind_mw(
 /// # Safety
 /// The region is null or valid.
 unsafe fn check_bind(qp_pd: *mut ibv_pd, window: &ibv_mw, info: &ibv_mw_bind_info) -> Result<()> {
-    const RIGHTS: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    // Programs name the last one as well; it means nothing for a window.
+    const RIGHTS: u32 = REMOTE | IBV_ACCESS_LOCAL_WRITE;
     // A window of type 1 is never zero-based.
     if window.type_ != IBV_MW_TYPE_1 || info.mw_access_flags & !RIGHTS != 0 {
         return Err(Errno(libc::EINVAL));

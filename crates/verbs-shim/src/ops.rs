@@ -7,6 +7,7 @@ use crate::{
     cq::req_notify_cq,
     cq_ex::create_cq_ex,
     device_memory::{alloc_dm, free_dm, reg_dm_mr},
+    mr::alloc_null_mr,
     mw::{alloc_mw, bind_mw, dealloc_mw},
     pd::{alloc_parent_domain, alloc_td, dealloc_td},
     poll::poll_cq,
@@ -33,6 +34,7 @@ pub(crate) fn fill(context: &mut verbs_context) {
     context.alloc_dm = Some(alloc_dm);
     context.free_dm = Some(free_dm);
     context.reg_dm_mr = Some(reg_dm_mr);
+    context.alloc_null_mr = Some(alloc_null_mr);
     context.query_port = Some(query_port);
     context.query_rt_values = Some(query_rt_values);
     context.create_cq_ex = Some(create_cq_ex);

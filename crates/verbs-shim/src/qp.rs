@@ -80,11 +80,13 @@ fn opcodes_of(context: &Context, qp_type: QpType) -> u32 {
     };
     let bits =
         |opcodes: &[WrOpcode]| opcodes.iter().fold(0, |bits, opcode| bits | 1 << opcode.number());
-    let unreliable = bits(&[Send, SendImm, SendInv, Write, WriteImm, LocalInv, BindMw]);
+    let unreliable = bits(&[Send, SendImm, Write, WriteImm, LocalInv, BindMw]);
     let transport = match qp_type {
         QpType::Ud => bits(&[Send, SendImm]),
         QpType::Uc => unreliable,
-        QpType::Rc | QpType::XrcSend => unreliable | bits(&[Read, CmpSwap, FetchAdd, AtomicWrite]),
+        QpType::Rc | QpType::XrcSend => {
+            unreliable | bits(&[SendInv, Read, CmpSwap, FetchAdd, AtomicWrite])
+        }
         QpType::XrcRecv => 0,
     };
     transport & context.info.limits.send_opcodes

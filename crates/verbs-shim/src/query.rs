@@ -4,17 +4,17 @@ use std::ffi::c_int;
 
 use rnic_abi::{
     control::{DeviceLimits, PortInfo, Reply, Request},
-    verbs::{QpType, WrOpcode},
+    verbs::QpType,
 };
 use verbs_abi::{
-    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
-    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
-    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_LINK_LAYER_ETHERNET,
-    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ,
-    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE,
-    IBV_PORT_ACTIVE, IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP, IBV_PORT_DOWN,
-    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context, ibv_device_attr,
-    ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT,
+    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
+    IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS,
+    IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context, ibv_device_attr, ibv_device_attr_ex,
+    ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::{
@@ -91,11 +91,6 @@ fn capabilities(limits: &DeviceLimits) -> u32 {
         | IBV_DEVICE_PORT_ACTIVE_EVENT
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN;
-    let keys = 1 << WrOpcode::SendInv.number() | 1 << WrOpcode::LocalInv.number();
-    let key_management = match limits.send_opcodes & keys == keys {
-        true => IBV_DEVICE_MEM_MGT_EXTENSIONS,
-        false => 0,
-    };
     let windows = match limits.max_mw {
         0 => 0,
         _ => IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
@@ -104,7 +99,7 @@ fn capabilities(limits: &DeviceLimits) -> u32 {
         0 => 0,
         _ => IBV_DEVICE_XRC,
     };
-    always | key_management | windows | xrc
+    always | windows | xrc
 }
 
 /// Reads the device's limits.

@@ -139,12 +139,15 @@ impl WorkQueue {
         for sge in sges.iter().take(control.num_sge.into()) {
             let sge = Sge::decode(*sge);
             let (here, rest) = data.split_at(data.len().min(sge.length as usize));
-            let Some(region) = context.mrs.find_settled(sge.lkey) else { return };
-            let Some(to) = region.locate(sge.addr, here.len() as u64) else { return };
-            // SAFETY: the application registered this memory and posted it as a receive buffer; it
-            // must not touch it before it has polled this completion.
-            unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, here.len()) };
             data = rest;
+            // A null region has no memory.
+            let region = context.mrs.find_settled(sge.lkey);
+            let to = region.and_then(|region| region.locate(sge.addr, here.len() as u64));
+            if let Some(to) = to {
+                // SAFETY: the application registered this memory and posted it as a receive
+                // buffer; it must not touch it before it has polled this completion.
+                unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, here.len()) };
+            }
         }
     }
 

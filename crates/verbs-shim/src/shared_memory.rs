@@ -37,7 +37,6 @@ pub(crate) enum Memory {
 impl Memory {
     /// Determines the kind of a new registration's memory, and replaces its pages by shared ones
     /// where that was asked for and is safe.
-    /// asked for and is safe.
     pub(crate) fn of(address: usize, length: usize, access: AccessFlags) -> Self {
         // The program may replace on-demand memory itself while it is registered.
         if !wanted() || length == 0 || access.contains(AccessFlags::ON_DEMAND) {
@@ -58,6 +57,11 @@ impl Memory {
     pub(crate) fn without_file(address: usize, length: usize) -> Self {
         say("the daemon does not map it (RNIC_DEBUG=1 tells why)");
         Self::Ordinary(lock().hold(address, length))
+    }
+
+    /// What must last as long as a registration that moved here, which is an ordinary one.
+    pub(crate) fn hold(address: usize, length: usize) -> Option<Held> {
+        if wanted() { lock().hold(address, length) } else { None }
     }
 
     /// What must last as long as the registration.

@@ -129,6 +129,8 @@ fn subject(event: &Event) -> Option<Qpn> {
         Event::Doorbell { qpn, .. }
         | Event::WqeFetched { qpn, .. }
         | Event::WqeRefused { qpn, .. }
+        | Event::BindRefused { qpn, .. }
+        | Event::InvalidationRefused { qpn, .. }
         | Event::Sent { qpn, .. }
         | Event::Received { qpn, .. }
         | Event::Nak { qpn, .. }

@@ -20,6 +20,7 @@ pub mod cm;
 pub mod control;
 pub mod engine_rx;
 pub mod frame;
+mod honest;
 mod ledger;
 mod packet;
 mod script;

@@ -9,6 +9,7 @@ use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, Qp
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{RecvControl, SendControl, Sge, recv_stride, send_stride};
+use rnic_core::command::WindowType;
 use rnic_core::ports::{HopId, SpaceId};
 use rnic_core::{ClientCommand, ClientId, Command, EngineQueue, NewQp, NewReceives, Outcome, Path};
 use rnic_sim::oracle::{Posted, QueueOracle};
@@ -160,6 +161,15 @@ impl Tenant {
         let attr = AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() };
         let path = Path { attr, flow: Flow::new(HERE, HERE, 0), hop: HopId(0) };
         handle(world.command(self.client, ClientCommand::CreateAh { pd: self.pds[nth], path }))
+    }
+
+    /// A window of the `nth` protection domain: its handle and key.
+    pub(crate) fn alloc_mw(&self, world: &mut World, nth: usize, kind: WindowType) -> (u32, u32) {
+        let alloc = ClientCommand::AllocMw { pd: self.pds[nth], kind };
+        match world.command(self.client, alloc) {
+            Ok(Outcome::Mw { mw, rkey }) => (mw, rkey),
+            other => panic!("the engine makes the window: {other:?}"),
+        }
     }
 
     /// From RESET to RTS.

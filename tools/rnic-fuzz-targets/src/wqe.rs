@@ -1,6 +1,7 @@
 //! A hostile application: it writes anything into its rings, doorbells and completion queue, and
 //! asks for anything, while another client of the same engine moves checked data.
 
+use crate::honest::Honest;
 use crate::script::Script;
 use crate::tenant::{CAPS, QKEY, Tenant, USED};
 use crate::world::{HERE, World};
@@ -10,6 +11,7 @@ use rnic_abi::verbs::{
 };
 use rnic_abi::words::{LINE, Words};
 use rnic_abi::wqe::{SendControl, Sge};
+use rnic_core::command::WindowType::{One, Two};
 use rnic_core::ports::HopId;
 use rnic_core::{ClientCommand, Command, CommandError, Outcome, Path};
 use rnic_sim::memory::PAGE;
@@ -21,9 +23,6 @@ use std::net::{IpAddr, Ipv4Addr};
 const MAX_STEPS: usize = 64;
 /// An address without a host.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
-/// Turns within which the correct client's message must arrive, whatever the hostile one does.
-const PATIENCE: usize = 400;
-const MESSAGE: u32 = 700;
 
 /// Runs a script.
 pub fn run(input: &[u8]) {
@@ -50,6 +49,8 @@ struct Scene {
     regions: Vec<Mr>,
     /// Of the queue pairs' own domain, of another one, and of the honest client.
     ahs: Vec<u32>,
+    /// Handles and keys of windows: of both types, of another domain, and of the honest client.
+    windows: Vec<(u32, u32)>,
     honest: Honest,
 }
 
@@ -59,7 +60,8 @@ impl Scene {
         let kind = if setup & 1 == 0 { PortConfig::frames() } else { PortConfig::trains() };
         let mut world = World::new(kind);
         let mut hostile = Tenant::new(&mut world, 0);
-        let open = hostile.region(&mut world, hostile.pds[0], 2 * PAGE, full_access());
+        let rights = full_access() | AccessFlags::MW_BIND;
+        let open = hostile.region(&mut world, hostile.pds[0], 2 * PAGE, rights);
         let nowhere = hostile.register(&mut world, hostile.pds[0], 1 << 40, 5 << 30, full_access());
         let foreign = hostile.region(&mut world, hostile.pds[1], PAGE, AccessFlags::LOCAL_WRITE);
         let regions = [Some(open), nowhere, Some(foreign)].into_iter().flatten().collect();
@@ -84,7 +86,12 @@ impl Scene {
         let tenants = [&hostile, &hostile, &honest.tenant];
         let ahs = [0, 1, 0].into_iter().zip(tenants);
         let ahs = ahs.map(|(pd, tenant)| tenant.create_ah(&mut world, pd)).collect();
-        Self { world, hostile, regions, ahs, honest }
+        let windows = [(&hostile, 0, One), (&hostile, 0, Two), (&hostile, 1, Two)]
+            .into_iter()
+            .chain([(&honest.tenant, 0, One)])
+            .map(|(tenant, pd, kind)| tenant.alloc_mw(&mut world, pd, kind))
+            .collect();
+        Self { world, hostile, regions, ahs, windows, honest }
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
@@ -158,7 +165,19 @@ impl Scene {
         }
         let mr = self.regions[script.below(self.regions.len())];
         control.remote_addr = mr.addr.wrapping_add(script.u16().into());
-        control.rkey = mr.rkey;
+        control.rkey = if script.u8() & 7 == 1 { self.window_key(script) } else { mr.rkey };
+        match opcode {
+            WrOpcode::BindMw => {
+                control.rkey = self.window_key(script);
+                control.qkey = self.regions[script.below(self.regions.len())].lkey;
+                control.compare_add = script.pick(&[0, 1, 300, 4096, u64::MAX]);
+                control.swap = script.u8().into();
+            }
+            WrOpcode::LocalInv | WrOpcode::SendInv => {
+                control.imm_or_key = self.window_key(script);
+            }
+            _ => {}
+        }
         if self.hostile.qps[nth].qp_type == QpType::Ud {
             control.ah = script.pick(&[self.ahs[0], self.ahs[0], self.ahs[1], self.ahs[2], 77]);
             control.remote_qpn = match script.below(8) {
@@ -178,6 +197,12 @@ impl Scene {
         }
         let app = &self.hostile.qps[nth];
         write_slot(&app.sq.words, script.below(8), app.sq.ring.stride(), &words);
+    }
+
+    /// A key that a window has, or had, or may have next.
+    fn window_key(&self, script: &mut Script<'_>) -> u32 {
+        let (_, key) = self.windows[script.below(self.windows.len())];
+        key & !0xff | u32::from(script.u8() & 3)
     }
 
     fn write_receive(&mut self, script: &mut Script<'_>, nth: usize) {
@@ -241,7 +266,7 @@ impl Scene {
             _ => (own, false),
         };
         let mr = self.regions[script.below(self.regions.len())];
-        let (command, foreign) = match script.below(8) {
+        let (command, foreign) = match script.below(9) {
             0 => (ClientCommand::AllocPd, false),
             1 => {
                 let (pd, foreign) = any(script, own.pds[1], other.pds[0]);
@@ -271,6 +296,11 @@ impl Scene {
                     return;
                 }
                 (ClientCommand::DestroyQp { qp }, foreign)
+            }
+            7 => {
+                let at = script.below(self.windows.len());
+                let foreign = at == self.windows.len() - 1;
+                (ClientCommand::DeallocMw { mw: self.windows[at].0 }, foreign)
             }
             _ => {
                 let qp = other.qps[0].handle;
@@ -368,7 +398,7 @@ impl World {
 }
 
 /// Both ends use the same initial PSNs.
-const PSNS: Connection = Connection {
+pub(crate) const PSNS: Connection = Connection {
     path_mtu: 1,
     sq_psn: 0x00ff_fff0,
     rq_psn: 0x00ff_fff0,
@@ -383,7 +413,12 @@ const PSNS: Connection = Connection {
 const STRANGER: Qpn = Qpn::new(0x99);
 
 /// Two QPs of a tenant, connected to each other.
-fn pair(world: &mut World, tenant: &mut Tenant, qp_type: QpType, connection: Connection) {
+pub(crate) fn pair(
+    world: &mut World,
+    tenant: &mut Tenant,
+    qp_type: QpType,
+    connection: Connection,
+) {
     let (a, b) = (tenant.create_qp(world, qp_type), tenant.create_qp(world, qp_type));
     let (qpn_a, qpn_b) = (tenant.qps[a].qpn, tenant.qps[b].qpn);
     tenant.connect(world, a, connection, (HERE, qpn_b));
@@ -402,74 +437,5 @@ fn any_word(script: &mut Script<'_>) -> u64 {
         2 => script.u8().into(),
         3 => u64::MAX - u64::from(script.u8()),
         _ => script.u64(),
-    }
-}
-
-/// The correct client: sends one message at a time from one of its QPs to the other.
-struct Honest {
-    tenant: Tenant,
-    from: Mr,
-    to: Mr,
-    /// Messages posted; the bytes of each say which one it is.
-    posted: u8,
-    /// Completions of the current message that are still to come.
-    due: usize,
-}
-
-impl Honest {
-    fn new(world: &mut World) -> Self {
-        let mut tenant = Tenant::new(world, 1);
-        let from = tenant.region(world, tenant.pds[0], PAGE, AccessFlags::LOCAL_WRITE);
-        let to = tenant.region(world, tenant.pds[0], PAGE, full_access());
-        pair(world, &mut tenant, QpType::Rc, Connection { path_mtu: 2, ..PSNS });
-        let mut honest = Self { tenant, from, to, posted: 0, due: 0 };
-        honest.post(world);
-        honest
-    }
-
-    /// A WRITE, and a SEND that announces it.
-    fn post(&mut self, world: &mut World) {
-        if self.due > 0 {
-            return;
-        }
-        self.posted = self.posted.wrapping_add(1);
-        self.tenant.fill(world, &self.from, self.posted);
-        self.tenant.fill(world, &self.to, 0);
-        let mut write = SendControl::new(WrOpcode::Write, SendFlags::SIGNALED, 1);
-        write.num_sge = 1;
-        write.remote_addr = self.to.addr;
-        write.rkey = self.to.rkey;
-        let mut send = SendControl::new(WrOpcode::SendImm, SendFlags::SIGNALED, 2);
-        send.num_sge = 1;
-        let beyond = self.to.sge(u64::from(MESSAGE), 16);
-        let posted = self.tenant.post_recv(1, 3, &[beyond])
-            && self.tenant.post_send(world, 0, &write, &[self.from.sge(0, MESSAGE)], &[])
-            && self.tenant.post_send(world, 0, &send, &[self.from.sge(0, 16)], &[]);
-        assert!(posted, "an idle queue has room");
-        self.due = 3;
-    }
-
-    /// Checks what completed.
-    fn poll(&mut self, world: &mut World) {
-        for cqe in self.tenant.poll() {
-            assert_eq!(cqe.status.number(), 0, "an honest request failed: {cqe:?}");
-            self.due = self.due.checked_sub(1).expect("a completion for each request");
-            if self.due == 0 {
-                let bytes = &self.tenant.bytes(world, &self.to)[..MESSAGE as usize];
-                assert!(*bytes == [self.posted; MESSAGE as usize], "wrong data arrived");
-            }
-        }
-    }
-
-    /// The message on its way arrives, whatever others do.
-    fn finish(&mut self, world: &mut World) {
-        let mut turns = 0;
-        while self.due > 0 {
-            world.turn();
-            world.loop_back();
-            self.poll(world);
-            turns += 1;
-            assert!(turns < PATIENCE, "the honest client makes no progress");
-        }
     }
 }

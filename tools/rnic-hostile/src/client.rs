@@ -29,6 +29,8 @@ pub(crate) struct Client {
     pub(crate) cq: u32,
     pub(crate) zone: Box<[u8]>,
     pub(crate) key: u32,
+    /// The key of a window of each type, before it is bound.
+    pub(crate) windows: [u32; 2],
     /// An address handle to the device itself.
     pub(crate) ah: u32,
     /// The number of the queue pair that was made last.
@@ -95,6 +97,7 @@ impl Client {
             cq: 0,
             zone: vec![0x77; ZONE].into_boxed_slice(),
             key: 0,
+            windows: [0; 2],
             ah: 0,
             last_qpn: 0,
             gid: [0; 16],
@@ -114,12 +117,20 @@ impl Client {
         self.pd = pd;
         self.cq = self.create_cq(256)?;
         let addr = self.zone.as_ptr() as u64;
-        let access =
-            AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::MW_BIND;
         let length = self.zone.len() as u64;
         let request = Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 };
         let (Reply::Mr { lkey, .. }, _) = self.call(&request)? else { return Err(surprise()) };
         self.key = lkey;
+        for (at, kind) in [1, 2].into_iter().enumerate() {
+            let (Reply::Mw { rkey, .. }, _) = self.call(&Request::AllocMw { pd, kind })? else {
+                return Err(surprise());
+            };
+            self.windows[at] = rkey;
+        }
         let request = Request::CreateAh { pd, attr: self.address() };
         let (Reply::Handle(ah), _) = self.call(&request)? else { return Err(surprise()) };
         self.ah = ah;

@@ -47,7 +47,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(22) {
+    match attack.random.below(23) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -88,6 +88,7 @@ fn any_request(attack: &mut Attack) -> Request {
         14 | 15 => Request::CreateAh { pd: number & 3, attr: any_address(attack) },
         16 => Request::DestroyAh { ah: number & 7 },
         17..=20 => any_memory(attack, number),
+        21 => any_window(attack, number),
         _ => Request::QueryQp { qp: number },
     }
 }
@@ -112,6 +113,28 @@ fn any_memory(attack: &mut Attack, number: u32) -> Request {
             length: attack.random.word(),
             access: AccessFlags::from_bits_truncate(number),
         },
+    }
+}
+
+/// A request about windows, or to change a region.
+fn any_window(attack: &mut Attack, number: u32) -> Request {
+    match number % 4 {
+        0 => Request::AllocMw { pd: number >> 2 & 3, kind: (number >> 4 & 3) as u8 },
+        1 => Request::DeallocMw { mw: number >> 2 & 7 },
+        2 => Request::RegNullMr { pd: number >> 2 & 3 },
+        _ => any_change(attack, number >> 2),
+    }
+}
+
+/// A change of a region.
+fn any_change(attack: &mut Attack, number: u32) -> Request {
+    let words = [(); 3].map(|()| attack.random.word());
+    let [changes_pd, moves, changes_access] = [(); 3].map(|()| attack.random.one_in(2));
+    Request::ReregMr {
+        mr: number & 7,
+        pd: changes_pd.then_some(number & 3),
+        range: moves.then(|| words.into()),
+        access: changes_access.then(|| AccessFlags::from_bits_truncate(number)),
     }
 }
 

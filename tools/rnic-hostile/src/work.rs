@@ -27,14 +27,16 @@ pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
 
 /// Well-formed requests under keys, and to addresses, that belong to another user.
 pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
-    let opcodes =
-        [WrOpcode::SendImm, WrOpcode::Write, WrOpcode::Read, WrOpcode::FetchAdd, WrOpcode::Send];
+    use WrOpcode::{BindMw, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write};
+    let opcodes = [SendImm, Write, Read, FetchAdd, Send, SendInv, LocalInv, BindMw];
     each_queue(attack, |attack, client, slot| {
         let opcode = opcodes[attack.random.below(opcodes.len())];
         let mut wqe = plausible(attack, client, opcode);
         // Remote key, local key, or both.
         let guess = attack.random.next() & 0xffff_ffff;
-        if attack.random.one_in(2) {
+        if matches!(opcode, LocalInv | BindMw | SendInv) {
+            guess_window(attack, &mut wqe, guess);
+        } else if attack.random.one_in(2) {
             wqe[4] = guess;
         } else {
             wqe[9] = wqe[9] & !0xffff_ffff | guess;
@@ -43,6 +45,15 @@ pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
         wqe.truncate(slot);
         wqe
     })
+}
+
+/// A key to invalidate, a window to bind, or a region to bind it to.
+fn guess_window(attack: &mut Attack, wqe: &mut [u64], guess: u64) {
+    match attack.random.below(3) {
+        0 => wqe[2] = guess,
+        1 => wqe[4] = wqe[4] & !0xffff_ffff | guess,
+        _ => wqe[4] = wqe[4] & 0xffff_ffff | guess << 32,
+    }
 }
 
 /// A request that would work: one SGE in our own memory, to our own memory.
@@ -57,6 +68,12 @@ fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64>
     control.remote_addr = zone;
     control.rkey = client.key;
     (control.ah, control.remote_qpn, control.qkey) = (client.ah, client.last_qpn, QKEY);
+    let window = client.windows[attack.random.below(2)];
+    if matches!(opcode, WrOpcode::BindMw | WrOpcode::LocalInv) {
+        (control.num_sge, control.rkey) = (0, window ^ 1);
+        (control.qkey, control.compare_add, control.swap) = (client.key, u64::from(length), 0xe);
+    }
+    control.imm_or_key = window ^ 1;
     let sge = Sge { addr: zone, length, lkey: client.key };
     control.encode().into_iter().chain(sge.encode()).collect()
 }

@@ -92,7 +92,7 @@ impl Gather {
             Source::Request { index, offset } => {
                 let is_carried = qp.sq.wr(index).control.data_len > 0;
                 for part in qp.sq.parts(index, offset, segment.len) {
-                    let from = readable(ctx, qp, part, AccessFlags::empty()).map_err(unreadable)?;
+                    let from = readable(ctx, qp, part).map_err(unreadable)?;
                     let to = place.take(part.length);
                     // A carried copy travels, but its key must be as good as any other.
                     if !is_carried {
@@ -103,9 +103,11 @@ impl Gather {
             }
             Source::QueuedReply { nth, k } => {
                 let Some(part) = response_part(qp, nth, k, segment.len) else { return Ok(()) };
-                // Rule: ReadNeedsRight
-                let from = readable(ctx, qp, part, AccessFlags::REMOTE_READ).map_err(unreadable)?;
-                self.add(wire, dma, (number, &segment), from, place)
+                let (from, is_window) = answerable(ctx, qp, part).map_err(unreadable)?;
+                // Nothing is read through a window whose program has taken it away.
+                // Rule: WindowedAnswerCopied
+                let may_refer = place.may_refer && !is_window;
+                self.add(wire, dma, (number, &segment), from, Place { may_refer, ..place })
             }
             Source::Ack => Ok(()),
         }
@@ -184,17 +186,24 @@ impl Gather {
     }
 }
 
-/// The memory that `part` names, where its key gives the right that is needed.
+/// The memory that a part of a request names, where its key allows that.
 #[inline]
-fn readable<T: Tap>(
-    ctx: &Ctx<'_, T>,
-    qp: &Qp,
-    part: Sge,
-    need: AccessFlags,
-) -> Result<Memory, KeyFault> {
+fn readable<T: Tap>(ctx: &Ctx<'_, T>, qp: &Qp, part: Sge) -> Result<Memory, KeyFault> {
     let Sge { lkey: key, addr, length: len } = part;
-    let target = ctx.shared.mrs.check(key, qp.pd, addr, len.into(), need)?;
+    let target = ctx.shared.mrs.check(key, qp.pd, addr, len.into(), AccessFlags::empty())?;
     Ok(Memory { space: target.space, range: MemRange { addr: target.addr, len } })
+}
+
+/// The memory that a READ of the peer names, where its key allows that, and whether that is the
+/// key of a window.
+#[inline]
+fn answerable<T: Tap>(ctx: &Ctx<'_, T>, qp: &Qp, part: Sge) -> Result<(Memory, bool), KeyFault> {
+    let Sge { lkey: key, addr, length: len } = part;
+    let need = AccessFlags::REMOTE_READ;
+    // Rule: ReadNeedsRight
+    let target = ctx.shared.mrs.check_remote(key, qp.through(), addr, len.into(), need)?;
+    let memory = Memory { space: target.space, range: MemRange { addr: target.addr, len } };
+    Ok((memory, target.is_window))
 }
 
 /// What the `k`-th packet of the `nth` queued reply carries, where that is the answer to a READ.

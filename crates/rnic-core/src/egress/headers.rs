@@ -11,8 +11,8 @@ use rnic_abi::wqe::SendControl;
 use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderRepr, ImmDt, Opcode, QKey, Qpn, RKey, Reth,
-    Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderRepr, Ieth, ImmDt, Opcode, QKey, Qpn, RKey,
+    Reth, Syndrome,
 };
 
 /// The headers of a planned packet.
@@ -144,6 +144,10 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
                 // Rule: ImmediateSentRaw
                 let imm = control.imm_or_key;
                 headers.imm = Some(ImmDt(imm.to_ne_bytes()));
+            }
+            if info.has(HeaderSet::IETH) {
+                // Rule: InvalidateAtEnd
+                headers.ieth = Some(Ieth { rkey: RKey(control.imm_or_key) });
             }
         }
     }

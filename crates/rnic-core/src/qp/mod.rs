@@ -336,6 +336,7 @@ impl Qp {
     /// Both queues become empty without completions.
     fn reset<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         self.give_receive_back(ctx);
+        ctx.shared.mrs.unbind_windows_of(self.handle);
         for record in self.records() {
             ctx.shared.clients.start_over(self.client_slot, record);
         }

@@ -28,7 +28,11 @@ impl Packet<'_> {
         self.bth().opcode
     }
 
+    /// Immediate data, raw, or the key to invalidate.
     pub(in crate::qp) fn imm_or_key(&self) -> u32 {
-        self.datagram.imm().map_or(0, |imm| u32::from_ne_bytes(imm.0))
+        match self.datagram.imm() {
+            Some(imm) => u32::from_ne_bytes(imm.0),
+            None => self.datagram.ieth().map_or(0, |ieth| ieth.rkey.0),
+        }
     }
 }

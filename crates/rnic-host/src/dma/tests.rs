@@ -186,13 +186,32 @@ fn memory_mapped_for_reading_is_not_written() {
     let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
     let mut dma = SystemDma::new();
     dma.insert(SPACE, Space::Mapped(Mapping::new(&file, 0, PAGE as u64, false).unwrap()));
-    assert!(dma.is_mapped(SPACE) && !dma.is_mapped(SpaceId(99)));
+    assert_eq!([SPACE, SpaceId(99)].map(|space| dma.way_to(space)), ["shared", "process"]);
     words.set(0, 7);
     assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &[mem(0, 8)], &[]), Err(NOTHING));
     assert_eq!(dma.atomic(SPACE, 0, &mut |old| old + 1), Err(NOTHING));
     let mut arena = [0; 8];
     dma.read(SPACE, &[mem(0, 8)], &mut arena, &[range(0, 8)]).unwrap();
     assert_eq!((arena, words.get(0)), (7u64.to_ne_bytes(), 7));
+}
+
+#[test]
+fn the_null_space_is_zeros_and_forgets() {
+    let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
+    let mut dma = SystemDma::new();
+    let (null, shared) = (SPACE, SpaceId(1));
+    dma.insert(null, Space::Null);
+    dma.insert(shared, Space::Mapped(Mapping::new(&file, 0, PAGE as u64, true).unwrap()));
+    words.set(0, 7);
+    let mut arena = [9; 24];
+    let anywhere = [mem(usize::MAX - 3, 8), mem(5, 8)];
+    dma.read(null, &anywhere, &mut arena, &[range(8, 16)]).unwrap();
+    assert_eq!(arena, [[9; 8], [0; 8], [0; 8]].concat()[..]);
+    dma.write(null, &arena, &[range(0, 16)], &anywhere, &[]).unwrap();
+    assert!(!dma.copies_from(null, mem(0, 8)));
+    dma.copy(shared, &[mem(0, 8)], null, &[mem(0, 8)], &[]).unwrap();
+    assert_eq!(dma.atomic(null, 0, &mut |old| old + 1), Err(NOTHING));
+    assert_eq!((dma.way_to(null), words.get(0)), ("none", 7));
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn words(resource: Resource) -> &'static str {
         Resource::Mappings => "mappings of the daemon",
         Resource::Qps => "queue pairs",
         Resource::Cqs => "completion queues",
-        Resource::Mrs => "memory regions",
+        Resource::Mrs => "memory regions and windows",
         Resource::Pds => "protection domains",
         Resource::Ahs => "address handles",
         Resource::Channels => "completion channels",

@@ -160,9 +160,22 @@ impl Context {
             }
             Request::Multicast { qp, gid, attach: true } => self.attach(qp, Gid(gid))?,
             Request::Multicast { qp, gid, attach: false } => self.detach(qp, Gid(gid))?,
-            _ => return Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
+            request => self.execute_memory(&request)?,
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// Answers what else there is about regions, and about windows.
+    fn execute_memory(&mut self, request: &Request) -> Result<Reply, Refused> {
+        match *request {
+            Request::RegNullMr { pd } => self.regions.register_null(pd),
+            Request::ReregMr { mr, pd, range, access } => {
+                self.regions.reregister(mr, pd, range, access)
+            }
+            Request::AllocMw { pd, kind } => self.regions.alloc_window(pd, kind),
+            Request::DeallocMw { mw } => self.regions.dealloc_window(mw),
+            _ => Err(refuse(libc::EOPNOTSUPP, "this daemon does not support that yet")),
+        }
     }
 
     fn alloc_pd(&mut self) -> Result<Reply, Refused> {

@@ -1,4 +1,4 @@
-//! Registration of memory.
+//! Registration of memory, and windows.
 
 use super::accounts::{Account, Charge};
 use super::device_memory::{DeviceMemories, DmPart};
@@ -13,6 +13,7 @@ use crate::shard::ShardMessage;
 use rnic_abi::control::Reply;
 use rnic_abi::os::Credentials;
 use rnic_abi::verbs::AccessFlags;
+use rnic_core::command::{MrPlace, WindowType};
 use rnic_core::mr::WHOLE_SPACE;
 use rnic_core::{ClientCommand, Outcome, SpaceId};
 use std::collections::HashMap;
@@ -29,9 +30,11 @@ pub(super) struct Regions {
     space: SpaceId,
     regions: HashMap<u32, Region>,
     device_memory: DeviceMemories,
+    windows: HashMap<u32, Charge>,
 }
 
 /// Memory that a client wants to register.
+#[derive(Clone, Copy)]
 pub(super) struct Registration {
     pub(super) pd: u32,
     /// Where it is in the client, when it is not a file's.
@@ -43,10 +46,22 @@ pub(super) struct Registration {
 }
 
 struct Region {
-    mapped: Option<Mapped>,
-    /// The device memory that it is a part of.
-    dm: Option<u32>,
-    _charges: [Charge; 2],
+    /// What is registered.
+    is: Registration,
+    kind: Kind,
+    charges: [Charge; 2],
+}
+
+/// How the daemon reaches a region.
+enum Kind {
+    /// Through the client's process.
+    Ordinary,
+    /// As memory of its own, for this region alone.
+    Mapped(Mapped),
+    /// As a part of device memory.
+    Device(u32),
+    /// It is no memory.
+    Null(SpaceId),
 }
 
 /// Memory of a client that the daemon maps.
@@ -65,21 +80,25 @@ impl Regions {
         space: SpaceId,
     ) -> Self {
         let device_memory = DeviceMemories::new(Arc::clone(&service), account.clone());
-        Self { service, link, account, peer, space, regions: HashMap::new(), device_memory }
+        let (regions, windows) = (HashMap::new(), HashMap::new());
+        Self { service, link, account, peer, space, regions, device_memory, windows }
     }
 
     /// Gives the address spaces back, once the client is gone.
     pub(super) fn release_spaces(&mut self) {
         for (_, region) in std::mem::take(&mut self.regions) {
-            self.release(region.mapped);
+            self.release(region.kind);
         }
         self.device_memory.release();
     }
 
     /// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
-    fn release(&self, mapped: Option<Mapped>) {
-        if let Some(mapped) = mapped {
-            release_space(&self.service, mapped.space);
+    fn release(&mut self, kind: Kind) {
+        match kind {
+            Kind::Ordinary => {}
+            Kind::Mapped(mapped) => release_space(&self.service, mapped.space),
+            Kind::Device(dm) => self.device_memory.leave(dm),
+            Kind::Null(space) => release_space(&self.service, space),
         }
     }
 
@@ -89,34 +108,106 @@ impl Regions {
         wanted: &Registration,
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Reply, Refused> {
-        let Registration { pd, addr, length, iova, access } = *wanted;
-        let bytes = match length {
-            WHOLE_SPACE => maps::size(self.peer.pid),
-            length => length,
-        };
-        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, bytes)];
-        let charges = self.account.take_all(wanted)?;
-        let (space, addr, mapped) = match file.filter(|_| length > 0) {
+        let Registration { addr, length, access, .. } = *wanted;
+        let charges = self.charge(length)?;
+        match file.filter(|_| length > 0) {
             Some((file, offset)) => {
                 let mapped = self.map(&file, offset, length, access)?;
-                (mapped.space, 0, Some(mapped))
+                self.keep((mapped.space, 0), *wanted, Kind::Mapped(mapped), charges)
             }
             None => {
                 self.check_reachable(addr, length, access)?;
-                (self.space, addr, None)
+                self.keep((self.space, addr), *wanted, Kind::Ordinary, charges)
             }
-        };
+        }
+    }
+
+    /// For a region of so many bytes.
+    fn charge(&self, length: u64) -> Result<[Charge; 2], Refused> {
+        let bytes = self.bytes_of(length);
+        self.account.take_all([(Resource::Mrs, 1), (Resource::RegisteredBytes, bytes)])
+    }
+
+    fn bytes_of(&self, length: u64) -> u64 {
+        if length == WHOLE_SPACE { maps::size(self.peer.pid) } else { length }
+    }
+
+    /// Registers every address, of no memory.
+    pub(super) fn register_null(&mut self, pd: u32) -> Result<Reply, Refused> {
+        let charges = self.charge(0)?;
+        let space = self.service.registry.take_space();
+        self.link.shard.tell(ShardMessage::AddSpace(space, Space::Null));
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+        let is = Registration { pd, addr: 0, length: WHOLE_SPACE, iova: 0, access };
+        self.keep((space, 0), is, Kind::Null(space), charges)
+    }
+
+    /// Has the engine make a region of what is at an address in a space.
+    fn keep(
+        &mut self,
+        (space, addr): (SpaceId, u64),
+        is: Registration,
+        kind: Kind,
+        charges: [Charge; 2],
+    ) -> Result<Reply, Refused> {
+        let Registration { pd, length, iova, access, .. } = is;
         let command = ClientCommand::RegMr { pd, space, addr, length, iova, access };
         match self.link.execute(command) {
             Ok(Outcome::Mr { mr, lkey, rkey }) => {
-                self.regions.insert(mr, Region { mapped, dm: None, _charges: charges });
+                self.regions.insert(mr, Region { is, kind, charges });
                 Ok(Reply::Mr { mr, lkey, rkey })
             }
             other => {
-                self.release(mapped);
+                self.release(kind);
                 other.and_then(|_| Err(unexpected_outcome()))
             }
         }
+    }
+
+    /// Changes a registration, or leaves it as it is and says why. It becomes an ordinary one: with
+    /// a space of its own, what is on its way by reference goes, too.
+    pub(super) fn reregister(
+        &mut self,
+        mr: u32,
+        pd: Option<u32>,
+        range: Option<(u64, u64, u64)>,
+        access: Option<AccessFlags>,
+    ) -> Result<Reply, Refused> {
+        let Some(Region { is: before, kind, .. }) = self.regions.get(&mr) else {
+            return Err(refuse(libc::ENOENT, "no such memory region"));
+        };
+        if matches!(kind, Kind::Device(_) | Kind::Null(_)) {
+            let text = "only a registration of the program's own memory can be changed";
+            return Err(refuse(libc::EOPNOTSUPP, text));
+        }
+        let moves = range.is_some() || matches!(kind, Kind::Mapped(_));
+        let (addr, length, iova) = range.unwrap_or((before.addr, before.length, before.iova));
+        let write = AccessFlags::LOCAL_WRITE;
+        let writes = access.is_some_and(|access| access.contains(write));
+        let pd_after = pd.unwrap_or(before.pd);
+        let access_after = access.unwrap_or(before.access);
+        let is = Registration { pd: pd_after, addr, length, iova, access: access_after };
+        if moves || (writes && !before.access.contains(write)) {
+            self.check_reachable(addr, length, access_after)?;
+        }
+        let charge = match range {
+            Some(_) => Some(self.account.take(Resource::RegisteredBytes, self.bytes_of(length))?),
+            None => None,
+        };
+        let place = moves.then_some(MrPlace { space: self.space, addr, length, iova });
+        let command = ClientCommand::ReregMr { mr, pd, place, access };
+        let Outcome::Mr { lkey, rkey, .. } = self.link.execute(command)? else {
+            return Err(unexpected_outcome());
+        };
+        if let Some(region) = self.regions.get_mut(&mr) {
+            region.is = is;
+            if let Some(charge) = charge {
+                region.charges[1] = charge;
+            }
+            let before = std::mem::replace(&mut region.kind, Kind::Ordinary);
+            self.release(before);
+        }
+        Ok(Reply::Mr { mr, lkey, rkey })
     }
 
     /// Makes device memory. Descriptor: its file.
@@ -134,25 +225,40 @@ impl Regions {
     pub(super) fn register_dm(&mut self, pd: u32, part: &DmPart) -> Result<Reply, Refused> {
         let space = self.device_memory.locate(part)?;
         let DmPart { dm, offset, length, access } = *part;
-        let wanted = [(Resource::Mrs, 1), (Resource::RegisteredBytes, length)];
-        let charges = self.account.take_all(wanted)?;
-        let command = ClientCommand::RegMr { pd, space, addr: offset, length, iova: 0, access };
-        let Outcome::Mr { mr, lkey, rkey } = self.link.execute(command)? else {
-            return Err(unexpected_outcome());
-        };
+        let charges = self.charge(length)?;
+        let is = Registration { pd, addr: offset, length, iova: 0, access };
         self.device_memory.enter(dm);
-        self.regions.insert(mr, Region { mapped: None, dm: Some(dm), _charges: charges });
-        Ok(Reply::Mr { mr, lkey, rkey })
+        self.keep((space, offset), is, Kind::Device(dm), charges)
     }
 
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
         self.link.execute(ClientCommand::DeregMr { mr })?;
         if let Some(region) = self.regions.remove(&mr) {
-            self.release(region.mapped);
-            if let Some(dm) = region.dm {
-                self.device_memory.leave(dm);
-            }
+            self.release(region.kind);
         }
+        Ok(Reply::Done)
+    }
+
+    /// Makes a window of type 1 or 2. It is charged as a region.
+    pub(super) fn alloc_window(&mut self, pd: u32, kind: u8) -> Result<Reply, Refused> {
+        let kind = match kind {
+            1 => WindowType::One,
+            2 => WindowType::Two,
+            _ => return Err(refuse(libc::EINVAL, "there is no such type of memory windows")),
+        };
+        let charge = self.account.take(Resource::Mrs, 1)?;
+        match self.link.execute(ClientCommand::AllocMw { pd, kind })? {
+            Outcome::Mw { mw, rkey } => {
+                self.windows.insert(mw, charge);
+                Ok(Reply::Mw { mw, rkey })
+            }
+            _ => Err(unexpected_outcome()),
+        }
+    }
+
+    pub(super) fn dealloc_window(&mut self, mw: u32) -> Result<Reply, Refused> {
+        self.link.execute(ClientCommand::DeallocMw { mw })?;
+        self.windows.remove(&mw);
         Ok(Reply::Done)
     }
 

@@ -228,6 +228,8 @@ impl Session<'_> {
         limits.max_srq = count(limits.max_srq, Resource::Qps);
         limits.max_cq = count(limits.max_cq, Resource::Cqs);
         limits.max_mr = count(limits.max_mr, Resource::Mrs);
+        // They are charged as memory regions.
+        limits.max_mw = count(limits.max_mw, Resource::Mrs);
         limits.max_pd = count(limits.max_pd, Resource::Pds);
         limits.max_ah = count(limits.max_ah, Resource::Ahs);
         // Whole pages: device memory takes no others.
@@ -356,6 +358,9 @@ fn takes_memory(request: &Request) -> bool {
             | R::RegMr { .. }
             | R::AllocDm { .. }
             | R::RegDmMr { .. }
+            | R::RegNullMr { .. }
+            | R::ReregMr { .. }
+            | R::AllocMw { .. }
             | R::CreateChannel
             | R::CreateCq { .. }
             | R::ResizeCq { .. }

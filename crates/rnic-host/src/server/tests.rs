@@ -6,6 +6,7 @@ mod device_memory;
 mod groups;
 mod resizes;
 mod srq;
+mod windows;
 
 use super::{Accounts, Door, Engines, Registry, Service, WireGroups, serve};
 use crate::inspect::Kind;

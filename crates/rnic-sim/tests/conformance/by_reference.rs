@@ -1,13 +1,14 @@
 //! A queue pair that is connected to itself, over internal trains: no ICRC, and payload that stays
 //! where it is until it is placed.
 
-use rnic_abi::verbs::{WcStatus, WrOpcode};
+use rnic_abi::verbs::{AccessFlags, WcStatus, WrOpcode};
+use rnic_core::command::WindowType;
 use rnic_core::config::EngineConfig;
 use rnic_sim::host::Host;
 use rnic_sim::memory::DmaCounts;
 use rnic_sim::pair::{End, PATIENCE, pattern};
 use rnic_sim::port::PortConfig;
-use rnic_sim::verbs::{Connection, SendWr};
+use rnic_sim::verbs::{Connection, Remote, SendWr};
 use rnic_sim::world::{World, WorldConfig};
 
 const SIZES: [u32; 7] = [0, 1, 1023, 1024, 1025, 5000, LONGEST];
@@ -117,6 +118,28 @@ fn whole_packets_of_one_piece_are_copied_once() {
     own.host().post_send(qp, &write).expect("room");
     own.assert_done(&Arrival { opcode: WrOpcode::Write, at: mr.addr + REMOTE, data });
     assert_eq!((own.dma().reads, own.dma().writes), (0, 0));
+}
+
+/// What the peer reads through a window is taken before the program can take the window away.
+#[test]
+fn the_answer_through_a_window_is_copied_when_it_is_sent() {
+    const LEN: u32 = 65_536;
+    let mut own = Loop::new(true, true);
+    let End { qp, pd, send_cq, mr, .. } = own.end;
+    let host = own.host();
+    let lent = host.new_mr(pd, LEN.into(), AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND);
+    let data = pattern(LEN.into(), 1);
+    host.write_bytes(lent.addr, &data);
+    let key = host.alloc_mw(pd, WindowType::One).next_key();
+    let bind = SendWr::bind(1, key, (&lent, 0, LEN.into()), AccessFlags::REMOTE_READ);
+    let read = SendWr::read(2, &[mr.sge(0, LEN)], Remote { addr: lent.addr, rkey: key });
+    host.post_sends(qp, &[bind, read]).expect("room");
+    own.world.run_to_silence(PATIENCE);
+    own.world.check();
+    let done = own.host().drain(send_cq);
+    assert!(done.len() == 2 && done.iter().all(|cqe| cqe.status == WcStatus::Success), "{done:?}");
+    assert!(own.host().bytes(mr.addr, LEN.into()) == data);
+    assert_eq!(own.dma().copies, 0);
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod uc;
 mod uc_sends;
 mod ud;
 mod ud_sends;
+mod windows;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;

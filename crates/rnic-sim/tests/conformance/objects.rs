@@ -4,7 +4,7 @@ use crate::{ACCESS, ACK, dialogue, ok, send_only, statuses, write_only};
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType, WcStatus};
 use rnic_abi::wqe::Sge;
 use rnic_core::command::{
-    ClientCommand, ClientId, Command, CommandError, Errno, Outcome, PortState,
+    ClientCommand, ClientId, Command, CommandError, Errno, Outcome, PortState, WindowType,
 };
 use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::host::SPACE;
@@ -51,17 +51,23 @@ fn other_transports_are_not_supported() {
 fn objects_of_another_client_do_not_exist() {
     let mut d = dialogue();
     let qp = d.world.hosts()[0].qp_handle(d.nic.qp);
-    let mr = d.nic.mr.handle;
+    let (pd, mr) = (d.nic.pd, d.nic.mr.handle);
+    let mw = d.world.host(0).alloc_mw(pd, WindowType::Two).handle;
+    let rereg = ClientCommand::ReregMr { mr, pd: None, place: None, access: None };
     let now = d.world.now();
     for foreign in [
         ClientCommand::QueryQp { qp },
         ClientCommand::DestroyQp { qp },
         ClientCommand::DeregMr { mr },
+        ClientCommand::DeallocMw { mw },
+        ClientCommand::AllocMw { pd, kind: WindowType::One },
+        rereg,
     ] {
         let command = Command::Client(ClientId(2), foreign);
         let refused = d.world.host(0).engine.execute(now, command);
         assert_eq!(errno(refused), Some(Errno::NoEntry));
     }
+    assert_eq!(command(&mut d, ClientCommand::DeallocMw { mw }), None, "it is still there");
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub(crate) struct Disturbances {
     pub(crate) stalls: u64,
     pub(crate) leaps: u64,
     pub(crate) resizes: u64,
+    /// Windows that were taken away.
+    pub(crate) windows: u64,
 }
 
 impl Disturbances {
@@ -31,6 +33,7 @@ impl Disturbances {
         self.stalls += other.stalls;
         self.leaps += other.leaps;
         self.resizes += other.resizes;
+        self.windows += other.windows;
     }
 }
 

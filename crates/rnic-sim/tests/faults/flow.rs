@@ -1,6 +1,7 @@
 //! One direction of a connection: a requester's random walk and what its responder must see.
 
 use crate::area::Area;
+use crate::lent::Lent;
 use crate::message::{INLINE, Message, Payload, Taste, Verb};
 use crate::trouble::Trouble;
 use rnic_abi::cqe::{Cqe, CqeFlags};
@@ -48,6 +49,8 @@ pub(crate) struct Flow {
     pub(crate) store: Area,
     pub(crate) word: Area,
     word_value: u64,
+    /// Responder: what only windows open.
+    pub(crate) lent: Option<Lent>,
     /// Responder: receive buffers, those posted, and those posted again later.
     pub(crate) buffers: Area,
     /// The slots of those posted; what is posted without one is not looked at.
@@ -70,6 +73,7 @@ pub(crate) struct Amount {
     pub(crate) taste: Taste,
     pub(crate) receives: usize,
     pub(crate) receive_delay: u64,
+    pub(crate) lends: bool,
 }
 
 impl Flow {
@@ -108,6 +112,7 @@ impl Flow {
             store: new(world, to, slots, AccessFlags::REMOTE_READ),
             word: new(world, to, (1, 8), local | AccessFlags::REMOTE_ATOMIC),
             word_value: 0,
+            lent: amount.lends.then(|| Lent::new(world, to, max_len, &mut rng)),
             buffers: new(world, to, (receives, max_len), reachable),
             posted: VecDeque::new(),
             idle: (0..receives).map(|slot| (Instant::ZERO, slot)).collect(),
@@ -122,7 +127,8 @@ impl Flow {
 
     /// Everything was sent, received and acknowledged.
     pub(crate) fn is_done(&self) -> bool {
-        self.has_sent_all() && self.expected.is_empty() || self.trouble.has_failed
+        let is_quiet = self.expected.is_empty() && self.lent.as_ref().is_none_or(Lent::is_quiet);
+        self.has_sent_all() && is_quiet || self.trouble.has_failed
     }
 
     /// Everything was sent and acknowledged.
@@ -155,6 +161,9 @@ impl Flow {
         self.post_receives(world);
         if self.next == self.total || self.trouble.holds || self.rng.chance(300_000) {
             return;
+        }
+        if let Some(lent) = &mut self.lent {
+            lent.post(world, &mut self.rng);
         }
         let room = self.free.len();
         let burst = usize::try_from(1 + self.rng.below(6)).unwrap().min(room);
@@ -217,17 +226,11 @@ impl Flow {
         let wr = match message.verb {
             Verb::Send | Verb::Write => {
                 let (data, sges) = self.payload(world, message, cuts);
-                let len = message.len;
                 let wr = if message.verb == Verb::Write {
-                    self.target.refill(world, slot, &mut self.rng);
-                    self.target.expect(slot, &data);
-                    if len > 0 {
-                        let end = self.target.end(slot, len);
-                        world.host(self.to.host).memory.poll_last_byte(SPACE, end);
-                    }
-                    SendWr::write(id, &sges, self.target.remote(slot))
+                    let remote = self.describe_target(world, message, &data);
+                    SendWr::write(id, &sges, remote)
                 } else {
-                    SendWr::send(id, &sges)
+                    self.describe_send(message, SendWr::send(id, &sges))
                 };
                 if message.consumes_receive() {
                     self.expected.push_back((message.clone(), data.clone()));
@@ -240,11 +243,11 @@ impl Flow {
                 }
             }
             Verb::Read => {
-                self.store.refill(world, slot, &mut self.rng);
+                let (remote, fetched) = self.describe_store(world, message);
                 self.sink.refill(world, slot, &mut self.rng);
-                message.fetched = Some(self.store.expected(slot, len).to_vec());
+                message.fetched = Some(fetched);
                 let sges = self.sink.sges(slot, len, cuts, &mut self.rng);
-                SendWr::read(id, &sges, self.store.remote(slot))
+                SendWr::read(id, &sges, remote)
             }
             Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd => {
                 self.sink.refill(world, slot, &mut self.rng);
@@ -336,8 +339,9 @@ impl Flow {
         match message.verb {
             Verb::Send => {}
             Verb::Write => {
-                self.target.check(world, slot, what);
-                let end = self.target.end(slot, len);
+                let (area, slot) = self.written_by(&message);
+                area.check(world, slot, what);
+                let end = area.end(slot, len);
                 world.host(self.to.host).memory.stop_polling(SPACE, end);
             }
             Verb::Read | Verb::CmpSwap | Verb::FetchAdd => {
@@ -352,6 +356,9 @@ impl Flow {
                 let old = u64::from_ne_bytes(bytes.try_into().unwrap());
                 shared.adds.push((old, shared_addend(message.number)));
             }
+        }
+        if let (Some(lent), Some(pane)) = (&mut self.lent, message.pane) {
+            lent.give_back(pane);
         }
         // Memory that a later request still sends from is not used again before that is complete.
         if !self.in_flight.iter().any(|later| later.forwards == Some(slot)) {
@@ -381,7 +388,11 @@ impl Flow {
             && u64::from(cqe.byte_len) == message.len
             && cqe.flags.contains(CqeFlags::IMM) == message.imm.is_some()
             && cqe.flags.contains(CqeFlags::SOLICITED) == solicited
-            && message.imm.is_none_or(|imm| imm == cqe.imm_or_key);
+            && cqe.flags.contains(CqeFlags::INV) == message.ends.is_some()
+            && message
+                .imm
+                .or(message.ends.map(|ends| ends.1))
+                .is_none_or(|it| it == cqe.imm_or_key);
         if !right {
             world.fail(&format!("{message:?} was received as {cqe:?} in buffer {slot}"));
         }
@@ -392,6 +403,9 @@ impl Flow {
         let what = || format!("{from} to {to}, received {message:?}");
         self.buffers.check(world, slot, what);
         self.check_earlier_writes(world, message.number);
+        if let (Some(lent), Some((pane, _))) = (&mut self.lent, message.ends) {
+            lent.ended_by_peer(world, pane);
+        }
         let later = self.rng.below(self.receive_delay);
         self.idle.push_back((world.now().after_nanos(later), slot));
     }
@@ -400,7 +414,8 @@ impl Flow {
     fn check_earlier_writes(&self, world: &mut World, number: u64) {
         for write in &self.in_flight {
             let earlier = write.number <= number && write.verb == Verb::Write;
-            if earlier && !self.target.holds(world, write.slot, write.len) {
+            let (area, slot) = self.written_by(write);
+            if earlier && !area.holds(world, slot, write.len) {
                 world.fail(&format!("message {number} overtook the data of {write:?}"));
             }
         }
@@ -416,7 +431,9 @@ impl Flow {
     /// At the end every byte of every slot is what it must be.
     pub(crate) fn check_all(&self, world: &mut World) {
         let what = format!("{} to {} at the end", self.from.host, self.to.host);
-        for area in [&self.source, &self.sink, &self.target, &self.store, &self.buffers] {
+        let lent = self.lent.iter().map(|lent| &lent.area);
+        let areas = [&self.source, &self.sink, &self.target, &self.store, &self.buffers];
+        for area in areas.into_iter().chain(lent) {
             area.check_all(world, || what.clone());
         }
         let word = world.host(self.to.host).bytes(self.word.end(0, 0), 8).to_vec();

@@ -10,6 +10,7 @@ mod distance;
 mod disturb;
 mod ending;
 mod flow;
+mod lent;
 mod message;
 mod plan;
 mod traffic;
@@ -126,6 +127,8 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
     if rng.chance(300_000) {
         plan.ending = Ending::bad(rng);
     }
+    // The memory that is lent takes no part in any other end.
+    plan.lends = plan.ending == Ending::Clean && rng.chance(500_000);
     // A side that stops at once posts no receives any more: with few, the peer would ask for ever.
     if !plan.ending.is_sudden() {
         plan.receive_delay = rng.pick(&[0, 0, 300_000, 2_000_000]);
@@ -162,6 +165,23 @@ fn the_walk() {
     sum.happened("wires that take nothing", |s| s.disturbances.stalls);
     sum.happened("leaps", |s| s.disturbances.leaps);
     sum.happened("completion queues of another size", |s| s.disturbances.resizes);
+    sum.happened("windows that ended", |s| s.disturbances.windows);
+}
+
+/// A window that was taken away lets nothing through, whatever is still on its way.
+#[test]
+fn windows_that_come_and_go() {
+    let sum = worlds(sweep::seeds(4 * SEEDS), 14, |plan, rng| {
+        plan.lends = true;
+        plan.bursts = rng.chance(500_000);
+        plan.faults.loss = rng.pick(&[0, 20_000, 60_000]);
+        plan.faults.duplicate = rng.pick(&[0, 100_000]);
+        plan.faults.reorder = rng.pick(&[0, 60_000]);
+        plan.faults.reorder_by = 1_000 + rng.below(100_000);
+        plan.pauses = rng.pick(&[0, 50_000]);
+    });
+    sum.happened("windows that ended", |s| s.disturbances.windows);
+    sum.happened("duplicate requests", |s| s.counters.duplicate_request);
 }
 
 #[test]

@@ -74,6 +74,10 @@ pub(crate) struct Message {
     pub(crate) fetched: Option<Vec<u8>>,
     /// Its payload is what an earlier READ or atomic fetches to this slot; it is fenced.
     pub(crate) forwards: Option<usize>,
+    /// The window through which it accesses the peer's memory.
+    pub(crate) pane: Option<usize>,
+    /// The window that it ends, and its key.
+    pub(crate) ends: Option<(usize, u32)>,
 }
 
 impl Message {
@@ -99,7 +103,20 @@ impl Message {
         };
         let with_imm = has_payload && rng.chance(300_000);
         let imm = if with_imm { Some(rng.below32(u32::MAX)) } else { None };
-        Self { number, slot, posted, verb, len, imm, payload, flags, fetched: None, forwards: None }
+        Self {
+            number,
+            slot,
+            posted,
+            verb,
+            len,
+            imm,
+            payload,
+            flags,
+            fetched: None,
+            forwards: None,
+            pane: None,
+            ends: None,
+        }
     }
 
     /// It may send what an earlier READ or atomic fetches.

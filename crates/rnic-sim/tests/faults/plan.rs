@@ -146,6 +146,8 @@ pub(crate) struct Plan {
     pub(crate) leaps: u32,
     /// Chance that a completion queue changes its size at a step, parts per million.
     pub(crate) resizes: u32,
+    /// Responders lend memory by windows, and take it back.
+    pub(crate) lends: bool,
     /// Everything leaves and arrives in large bursts.
     pub(crate) bursts: bool,
     /// What the two directions of each connection send.
@@ -187,6 +189,7 @@ impl Plan {
             stalls: 0,
             leaps: 0,
             resizes: 0,
+            lends: false,
             bursts: false,
             tastes: [Taste::Everything; 2],
             profiles: [Profile::Spec; 2],

@@ -3,6 +3,7 @@
 use crate::area::Area;
 use crate::disturb::Disturbances;
 use crate::flow::{Amount, DEPTH, Flow, MAX_LEN, SharedWord};
+use crate::lent::LOCAL;
 use crate::message::INLINE;
 use crate::plan::{Ending, Plan};
 use rnic_abi::verbs::{AccessFlags, AsyncEventType};
@@ -41,6 +42,8 @@ pub(crate) fn run(plan: &Plan) -> (FaultCounts, Counters, Disturbances) {
     let mut traffic = Traffic::new(plan);
     traffic.run();
     traffic.finish();
+    let ended = |flow: &Flow| flow.lent.as_ref().map_or(0, |lent| lent.ended);
+    traffic.disturbances.windows = traffic.flows.iter().map(ended).sum();
     let mut counters = Counters::default();
     for host in traffic.world.hosts() {
         counters.add(host.engine.counters());
@@ -97,8 +100,8 @@ impl Traffic {
                     0 => DEPTH + 8,
                     _ => 3,
                 };
-                let Plan { messages, receive_delay, .. } = *plan;
-                let amount = Amount { messages, taste, receives, receive_delay };
+                let Plan { messages, receive_delay, lends, .. } = *plan;
+                let amount = Amount { messages, taste, receives, receive_delay, lends };
                 let flow = Flow::new(&mut world, (from, to), rng.fork(), connection.mtu(), amount);
                 flows.push(flow);
             }
@@ -204,6 +207,10 @@ impl Traffic {
 
     fn dispatch(&mut self, host: usize, cqe: &rnic_abi::cqe::Cqe) {
         let is_receive = cqe.flags.contains(rnic_abi::cqe::CqeFlags::RECV);
+        if !is_receive && cqe.wr_id & LOCAL != 0 {
+            self.dispatch_local(host, cqe);
+            return;
+        }
         let mine = |flow: &&mut Flow, world: &World| {
             let end = if is_receive { flow.to } else { flow.from };
             end.host == host && world.hosts()[host].qpn(end.qp) == cqe.qpn
@@ -215,6 +222,18 @@ impl Traffic {
             flow.received(&mut self.world, cqe);
         } else {
             flow.sent(&mut self.world, &mut self.shared[flow.to.host], cqe);
+        }
+    }
+
+    /// A bind or invalidation is complete, at the end that lends.
+    fn dispatch_local(&mut self, host: usize, cqe: &rnic_abi::cqe::Cqe) {
+        let lends = |flow: &&mut Flow, world: &World| {
+            flow.to.host == host && world.hosts()[host].qpn(flow.to.qp) == cqe.qpn
+        };
+        let flow = self.flows.iter_mut().find(|flow| lends(flow, &self.world));
+        match flow.and_then(|flow| flow.lent.as_mut()) {
+            Some(lent) => lent.done(&mut self.world, cqe),
+            None => self.world.fail(&format!("host {host} lends nothing: {cqe:?}")),
         }
     }
 

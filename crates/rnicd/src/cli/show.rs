@@ -37,6 +37,7 @@ pub(super) const MR: &[Column<Made<Mr>>] = &[
     ("LENGTH", |made| Cell::amount(made.object.length)),
     ("ACCESS", |made| Cell::names(&made.object.access)),
     ("MEMORY", |made| Cell::from(&*made.object.memory)),
+    ("WINDOWS", |made| Cell::amount(made.object.windows)),
     ("PD", |made| Cell::amount(made.object.pd)),
     ("PID", pid),
     ("COMMAND", command),

@@ -106,7 +106,11 @@ pub(crate) fn wqe() -> Vec<Seed> {
     let works = |qp: u8| vec![14 | qp << 4];
     let ring = |qp: u8, producer: u8| vec![4 | qp << 4, 1, producer, 1];
     // Opcode, SIGNALED, one SGE of 256 bytes of the first region, in the first slot.
-    let wqe = |opcode: u8| vec![0, 2, opcode, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0];
+    let wqe = |opcode: u8| vec![0, 2, opcode, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0];
+    // The same without an SGE: the second window, and its key 1.
+    let invalidate = |opcode: u8, slot: u8| vec![0, 2, opcode, 0, 1, 0, 0, 0, 0, 1, 1, 1, slot];
+    // The first page of the first region, for the peer's WRITEs and READs.
+    let bind = vec![0, 2, 8, 0, 1, 0, 0, 0, 0, 1, 1, 0, 3, 0x16, 1, 0];
     let scribble = |queue: u8, at: u8| vec![7, queue, at, 0, 0];
     let bits = |area: u8, at: u8| vec![9, area, at, 0];
     vec![
@@ -115,6 +119,8 @@ pub(crate) fn wqe() -> Vec<Seed> {
         story("send", FRAMES, &[wqe(2), ring(0, 1), wqe(0), ring(0, 2)]),
         story("read", TRAINS, &[wqe(4), ring(0, 1), honest.clone()]),
         story("receive", FRAMES, &[vec![3, 1, 0, 1, 1, 1, 0], ring(1, 1), works(0)]),
+        story("window", FRAMES, &[bind.clone(), invalidate(7, 1), ring(0, 2), honest.clone()]),
+        story("send_inv", TRAINS, &[bind, ring(1, 1), invalidate(9, 0), ring(0, 1)]),
         story("overrun", FRAMES, &[ring(0, 31), works(0), ring(1, 9)]),
         story("scribble", TRAINS, &[scribble(0, 16), works(0), scribble(1, 16), scribble(2, 0)]),
         story("doorbells", FRAMES, &[bits(0, 8), bits(0, 16), bits(1, 0), bits(3, 0), honest]),

@@ -117,6 +117,7 @@ impl Qp {
 
     /// `una` moved: retries are available again, the timer starts over, completions may be due.
     fn progress<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        self.pass_done();
         self.requester.progress(&self.attr);
         let psn = self.requester.una().wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
@@ -300,7 +301,7 @@ impl Qp {
         // All before the next WQE is complete: what does not wait for the peer has its turn.
         if self.sq.retired != self.sq.fetched() {
             match self.sq.wr(self.sq.retired).work {
-                Work::Wire => {}
+                Work::Wire | Work::Local | Work::Done => {}
                 Work::Fault(status) => self.fail_next(ctx, status),
             }
         }
@@ -316,7 +317,8 @@ impl Qp {
         self.sq.release();
         // Rule: ErrorsAlwaysTold
         self.complete_send(ctx, &wr, index, status);
-        if matches!(status, WcStatus::LocQpOpErr | WcStatus::LocProtErr | WcStatus::LocLenErr) {
+        use WcStatus::{LocLenErr, LocProtErr, LocQpOpErr, MwBindErr};
+        if matches!(status, LocQpOpErr | LocProtErr | LocLenErr | MwBindErr) {
             ctx.shared.counters.req_local_errors += 1;
         }
         match self.rules.state_after_send_error() {

@@ -3,10 +3,12 @@
 //! * `state`: where it is among its PSNs; only its own methods change that.
 //! * `sq`: what the application posted, copied once and validated.
 //! * `segment`: the packets of a WQE.
+//! * `local`: what is done here, without packets.
 //! * `completer`: what the responses mean, and the completions.
 //! * `retry`: going back, and giving up.
 
 mod completer;
+mod local;
 mod retry;
 mod segment;
 pub(crate) mod sq;
@@ -97,7 +99,7 @@ impl Qp {
             cursor = cursor.moved(wr, psn);
             reads += u32::from(wr.is_read_or_atomic());
         }
-        false
+        self.is_next_local(cursor)
     }
 
     /// Reads what the application posted. One that published an index that cannot be has a queue
@@ -141,6 +143,9 @@ impl Qp {
                 self.retire_later(ctx);
                 return None;
             }
+            Work::Local => return self.do_local(ctx, cursor, reads),
+            // Rule: LocalWorkOnce
+            Work::Done => return Some(0),
         }
         // Rule: Window
         let room = window.saturating_sub(self.requester.ahead(cursor.psn));
@@ -251,9 +256,10 @@ impl Qp {
 
     /// A planned request is on its way.
     pub(crate) fn commit_request(&mut self, sent: &Segment) {
-        let cursor = self.requester.cursor();
-        let wr = self.sq.wr(cursor.index);
-        let next = cursor.moved(wr, sent.psn.wrapping_add(sent.span));
+        let Source::Request { index, .. } = sent.source else { return };
+        let wr = self.sq.wr(index);
+        let next = Cursor { index, psn: sent.psn };
+        let next = next.moved(wr, sent.psn.wrapping_add(sent.span));
         self.requester.sent(next, wr.is_read_or_atomic());
     }
 }

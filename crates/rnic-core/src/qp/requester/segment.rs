@@ -53,6 +53,7 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, how: &Segmentation) -> Segm
         WrOpcode::Write => Opcode::rc_write(position, false),
         WrOpcode::WriteImm => Opcode::rc_write(position, true),
         WrOpcode::SendImm => Opcode::rc_send(position, Trailer::Imm),
+        WrOpcode::SendInv => Opcode::rc_send(position, Trailer::Invalidate),
         _ => Opcode::rc_send(position, Trailer::None),
     };
     let len = (wr.length - offset).min(mtu);

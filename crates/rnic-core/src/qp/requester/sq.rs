@@ -25,6 +25,10 @@ pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 pub(crate) enum Work {
     /// Its packets are sent and acknowledged.
     Wire,
+    /// The engine does it when its turn comes. It has no packets.
+    Local,
+    /// That is done.
+    Done,
     /// It completes with this error once everything before it is complete.
     Fault(WcStatus),
 }
@@ -248,6 +252,10 @@ impl SendQueue {
         let wr = self.wr_mut(index);
         match checked {
             Ok(length) => {
+                if is_local(wr.control.opcode) {
+                    wr.work = Work::Local;
+                    return;
+                }
                 wr.length = length;
                 // Rule: ReadPsns, EmptyMessagePsn
                 wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
@@ -263,8 +271,15 @@ impl SendQueue {
         let inline = control.flags.contains(SendFlags::INLINE);
         let need = match control.opcode {
             opcode if !rules.transport.allows(opcode) => return Err(WcStatus::LocQpOpErr),
-            WrOpcode::Send | WrOpcode::SendImm | WrOpcode::Write | WrOpcode::WriteImm => {
-                AccessFlags::empty()
+            WrOpcode::Send
+            | WrOpcode::SendImm
+            | WrOpcode::SendInv
+            | WrOpcode::Write
+            | WrOpcode::WriteImm => AccessFlags::empty(),
+            // Rule: LocalWorkHasNoData
+            opcode if is_local(opcode) => {
+                let has_data = inline || control.carried || control.num_sge > 0;
+                return if has_data { Err(malformed()) } else { Ok(0) };
             }
             WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
                 // Rule: InlineSendsOnly
@@ -329,6 +344,11 @@ impl SendQueue {
         self.release();
         Some((index, wr_id, opcode))
     }
+}
+
+/// Nothing of it leaves.
+fn is_local(opcode: WrOpcode) -> bool {
+    matches!(opcode, WrOpcode::BindMw | WrOpcode::LocalInv)
 }
 
 /// What a WQE fails with that cannot be understood.

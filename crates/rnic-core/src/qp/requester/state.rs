@@ -235,6 +235,15 @@ impl Requester {
         self.oldest = self.oldest.wrapping_add(1);
     }
 
+    /// The oldest WQE is done, and had no packets.
+    pub(super) fn pass_oldest(&mut self) {
+        let next = self.oldest.wrapping_add(1);
+        if self.cursor.index == self.oldest {
+            self.cursor.index = next;
+        }
+        self.oldest = next;
+    }
+
     /// `una` moved: all retries are available again, and nothing is left to wait for.
     #[inline]
     pub(super) fn progress(&mut self, attr: &QpAttr) {

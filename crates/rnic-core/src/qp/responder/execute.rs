@@ -32,7 +32,14 @@ impl Qp {
             && packet.info.position.is_start()
             && ends
             && packet.datagram.payload_len() <= MAX_CARRIED;
+        let invalidates = packet.info.trailer() == Trailer::Invalidate;
+        if invalidates {
+            self.check_invalidation(ctx, packet)?;
+        }
         let private = self.scatter(ctx, packet, packet.bytes, small)?;
+        if invalidates {
+            self.invalidate(ctx, packet);
+        }
         self.responder.message = if ends { OpenMessage::None } else { OpenMessage::Send };
         if ends {
             let carried = if private { packet.datagram.payload() } else { &[] };
@@ -128,6 +135,11 @@ impl Qp {
             cqe.flags |= CqeFlags::IMM;
             cqe.imm_or_key = packet.imm_or_key();
         }
+        // Rule: InvalidationTold
+        if packet.info.trailer() == Trailer::Invalidate {
+            cqe.flags |= CqeFlags::INV;
+            cqe.imm_or_key = packet.imm_or_key();
+        }
         if let Some(deth) = packet.datagram.deth() {
             // Rule: AreaFlagged
             cqe.flags |= CqeFlags::GRH;
@@ -182,6 +194,22 @@ impl Qp {
         Ok(())
     }
 
+    #[cold]
+    fn check_invalidation<T: Tap>(&self, ctx: &Ctx<'_, T>, packet: &Packet<'_>) -> Checked {
+        ctx.shared
+            .mrs
+            .check_invalidation(packet.imm_or_key(), self.through())
+            .map_err(|fault| Verdict::nak(NakReason::Invalidation(fault)))
+    }
+
+    /// Takes the key of a window away. Every packet behind this one finds it dead, and the data of
+    /// those before it is in place before a completion tells the program.
+    #[cold]
+    fn invalidate<T: Tap>(&self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) {
+        // Rule: SendInvalidates
+        let _ = ctx.shared.mrs.invalidate(packet.imm_or_key(), self.through());
+    }
+
     /// Where this WRITE packet's data goes: from its RETH, or after the previous packet.
     fn write_position<T: Tap>(
         &mut self,
@@ -220,7 +248,7 @@ impl Qp {
         ctx.shared
             .mrs
             // Rule: AtomicNeedsRight, ReadNeedsRight, WriteNeedsRight
-            .check(rkey, self.pd, va, len.into(), need)
+            .check_remote(rkey, self.through(), va, len.into(), need)
             .map_err(|fault: KeyFault| Verdict::nak(NakReason::Key(fault)))
     }
 

@@ -71,7 +71,8 @@ pub(crate) struct Responder {
     dropped_until: Psn,
     pub(crate) ack: Option<Ack>,
     pub(crate) replies: ReplyQueue,
-    /// The NAK that ends the connection, and what precedes it, may still be sent in ERR.
+    /// The NAK that ends the connection, and what precedes it or, where there is none, the request
+    /// that ended it, may still be sent in ERR.
     pub(in crate::qp) final_nak_pending: bool,
 }
 
@@ -386,7 +387,7 @@ impl Qp {
     /// The operation exists here and the QP's access flags allow it.
     fn check_operation(&self, packet: &Packet<'_>) -> Checked {
         let need = match packet.info.operation {
-            Operation::Send if packet.info.trailer() != Trailer::Invalidate => return Ok(()),
+            Operation::Send => return Ok(()),
             Operation::Write => AccessFlags::REMOTE_WRITE,
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
             Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,

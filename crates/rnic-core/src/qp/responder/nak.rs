@@ -35,8 +35,20 @@ impl Qp {
         self.retire(ctx);
         // Rule: RefusedReceiveFails
         let reported = self.fail_current_receive(ctx, status);
+        if let NakReason::Invalidation(_) = reason {
+            self.end_silently(ctx);
+            return Err(DropReason::Refused(reason));
+        }
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
         Ok(())
+    }
+
+    /// The request at the expected PSN ends the connection without a NAK; what was accepted before
+    /// it is still acknowledged.
+    fn end_silently<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+        // Rule: BadInvalidationUnanswered
+        self.responder.final_nak_pending = self.responder.owes();
+        self.enter_error(ctx);
     }
 
     /// Refuses the request at the expected PSN because the receive WQE is invalid.

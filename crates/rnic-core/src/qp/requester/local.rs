@@ -1,0 +1,87 @@
+//! Local work: binds of windows and invalidations, which the engine does when their turn comes.
+//!
+//! They have no packets, and take their place among those that do by what has left: all before
+//! them was sent, and nothing behind them is sent before they are done. They are done once, however
+//! often the requester goes back, and complete in order like all others.
+
+use super::super::Qp;
+use super::sq::Work;
+use super::{Cursor, Permit};
+use crate::event::{Event, Tap};
+use crate::mr::{Bind, Through};
+use crate::shared::Ctx;
+use rnic_abi::verbs::{QpState, SendFlags, WcStatus, WrOpcode};
+
+impl Qp {
+    /// What this queue pair may use of windows.
+    #[inline]
+    pub(crate) fn through(&self) -> Through {
+        Through { pd: self.pd, qp: self.handle }
+    }
+
+    /// Whether local work waits only for what is planned before it.
+    #[inline]
+    pub(super) fn is_next_local(&self, cursor: Cursor) -> bool {
+        cursor.index != self.sq.fetched()
+            && self.sq.wr(cursor.index).work == Work::Local
+            && cursor.psn != self.requester.cursor().psn
+    }
+
+    /// Does the local work at the cursor, if its turn has come: then the cursor may go on.
+    #[cold]
+    pub(super) fn do_local<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        cursor: Cursor,
+        reads: u32,
+    ) -> Option<u32> {
+        if self.permit_local(cursor, reads) != Permit::Go {
+            return None;
+        }
+        self.retire_later(ctx);
+        let control = &self.sq.wr(cursor.index).control;
+        let (opcode, through, qpn) = (control.opcode, self.through(), self.qpn);
+        let failed = match opcode {
+            WrOpcode::BindMw => {
+                ctx.shared.mrs.bind(through, &Bind::from(control)).err().map(|why| {
+                    ctx.event(|| Event::BindRefused { qpn, reason: why });
+                    // Rule: BadBindStatus
+                    WcStatus::MwBindErr
+                })
+            }
+            _ => ctx.shared.mrs.invalidate(control.imm_or_key, through).err().map(|why| {
+                ctx.event(|| Event::InvalidationRefused { qpn, reason: why });
+                // Rule: BadLocalInvalidationStatus
+                WcStatus::LocQpOpErr
+            }),
+        };
+        if let Some(status) = failed {
+            self.sq.wr_mut(cursor.index).work = Work::Fault(status);
+            return None;
+        }
+        self.sq.wr_mut(cursor.index).work = Work::Done;
+        self.pass_done();
+        Some(0)
+    }
+
+    fn permit_local(&self, cursor: Cursor, reads: u32) -> Permit {
+        // What is only planned may still be cut off by a fault or a full wire.
+        // Rule: LocalWorkInOrder
+        let all_left = cursor.psn == self.requester.cursor().psn;
+        let is_held = self.attr.state == QpState::Sqd;
+        let flags = self.sq.wr(cursor.index).control.flags;
+        // Rule: LocalWorkFenced
+        let is_fenced = flags.contains(SendFlags::FENCE) && reads > 0;
+        if all_left && !is_held && !is_fenced { Permit::Go } else { Permit::Wait }
+    }
+
+    /// Local work that is done completes with what is before it.
+    #[inline]
+    pub(super) fn pass_done(&mut self) {
+        while self.requester.oldest() != self.sq.fetched()
+            && self.sq.wr(self.requester.oldest()).work == Work::Done
+        {
+            self.requester.pass_oldest();
+        }
+    }
+}
