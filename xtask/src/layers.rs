@@ -43,7 +43,7 @@ struct Rows {
 const ENGINE: Rows = Rows {
     source: "crates/rnic-core/src",
     rows: &[
-        &["ids", "profile", "secret", "slab", "time", "transport"],
+        &["groups", "ids", "profile", "secret", "slab", "time", "transport"],
         &["cm", "command", "ports", "qpn", "wheel"],
         &["ah", "by_reference", "clients", "cq", "modify_qp", "mr"],
         &["active", "batch", "config", "event", "outbox", "recv_queue"],

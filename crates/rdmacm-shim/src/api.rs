@@ -3,6 +3,19 @@
 
 pub(crate) use crate::{
     address::{rdma_get_dst_port, rdma_get_src_port},
-    devices::rdma_get_devices,
+    addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo},
+    channel::{
+        rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id,
+        rdma_migrate_id,
+    },
+    connect::{
+        rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_listen, rdma_reject,
+        rdma_resolve_addr, rdma_resolve_route,
+    },
+    devices::{rdma_free_devices, rdma_get_devices},
+    endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request},
+    events::{rdma_ack_cm_event, rdma_establish, rdma_get_cm_event, rdma_notify},
+    options::rdma_set_option,
+    qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp},
     strings::rdma_event_str,
 };

@@ -4,35 +4,39 @@ use std::{ffi::c_int, ptr};
 
 use verbs_abi::ibv_context;
 
-use crate::stubs;
+use crate::{
+    error::{Errno, pointer},
+    session,
+};
 
-/// Lists the devices: none, while there is no connection manager. Programs use the number without
-/// checking the list, so it is written on failure too.
+/// Lists the devices, of which there is one. Programs use the number without checking the list, so
+/// it is written on failure too.
 ///
 /// # Safety
 /// `num_devices` is null or writable.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    let list = session::device().and_then(|device| {
+        // SAFETY: room for as many pointers as are written.
+        unsafe {
+            let list = libc::calloc(2, size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
+            if list.is_null() {
+                return Err(Errno(libc::ENOMEM));
+            }
+            *list = device.context;
+            *list.add(1) = ptr::null_mut();
+            Ok(list)
+        }
+    });
     // SAFETY: by contract.
     if let Some(number) = unsafe { num_devices.as_mut() } {
-        *number = 0;
+        *number = c_int::from(list.is_ok());
     }
-    stubs::no_device();
-    ptr::null_mut()
+    pointer(list)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_number_of_devices_is_written_although_there_is_no_list() {
-        let mut number = 17;
-        // SAFETY: a local variable, or nothing.
-        unsafe {
-            assert!(rdma_get_devices(&raw mut number).is_null());
-            assert!(rdma_get_devices(ptr::null_mut()).is_null());
-        }
-        assert_eq!(number, 0);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODEV));
-    }
+/// # Safety
+/// `list` is null or came from [`rdma_get_devices`].
+pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: by contract.
+    unsafe { libc::free(list.cast()) };
 }

@@ -4,9 +4,20 @@
 //! `stubs` is behind each; the build script turns it into the trampolines included below.
 
 mod address;
+mod addrinfo;
 mod api;
+mod channel;
+mod connect;
 mod devices;
+mod endpoint;
+mod error;
+mod events;
+mod id;
+mod options;
+mod qp;
+mod session;
 mod strings;
 mod stubs;
+mod verbs;
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

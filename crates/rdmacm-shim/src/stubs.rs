@@ -4,9 +4,8 @@
 
 use std::{
     env,
-    ffi::{c_int, c_void},
+    ffi::c_int,
     io::{self, Write},
-    ptr,
     sync::Once,
 };
 
@@ -15,13 +14,6 @@ pub(crate) extern "C" fn err_minus1() -> isize {
     explain();
     set_errno(libc::EOPNOTSUPP);
     -1
-}
-
-/// For calls that return a pointer to something a device has.
-pub(crate) extern "C" fn no_device() -> *mut c_void {
-    explain();
-    set_errno(libc::ENODEV);
-    ptr::null_mut()
 }
 
 /// For calls without a result, and for those that may truthfully return 0: nothing to do, or an
@@ -34,17 +26,21 @@ pub(crate) extern "C" fn nop() -> usize {
 /// alone, users would look for a missing device.
 fn explain() {
     static SAID: Once = Once::new();
+    SAID.call_once(|| debug(WHY));
+}
+
+/// Prints a text for users who asked for details.
+pub(crate) fn debug(text: &str) {
     let wanted = |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     if ["RNIC_DEBUG", "IBV_SHOW_WARNINGS"].into_iter().any(wanted) {
         // An unwritable stderr must not fail the program.
-        SAID.call_once(|| drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {WHY}")));
+        drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {text}"));
     }
 }
 
-const WHY: &str = "connecting by IP address (rdma_*, rsockets) is not supported yet; use the \
-                   program's exchange over TCP where it has one (perftest without -R)";
+const WHY: &str = "rsockets, multicast groups and some rarer calls are not supported yet";
 
-fn set_errno(value: c_int) {
+pub(crate) fn set_errno(value: c_int) {
     // SAFETY: __errno_location returns the valid address of the calling thread's errno.
     unsafe { *libc::__errno_location() = value };
 }
@@ -57,7 +53,6 @@ mod tests {
     fn each_kind_fails_in_its_own_way() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
         assert_eq!((err_minus1(), errno()), (-1, Some(libc::EOPNOTSUPP)));
-        assert_eq!((no_device(), errno()), (ptr::null_mut(), Some(libc::ENODEV)));
         assert_eq!(nop(), 0);
     }
 }

@@ -6,9 +6,11 @@
 //!
 //! Handles (`pd`, `mr`, `cq`, ...) are chosen by the daemon and mean nothing in another session.
 
+mod connect;
 mod events;
 mod objects;
 
+pub use connect::{CmHappening, CmNotice, CmOffer, CmRequest, CmSource, CmTarget, MAX_CM_EVENT};
 pub use events::{AsyncEvent, CompletionEvent};
 pub use objects::{DeviceInfo, DeviceLimits, GidEntry, PortInfo, QueuePlace, RingPlace};
 
@@ -246,6 +248,8 @@ pub enum Request {
         /// Attach or detach.
         attach: bool,
     },
+    /// For the connection manager, in a session of its own. Answers are those of the request.
+    Connections(CmRequest),
     /// For the `rnic` command: what exists. Answer: [`Reply::Inspected`].
     Inspect {
         /// Kind of object.
@@ -407,6 +411,13 @@ pub enum Reply {
         sq: Option<QueuePlace>,
         /// Receive queue.
         rq: Option<QueuePlace>,
+    },
+    /// An identifier of the connection manager.
+    Bound {
+        /// Handle.
+        id: u32,
+        /// Its port.
+        port: u16,
     },
     /// Attributes of a QP after the request.
     QpState {

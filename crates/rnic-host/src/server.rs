@@ -26,7 +26,7 @@ mod turned_away;
 pub use accounts::Accounts;
 pub use door::Door;
 pub use groups::{Groups, WireGroups};
-pub use plane::{Engines, Ledger, Paths};
+pub use plane::{ConnectionSession, Connections, Engines, Ledger, NoConnections, Paths};
 pub use registry::Registry;
 pub use service::Service;
 pub use session::serve;

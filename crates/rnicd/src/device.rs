@@ -1,7 +1,7 @@
 //! The device: its network, its wire and its engines.
 
 use crate::config::Config;
-use crate::connections::Connections;
+use crate::connections::{Connections, OwnConnections};
 use crate::users::{Parts, Users, this_program};
 use anyhow::{Context, Result};
 use rnic_abi::control::DeviceInfo;
@@ -132,6 +132,7 @@ impl Device {
             groups: self.groups.clone(),
             engine: self.own.handle().clone(),
             engines,
+            connections: Arc::new(OwnConnections(Arc::clone(&self.connections))),
             ledger: self.ledger.clone(),
             owner: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),

@@ -21,7 +21,7 @@ use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_core::{EngineConfig, Secret};
 use rnic_host::inspect::Question;
 use rnic_host::memory;
-use rnic_host::server::{Registry, Service};
+use rnic_host::server::{NoConnections, Registry, Service};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::thread;
 use rnic_host::wire::{self, Attachment, DeviceWire, ShardWire};
@@ -122,6 +122,7 @@ impl EngineProcess {
             groups: upstream.clone(),
             engine: engine.handle().clone(),
             engines: engine.clone(),
+            connections: Arc::new(NoConnections),
             ledger: upstream.clone(),
             owner: start.owner,
             pid: start.daemon,

@@ -25,8 +25,10 @@ pub enum Family {
     Perftest,
     /// `ibv_*_pingpong` and our checker: `-d DEVICE -g GID -p PORT [ADDRESS]`.
     Pingpong,
-    /// `rping`: `-s|-c -a ADDRESS -p PORT`. It says when it listens only through the CM.
+    /// `rping`: `-s|-c -a ADDRESS -p PORT`.
     Rping,
+    /// Other programs of rdmacm-utils: `-b|-s ADDRESS -p PORT`, udaddy without a port.
+    RdmaCm,
     /// `qperf`: `-lp PORT [ADDRESS TESTS]`; arguments of the client are its tests.
     Qperf,
     /// `iperf3`: `-s -1|-c ADDRESS -p PORT`.
@@ -62,6 +64,8 @@ pub struct Transcript {
 /// How long either end may run, unless a dialogue says otherwise. Only a hang takes so long, or a
 /// machine whose other work leaves a program that spins on memory one message per time slice.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How long a server takes until the RDMA CM knows it, with other work on the machine.
+const CM_LISTENS: Duration = Duration::from_secs(1);
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
 
@@ -76,6 +80,7 @@ impl Dialogue {
         let program = words.next().expect("a dialogue names a program");
         let family = match program.as_str() {
             "rping" => Family::Rping,
+            "ucmatose" | "udaddy" => Family::RdmaCm,
             "qperf" => Family::Qperf,
             "iperf3" => Family::Iperf3,
             crate::checker::PROGRAM | crate::native::VICTIM | crate::native::REFUSALS => {
@@ -156,10 +161,9 @@ impl Dialogue {
     /// Starts the server and waits until a client can call it.
     fn serve(&self, place: &dyn Place, port: u16) -> Result<Box<dyn Job>> {
         let mut job = place.start(&self.program, &self.server_line(place, port), self.limit)?;
-        if self.family == Family::Rping {
-            // It listens in the RDMA CM, which has no table of listeners; its client retries by
-            // itself.
-            std::thread::sleep(Duration::from_millis(300));
+        if self.listens_by_cm() {
+            // The RDMA CM has no table of listeners.
+            std::thread::sleep(CM_LISTENS);
             return Ok(job);
         }
         let mut ended = false;
@@ -174,6 +178,12 @@ impl Dialogue {
         Ok(job)
     }
 
+    /// Whether client and server meet by the RDMA CM.
+    fn listens_by_cm(&self) -> bool {
+        let by_option = self.family == Family::Perftest && self.args.iter().any(|arg| arg == "-R");
+        by_option || matches!(self.family, Family::Rping | Family::RdmaCm)
+    }
+
     /// Whether the server ends with its client.
     fn server_ends(&self) -> bool {
         self.family != Family::Qperf
@@ -183,6 +193,7 @@ impl Dialogue {
         let mut line = self.common(at, port);
         match self.family {
             Family::Rping => line.extend(["-s".into(), "-a".into(), at.address().to_string()]),
+            Family::RdmaCm => line.extend(["-b".into(), at.address().to_string()]),
             Family::Iperf3 => line.extend(["-s".into(), "-1".into()]),
             Family::Perftest | Family::Pingpong | Family::Qperf => {}
         }
@@ -195,6 +206,7 @@ impl Dialogue {
         let address = server.address().to_string();
         match self.family {
             Family::Rping => line.extend(["-c".into(), "-a".into(), address]),
+            Family::RdmaCm => line.extend(["-s".into(), address]),
             Family::Iperf3 => line.extend(["-c".into(), address]),
             Family::Perftest | Family::Pingpong | Family::Qperf => line.push(address),
         }
@@ -209,9 +221,11 @@ impl Dialogue {
             Family::Perftest => format!("-F -d {device} -x {gid} -p {port}"),
             Family::Pingpong => format!("-d {device} -g {gid} -p {port}"),
             Family::Qperf => format!("-lp {port}"),
-            Family::Rping | Family::Iperf3 => format!("-p {port}"),
+            // It always has the same port.
+            Family::RdmaCm if self.program == "udaddy" => String::new(),
+            Family::Rping | Family::RdmaCm | Family::Iperf3 => format!("-p {port}"),
         };
-        place.split(' ').map(str::to_owned).chain(self.args.iter().cloned()).collect()
+        place.split_whitespace().map(str::to_owned).chain(self.args.iter().cloned()).collect()
     }
 }
 

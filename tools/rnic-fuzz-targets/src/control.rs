@@ -2,7 +2,7 @@
 
 use crate::script::Script;
 use rnic_abi::control::{
-    Answer, AsyncEvent, CompletionEvent, MAX_MESSAGE, Reply, Request, decode, encode,
+    Answer, AsyncEvent, CmNotice, CompletionEvent, MAX_MESSAGE, Reply, Request, decode, encode,
 };
 use rnic_abi::cqe::{CQE_WORDS, Cqe};
 use rnic_abi::wqe::{
@@ -16,13 +16,14 @@ pub fn run(input: &[u8]) {
     let mut script = Script::new(input);
     let kind = script.u8();
     let bytes = script.slice(MAX_MESSAGE);
-    match kind % 6 {
+    match kind % 7 {
         0 => check_message::<Request>(bytes),
         1 => check_message::<Answer>(bytes),
         2 => check_message::<Reply>(bytes),
         3 => check_events(bytes),
         4 => check_work_requests(bytes),
-        _ => check_completion(bytes),
+        5 => check_completion(bytes),
+        _ => check_message::<CmNotice>(bytes),
     }
 }
 

@@ -144,6 +144,16 @@ impl Cm {
         self.ids.is_empty()
     }
 
+    /// Where the events of an identifier go, if a program has it.
+    pub fn owner_of(&self, id: u32) -> Option<Owner> {
+        self.ids.get(id)?.owner
+    }
+
+    /// All identifiers that programs have.
+    pub fn owned(&self) -> impl Iterator<Item = (u32, Owner)> {
+        self.ids.iter().filter_map(|(handle, id)| Some((handle, id.owner?)))
+    }
+
     /// The queue pairs of an open connection: the own and the peer's.
     pub fn open_qpns(&self, id: u32) -> Option<(Qpn, Qpn)> {
         let id = self.ids.get(id).filter(|id| id.state.is_open())?;

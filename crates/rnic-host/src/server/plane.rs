@@ -2,14 +2,15 @@
 
 use crate::inspect::{Found, Kind, Numbers, Place, Question};
 use crate::quota::Resource;
-use crate::refusal::Refused;
+use crate::refusal::{Refused, refuse};
 use crate::report::{Object, Totals, User};
 use crate::shard::{OwnEngine, ShardMessage, ShardStopped};
 use crate::wire::{CaptureTap, Fault, FaultChange};
-use rnic_abi::control::{GidEntry, PortInfo};
+use rnic_abi::control::{CmRequest, GidEntry, PortInfo, Reply};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_net::{Hold, Network};
+use std::os::fd::OwnedFd;
 
 /// The network of the device.
 pub trait Paths: Send + Sync {
@@ -37,6 +38,34 @@ impl Paths for Network {
     fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refused> {
         Network::resolve(self, ah)
     }
+}
+
+/// The connection manager of the device.
+pub trait Connections: Send + Sync {
+    /// A session begins to use it: what it makes ends with the value.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP when sessions of this process cannot.
+    fn open(&self) -> Result<Box<dyn ConnectionSession>, Refused>;
+}
+
+/// For sessions that have none.
+pub struct NoConnections;
+
+impl Connections for NoConnections {
+    fn open(&self) -> Result<Box<dyn ConnectionSession>, Refused> {
+        let text = "connecting by address is for programs of the daemon's own user";
+        Err(refuse(libc::EOPNOTSUPP, text))
+    }
+}
+
+/// One session's part of the connection manager.
+pub trait ConnectionSession {
+    /// Does what a program asks for, and never waits.
+    ///
+    /// # Errors
+    /// As the call of librdmacm.
+    fn execute(&mut self, request: CmRequest) -> Result<(Reply, Option<OwnedFd>), Refused>;
 }
 
 /// What each user has of the device, and may have.

@@ -2,7 +2,7 @@
 
 use super::accounts::{Account, Charge};
 use super::groups::Groups;
-use super::plane::{Engines, Ledger, Paths};
+use super::plane::{Connections, Engines, Ledger, Paths};
 use super::registry::Registry;
 use crate::quota::Resource;
 use crate::refusal::Refused;
@@ -26,6 +26,8 @@ pub struct Service {
     pub engine: ShardHandle,
     /// What there is to see of it and of others.
     pub engines: Arc<dyn Engines>,
+    /// Its connection manager.
+    pub connections: Arc<dyn Connections>,
     /// What each user has of the device.
     pub ledger: Arc<dyn Ledger>,
     /// The user of the daemon.

@@ -1,9 +1,10 @@
 //! One connection: its requests, one after the other, until it hangs up or its process dies.
 
-use super::accounts::Account;
+use super::accounts::{Account, Charge};
 use super::capture::Capture;
 use super::context::Context;
 
+use super::plane::ConnectionSession;
 use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
 use super::turned_away::Admitted;
@@ -16,10 +17,11 @@ use crate::wire::{Fault, FaultChange, MAX_FAULTS};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{
-    self, Answer, DeviceInfo, Inspect, MAX_MESSAGE, Reply, Request, decode, encode,
+    self, Answer, CmRequest, DeviceInfo, Inspect, MAX_MESSAGE, Reply, Request, decode, encode,
 };
 use rnic_abi::os::{Connection, Credentials, Descriptors};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -73,6 +75,13 @@ fn no_memory() -> Refused {
     refuse(libc::ENOMEM, "the daemon has no memory left for more")
 }
 
+/// What a session has of the connection manager.
+struct CmPart {
+    session: Box<dyn ConnectionSession>,
+    /// What its event channels cost.
+    channels: HashMap<u32, [Charge; 2]>,
+}
+
 struct Session<'a> {
     service: &'a Arc<Service>,
     connection: Connection,
@@ -88,6 +97,7 @@ impl Session<'_> {
         let mut greeted = false;
         let mut context = None;
         let mut capture = None;
+        let mut connections = None;
         let mut buffer = vec![0; MAX_MESSAGE];
         while let Some((len, fds)) = self.next(&process, &mut buffer)? {
             let request: Request = match decode(&buffer[..len]) {
@@ -101,6 +111,7 @@ impl Session<'_> {
             };
             let answer = match request {
                 Request::Capture if greeted => self.capture(fds, &mut capture),
+                Request::Connections(request) if greeted => self.connect(request, &mut connections),
                 request if takes_memory(&request) && memory::is_short() => Err(no_memory()),
                 request => self.answer(request, fds, &mut greeted, &mut context),
             };
@@ -196,6 +207,39 @@ impl Session<'_> {
             },
         };
         Ok((reply, Vec::new()))
+    }
+
+    fn connect(
+        &self,
+        request: CmRequest,
+        session: &mut Option<CmPart>,
+    ) -> Result<(Reply, Attached), Refused> {
+        let part = match session {
+            Some(part) => part,
+            None => session.insert(CmPart {
+                session: self.service.connections.open()?,
+                channels: HashMap::new(),
+            }),
+        };
+        let charges = match request {
+            CmRequest::OpenChannel => {
+                let wanted = [(Resource::Channels, 1), (Resource::Descriptors, 1)];
+                Some(self.account.take_all(wanted)?)
+            }
+            _ => None,
+        };
+        let closed = match request {
+            CmRequest::CloseChannel { channel } => Some(channel),
+            _ => None,
+        };
+        let (reply, fd) = part.session.execute(request)?;
+        if let (Reply::Handle(channel), Some(charges)) = (&reply, charges) {
+            part.channels.insert(*channel, charges);
+        }
+        if let Some(closed) = closed {
+            part.channels.remove(&closed);
+        }
+        Ok((reply, fd.into_iter().collect()))
     }
 
     fn open(

@@ -62,6 +62,7 @@ impl Daemon {
             groups: WireGroups::new(engine.handle().clone(), joiner),
             engine: engine.handle().clone(),
             engines: engine.clone(),
+            connections: Arc::new(super::NoConnections),
             ledger: Accounts::new(limits, rustix::process::geteuid().as_raw()),
             owner: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),

@@ -1,7 +1,9 @@
 //! One control message of each kind.
 
 use crate::Seed;
-use rnic_abi::control::{Answer, CreateQp, Inspect, Refusal, Reply, Request, encode};
+use rnic_abi::control::{
+    Answer, CmHappening, CmNotice, CmRequest, CreateQp, Inspect, Refusal, Reply, Request, encode,
+};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType, SendFlags, WrOpcode};
 use rnic_abi::wqe::SendControl;
 use serde::Serialize;
@@ -12,6 +14,7 @@ const ANSWER: u8 = 1;
 const EVENTS: u8 = 3;
 const WORK_REQUESTS: u8 = 4;
 const COMPLETION: u8 = 5;
+const NOTICE: u8 = 6;
 
 pub(crate) fn seeds() -> Vec<Seed> {
     let mut seeds = Vec::new();
@@ -26,6 +29,8 @@ pub(crate) fn seeds() -> Vec<Seed> {
     let words: Vec<u8> = send.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
     seeds.push(("events".into(), [&[EVENTS][..], &[7; 16]].concat()));
     seeds.push(("send".into(), [&[WORK_REQUESTS, 16][..], &words, &[0; 48]].concat()));
+    let notice = CmNotice { id: 1, what: CmHappening::Rejected(28), private: vec![7; 148] };
+    seeds.push(("notice".into(), tagged(NOTICE, &notice)));
     seeds.push(("completion".into(), [&[COMPLETION][..], &[1; 128]].concat()));
     seeds
 }
@@ -78,6 +83,9 @@ fn requests() -> Vec<Request> {
         Request::AllocDm { length: 4096 },
         Request::FreeDm { dm: 1 },
         Request::RegDmMr { pd: 1, dm: 2, offset: 64, length: 128, access },
+        Request::Connections(CmRequest::OpenChannel),
+        Request::Connections(CmRequest::Listen { id: 1, backlog: 8 }),
+        Request::Connections(CmRequest::Reject { id: 1, private: vec![1, 2, 3] }),
     ]
 }
 

@@ -1,0 +1,302 @@
+//! Events: from the connection manager's notice to what a program gets.
+
+use std::{ffi::c_int, net::SocketAddr, ptr, sync::atomic::Ordering};
+
+use rnic_abi::control::{
+    CmHappening, CmNotice, CmOffer, CmRequest, CmSource, MAX_CM_EVENT, decode,
+};
+use verbs_abi::{
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
+    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE, Zeroed, ibv_gid, rdma_cm_event,
+    rdma_cm_event_param, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+    rdma_ud_param,
+};
+
+use crate::{
+    channel::Channel,
+    error::{Errno, Result, code},
+    id::{self, Id, Terms},
+    qp,
+    session::{MAX_DEPTH, address_of},
+};
+
+/// An event; programs have a pointer to its first member.
+#[repr(C)]
+struct Event {
+    public: rdma_cm_event,
+    private: Vec<u8>,
+}
+
+/// # Safety
+/// `channel` is one, `result` writable.
+pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    result: *mut *mut rdma_cm_event,
+) -> c_int {
+    code(next(channel.cast()).map(|event| {
+        // SAFETY: by contract.
+        unsafe { *result = event };
+    }))
+}
+
+/// # Safety
+/// `event` is null or came from [`rdma_get_cm_event`], and is not used any more.
+pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return code(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: by contract; made by `next`.
+    drop(unsafe { Box::from_raw(event.cast::<Event>()) });
+    0
+}
+
+/// The next event of a channel: waits for it, unless its descriptor does not block.
+pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
+    // SAFETY: callers have a channel or null, and one with a waiting thread is not freed.
+    let channel = unsafe { channel.as_ref() }.ok_or(Errno(libc::EINVAL))?;
+    let fd = channel.public.fd;
+    loop {
+        let mut buffer = [0_u8; MAX_CM_EVENT];
+        channel.waiting.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: the buffer is a local variable of that length.
+        let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        channel.waiting.fetch_sub(1, Ordering::AcqRel);
+        let len = match usize::try_from(got) {
+            Err(_) => return Err(Errno::last()),
+            // The daemon is gone.
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(len) => len,
+        };
+        let Ok(notice) = decode::<CmNotice>(&buffer[..len]) else {
+            return Err(Errno(libc::EPROTO));
+        };
+        if let Some(event) = of_notice(notice) {
+            return Ok(Box::into_raw(event).cast());
+        }
+    }
+}
+
+/// `None` for what is about an identifier that is gone, or what no program is told.
+fn of_notice(notice: CmNotice) -> Option<Box<Event>> {
+    let CmNotice { id, what, private } = notice;
+    let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private });
+    match what {
+        CmHappening::Request { from, unreliable, offer, starting_psn, psn, .. } => {
+            let terms = Terms { psn, peer_psn: starting_psn, ..terms_of(&what, &offer) };
+            let id = new_id(id, &from, terms, Some(unreliable))?;
+            event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            event.of_listener(from.listener);
+            event.has_offer(&offer, (terms.initiator_depth, terms.responder_resources));
+        }
+        CmHappening::Lookup { from } => {
+            let id = new_id(id, &from, Terms::default(), None)?;
+            event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            event.of_listener(from.listener);
+            event.has_target((0, 0), None);
+        }
+        what => event.of_known(id::find(id)?, what),
+    }
+    Some(event)
+}
+
+/// What a REQ says of the connection.
+fn terms_of(what: &CmHappening, offer: &CmOffer) -> Terms {
+    let CmHappening::Request { retry_count, mtu_code, ack_timeout, .. } = *what else {
+        return Terms::default();
+    };
+    Terms {
+        peer: *offer,
+        mtu_code,
+        ack_timeout,
+        retry_count,
+        rnr_retry_count: offer.rnr_retry_count,
+        // What one end takes, the other one has outstanding.
+        responder_resources: offer.initiator_depth.min(MAX_DEPTH),
+        initiator_depth: offer.responder_resources.min(MAX_DEPTH),
+        ..Terms::default()
+    }
+}
+
+/// An identifier that a peer's request has made. One that cannot be told to the program is let go.
+fn new_id(handle: u32, from: &CmSource, terms: Terms, unreliable: Option<bool>) -> Option<*mut Id> {
+    let made = make_id(handle, from, terms, unreliable);
+    if made.is_none()
+        && let Ok(device) = id::device()
+    {
+        let _ = device.done(CmRequest::Release { id: handle });
+    }
+    made
+}
+
+fn make_id(
+    handle: u32,
+    from: &CmSource,
+    terms: Terms,
+    unreliable: Option<bool>,
+) -> Option<*mut Id> {
+    let device = id::device().ok()?;
+    // SAFETY: identifiers that are found are not destroyed.
+    let listener = unsafe { &*id::find(from.listener)? };
+    let public = &listener.public;
+    let new = Id::new(public.channel.cast(), public.context, public.ps);
+    // SAFETY: just made.
+    let id = unsafe { &mut *new };
+    let address = |raw, port| SocketAddr::new(address_of(ibv_gid { raw }), port);
+    let local = address(from.local, from.local_port);
+    id.set_addresses(local, Some(address(from.remote, from.remote_port)));
+    if id.attach(device, local.ip()).is_err() {
+        // SAFETY: just made, and no one else has it.
+        drop(unsafe { Box::from_raw(new) });
+        return None;
+    }
+    if unreliable == Some(true) {
+        id.public.qp_type = verbs_abi::IBV_QPT_UC;
+    }
+    {
+        let mut inner = id.inner();
+        inner.handle = Some(handle);
+        inner.options.tos = from.traffic_class;
+        inner.flow_label = from.flow_label;
+        inner.terms = terms;
+    }
+    id.set_path(terms.mtu_code);
+    id::remember(handle, new);
+    Some(new)
+}
+
+impl Event {
+    fn is(&mut self, id: *mut Id, event: rdma_cm_event_type, status: c_int) {
+        self.public.id = id.cast();
+        self.public.event = event;
+        self.public.status = status;
+    }
+
+    fn of_listener(&mut self, listener: u32) {
+        self.public.listen_id = id::find(listener).map_or(ptr::null_mut(), <*mut Id>::cast);
+    }
+
+    fn private(&self) -> (*const std::ffi::c_void, u8) {
+        let len = u8::try_from(self.private.len()).unwrap_or(0);
+        let data = if len == 0 { ptr::null() } else { self.private.as_ptr() };
+        (data.cast(), len)
+    }
+
+    fn has_offer(&mut self, offer: &CmOffer, (initiator, responder): (u8, u8)) {
+        let (private_data, private_data_len) = self.private();
+        let conn = rdma_conn_param {
+            private_data,
+            private_data_len,
+            responder_resources: responder,
+            initiator_depth: initiator,
+            flow_control: u8::from(offer.flow_control),
+            retry_count: 0,
+            rnr_retry_count: offer.rnr_retry_count,
+            srq: u8::from(offer.srq),
+            qp_num: offer.qpn,
+        };
+        self.public.param = rdma_cm_event_param { conn };
+    }
+
+    fn has_target(&mut self, (qp_num, qkey): (u32, u32), id: Option<&Id>) {
+        let (private_data, private_data_len) = self.private();
+        let ah_attr = id.map_or_else(Zeroed::zeroed, Id::address_vector);
+        let ud = rdma_ud_param { private_data, private_data_len, ah_attr, qp_num, qkey };
+        self.public.param = rdma_cm_event_param { ud };
+    }
+
+    /// About an identifier that the program has.
+    fn of_known(&mut self, known: *mut Id, what: CmHappening) {
+        // SAFETY: identifiers that are found are not destroyed.
+        let id = unsafe { &mut *known };
+        match what {
+            CmHappening::Posted(event, status) => self.is(known, event, status),
+            CmHappening::Response { offer, starting_psn } => {
+                self.of_response(known, &offer, starting_psn);
+            }
+            CmHappening::Established => self.is(known, RDMA_CM_EVENT_ESTABLISHED, 0),
+            CmHappening::Found { qpn, qkey } => {
+                self.is(known, RDMA_CM_EVENT_ESTABLISHED, 0);
+                self.has_target((qpn, qkey), Some(id));
+            }
+            CmHappening::Rejected(reason) => {
+                qp::stop(id);
+                self.is(known, RDMA_CM_EVENT_REJECTED, reason.into());
+                if id.is_datagram() {
+                    self.has_target((0, 0), None);
+                } else {
+                    self.has_offer(&CmOffer::default(), (0, 0));
+                }
+            }
+            CmHappening::Unreachable => {
+                qp::stop(id);
+                self.is(known, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+            }
+            CmHappening::Disconnected => self.is(known, RDMA_CM_EVENT_DISCONNECTED, 0),
+            CmHappening::TimewaitExit => self.is(known, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0),
+            CmHappening::Request { .. } | CmHappening::Lookup { .. } => {}
+        }
+    }
+
+    /// The peer accepts. A queue pair of the identifier is made ready here.
+    fn of_response(&mut self, known: *mut Id, offer: &CmOffer, starting_psn: u32) {
+        // SAFETY: identifiers that are found are not destroyed.
+        let id = unsafe { &mut *known };
+        {
+            let mut inner = id.inner();
+            let terms = &mut inner.terms;
+            terms.peer = *offer;
+            terms.peer_psn = starting_psn;
+            terms.responder_resources = offer.initiator_depth.min(terms.responder_resources);
+            terms.initiator_depth = offer.responder_resources.min(terms.initiator_depth);
+        }
+        let depths = {
+            let terms = id.inner().terms;
+            (terms.initiator_depth, terms.responder_resources)
+        };
+        if id.public.qp.is_null() {
+            self.is(known, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+        } else {
+            match qp::start(id).and_then(|()| establish(id)) {
+                Ok(()) => self.is(known, RDMA_CM_EVENT_ESTABLISHED, 0),
+                Err(Errno(errno)) => {
+                    if let (Ok(device), Ok(handle)) = (id::device(), id.handle()) {
+                        let private = Vec::new();
+                        let _ = device.done(CmRequest::Reject { id: handle, private });
+                    }
+                    self.is(known, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
+                }
+            }
+        }
+        self.has_offer(offer, depths);
+    }
+}
+
+/// The own queue pair is ready.
+pub(crate) fn establish(id: &Id) -> Result<()> {
+    id::device()?.done(CmRequest::Establish { id: id.handle()? })
+}
+
+/// # Safety
+/// `id` is one.
+pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: by contract.
+    code(unsafe { id::of(id) }.and_then(|id| match id.public.qp.is_null() {
+        true => establish(id),
+        // It was established with the event.
+        false => Err(Errno(libc::EINVAL)),
+    }))
+}
+
+/// # Safety
+/// `id` is one.
+pub(crate) unsafe extern "C" fn rdma_notify(
+    id: *mut rdma_cm_id,
+    event: verbs_abi::ibv_event_type,
+) -> c_int {
+    // SAFETY: by contract.
+    code(unsafe { id::of(id) }.and_then(|id| match event {
+        verbs_abi::IBV_EVENT_COMM_EST => establish(id),
+        _ => Err(Errno(libc::EINVAL)),
+    }))
+}

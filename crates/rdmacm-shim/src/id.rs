@@ -1,0 +1,282 @@
+//! Identifiers, as programs and this library see them.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ptr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use rnic_abi::control::CmOffer;
+use verbs_abi::{
+    RDMA_PS_UDP, Zeroed, ibv_ah_attr, ibv_gid, ibv_sa_path_rec, rdma_cm_id, rdma_port_space,
+};
+
+use crate::{
+    channel::Channel,
+    endpoint::Model,
+    error::{Errno, Result},
+    session::{self, Device, gid_of},
+};
+
+/// An identifier; programs have a pointer to its first member.
+#[repr(C)]
+pub(crate) struct Id {
+    pub(crate) public: rdma_cm_id,
+    pub(crate) inner: Mutex<Inner>,
+}
+
+/// What programs do not see.
+pub(crate) struct Inner {
+    /// That of the connection manager, once it has a port.
+    pub(crate) handle: Option<u32>,
+    /// Its event channel is its own: calls wait for their event.
+    pub(crate) is_sync: bool,
+    /// Path of the connection.
+    pub(crate) path: ibv_sa_path_rec,
+    pub(crate) sgid_index: u8,
+    pub(crate) flow_label: u32,
+    pub(crate) options: Options,
+    pub(crate) terms: Terms,
+    /// Of a listening endpoint.
+    pub(crate) model: Option<Model>,
+}
+
+/// `rdma_set_option`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    pub(crate) tos: u8,
+    pub(crate) reuse: bool,
+    pub(crate) ack_timeout: Option<u8>,
+}
+
+/// What a connection needs of both ends.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Terms {
+    /// What the own queue pair has to expect first, and the peer's.
+    pub(crate) psn: u32,
+    pub(crate) peer_psn: u32,
+    pub(crate) peer: CmOffer,
+    pub(crate) mtu_code: u8,
+    pub(crate) ack_timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry_count: u8,
+    /// READs and atomics that the own queue pair takes and has outstanding.
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+}
+
+impl Id {
+    /// A new one, without port.
+    pub(crate) fn new(
+        channel: *mut Channel,
+        context: *mut std::ffi::c_void,
+        ps: rdma_port_space,
+    ) -> *mut Self {
+        let mut public = rdma_cm_id::zeroed();
+        public.channel = channel.cast();
+        public.context = context;
+        public.ps = ps;
+        public.qp_type = match ps {
+            RDMA_PS_UDP => verbs_abi::IBV_QPT_UD,
+            _ => verbs_abi::IBV_QPT_RC,
+        };
+        let inner = Inner {
+            handle: None,
+            is_sync: false,
+            path: ibv_sa_path_rec::zeroed(),
+            sgid_index: 0,
+            flow_label: 0,
+            options: Options::default(),
+            terms: Terms::default(),
+            model: None,
+        };
+        Box::into_raw(Box::new(Self { public, inner: Mutex::new(inner) }))
+    }
+
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection manager's handle.
+    pub(crate) fn handle(&self) -> Result<u32> {
+        self.inner().handle.ok_or(Errno(libc::EINVAL))
+    }
+
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.public.qp_type == verbs_abi::IBV_QPT_UD
+    }
+
+    /// Notes both addresses, where they are known.
+    pub(crate) fn set_addresses(&mut self, local: SocketAddr, remote: Option<SocketAddr>) {
+        let address = &mut self.public.route.addr;
+        write_address(&mut address.src_storage, local);
+        address.addr.sgid = gid_of(local.ip());
+        address.addr.pkey = 0xffff;
+        if let Some(remote) = remote {
+            write_address(&mut address.dst_storage, remote);
+            address.addr.dgid = gid_of(remote.ip());
+        }
+    }
+
+    /// It is on the device, at this address of it.
+    pub(crate) fn attach(&mut self, device: &Device, local: IpAddr) -> Result<()> {
+        let found = device.addresses().find(|(_, address)| *address == local);
+        let (index, _) = found.ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        self.inner().sgid_index = index;
+        self.public.verbs = device.context;
+        self.public.port_num = 1;
+        self.public.pd = device.pd;
+        Ok(())
+    }
+
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        read_address((&raw const self.public.route.addr.src_storage).cast())
+    }
+
+    pub(crate) fn remote(&self) -> Option<SocketAddr> {
+        read_address((&raw const self.public.route.addr.dst_storage).cast())
+    }
+
+    /// Fills in the path, once both addresses are known.
+    pub(crate) fn set_path(&mut self, mtu_code: u8) {
+        let addr = self.public.route.addr.addr;
+        let path = {
+            let mut inner = self.inner();
+            let traffic_class = inner.options.tos;
+            inner.path = ibv_sa_path_rec {
+                sgid: addr.sgid,
+                dgid: addr.dgid,
+                flow_label: inner.flow_label.to_be(),
+                hop_limit: HOP_LIMIT,
+                traffic_class,
+                reversible: 1,
+                numb_path: 1,
+                pkey: 0xffff,
+                mtu_selector: EXACTLY,
+                mtu: mtu_code,
+                rate_selector: EXACTLY,
+                packet_life_time_selector: EXACTLY,
+                packet_life_time: LIFETIME,
+                ..ibv_sa_path_rec::zeroed()
+            };
+            &raw mut inner.path
+        };
+        self.public.route.path_rec = path;
+        self.public.route.num_paths = 1;
+    }
+
+    /// The address vector of the way to the peer.
+    pub(crate) fn address_vector(&self) -> ibv_ah_attr {
+        let inner = self.inner();
+        let mut attr = ibv_ah_attr::zeroed();
+        attr.grh.dgid = self.public.route.addr.addr.dgid;
+        attr.grh.flow_label = inner.flow_label;
+        attr.grh.sgid_index = inner.sgid_index;
+        attr.grh.hop_limit = HOP_LIMIT;
+        attr.grh.traffic_class = inner.options.tos;
+        attr.is_global = 1;
+        attr.port_num = 1;
+        attr
+    }
+}
+
+/// Identifiers by the connection manager's handle.
+static IDS: Mutex<Option<HashMap<u32, usize>>> = Mutex::new(None);
+
+fn ids() -> MutexGuard<'static, Option<HashMap<u32, usize>>> {
+    IDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Events of this handle are for this identifier.
+pub(crate) fn remember(handle: u32, id: *mut Id) {
+    ids().get_or_insert_default().insert(handle, id as usize);
+}
+
+pub(crate) fn forget(handle: u32) {
+    ids().get_or_insert_default().remove(&handle);
+}
+
+/// The identifier of a handle.
+pub(crate) fn find(handle: u32) -> Option<*mut Id> {
+    ids().get_or_insert_default().get(&handle).map(|id| *id as *mut Id)
+}
+
+/// The identifier that a program names.
+///
+/// # Safety
+/// `id` is null or one that `rdma_create_id` or an event gave, and not destroyed; no other thread
+/// uses what a program sees of it.
+pub(crate) unsafe fn of<'a>(id: *mut rdma_cm_id) -> Result<&'a mut Id> {
+    // SAFETY: by contract, and it is the first member.
+    unsafe { id.cast::<Id>().as_mut() }.ok_or(Errno(libc::EINVAL))
+}
+
+/// The device that every identifier is on.
+pub(crate) fn device() -> Result<&'static Device> {
+    session::device()
+}
+
+/// A socket address; `None` when it is of another family.
+pub(crate) fn read_address(address: *const sockaddr) -> Option<SocketAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: a socket address begins with its family, which says how long it is; it need not be
+    // aligned.
+    unsafe {
+        match i32::from(address.cast::<u16>().read_unaligned()) {
+            AF_INET => {
+                let v4 = address.cast::<sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+            }
+            AF_INET6 => {
+                let v6 = address.cast::<sockaddr_in6>().read_unaligned();
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr).to_canonical();
+                Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn write_address(storage: &mut sockaddr_storage, address: SocketAddr) {
+    let storage: *mut sockaddr_storage = storage;
+    // SAFETY: it has room and alignment for both, and all of both may be zero.
+    unsafe {
+        ptr::write_bytes(storage, 0, 1);
+        match address {
+            SocketAddr::V4(v4) => {
+                let to = storage.cast::<sockaddr_in>();
+                (*to).sin_family = AF_INET as u16;
+                (*to).sin_port = v4.port().to_be();
+                (*to).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+            }
+            SocketAddr::V6(v6) => {
+                let to = storage.cast::<sockaddr_in6>();
+                (*to).sin6_family = AF_INET6 as u16;
+                (*to).sin6_port = v6.port().to_be();
+                (*to).sin6_addr.s6_addr = v6.ip().octets();
+            }
+        }
+    }
+}
+
+/// No address of its own: all there are.
+pub(crate) fn is_wildcard(address: &SocketAddr) -> bool {
+    address.ip().is_unspecified()
+}
+
+/// A GID in a message.
+pub(crate) fn raw(address: IpAddr) -> [u8; 16] {
+    let ibv_gid { raw } = gid_of(address);
+    raw
+}
+
+const HOP_LIMIT: u8 = 64;
+/// Of the selectors of a path: exactly this.
+const EXACTLY: u8 = 2;
+/// Exponent of how long a packet may be on the way, as Linux says for Ethernet.
+const LIFETIME: u8 = 16;

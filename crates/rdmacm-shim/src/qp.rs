@@ -1,0 +1,246 @@
+//! Queue pairs of identifiers.
+
+use std::{ffi::c_int, mem, ptr};
+
+use verbs_abi::{
+    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
+    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RDMA_UDP_QKEY, Zeroed, ibv_pd, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_type, rdma_cm_id,
+    verbs_context,
+};
+
+use crate::{
+    error::{Errno, Result, code},
+    id::{self, Id},
+    verbs,
+};
+
+/// # Safety
+/// `id` is one, `pd` null or a domain, `attr` attributes.
+pub(crate) unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: by contract.
+    code(unsafe { id::of(id) }.and_then(|id| {
+        // SAFETY: by contract.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno(libc::EINVAL))?;
+        let pd = if pd.is_null() { id.public.pd } else { pd };
+        let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
+        prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;
+        // SAFETY: by contract.
+        id.public.qp = unsafe { verbs::ibv_create_qp(pd, attr) };
+        finish(id, pd)
+    }))
+}
+
+/// # Safety
+/// `id` is one, `attr` attributes.
+pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> c_int {
+    // SAFETY: by contract.
+    code(unsafe { id::of(id) }.and_then(|id| {
+        // SAFETY: by contract.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno(libc::EINVAL))?;
+        if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+            attr.pd = id.public.pd;
+        }
+        let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
+        prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;
+        let at = mem::offset_of!(verbs_context, context);
+        // SAFETY: every context of our libibverbs is the last member of a verbs_context.
+        let create = unsafe {
+            let around = id.public.verbs.cast::<u8>().sub(at).cast::<verbs_context>();
+            (*around).create_qp_ex
+        };
+        let create = create.ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: by contract.
+        id.public.qp = unsafe { create(id.public.verbs, attr) };
+        finish(id, attr.pd)
+    }))
+}
+
+/// Checks, and makes the completion queues that the program leaves to us.
+fn prepare(
+    id: &mut Id,
+    (qp_type, sends, receives): (ibv_qp_type, u32, u32),
+    (send_cq, recv_cq): (&mut *mut verbs_abi::ibv_cq, &mut *mut verbs_abi::ibv_cq),
+) -> Result<()> {
+    let fits = match qp_type {
+        IBV_QPT_UD => {
+            id.public.ps == verbs_abi::RDMA_PS_UDP || id.public.ps == verbs_abi::RDMA_PS_IB
+        }
+        IBV_QPT_RC | IBV_QPT_UC => id.public.ps != verbs_abi::RDMA_PS_UDP,
+        _ => false,
+    };
+    if !fits || id.public.verbs.is_null() || !id.public.qp.is_null() {
+        return Err(Errno(libc::EINVAL));
+    }
+    id.public.qp_type = qp_type;
+    if send_cq.is_null() {
+        let made = make_cq(id, sends)?;
+        (id.public.send_cq_channel, id.public.send_cq) = made;
+        *send_cq = made.1;
+    }
+    if recv_cq.is_null() {
+        let made = make_cq(id, receives)?;
+        (id.public.recv_cq_channel, id.public.recv_cq) = made;
+        *recv_cq = made.1;
+    }
+    Ok(())
+}
+
+fn make_cq(
+    id: &mut Id,
+    depth: u32,
+) -> Result<(*mut verbs_abi::ibv_comp_channel, *mut verbs_abi::ibv_cq)> {
+    let depth = c_int::try_from(depth.max(1)).unwrap_or(c_int::MAX);
+    // SAFETY: the context is open.
+    unsafe {
+        let channel = verbs::ibv_create_comp_channel(id.public.verbs);
+        if channel.is_null() {
+            return Err(Errno::last());
+        }
+        let of = (&raw mut id.public).cast();
+        let cq = verbs::ibv_create_cq(id.public.verbs, depth, of, channel, 0);
+        if cq.is_null() {
+            let error = Errno::last();
+            verbs::ibv_destroy_comp_channel(channel);
+            return Err(error);
+        }
+        Ok((channel, cq))
+    }
+}
+
+/// The queue pair is made, or was not; it may take receives from now on.
+fn finish(id: &mut Id, pd: *mut ibv_pd) -> Result<()> {
+    let made = match id.public.qp.is_null() {
+        true => Err(Errno::last()),
+        false => initialize(id),
+    };
+    if made.is_err() {
+        destroy(id);
+    } else {
+        id.public.pd = pd;
+    }
+    made
+}
+
+fn initialize(id: &Id) -> Result<()> {
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.port_num = 1;
+    let common = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+    attr.qp_state = IBV_QPS_INIT;
+    if !id.is_datagram() {
+        attr.qp_access_flags = access(id);
+        return modify(id, attr, common | IBV_QP_ACCESS_FLAGS);
+    }
+    attr.qkey = RDMA_UDP_QKEY;
+    modify(id, attr, common | IBV_QP_QKEY)?;
+    attr.qp_state = IBV_QPS_RTR;
+    modify(id, attr, IBV_QP_STATE)?;
+    attr.qp_state = IBV_QPS_RTS;
+    modify(id, attr, IBV_QP_STATE | IBV_QP_SQ_PSN)
+}
+
+/// What peers may do.
+fn access(id: &Id) -> u32 {
+    let write = verbs_abi::IBV_ACCESS_REMOTE_WRITE;
+    let read = verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC;
+    match id.public.qp_type == IBV_QPT_RC && id.inner().terms.responder_resources > 0 {
+        true => write | read,
+        false => write,
+    }
+}
+
+fn modify(id: &Id, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
+    // SAFETY: the identifier has a queue pair, and the attributes are a local variable.
+    match unsafe { verbs::ibv_modify_qp(id.public.qp, &raw mut attr, mask) } {
+        0 => Ok(()),
+        errno => Err(Errno(errno)),
+    }
+}
+
+/// Makes the queue pair ready: the peer's is known.
+pub(crate) fn start(id: &Id) -> Result<()> {
+    let terms = id.inner().terms;
+    let is_reliable = id.public.qp_type == IBV_QPT_RC;
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.qp_access_flags = access(id);
+    let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    modify(id, attr, init)?;
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = terms.mtu_code.into();
+    attr.dest_qp_num = terms.peer.qpn;
+    attr.rq_psn = terms.psn;
+    attr.ah_attr = id.address_vector();
+    attr.max_dest_rd_atomic = terms.responder_resources;
+    let mut rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    if is_reliable {
+        rtr |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    }
+    modify(id, attr, rtr)?;
+    attr.qp_state = IBV_QPS_RTS;
+    attr.sq_psn = terms.peer_psn;
+    attr.timeout = terms.ack_timeout;
+    attr.retry_cnt = terms.retry_count;
+    attr.rnr_retry = terms.rnr_retry_count;
+    attr.max_rd_atomic = terms.initiator_depth;
+    let mut rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
+    if is_reliable {
+        rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    }
+    modify(id, attr, rts)
+}
+
+/// The connection is over: what is posted is flushed.
+pub(crate) fn stop(id: &Id) {
+    if id.public.qp.is_null() || id.is_datagram() {
+        return;
+    }
+    let mut attr = ibv_qp_attr::zeroed();
+    attr.qp_state = IBV_QPS_ERR;
+    // Fails only for a queue pair whose device is gone.
+    let _ = modify(id, attr, IBV_QP_STATE);
+}
+
+/// # Safety
+/// `id` is one; its queue pair is not used any more.
+pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: by contract.
+    if let Ok(id) = unsafe { id::of(id) } {
+        destroy(id);
+    }
+}
+
+fn destroy(id: &mut Id) {
+    let public = &mut id.public;
+    // SAFETY: all are the identifier's own, each is taken once, the queue pair first.
+    unsafe {
+        let qp = mem::replace(&mut public.qp, ptr::null_mut());
+        if !qp.is_null() {
+            verbs::ibv_destroy_qp(qp);
+        }
+        for cq in [&mut public.send_cq, &mut public.recv_cq] {
+            let cq = mem::replace(cq, ptr::null_mut());
+            if !cq.is_null() {
+                verbs::ibv_destroy_cq(cq);
+            }
+        }
+        for channel in [&mut public.send_cq_channel, &mut public.recv_cq_channel] {
+            let channel = mem::replace(channel, ptr::null_mut());
+            if !channel.is_null() {
+                verbs::ibv_destroy_comp_channel(channel);
+            }
+        }
+    }
+}

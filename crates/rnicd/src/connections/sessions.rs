@@ -1,0 +1,256 @@
+//! Programs that use the connection manager.
+
+use super::{Connections, State};
+use rnic_abi::control::{CmOffer, CmRequest, CmTarget, Reply};
+use rnic_core::cm::{CmError, Connect, Offer, Owner, PrivateData, Route};
+use rnic_core::qpn::shard_of;
+use rnic_host::refusal::{Refused, refuse, refused_by_kernel};
+use rnic_host::server::ConnectionSession;
+use rnic_host::shard::monotonic;
+use roce_wire::cm::{PortSpace, TransportType};
+use roce_wire::{Gid, QKey, Qpn};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// One session's part. Dropped, all that it has made ends.
+pub(super) struct CmSession {
+    manager: Arc<Connections>,
+    number: u32,
+    next_channel: u32,
+}
+
+impl CmSession {
+    pub(super) fn new(manager: Arc<Connections>, number: u32) -> Self {
+        Self { manager, number, next_channel: 0 }
+    }
+
+    fn owner(&self, channel: u32) -> Owner {
+        Owner(u64::from(self.number) << 32 | u64::from(channel))
+    }
+
+    fn open_channel(&mut self, state: &mut State) -> Result<(Reply, Option<OwnedFd>), Refused> {
+        let channel = self.next_channel;
+        self.next_channel = channel.wrapping_add(1);
+        let theirs = state
+            .events
+            .open(self.owner(channel))
+            .map_err(refused_by_kernel("no event channel"))?;
+        Ok((Reply::Handle(channel), Some(theirs)))
+    }
+
+    fn close_channel(&self, state: &mut State, channel: u32) -> Result<Reply, Refused> {
+        let owner = self.owner(channel);
+        if state.cm.owned().any(|(_, other)| other == owner) {
+            return Err(refuse(libc::EBUSY, "identifiers use the event channel"));
+        }
+        match state.events.close(owner) {
+            true => Ok(Reply::Done),
+            false => Err(refuse(libc::EINVAL, "there is no such event channel")),
+        }
+    }
+
+    /// The owner that a channel of this session stands for.
+    fn channel(&self, state: &State, channel: u32) -> Result<Owner, Refused> {
+        let owner = self.owner(channel);
+        match state.events.has(owner) {
+            true => Ok(owner),
+            false => Err(refuse(libc::EINVAL, "there is no such event channel")),
+        }
+    }
+
+    /// Checks that an identifier is of this session.
+    fn own(&self, state: &State, id: u32) -> Result<u32, Refused> {
+        let owner = state.cm.owner_of(id).filter(|owner| is_of(*owner, self.number));
+        owner.map(|_| id).ok_or_else(|| refuse(libc::EINVAL, "there is no such identifier"))
+    }
+
+    fn bind(&self, state: &mut State, request: &CmRequest) -> Result<Reply, Refused> {
+        let CmRequest::Bind { channel, space, address, port, shared } = *request else {
+            return Err(unexpected());
+        };
+        let owner = self.channel(state, channel)?;
+        let space = PortSpace::from_u16(space)
+            .ok_or_else(|| refuse(libc::EPROTONOSUPPORT, "there is no such port space"))?;
+        let mine = state.cm.owned().filter(|(_, owner)| is_of(*owner, self.number));
+        if mine.take(MAX_OF_SESSION).count() == MAX_OF_SESSION {
+            return Err(refuse(libc::ENOMEM, "the session has too many identifiers"));
+        }
+        let address = address.map(|gid| Gid(gid).to_ip());
+        if let Some(address) = address {
+            self.manager.check_own(address)?;
+        }
+        let bound = state.cm.bind(owner, space, address, port, shared);
+        bound.map(|(id, port)| Reply::Bound { id, port }).map_err(refused)
+    }
+
+    fn route(&self, to: &CmTarget) -> Result<Route, Refused> {
+        let (local, remote) = (Gid(to.local).to_ip(), Gid(to.remote).to_ip());
+        self.manager.check_own(local)?;
+        if local.is_ipv4() != remote.is_ipv4() || remote.is_multicast() {
+            return Err(refuse(libc::EINVAL, format!("{local} cannot connect to {remote}")));
+        }
+        let CmTarget { traffic_class, flow_label, .. } = *to;
+        Ok(Route { local, remote, traffic_class, flow_label, qpn: Qpn::GSI })
+    }
+
+    fn connect(&self, state: &mut State, request: &CmRequest) -> Result<Reply, Refused> {
+        let CmRequest::Connect {
+            id,
+            to,
+            unreliable,
+            offer,
+            retry_count,
+            mtu_code,
+            ack_timeout,
+            private,
+        } = request
+        else {
+            return Err(unexpected());
+        };
+        let connect = Connect {
+            route: self.route(to)?,
+            port: to.port,
+            transport: if *unreliable { TransportType::Uc } else { TransportType::Rc },
+            offer: self.offer(offer)?,
+            retry_count: *retry_count,
+            mtu_code: *mtu_code,
+            ack_timeout: *ack_timeout,
+            private: private_data(private)?,
+        };
+        let id = self.own(state, *id)?;
+        let psn = state.cm.connect(monotonic(), id, &connect).map_err(refused)?;
+        Ok(Reply::Handle(psn.value()))
+    }
+
+    /// A queue pair that programs of this process may have.
+    fn offer(&self, offer: &CmOffer) -> Result<Offer, Refused> {
+        Ok(Offer {
+            qpn: own_qpn(offer.qpn)?,
+            srq: offer.srq,
+            responder_resources: offer.responder_resources,
+            initiator_depth: offer.initiator_depth,
+            flow_control: offer.flow_control,
+            rnr_retry_count: offer.rnr_retry_count,
+        })
+    }
+
+    fn command(&self, state: &mut State, request: CmRequest) -> Result<Reply, Refused> {
+        let now = monotonic();
+        let done = match request {
+            CmRequest::Listen { id, backlog } => {
+                let id = self.own(state, id)?;
+                state.cm.listen(id, backlog)
+            }
+            CmRequest::LookUp { id, to, private } => {
+                let (id, route) = (self.own(state, id)?, self.route(&to)?);
+                state.cm.look_up(now, id, route, to.port, &private_data(&private)?)
+            }
+            CmRequest::Accept { id, offer, private } => {
+                let (id, offer) = (self.own(state, id)?, self.offer(&offer)?);
+                state.cm.accept(now, id, &offer, &private_data(&private)?)
+            }
+            CmRequest::Answer { id, qpn, qkey, private } => {
+                let (id, target) = (self.own(state, id)?, (own_qpn(qpn)?, QKey(qkey)));
+                state.cm.answer(now, id, target, &private_data(&private)?)
+            }
+            CmRequest::Reject { id, private } => {
+                let id = self.own(state, id)?;
+                state.cm.reject(now, id, &private_data(&private)?)
+            }
+            CmRequest::Establish { id } => {
+                let id = self.own(state, id)?;
+                state.cm.establish(id)
+            }
+            CmRequest::Disconnect { id } => {
+                let id = self.own(state, id)?;
+                state.cm.disconnect(now, id)
+            }
+            CmRequest::Release { id } => {
+                let id = self.own(state, id)?;
+                state.cm.release(now, id)
+            }
+            CmRequest::Move { id, channel } => {
+                let (id, owner) = (self.own(state, id)?, self.channel(state, channel)?);
+                state.cm.set_owner(id, owner)
+            }
+            CmRequest::Post { id, what, status } => {
+                let id = self.own(state, id)?;
+                state.events.post(state.cm.owner_of(id), id, (what, status));
+                Ok(())
+            }
+            _ => return Err(unexpected()),
+        };
+        done.map(|()| Reply::Done).map_err(refused)
+    }
+}
+
+impl ConnectionSession for CmSession {
+    fn execute(&mut self, request: CmRequest) -> Result<(Reply, Option<OwnedFd>), Refused> {
+        let manager = Arc::clone(&self.manager);
+        let mut state = manager.state();
+        let reply = match &request {
+            CmRequest::OpenChannel => return self.open_channel(&mut state),
+            CmRequest::CloseChannel { channel } => self.close_channel(&mut state, *channel),
+            CmRequest::Bind { .. } => self.bind(&mut state, &request),
+            CmRequest::Connect { .. } => self.connect(&mut state, &request),
+            _ => self.command(&mut state, request),
+        };
+        manager.flush(&mut state);
+        drop(state);
+        manager.look_at_timers();
+        reply.map(|reply| (reply, None))
+    }
+}
+
+impl Drop for CmSession {
+    fn drop(&mut self) {
+        let mut state = self.manager.state();
+        let number = self.number;
+        let mine = state.cm.owned().filter(|(_, owner)| is_of(*owner, number));
+        let ids: Vec<u32> = mine.map(|(id, _)| id).collect();
+        for id in ids {
+            // Fails only for one that is not there.
+            let _ = state.cm.release(monotonic(), id);
+            self.manager.flush(&mut state);
+        }
+        state.events.close_all(|owner| is_of(owner, number));
+        drop(state);
+        self.manager.look_at_timers();
+    }
+}
+
+/// Whether an owner is a channel of this session.
+fn is_of(owner: Owner, session: u32) -> bool {
+    owner.0 >> 32 == u64::from(session)
+}
+
+fn own_qpn(qpn: u32) -> Result<Qpn, Refused> {
+    let qpn = u32::min(qpn, 0x00ff_ffff);
+    match shard_of(Qpn::new(qpn)) {
+        0 => Ok(Qpn::new(qpn)),
+        _ => Err(refuse(libc::EPERM, "the queue pair is another user's")),
+    }
+}
+
+fn private_data(data: &[u8]) -> Result<PrivateData, Refused> {
+    PrivateData::new(data).ok_or_else(|| refused(CmError::Invalid))
+}
+
+fn refused(error: CmError) -> Refused {
+    let (errno, text) = match error {
+        CmError::NoSuchId => (libc::EINVAL, "there is no such identifier"),
+        CmError::State => (libc::EINVAL, "the identifier is not in a state for that"),
+        CmError::AddressInUse => (libc::EADDRINUSE, "another identifier has the port"),
+        CmError::Full => (libc::ENOMEM, "there are too many identifiers"),
+        CmError::Invalid => (libc::EINVAL, "a number that no message can carry, or too much data"),
+        CmError::QpInUse => (libc::EBUSY, "the queue pair has a connection already"),
+    };
+    refuse(errno, text)
+}
+
+fn unexpected() -> Refused {
+    refuse(libc::EIO, "unexpected request")
+}
+
+/// Identifiers of one session, those that peers made included only when the next is made.
+const MAX_OF_SESSION: usize = 8192;
