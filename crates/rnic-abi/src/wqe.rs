@@ -11,8 +11,8 @@
 //! word 2   imm_or_key 32 (immediate: raw network-order bytes; invalidate: rkey) | remote_qpn 32
 //! word 3   remote address; bind: start address
 //! word 4   rkey 32 | qkey 32;  bind: window rkey 32 | lkey of the MR 32
-//! word 5   atomic compare or add; bind: length
-//! word 6   atomic swap; bind: access flags
+//! word 5   atomic compare or add; bind, FLUSH: length
+//! word 6   atomic swap; bind: access flags; FLUSH: placement 8 | level 8
 //! word 7   address handle 32 | XRC SRQ number 32
 //! ```
 //!
@@ -89,9 +89,9 @@ pub struct SendControl {
     pub rkey: u32,
     /// UD: Q_Key; bind: lkey of the MR.
     pub qkey: u32,
-    /// Atomic compare or add; bind: length.
+    /// Atomic compare or add; bind, FLUSH: length.
     pub compare_add: u64,
-    /// Atomic swap; bind: access flags.
+    /// Atomic swap; bind: access flags; FLUSH: placement type, and level in the next byte.
     pub swap: u64,
     /// UD: address handle.
     pub ah: u32,

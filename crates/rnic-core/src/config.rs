@@ -89,7 +89,7 @@ pub fn default_limits() -> DeviceLimits {
 }
 
 /// What send queues execute.
-const SEND_OPCODES: [WrOpcode; 10] = [
+const SEND_OPCODES: [WrOpcode; 12] = [
     WrOpcode::Send,
     WrOpcode::SendImm,
     WrOpcode::Write,
@@ -100,4 +100,6 @@ const SEND_OPCODES: [WrOpcode; 10] = [
     WrOpcode::SendInv,
     WrOpcode::LocalInv,
     WrOpcode::BindMw,
+    WrOpcode::Flush,
+    WrOpcode::AtomicWrite,
 ];

@@ -308,7 +308,7 @@ impl<T: Tap> Target<'_, '_, T> {
             Deferred::Nak(reason) => return qp.refuse(ctx, reason),
             Deferred::BadReceive { wr_id, index } => qp.fail_receive(ctx, wr_id, index),
             Deferred::Atomic(request) => match execute(dma, &request) {
-                Some(old) => qp.finish_atomic(ctx, psn, old),
+                Some(old) => qp.finish_atomic(ctx, psn, request.answer(old)),
                 None => return qp.refuse(ctx, NakReason::RemoteMemory),
             },
             Deferred::FailRequest(status) => qp.fail_request(ctx, status),

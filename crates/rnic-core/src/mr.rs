@@ -136,8 +136,8 @@ const NOT_PRIVATE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::ON_DEMAND);
 
-/// Rights of operations that the device does not have.
-const NOT_SUPPORTED: AccessFlags = AccessFlags::FLUSH_GLOBAL.union(AccessFlags::FLUSH_PERSISTENT);
+/// Rights of operations that the device does not have: it cannot tell what memory is persistent.
+const NOT_SUPPORTED: AccessFlags = AccessFlags::FLUSH_PERSISTENT;
 
 impl MrTable {
     /// An empty table of at most `max` regions and windows; `secret` makes the keys unpredictable.
@@ -251,6 +251,11 @@ impl MrTable {
         region.mr.locate(pd, va, len, need)
     }
 
+    /// What WQEs and peers call the first byte of the region with this key.
+    pub fn start_of(&self, key: u32) -> Option<u64> {
+        self.find(key).map(|region| region.mr.iova)
+    }
+
     /// Checks an access of a peer, which may use the key of a window as well.
     ///
     /// # Errors
@@ -354,7 +359,7 @@ fn check_new(mr: &NewMr) -> Result<(), CommandError> {
     }
     // Rule: RegionRights
     if mr.access.intersects(NOT_SUPPORTED) {
-        return Err(error(Errno::NotSupported, "the device has no FLUSH"));
+        return Err(error(Errno::NotSupported, "the device has no persistent memory"));
     }
     let on_demand = mr.access.contains(AccessFlags::ON_DEMAND);
     // Rule: WholeSpace

@@ -61,6 +61,18 @@ const UD: TransportRules = TransportRules {
 };
 const XRC: TransportRules = TransportRules { is_offered: false, transport: Transport::Xrc, ..RC };
 
+/// Work requests that take a transport with access to memory of the peer: bit n for `ibv_wr_opcode` n.
+const WRITES: u16 = 1 << WrOpcode::Write as u16
+    | 1 << WrOpcode::WriteImm as u16
+    | 1 << WrOpcode::BindMw as u16
+    | 1 << WrOpcode::LocalInv as u16;
+/// Those that take a response.
+const READS: u16 = 1 << WrOpcode::Read as u16
+    | 1 << WrOpcode::CmpSwap as u16
+    | 1 << WrOpcode::FetchAdd as u16
+    | 1 << WrOpcode::Flush as u16
+    | 1 << WrOpcode::AtomicWrite as u16;
+
 const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
 
 /// The types of queue pairs that the device creates.
@@ -88,15 +100,12 @@ impl TransportRules {
     /// The send queue may be told to do this, as far as the transport is concerned.
     #[inline]
     pub(crate) fn allows(&self, opcode: WrOpcode) -> bool {
-        match opcode {
-            WrOpcode::Write | WrOpcode::WriteImm => self.writes,
-            // Rule: UcNoReads
-            WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => self.reads,
+        let among = |kind: u16| kind >> opcode.number() & 1 != 0;
+        // Rule: UcNoReads
+        (self.writes || !among(WRITES))
+            && (self.reads || !among(READS))
             // Rule: UcInvalidatesNothing
-            WrOpcode::SendInv => self.is_reliable,
-            WrOpcode::BindMw | WrOpcode::LocalInv => self.writes,
-            _ => true,
-        }
+            && (self.is_reliable || opcode != WrOpcode::SendInv)
     }
 
     /// What a request is whose PSN is `ahead` of the expected one. Where nothing is repeated there
@@ -148,6 +157,8 @@ mod tests {
             (WrOpcode::CmpSwap, Opcode::RcCmpSwap),
             (WrOpcode::FetchAdd, Opcode::RcFetchAdd),
             (WrOpcode::SendInv, Opcode::RcSendOnlyInv),
+            (WrOpcode::Flush, Opcode::RcFlush),
+            (WrOpcode::AtomicWrite, Opcode::RcAtomicWrite),
         ];
         for qp_type in TYPES {
             let rules = TransportRules::of(qp_type);

@@ -132,6 +132,18 @@ impl SendWr {
         wr
     }
 
+    /// A signaled ATOMIC_WRITE of these eight bytes.
+    pub fn atomic_write(wr_id: u64, word: Sge, to: Remote) -> Self {
+        Self::new(WrOpcode::AtomicWrite, wr_id, &[word], to)
+    }
+
+    /// A signaled FLUSH to global visibility of a range.
+    pub fn flush(wr_id: u64, from: Remote, len: u64) -> Self {
+        let mut wr = Self::new(WrOpcode::Flush, wr_id, &[], from);
+        (wr.compare_add, wr.swap) = (len, 1);
+        wr
+    }
+
     /// With immediate data (SEND and WRITE).
     #[must_use]
     pub fn with_imm(mut self, imm: u32) -> Self {
@@ -297,4 +309,5 @@ pub fn full_access() -> AccessFlags {
         | AccessFlags::REMOTE_WRITE
         | AccessFlags::REMOTE_READ
         | AccessFlags::REMOTE_ATOMIC
+        | AccessFlags::FLUSH_GLOBAL
 }

@@ -259,7 +259,7 @@ impl<'a> Datagram<'a> {
             rdeth: self.extension(HeaderSet::RDETH).map(Rdeth::from_bytes),
             deth: self.extension(HeaderSet::DETH).map(Deth::from_bytes),
             xrceth: self.extension(HeaderSet::XRCETH).map(XrcEth::from_bytes),
-            feth: self.extension(HeaderSet::FETH).map(Feth::from_bytes),
+            feth: self.feth(),
             reth: self.reth(),
             atomic: self.atomic(),
             aeth: self.aeth(),
@@ -274,6 +274,12 @@ impl<'a> Datagram<'a> {
     #[inline]
     pub fn reth(&self) -> Option<Reth> {
         self.extension(HeaderSet::RETH).map(Reth::from_bytes)
+    }
+
+    /// What a FLUSH is about, besides.
+    #[inline]
+    pub fn feth(&self) -> Option<Feth> {
+        self.extension(HeaderSet::FETH).map(Feth::from_bytes)
     }
 
     /// What an atomic request is about.

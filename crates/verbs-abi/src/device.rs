@@ -86,6 +86,11 @@ c_enum! {
     IBV_DEVICE_MANAGED_FLOW_STEERING = 1 << 29,
 }
 
+/// Bit of `ibv_device_attr_ex.device_cap_flags_ex`: FLUSH to global visibility.
+pub const IB_UVERBS_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+/// Bit of `ibv_device_attr_ex.device_cap_flags_ex`: ATOMIC_WRITE.
+pub const IB_UVERBS_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
+
 c_enum! {
     /// How far atomics are atomic.
     ibv_atomic_cap: u32;

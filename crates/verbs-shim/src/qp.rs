@@ -75,8 +75,8 @@ pub(crate) struct SendRules {
 /// The opcodes that both the transport and the device support.
 fn opcodes_of(context: &Context, qp_type: QpType) -> u32 {
     use WrOpcode::{
-        AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
-        WriteImm,
+        AtomicWrite, BindMw, CmpSwap, FetchAdd, Flush, LocalInv, Read, Send, SendImm, SendInv,
+        Write, WriteImm,
     };
     let bits =
         |opcodes: &[WrOpcode]| opcodes.iter().fold(0, |bits, opcode| bits | 1 << opcode.number());
@@ -85,7 +85,7 @@ fn opcodes_of(context: &Context, qp_type: QpType) -> u32 {
         QpType::Ud => bits(&[Send, SendImm]),
         QpType::Uc => unreliable,
         QpType::Rc | QpType::XrcSend => {
-            unreliable | bits(&[SendInv, Read, CmpSwap, FetchAdd, AtomicWrite])
+            unreliable | bits(&[SendInv, Read, CmpSwap, FetchAdd, AtomicWrite, Flush])
         }
         QpType::XrcRecv => 0,
     };

@@ -55,8 +55,8 @@ impl Builder {
 /// The `IBV_QP_EX_WITH_*` operations that a queue pair supports.
 pub(crate) fn supported_ops(opcodes: u32) -> u64 {
     use WrOpcode::{
-        AtomicWrite, BindMw, CmpSwap, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write,
-        WriteImm,
+        AtomicWrite, BindMw, CmpSwap, FetchAdd, Flush, LocalInv, Read, Send, SendImm, SendInv,
+        Write, WriteImm,
     };
     let ops = [
         (Write, verbs_abi::IBV_QP_EX_WITH_RDMA_WRITE),
@@ -69,6 +69,7 @@ pub(crate) fn supported_ops(opcodes: u32) -> u64 {
         (FetchAdd, verbs_abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD),
         (LocalInv, verbs_abi::IBV_QP_EX_WITH_LOCAL_INV),
         (BindMw, verbs_abi::IBV_QP_EX_WITH_BIND_MW),
+        (Flush, verbs_abi::IBV_QP_EX_WITH_FLUSH),
         (AtomicWrite, verbs_abi::IBV_QP_EX_WITH_ATOMIC_WRITE),
     ];
     ops.iter()
@@ -90,6 +91,7 @@ pub(crate) fn fill(qp: &mut ibv_qp_ex) {
     qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
     qp.wr_atomic_write = Some(wr_atomic_write);
+    qp.wr_flush = Some(wr_flush);
     qp.wr_local_inv = Some(wr_local_inv);
     qp.wr_bind_mw = Some(wr_bind_mw);
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
@@ -310,6 +312,19 @@ unsafe extern "C" fn wr_atomic_write(
         atomic(qp, WrOpcode::AtomicWrite, (rkey, remote_addr), (0, 0));
         amend(qp, |_, wqe| wqe.set_inline(8, std::iter::once((atomic_wr.cast(), 8))));
     }
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let operands = (length as u64, u64::from(placement) | u64::from(level) << 8);
+    // SAFETY: see wr_send.
+    unsafe { atomic(qp, WrOpcode::Flush, (rkey, remote_addr), operands) };
 }
 
 unsafe extern "C" fn wr_bind_mw(

@@ -4,17 +4,18 @@ use std::ffi::c_int;
 
 use rnic_abi::{
     control::{DeviceLimits, PortInfo, Reply, Request},
-    verbs::QpType,
+    verbs::{QpType, WrOpcode},
 };
 use verbs_abi::{
-    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
-    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
-    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
-    IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS,
-    IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context, ibv_device_attr, ibv_device_attr_ex,
-    ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    IB_UVERBS_DEVICE_ATOMIC_WRITE, IB_UVERBS_DEVICE_FLUSH_GLOBAL, IBV_ATOMIC_HCA, IBV_ATOMIC_NONE,
+    IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+    IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_XRC, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC,
+    IBV_ODP_SUPPORT_ATOMIC_WRITE, IBV_ODP_SUPPORT_FLUSH, IBV_ODP_SUPPORT_IMPLICIT,
+    IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV,
+    IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP,
+    IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context,
+    ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::{
@@ -137,12 +138,19 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.orig_attr = device_attr(context);
     full.completion_timestamp_mask = u64::MAX;
     full.hca_core_clock = CLOCK_KHZ;
-    full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+    let executes = |opcode: WrOpcode, caps| {
+        if context.info.limits.send_opcodes & 1 << opcode.number() != 0 { caps } else { 0 }
+    };
+    full.device_cap_flags_ex = u64::from(full.orig_attr.device_cap_flags)
+        | executes(WrOpcode::Flush, IB_UVERBS_DEVICE_FLUSH_GLOBAL)
+        | executes(WrOpcode::AtomicWrite, IB_UVERBS_DEVICE_ATOMIC_WRITE);
     full.phys_port_cnt_ex = 1;
     // Memory is accessed through the program's own page tables, so all of it is on-demand paged.
     let datagram = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
     let writes = datagram | IBV_ODP_SUPPORT_WRITE;
-    let reliable = writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    let placement = executes(WrOpcode::Flush, IBV_ODP_SUPPORT_FLUSH.into())
+        | executes(WrOpcode::AtomicWrite, IBV_ODP_SUPPORT_ATOMIC_WRITE.into());
+    let reliable = writes | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | placement as u32;
     let DeviceLimits { qp_types, max_srq, max_dm_size, .. } = context.info.limits;
     let shared = if max_srq > 0 { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
     let of = |qp_type: QpType, caps| match qp_types & 1 << qp_type.number() {

@@ -223,7 +223,7 @@ impl Scene {
     }
 
     fn post_send(&mut self, script: &mut Script<'_>, nth: usize) {
-        const OPCODES: [WrOpcode; 8] = [
+        const OPCODES: [WrOpcode; 10] = [
             WrOpcode::Send,
             WrOpcode::SendImm,
             WrOpcode::Write,
@@ -232,6 +232,8 @@ impl Scene {
             WrOpcode::CmpSwap,
             WrOpcode::FetchAdd,
             WrOpcode::SendInv,
+            WrOpcode::AtomicWrite,
+            WrOpcode::Flush,
         ];
         self.wr_id += 1;
         let opcode = script.pick(&OPCODES);
@@ -242,6 +244,13 @@ impl Scene {
         if opcode == WrOpcode::CmpSwap || opcode == WrOpcode::FetchAdd {
             sges.truncate(1);
             sges.iter_mut().for_each(|sge| sge.length = 8);
+        }
+        if opcode == WrOpcode::AtomicWrite {
+            sges.truncate(1);
+            sges.iter_mut().for_each(|sge| sge.length = 8);
+        } else if opcode == WrOpcode::Flush {
+            sges.clear();
+            control.swap = (script.u8() & 3).into();
         }
         control.num_sge = u8::try_from(sges.len()).unwrap_or(0);
         if inline {

@@ -284,6 +284,7 @@ pub(crate) fn answer(script: &mut Script<'_>, aim: &Aim, request: &Packet) -> Ve
     match request.opcode().operation() {
         Operation::ReadRequest => read_responses(script, aim, &request, psn),
         Operation::CmpSwap | Operation::FetchAdd => single(Opcode::RcAtomicAck),
+        Operation::Flush | Operation::AtomicWrite => single(Opcode::RcReadRespOnly),
         _ => single(Opcode::RcAck),
     }
 }

@@ -27,8 +27,11 @@ pub(crate) fn wqes(attack: &mut Attack) -> io::Result<()> {
 
 /// Well-formed requests under keys, and to addresses, that belong to another user.
 pub(crate) fn keys(attack: &mut Attack) -> io::Result<()> {
-    use WrOpcode::{BindMw, FetchAdd, LocalInv, Read, Send, SendImm, SendInv, Write};
-    let opcodes = [SendImm, Write, Read, FetchAdd, Send, SendInv, LocalInv, BindMw];
+    use WrOpcode::{
+        AtomicWrite, BindMw, FetchAdd, Flush, LocalInv, Read, Send, SendImm, SendInv, Write,
+    };
+    let opcodes =
+        [SendImm, Write, Read, FetchAdd, Send, SendInv, LocalInv, BindMw, AtomicWrite, Flush];
     each_queue(attack, |attack, client, slot| {
         let opcode = opcodes[attack.random.below(opcodes.len())];
         let mut wqe = plausible(attack, client, opcode);
@@ -60,11 +63,14 @@ fn guess_window(attack: &mut Attack, wqe: &mut [u64], guess: u64) {
 fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64> {
     let zone = client.zone.as_ptr() as u64;
     let length = match opcode {
-        WrOpcode::FetchAdd => 8,
+        WrOpcode::FetchAdd | WrOpcode::AtomicWrite => 8,
         _ => u32::try_from(attack.random.below(ZONE)).unwrap_or(0),
     };
     let mut control = SendControl::new(opcode, SendFlags::SIGNALED, attack.done);
     control.num_sge = 1;
+    if opcode == WrOpcode::Flush {
+        (control.num_sge, control.swap) = (0, 1);
+    }
     control.remote_addr = zone;
     control.rkey = client.key;
     (control.ah, control.remote_qpn, control.qkey) = (client.ah, client.last_qpn, QKEY);

@@ -4,6 +4,7 @@ use crate::event::PacketInfo;
 use crate::profile::Profile;
 use crate::qp::Qp;
 use crate::qp::plan::{Segment, Source};
+use crate::qp::requester::sq::feth_of;
 use crate::qp::responder::Ack;
 use crate::qp::responder::replies::ReplyKind;
 use rnic_abi::verbs::WrOpcode;
@@ -127,6 +128,11 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
             let add = control.compare_add;
             let va = control.remote_addr;
             headers.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
+        }
+        WrOpcode::Flush => {
+            headers.feth = feth_of(control);
+            let dma_len = u32::try_from(control.compare_add).unwrap_or(u32::MAX);
+            headers.reth = Some(Reth { va: control.remote_addr, rkey, dma_len });
         }
         _ => {
             if info.has(HeaderSet::RETH) {

@@ -1,5 +1,6 @@
 //! What is left to do about a packet after its queue pair looked at it.
 
+use super::responder::replies::ReplyKind;
 use crate::event::{DropReason, NakReason};
 use crate::ports::SpaceId;
 use rnic_abi::verbs::WcStatus;
@@ -44,19 +45,34 @@ impl Verdict {
 pub(crate) struct AtomicRequest {
     pub(crate) space: SpaceId,
     pub(crate) addr: u64,
-    /// `None` for fetch-and-add.
-    pub(crate) compare: Option<u64>,
-    pub(crate) swap_or_add: u64,
+    pub(crate) update: Update,
+}
+
+/// What becomes of a word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Update {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+    Store(u64),
 }
 
 impl AtomicRequest {
     pub(crate) fn apply(&self, old: u64) -> u64 {
-        match self.compare {
+        match self.update {
             // Rule: SwapOnlyWhenEqual
-            Some(compare) if compare == old => self.swap_or_add,
-            Some(_) => old,
+            Update::Swap { compare, swap } if compare == old => swap,
+            Update::Swap { .. } => old,
             // Rule: FetchAddWraps
-            None => old.wrapping_add(self.swap_or_add),
+            Update::Add(value) => old.wrapping_add(value),
+            Update::Store(value) => value,
+        }
+    }
+
+    /// What the peer is told of the word as it was.
+    pub(crate) fn answer(&self, value: u64) -> ReplyKind {
+        match self.update {
+            Update::Store(_) => ReplyKind::Done,
+            Update::Add(_) | Update::Swap { .. } => ReplyKind::Atomic { value },
         }
     }
 }

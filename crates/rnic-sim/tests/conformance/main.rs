@@ -10,6 +10,7 @@ mod groups;
 mod management;
 mod memory;
 mod objects;
+mod placement;
 mod profiles;
 mod read_responses;
 mod recorded;
@@ -31,7 +32,7 @@ use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;
 use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::verbs::{Connection, SendWr};
-use roce_wire::{NakCode, Opcode, Syndrome};
+use roce_wire::{Feth, NakCode, Opcode, Syndrome};
 
 /// Path MTU of most scripts: 256 bytes.
 fn small_mtu() -> Connection {
@@ -53,7 +54,10 @@ const OPERATIONAL: Syndrome = Syndrome::Nak(NakCode::RemoteOperational);
 fn request(dialogue: &Dialogue, opcode: Opcode, offset: u32, (at, len): (u64, u32)) -> Say {
     let say = Say::new(opcode, dialogue.peer_psn(offset));
     let mr = &dialogue.nic.mr;
-    if opcode.info().has(roce_wire::HeaderSet::RETH) {
+    if opcode == Opcode::RcFlush {
+        let feth = Feth::new(Feth::GLOBAL_VISIBILITY, Feth::RANGE);
+        say.reth(mr.addr + at, mr.rkey, len).with(|h| h.feth = Some(feth))
+    } else if opcode.info().has(roce_wire::HeaderSet::RETH) {
         say.reth(mr.addr + at, mr.rkey, len)
     } else if opcode.info().has(roce_wire::HeaderSet::ATOMIC_ETH) {
         say.atomic(mr.addr + at, mr.rkey, 1, 0)

@@ -134,7 +134,9 @@ fn memory_regions_that_make_no_sense_are_refused() {
 
 #[test]
 fn rights_of_missing_operations_are_not_supported() {
-    for access in [AccessFlags::FLUSH_GLOBAL, AccessFlags::FLUSH_PERSISTENT] {
+    for access in
+        [AccessFlags::FLUSH_PERSISTENT, AccessFlags::FLUSH_PERSISTENT | AccessFlags::FLUSH_GLOBAL]
+    {
         let mut d = dialogue();
         let (pd, addr, length) = (d.nic.pd, 0x10_0000, 4096);
         let new = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova: addr, access };

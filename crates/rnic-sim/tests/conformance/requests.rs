@@ -1,7 +1,7 @@
 //! The requester: how work requests become packets, what holds them back, which fail at once.
 
 use crate::{ACK, dialogue, fetch_add, ok, read, send, small_mtu, statuses};
-use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus, WrOpcode};
+use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus};
 use rnic_abi::wqe::Sge;
 use rnic_sim::dialogue::{Dialogue, Say};
 use rnic_sim::pair::Pair;
@@ -115,15 +115,6 @@ fn fails(d: &mut Dialogue, wr: &SendWr, status: WcStatus) {
     d.expect_silence();
     assert_eq!(statuses(&d.sent()), [(wr.wr_id, status)]);
     assert_eq!(d.state(), QpState::Err);
-}
-
-#[test]
-fn operations_that_the_device_does_not_have_fail() {
-    for opcode in [WrOpcode::Flush, WrOpcode::AtomicWrite] {
-        let mut d = dialogue();
-        let wr = SendWr { opcode, ..send(&d, 1, 0) };
-        fails(&mut d, &wr, WcStatus::LocQpOpErr);
-    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn local() -> AccessFlags {
 }
 
 fn remote() -> AccessFlags {
-    full_access() - AccessFlags::LOCAL_WRITE
+    full_access() - AccessFlags::LOCAL_WRITE - AccessFlags::FLUSH_GLOBAL
 }
 
 impl Stage {

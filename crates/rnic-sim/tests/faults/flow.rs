@@ -108,7 +108,7 @@ impl Flow {
             unsignaled: 0,
             source: new(world, from, slots, AccessFlags::empty()),
             sink: new(world, from, slots, local),
-            target: new(world, to, slots, remote_write),
+            target: new(world, to, slots, remote_write | AccessFlags::FLUSH_GLOBAL),
             store: new(world, to, slots, AccessFlags::REMOTE_READ),
             word: new(world, to, (1, 8), local | AccessFlags::REMOTE_ATOMIC),
             word_value: 0,
@@ -224,6 +224,17 @@ impl Flow {
         let (id, slot, len) = (message.number, message.slot, message.len);
         let cuts = 1 + usize::try_from(self.rng.below(5)).unwrap();
         let wr = match message.verb {
+            Verb::Flush => {
+                let len = self.rng.below(self.max_len);
+                return flagged(SendWr::flush(id, self.target.remote(slot), len), message);
+            }
+            Verb::AtomicWrite => {
+                let (data, sges) = self.payload(world, message, 1);
+                self.target.refill(world, slot, &mut self.rng);
+                self.target.expect(slot, &data);
+                let wr = SendWr::atomic_write(id, sges[0], self.target.remote(slot));
+                hand_over(wr, message, &data)
+            }
             Verb::Send | Verb::Write => {
                 let (data, sges) = self.payload(world, message, cuts);
                 let wr = if message.verb == Verb::Write {
@@ -236,11 +247,7 @@ impl Flow {
                     self.expected.push_back((message.clone(), data.clone()));
                 }
                 let wr = if let Some(imm) = message.imm { wr.with_imm(imm) } else { wr };
-                match message.payload {
-                    Payload::Sges => wr,
-                    Payload::Inline => wr.inline(&data),
-                    Payload::Carried => wr.carried(),
-                }
+                hand_over(wr, message, &data)
             }
             Verb::Read => {
                 let (remote, fetched) = self.describe_store(world, message);
@@ -255,8 +262,7 @@ impl Flow {
             }
         };
         debug_assert!(message.payload != Payload::Inline || len <= INLINE);
-        let wr = if message.is_signaled() { wr } else { wr.unsignaled() };
-        wr.flags(message.flags)
+        flagged(wr, message)
     }
 
     /// What a SEND or WRITE carries: new bytes, or what an earlier READ or atomic fetches.
@@ -315,7 +321,8 @@ impl Flow {
             let number = message.number;
             if message.number == cqe.wr_id {
                 let wanted = if message.fetched.is_some() { message.len } else { 8 };
-                let fetches = !matches!(message.verb, Verb::Send | Verb::Write);
+                let sends = matches!(message.verb, Verb::Send | Verb::Write | Verb::Flush);
+                let fetches = !sends;
                 if fetches && u64::from(cqe.byte_len) != wanted {
                     world.fail(&format!("{message:?} completed with {cqe:?}"));
                 }
@@ -337,7 +344,9 @@ impl Flow {
             self.told = Some(message.number);
         }
         match message.verb {
-            Verb::Send => {}
+            // All that was written before was just looked at.
+            Verb::Send | Verb::Flush => {}
+            Verb::AtomicWrite => self.target.check(world, slot, what),
             Verb::Write => {
                 let (area, slot) = self.written_by(&message);
                 area.check(world, slot, what);
@@ -413,7 +422,8 @@ impl Flow {
     /// What was written before a message is in place when the message is received.
     fn check_earlier_writes(&self, world: &mut World, number: u64) {
         for write in &self.in_flight {
-            let earlier = write.number <= number && write.verb == Verb::Write;
+            let writes = matches!(write.verb, Verb::Write | Verb::AtomicWrite);
+            let earlier = write.number <= number && writes;
             let (area, slot) = self.written_by(write);
             if earlier && !area.holds(world, slot, write.len) {
                 world.fail(&format!("message {number} overtook the data of {write:?}"));
@@ -440,6 +450,21 @@ impl Flow {
         if word != self.word_value.to_ne_bytes() {
             world.fail(&format!("{what}: the atomic word is {word:02x?}"));
         }
+    }
+}
+
+/// Signaled or not, and with its other flags.
+fn flagged(wr: SendWr, message: &Message) -> SendWr {
+    let wr = if message.is_signaled() { wr } else { wr.unsignaled() };
+    wr.flags(message.flags)
+}
+
+/// With its payload where it is to be.
+fn hand_over(wr: SendWr, message: &Message, data: &[u8]) -> SendWr {
+    match message.payload {
+        Payload::Sges => wr,
+        Payload::Inline => wr.inline(data),
+        Payload::Carried => wr.carried(),
     }
 }
 

@@ -16,6 +16,10 @@ pub(crate) enum Verb {
     FetchAdd,
     /// Fetch and add of the word that all flows to a host share.
     SharedAdd,
+    /// Eight bytes, answered when they are in place.
+    AtomicWrite,
+    /// Answered when all that was written before is in place.
+    Flush,
 }
 
 /// Which verbs a flow uses.
@@ -30,11 +34,23 @@ pub(crate) enum Taste {
 
 impl Taste {
     fn verb(self, rng: &mut Rng) -> Verb {
-        use Verb::{CmpSwap, FetchAdd, Read, Send, SharedAdd, Write};
+        use Verb::{AtomicWrite, CmpSwap, FetchAdd, Flush, Read, Send, SharedAdd, Write};
         match self {
             Self::Everything => rng.pick(&[
-                Send, Send, Send, Write, Write, Write, Read, Read, Read, CmpSwap, FetchAdd,
+                Send,
+                Send,
+                Send,
+                Write,
+                Write,
+                Write,
+                Read,
+                Read,
+                Read,
+                CmpSwap,
+                FetchAdd,
                 SharedAdd,
+                AtomicWrite,
+                Flush,
             ]),
             Self::Reads => Read,
             Self::Sends => rng.pick(&[Send, Write]),
@@ -45,7 +61,8 @@ impl Taste {
         match verb {
             Verb::Read if self == Self::Reads => max - rng.below(mtu),
             Verb::Send | Verb::Write | Verb::Read => length(rng, mtu, max),
-            Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd => 8,
+            Verb::CmpSwap | Verb::FetchAdd | Verb::SharedAdd | Verb::AtomicWrite => 8,
+            Verb::Flush => 0,
         }
     }
 }
@@ -94,7 +111,7 @@ impl Message {
         flags.set(SendFlags::FENCE, rng.chance(150_000));
         flags.set(SendFlags::SOLICITED, rng.chance(200_000));
         flags.set(SendFlags::SIGNALED, rng.chance(700_000));
-        let small = has_payload && len <= INLINE;
+        let small = (has_payload || verb == Verb::AtomicWrite) && len <= INLINE;
         let payload = match rng.below(4) {
             0 if small => Payload::Inline,
             // The library must not copy what an earlier READ may still write.

@@ -6,7 +6,7 @@ use rnic_abi::{
 };
 use verbs_abi::{
     IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_RDMA_WRITE,
-    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_TSO, IBV_QP_INIT_ATTR_PD,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QPS_RESET, IBV_SEND_SIGNALED, IBV_WC_EX_WITH_BYTE_LEN,
     IBV_WC_EX_WITH_CVLAN, IBV_WR_SEND, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_data_buf, ibv_qp_ex,
     ibv_qp_init_attr_ex,
@@ -46,7 +46,8 @@ fn extended_world() -> (World, *mut ibv_qp_ex) {
     let ops = IBV_QP_EX_WITH_SEND
         | IBV_QP_EX_WITH_SEND_WITH_IMM
         | IBV_QP_EX_WITH_RDMA_WRITE
-        | IBV_QP_EX_WITH_ATOMIC_WRITE;
+        | IBV_QP_EX_WITH_ATOMIC_WRITE
+        | IBV_QP_EX_WITH_FLUSH;
     world.qp = extended_qp(&world, ops);
     assert!(!world.qp.is_null());
     world.modify(IBV_QPS_RTS);
@@ -66,7 +67,7 @@ fn only_objects_made_extended_have_an_extended_form() {
     let world = World::new();
     // SAFETY: a live object.
     assert!(unsafe { ibv_qp_to_qp_ex(world.qp) }.is_null());
-    assert!(extended_qp(&world, IBV_QP_EX_WITH_FLUSH).is_null());
+    assert!(extended_qp(&world, IBV_QP_EX_WITH_TSO).is_null());
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
 }
 
@@ -89,6 +90,8 @@ fn a_batch_is_published_as_a_whole() {
     call!(qp, wr_set_inline_data_list, 2, pieces.as_ptr());
     set(qp, 3, 0);
     call!(qp, wr_atomic_write, 0x66, 0x2000, memory.as_ptr().cast());
+    set(qp, 4, 0);
+    call!(qp, wr_flush, 0x77, 0x3000, 512, 1, 1);
     assert!(fetch(&world).is_none(), "nothing before the batch is complete");
     assert_eq!(call!(qp, wr_complete), 0);
     assert_eq!(world.fake.state().rung().len(), 1);
@@ -103,6 +106,9 @@ fn a_batch_is_published_as_a_whole() {
     assert_eq!(words[8].to_le_bytes()[..4], [0, 1, 2, 20]);
     let (atomic, _) = fetch(&world).unwrap();
     assert_eq!((atomic.opcode, atomic.data_len), (WrOpcode::AtomicWrite, 8));
+    let (flush, _) = fetch(&world).unwrap();
+    assert_eq!((flush.opcode, flush.rkey, flush.remote_addr), (WrOpcode::Flush, 0x77, 0x3000));
+    assert_eq!((flush.compare_add, flush.swap, flush.num_sge), (512, 0x101, 0));
     assert!(fetch(&world).is_none());
 }
 

@@ -196,5 +196,10 @@ fn the_device_says_what_memory_it_has() {
     let per = attr.odp_caps.per_transport_caps;
     // The daemon of this test has no shared receive queues, and no XRC.
     let caps = (per.rc_odp_caps, per.uc_odp_caps, per.ud_odp_caps, attr.xrc_odp_caps);
-    assert_eq!(caps, (0b1_1111, 0b111, 0b11, 0));
+    assert_eq!(caps, (0b1101_1111, 0b111, 0b11, 0));
+    assert_eq!(
+        attr.device_cap_flags_ex >> 38,
+        0b101,
+        "FLUSH_GLOBAL, not to persistence, and ATOMIC_WRITE"
+    );
 }

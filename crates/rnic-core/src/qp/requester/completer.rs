@@ -142,7 +142,7 @@ impl Qp {
         let wr = *self.sq.wr(index);
         // Rule: ReadResponseForRead
         if wr.control.opcode != WrOpcode::Read {
-            return Verdict::fail(WcStatus::BadRespErr);
+            return self.handle_empty_response(ctx, packet, &wr);
         }
         let k = wr.packet_of(psn);
         let is_last = k + 1 == wr.packets;
@@ -172,6 +172,24 @@ impl Qp {
         } else {
             self.requester.ack_response(psn, ends_piece);
         }
+        self.progress(ctx);
+        Verdict::Done
+    }
+
+    /// A READ response for something else: it is that of a FLUSH or ATOMIC_WRITE, or wrong.
+    #[cold]
+    fn handle_empty_response<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        packet: &Packet<'_>,
+        wr: &Wr,
+    ) -> Verdict {
+        let is_empty = packet.info.position == Position::Only && packet.bytes.len() == 0;
+        // Rule: EmptyResponse
+        if !is_empty || !wr.is_answered_empty() {
+            return Verdict::fail(WcStatus::BadRespErr);
+        }
+        self.requester.ack_oldest(wr.end(), true);
         self.progress(ctx);
         Verdict::Done
     }

@@ -40,11 +40,14 @@ pub(crate) fn segment(wr: &Wr, index: u32, psn: Psn, how: &Segmentation) -> Segm
         let opcode = match wr.control.opcode {
             WrOpcode::CmpSwap => Opcode::RcCmpSwap,
             WrOpcode::FetchAdd => Opcode::RcFetchAdd,
+            WrOpcode::Flush => Opcode::RcFlush,
+            WrOpcode::AtomicWrite => Opcode::RcAtomicWrite,
             _ => Opcode::RcReadRequest,
         };
         let piece = read_piece(how.window);
         let span = (piece - k % piece).min(wr.packets - k);
-        return Segment { span, ..Segment::new(source, how.rules.form(opcode), psn, 0) };
+        let len = if wr.control.opcode == WrOpcode::AtomicWrite { wr.length } else { 0 };
+        return Segment { span, ..Segment::new(source, how.rules.form(opcode), psn, len) };
     }
     let ends = k + 1 == wr.packets;
     // Rule: Segmentation

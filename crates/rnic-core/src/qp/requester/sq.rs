@@ -15,7 +15,7 @@ use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
 use rnic_abi::words::WORD;
 use rnic_abi::work_queue::WorkConsumer;
 use rnic_abi::wqe::{CONTROL_WORDS, SGE_WORDS, SendControl, Sge};
-use roce_wire::Psn;
+use roce_wire::{Feth, Psn};
 
 /// Longest message, bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
@@ -43,6 +43,8 @@ pub(crate) struct Wr {
     pub(crate) first: Psn,
     /// PSNs it uses; none when it was refused at once.
     pub(crate) packets: u32,
+    /// It completes by a response of its own, not by an acknowledgement.
+    responds: bool,
     pub(crate) work: Work,
 }
 
@@ -53,6 +55,7 @@ impl Wr {
             length: 0,
             first: Psn::ZERO,
             packets: 0,
+            responds: false,
             work: Work::Wire,
         }
     }
@@ -70,10 +73,15 @@ impl Wr {
         psn.wrapping_sub(self.first.value()).value()
     }
 
-    /// Completes by a response that carries data, not by an acknowledgement.
+    /// Completes by a response of its own, not by an acknowledgement.
     #[inline]
     pub(crate) fn is_read_or_atomic(&self) -> bool {
-        matches!(self.control.opcode, WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd)
+        self.responds
+    }
+
+    /// Completes by a READ response without data.
+    pub(crate) fn is_answered_empty(&self) -> bool {
+        matches!(self.control.opcode, WrOpcode::Flush | WrOpcode::AtomicWrite)
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
@@ -234,6 +242,7 @@ impl SendQueue {
         match SendControl::decode(&words, stride) {
             Ok(control) => {
                 wr.control = control;
+                wr.responds = responds(control.opcode);
                 let start = slot * self.body_words;
                 let len = control.words() - CONTROL_WORDS;
                 self.ring.copy(index, CONTROL_WORDS, &mut self.bodies[start..start + len]);
@@ -289,8 +298,10 @@ impl SendQueue {
                 // Rule: SinkIsWritable
                 AccessFlags::LOCAL_WRITE
             }
-            // Rule: OpcodeExists
-            _ => return Err(WcStatus::LocQpOpErr),
+            _ => match self.check_placement(index)? {
+                Some(need) => need,
+                None => return Ok(0),
+            },
         };
         // Rule: MaxSge
         if u32::from(control.num_sge) > rules.max_sge {
@@ -318,6 +329,25 @@ impl SendQueue {
                 .map_err(|_| protection_error())?;
         }
         u32::try_from(length).map_err(|_| WcStatus::LocLenErr)
+    }
+
+    /// What ATOMIC_WRITE and FLUSH need besides: rights of the SGEs, or none where there are none.
+    #[cold]
+    fn check_placement(&self, index: u32) -> Result<Option<AccessFlags>, WcStatus> {
+        let control = &self.wr(index).control;
+        match control.opcode {
+            WrOpcode::Flush => check_flush(control).map(|()| None),
+            _ => {
+                let gathered: u64 = self.sges(index).map(|sge| u64::from(sge.length)).sum();
+                let is_inline = control.flags.contains(SendFlags::INLINE);
+                let length = if is_inline { control.data_len.into() } else { gathered };
+                // Rule: AtomicWriteSource
+                if length != 8 {
+                    return Err(WcStatus::LocLenErr);
+                }
+                Ok(Some(AccessFlags::empty()))
+            }
+        }
     }
 
     /// WQEs below `retired` are complete: their slots may be used again.
@@ -349,6 +379,32 @@ impl SendQueue {
 /// Nothing of it leaves.
 fn is_local(opcode: WrOpcode) -> bool {
     matches!(opcode, WrOpcode::BindMw | WrOpcode::LocalInv)
+}
+
+/// Such requests complete by a response of their own.
+#[inline]
+fn responds(opcode: WrOpcode) -> bool {
+    use WrOpcode::{AtomicWrite, CmpSwap, FetchAdd, Flush, Read};
+    // Rule: FlushHoldsResource
+    matches!(opcode, Read | CmpSwap | FetchAdd | Flush | AtomicWrite)
+}
+
+/// A FLUSH has no data, and is of a kind that exists. It has no length of its own.
+fn check_flush(control: &SendControl) -> Result<(), WcStatus> {
+    let feth = feth_of(control);
+    // Rule: FlushRequest
+    if control.num_sge > 0 || control.data_len > 0 || feth.is_none() {
+        return Err(WcStatus::LocQpOpErr);
+    }
+    if control.compare_add > MAX_MESSAGE { Err(WcStatus::LocLenErr) } else { Ok(()) }
+}
+
+/// The header of a FLUSH: what it makes sure of, and of how much.
+pub(crate) fn feth_of(control: &SendControl) -> Option<Feth> {
+    let [placement, level, rest @ ..] = control.swap.to_le_bytes();
+    let kinds = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
+    let exists = placement != 0 && placement & !kinds == 0 && level <= Feth::WHOLE_REGION;
+    (exists && rest == [0; 6]).then(|| Feth::new(placement, level))
 }
 
 /// What a WQE fails with that cannot be understood.

@@ -15,7 +15,7 @@ impl Qp {
         while let Some(reply) = self.responder.replies.get(nth) {
             let total = match reply.kind {
                 ReplyKind::Read { len, .. } => len,
-                ReplyKind::Atomic { .. } => 0,
+                ReplyKind::Atomic { .. } | ReplyKind::Done => 0,
             };
             for k in reply.sent..reply.limit {
                 let len = (total - k * self.mtu).min(self.mtu);

@@ -2,7 +2,7 @@
 
 use super::super::Qp;
 use super::super::packet::Packet;
-use super::super::verdict::{AtomicRequest, Deferred, Verdict};
+use super::super::verdict::{AtomicRequest, Deferred, Update, Verdict};
 use super::replies::ReplyKind;
 use super::{Checked, MAX_DMA_LEN, OpenMessage, packets_of};
 use crate::batch::{Piece, PieceKind};
@@ -228,7 +228,7 @@ impl Qp {
         Ok((reth.va, reth.rkey.0, reth.dma_len))
     }
 
-    fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
+    pub(super) fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
         match packet.datagram.reth() {
             // Rule: MaxDmaLength
             Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
@@ -237,7 +237,7 @@ impl Qp {
     }
 
     #[inline]
-    fn check_key<T: Tap>(
+    pub(super) fn check_key<T: Tap>(
         &self,
         ctx: &Ctx<'_, T>,
         rkey: u32,
@@ -293,19 +293,22 @@ impl Qp {
             return Err(Verdict::nak(NakReason::Alignment));
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let compare = (packet.opcode() == Opcode::RcCmpSwap).then_some(compare);
+        let update = match packet.opcode() {
+            Opcode::RcCmpSwap => Update::Swap { compare, swap: swap_or_add },
+            _ => Update::Add(swap_or_add),
+        };
         let (space, addr) = (target.space, target.addr);
-        Ok(Verdict::AfterFlush(Deferred::Atomic(AtomicRequest {
-            space,
-            addr,
-            compare,
-            swap_or_add,
-        })))
+        Ok(Verdict::AfterFlush(Deferred::Atomic(AtomicRequest { space, addr, update })))
     }
 
-    /// The atomic was executed and returned `value`.
-    pub(crate) fn finish_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn, value: u64) {
-        self.reply(psn, 1, ReplyKind::Atomic { value });
+    /// The atomic was executed, and is answered so.
+    pub(crate) fn finish_atomic<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        psn: Psn,
+        answer: ReplyKind,
+    ) {
+        self.reply(psn, 1, answer);
         self.note_established(ctx);
         self.activate(ctx);
     }

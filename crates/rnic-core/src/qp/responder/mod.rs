@@ -3,6 +3,7 @@
 //! * this file: the checks of a request, duplicates and gaps.
 //! * `rq`: where receives come from.
 //! * `datagram`: requests of a queue pair without a connection.
+//! * `placement`: FLUSH and ATOMIC_WRITE.
 //! * `execute`: what a good request does. `nak`: what a bad one does.
 //! * `replies`: responses of READs and atomics. `answers`: the packets that are owed.
 //!
@@ -15,6 +16,7 @@ mod answers;
 mod datagram;
 mod execute;
 mod nak;
+mod placement;
 pub(crate) mod replies;
 pub(crate) mod rq;
 
@@ -246,7 +248,7 @@ impl Qp {
             Operation::Send => self.execute_send(ctx, packet)?,
             Operation::Write => self.execute_write(ctx, packet)?,
             Operation::ReadRequest => self.execute_read(ctx, packet)?,
-            _ => return self.prepare_atomic(ctx, packet),
+            _ => return self.execute_other(ctx, packet),
         }
         self.note_established(ctx);
         self.activate(ctx);
@@ -343,7 +345,10 @@ impl Qp {
                 }
                 self.responder.drop_ack_before(psn);
             }
-            Operation::CmpSwap | Operation::FetchAdd => {
+            Operation::CmpSwap
+            | Operation::FetchAdd
+            | Operation::Flush
+            | Operation::AtomicWrite => {
                 let saved = self.responder.replies.push_duplicate_atomic(psn, epsn);
                 // Rule: DuplicateAtomicAnswered
                 if !saved {
@@ -385,13 +390,15 @@ impl Qp {
     }
 
     /// The operation exists here and the QP's access flags allow it.
+    #[inline(always)]
     fn check_operation(&self, packet: &Packet<'_>) -> Checked {
         let need = match packet.info.operation {
             Operation::Send => return Ok(()),
-            Operation::Write => AccessFlags::REMOTE_WRITE,
+            Operation::Write | Operation::AtomicWrite => AccessFlags::REMOTE_WRITE,
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
             Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,
-            // Rule: OperationExists
+            Operation::Flush => Self::flush_rights(packet)?,
+            // No other request is one of this transport.
             _ => return Err(Verdict::nak(NakReason::NotAllowed)),
         };
         // Rule: QpAccess

@@ -17,6 +17,8 @@ pub(crate) enum ReplyKind {
     Read { va: u64, rkey: u32, len: u32 },
     /// The original value of an atomic.
     Atomic { value: u64 },
+    /// A FLUSH or ATOMIC_WRITE is done: a READ response without data.
+    Done,
 }
 
 /// A reply that is not fully sent.
@@ -57,6 +59,8 @@ impl QueuedReply {
                 Opcode::rc_read_response(Position::new(k == 0, k + 1 == self.packets))
             }
             ReplyKind::Atomic { .. } => Opcode::RcAtomicAck,
+            // Rule: DoneIsEmptyRead
+            ReplyKind::Done => Opcode::RcReadRespOnly,
         }
     }
 }
@@ -160,7 +164,7 @@ impl ReplyQueue {
         let saved = self
             .remembered
             .iter()
-            .filter(|r| matches!(r.kind, ReplyKind::Atomic { .. }))
+            .filter(|r| matches!(r.kind, ReplyKind::Atomic { .. } | ReplyKind::Done))
             // Rule: DuplicateAtomicMatches
             .find(|r| r.first == psn);
         let Some(saved) = saved else { return false };
