@@ -73,6 +73,17 @@ impl Kind {
     }
 }
 
+impl Object {
+    /// What it is.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Qp(_) => Kind::Qps,
+            Self::Mr(_) => Kind::Mrs,
+            Self::Cq(_) => Kind::Cqs,
+        }
+    }
+}
+
 /// What an engine answers.
 pub enum Seen {
     /// To [`Question::Totals`].

@@ -382,13 +382,7 @@ impl Engines for Users {
         // A process that answers anything else must not keep the question going round.
         let after = from.slot;
         let next = next.filter(|slot| *slot > after).map(|slot| Place { shard, slot });
-        let own = clients_of(shard);
-        let objects = objects.into_iter().filter(|(slot, object)| {
-            // Nor must what it invents be taken for another user's, or be too long to be shown.
-            let is_short = object.to_json().is_ok_and(|text| text.len() <= LONGEST);
-            *slot >= after && own.contains(&object.client()) && is_short
-        });
-        let objects = objects.map(|(slot, object)| (Place { shard, slot }, object)).collect();
+        let objects = believed(kind, from, objects);
         (objects, next.or_else(|| next_engine(shard)))
     }
 
@@ -437,6 +431,18 @@ impl Engines for Users {
         }
         Ok(found)
     }
+}
+
+/// The objects that a process told of, from a place on, without what it invented: what would be
+/// taken for another user's, is too long to be shown, or was not asked for.
+fn believed(kind: Kind, from: Place, told: Vec<(u32, Object)>) -> Vec<(Place, Object)> {
+    let own = clients_of(from.shard);
+    let told = told.into_iter().filter(|(slot, object)| {
+        let fits = *slot >= from.slot && object.kind() == kind;
+        let is_short = || object.to_json().is_ok_and(|text| text.len() <= LONGEST);
+        fits && own.contains(&object.client()) && is_short()
+    });
+    told.map(|(slot, object)| (Place { shard: from.shard, slot }, object)).collect()
 }
 
 /// Numbers of sessions and clients in the engine process of a shard.

@@ -155,6 +155,24 @@ fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
     users.parts.own.stop();
 }
 
+#[test]
+fn objects_that_a_process_invents_are_not_believed() {
+    let from = Place { shard: 3, slot: 5 };
+    let cq = |client| {
+        let (capacity, written, polled, queues, broken) = (1, 0, 0, 1, false);
+        Object::Cq(report::Cq { cq: 1, client, capacity, written, polled, queues, broken })
+    };
+    let (own, foreign) = (first_number(3) + 1, first_number(4));
+    let told = vec![(4, cq(own)), (5, cq(own)), (6, cq(foreign)), (7, cq(own))];
+    let slots = |kind| -> Vec<_> {
+        let believed = believed(kind, from, told.clone());
+        believed.iter().map(|(place, _)| (place.shard, place.slot)).collect()
+    };
+    assert_eq!(slots(Kind::Cqs), [(3, 5), (3, 7)]);
+    // Such a list could not be read where queue pairs were asked for.
+    assert!(slots(Kind::Qps).is_empty());
+}
+
 /// Not a test: see [`command`].
 #[test]
 #[ignore = "is an engine process of another test"]
