@@ -162,6 +162,7 @@ void received(struct side *s, const struct ibv_wc *wc);
 struct pause {
 	double progress; /* when there was some last */
 	double longest;
+	double own; /* the longest, without the time that foreign programs had the CPU */
 	int schedstat;
 	double looked, waited, helped; /* when, and what the times were then */
 };

@@ -24,7 +24,7 @@ static const char usage[] =
 	"  -x, --seed N         seed of both schedules (1)\n"
 	"  -e, --events         sleep on completion events\n"
 	"  -w, --with PID       a process that works for this one on the same CPU, up to 4: time that\n"
-	"                       others had there is no pause, but a pause of these is\n"
+	"                       others had there is not counted in what it tells of its own pauses\n"
 	"      --no-fence       send nothing fenced\n"
 	"      --quiet          print nothing when all is well\n";
 

@@ -1,7 +1,7 @@
 /* How long there was no progress.
  *
- * How the kernel shares a CPU with foreign programs is no fault of a NIC. So from each pause the time
- * is taken that foreign programs had the CPU: what this thread waited for the CPU, less all that its
+ * How the kernel shares a CPU with foreign programs is no fault of a NIC. So of each pause that part
+ * is told, too, which foreign programs do not explain. From it the time is taken that they had the CPU: what this thread waited for the CPU, less all that its
  * helpers (the peer and the engine) ran meanwhile. A thread that polls is always running or waiting
  * for the CPU. So an engine that does not serve it is not excused: then this thread runs, or the
  * helpers do. */
@@ -68,7 +68,7 @@ void pause_begin(struct pause *p, const struct options *opt)
 
 void pause_end(struct pause *p, const struct options *opt)
 {
-	double at = now(), pause = at - p->progress;
+	double at = now(), pause = at - p->progress, own = pause;
 
 	p->progress = at;
 	if (opt->num_helpers && (pause > SHORT || at - p->looked > LOOK)) {
@@ -77,8 +77,10 @@ void pause_end(struct pause *p, const struct options *opt)
 		look(p, opt, at);
 		foreign = p->waited - waited - (p->helped - helped);
 		if (pause > SHORT && foreign > 0)
-			pause -= foreign;
+			own -= foreign;
 	}
 	if (pause > p->longest)
 		p->longest = pause;
+	if (own > p->own)
+		p->own = own;
 }

@@ -137,9 +137,10 @@ static void stalled(const struct side *s)
 	    s->final_known ? "" : " (peer still sending)");
 }
 
-static void report(const struct side *s, double elapsed, double pause)
+static void report(const struct side *s, double elapsed, const struct pause *pause)
 {
-	printf("checker: after %.3f s %.3f MB pause %.3f s\n", elapsed, (double)(s->bytes_out + s->bytes_in) / 1e6, pause);
+	printf("checker: after %.3f s %.3f MB pause %.3f s own %.3f s\n", elapsed, (double)(s->bytes_out + s->bytes_in) / 1e6,
+	       pause->longest, pause->own);
 }
 
 void run(struct side *s)
@@ -164,9 +165,9 @@ void run(struct side *s)
 			agree_on_end(s, started);
 			elapsed = now() - started;
 			if (s->opt->interval > 0 && elapsed >= reported + s->opt->interval) {
-				report(s, elapsed, pause.longest);
+				report(s, elapsed, &pause);
 				reported = elapsed;
-				pause.longest = 0;
+				pause.longest = pause.own = 0;
 			}
 			if (now() - pause.progress > 60)
 				stalled(s);

@@ -44,7 +44,7 @@ impl Stream {
     }
 
     /// The same on one CPU with these processes, which serve both ends. Time that other programs
-    /// had on that CPU is then no pause.
+    /// had on that CPU is then not in [`Pause::own`].
     ///
     /// # Errors
     /// When either end fails, or `engines` does.
@@ -89,12 +89,12 @@ impl Stream {
     }
 
     /// The longest time without progress since so many seconds after the start.
-    fn longest_pause(&self, since: f64) -> Result<f64> {
+    fn longest_pause(&self, since: f64) -> Result<Pause> {
         let printed = self.client.stdout();
         let lines = printed.rsplit_once('\n').map_or("", |(lines, _)| lines).lines();
         let all: Vec<_> = lines.map(progress).collect::<Result<_>>()?;
         let pauses = all.iter().filter(|line| line.at > since).map(|line| line.pause);
-        Ok(pauses.fold(0.0, f64::max))
+        Ok(pauses.fold(Pause::default(), Pause::longer))
     }
 
     /// Lets it work for so many seconds.
@@ -120,26 +120,27 @@ impl Stream {
         self.watch(seconds).map(|(rate, _)| rate)
     }
 
-    /// The same, and the longest time without progress in these seconds, itself in seconds.
+    /// The same, and the longest time without progress in these seconds.
     ///
     /// # Errors
     /// When an end failed.
-    pub fn watch(&mut self, seconds: f64) -> Result<(f64, f64)> {
+    pub fn watch(&mut self, seconds: f64) -> Result<(f64, Pause)> {
         let began = self.moved()?.context("no progress yet")?;
         self.work(seconds)?;
         let ended = self.moved()?.context("no progress any more")?;
         // A checker that prints no progress moves nothing.
         let rate = (ended.1 - began.1) / (ended.0 - began.0).max(seconds / 2.0);
         // What it prints at the end of a pause tells how long that was.
-        let (asked, mut pause) = (Instant::now(), 0.0);
+        let (asked, mut pause) = (Instant::now(), Pause::default());
         while self.moved()?.context("no progress any more")?.0 < began.0 + seconds {
             if asked.elapsed() > UNFINISHED {
-                pause = asked.elapsed().as_secs_f64();
+                let all = asked.elapsed().as_secs_f64();
+                pause = Pause { all, own: all };
                 break;
             }
             self.work(0.02)?;
         }
-        Ok((rate, self.longest_pause(began.0)?.max(pause)))
+        Ok((rate, self.longest_pause(began.0)?.longer(pause)))
     }
 
     /// Lets both ends finish and compare what they have.
@@ -165,16 +166,33 @@ struct Progress {
     at: f64,
     /// Megabytes until then.
     moved: f64,
-    /// The longest time without progress since the line before, seconds.
-    pause: f64,
+    /// The longest time without progress since the line before.
+    pause: Pause,
 }
 
-/// `checker: after 1.500 s 20.000 MB pause 0.001 s`.
+/// A time without progress, seconds.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub struct Pause {
+    /// All of it.
+    pub all: f64,
+    /// What foreign programs on the same CPU do not explain. It is not more than all; with less, an
+    /// engine may still have been at fault.
+    pub own: f64,
+}
+
+impl Pause {
+    fn longer(self, other: Self) -> Self {
+        Self { all: self.all.max(other.all), own: self.own.max(other.own) }
+    }
+}
+
+/// `checker: after 1.500 s 20.000 MB pause 0.002 s own 0.001 s`.
 fn progress(line: &str) -> Result<Progress> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        ["checker:", "after", at, "s", moved, "MB", "pause", pause, "s"] => {
-            Ok(Progress { at: at.parse()?, moved: moved.parse()?, pause: pause.parse()? })
+        ["checker:", "after", at, "s", moved, "MB", "pause", all, "s", "own", own, "s"] => {
+            let pause = Pause { all: all.parse()?, own: own.parse()? };
+            Ok(Progress { at: at.parse()?, moved: moved.parse()?, pause })
         }
         _ => anyhow::bail!("not what a checker at work prints: {line:?}"),
     }
@@ -186,8 +204,9 @@ mod tests {
 
     #[test]
     fn a_line_of_progress_has_time_and_amount() {
-        let line = "checker: after 1.500 s 20.250 MB pause 0.125 s";
-        let expected = Progress { at: 1.5, moved: 20.25, pause: 0.125 };
+        let line = "checker: after 1.500 s 20.250 MB pause 0.125 s own 0.100 s";
+        let pause = Pause { all: 0.125, own: 0.1 };
+        let expected = Progress { at: 1.5, moved: 20.25, pause };
         assert_eq!(progress(line).unwrap(), expected);
         assert!(progress("checker: no progress").is_err());
     }

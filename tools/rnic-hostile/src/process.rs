@@ -10,10 +10,14 @@ use std::path::PathBuf;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+/// Stops of a process before it is disturbed in another way, which most often is its end: the next
+/// one is long in coming.
+const STOPS: u32 = 4;
 /// How long the device may take to open.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Opens the device, disturbs the engine process in one way, and comes again when it is dead.
+/// Opens the device, stops the engine process some times, disturbs it in one way, and comes again
+/// when it is dead.
 pub(crate) fn process(attack: &mut Attack) -> io::Result<()> {
     let mut kind = 0;
     while attack.goes_on() {
@@ -22,9 +26,11 @@ pub(crate) fn process(attack: &mut Attack) -> io::Result<()> {
             continue;
         };
         for pid in engine_processes()? {
-            look_into(pid)?;
-            disturb(pid, kind);
-            attack.done += 1;
+            for way in (0..STOPS).map(|stop| stop % 2).chain([kind]) {
+                look_into(pid)?;
+                disturb(pid, way);
+                attack.done += 1;
+            }
         }
         kind += 1;
         drop(client);
