@@ -173,18 +173,18 @@ impl Stage {
 
     /// The tenant at work, and its engine process, if it has one, on its CPU.
     fn tenant(&self) -> Result<Stream> {
-        cpus::engine_processes_start_on(&self.tenant, 0)?;
+        // It keeps the engine process, of which the tenant is told when it starts.
+        let _guard = self.guard()?;
         let engine = || match self.tenant.host.user {
             Some(user) => engine_process(&self.tenant, user),
             None => Ok(self.tenant.daemon.pid()),
         };
         // Where nothing is pinned, others may work for the tenant on the other CPU.
         let engines = || Ok(if cpu_of(0).is_some() { vec![engine()?] } else { Vec::new() });
-        let stream = Stream::start_beside(&self.tenant, &self.tenant, &[], engines)?;
-        cpus::engine_processes_start_on(&self.tenant, 1)?;
-        Ok(stream)
+        Stream::start_beside(&self.tenant, &self.tenant, &[], engines)
     }
 
+    /// Its user's engine process, if it has one, is on the tenant's CPU.
     fn guard(&self) -> Result<Running> {
         cpus::engine_processes_start_on(&self.tenant, 0)?;
         let gid = self.tenant.gid_index().to_string();
