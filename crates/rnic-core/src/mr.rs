@@ -260,7 +260,7 @@ impl MrTable {
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    #[inline]
+    #[inline(always)]
     pub fn check_remote(
         &self,
         key: u32,
@@ -281,6 +281,7 @@ impl MrTable {
         last.or_else(|| self.find_anew(key))
     }
 
+    #[inline(never)]
     fn find_anew(&self, key: u32) -> Option<&Region> {
         let Named::Region(handle) = *self.by_index.get(&(key >> 8))? else { return None };
         let region = self.regions.get(handle).filter(|region| region.key == key)?;
@@ -327,7 +328,7 @@ impl MrTable {
 
 impl NewMr {
     /// See [`MrTable::check`].
-    #[inline]
+    #[inline(always)]
     fn locate(&self, pd: u32, va: u64, len: u64, need: AccessFlags) -> Result<Target, KeyFault> {
         // Rule: KeyDomain
         if self.pd != pd {

@@ -452,9 +452,9 @@ impl Egress {
             let packet = || info_of(qp, segment, profile);
             ctx.event(|| Event::Sent { qpn: qp.qpn, packet: packet(), retransmit });
             match segment.source {
-                Source::Request { .. } => {
+                Source::Request { index, .. } => {
                     requests = true;
-                    qp.commit_request(segment);
+                    qp.commit_request(index, segment);
                 }
                 Source::QueuedReply { .. } => qp.responder.replies.advance(),
                 Source::Ack => qp.acknowledgement_left(ctx),

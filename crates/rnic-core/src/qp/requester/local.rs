@@ -76,7 +76,7 @@ impl Qp {
     }
 
     /// Local work that is done completes with what is before it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pass_done(&mut self) {
         while self.requester.oldest() != self.sq.fetched()
             && self.sq.wr(self.requester.oldest()).work == Work::Done

@@ -254,9 +254,9 @@ impl Qp {
         }
     }
 
-    /// A planned request is on its way.
-    pub(crate) fn commit_request(&mut self, sent: &Segment) {
-        let Source::Request { index, .. } = sent.source else { return };
+    /// A planned request of the WQE with this index is on its way.
+    #[inline]
+    pub(crate) fn commit_request(&mut self, index: u32, sent: &Segment) {
         let wr = self.sq.wr(index);
         let next = Cursor { index, psn: sent.psn };
         let next = next.moved(wr, sent.psn.wrapping_add(sent.span));
