@@ -2,9 +2,9 @@
 //!
 //! How CPUs are shared is the kernel's, and no fault of a daemon: a process that starts on the
 //! tenant's CPU takes time of the tenant, whatever it is. So the tenant has CPU 0, with the engine
-//! that serves it, and everything else that works is on CPU 1: the attacker with its engine process,
-//! and the threads of the daemon that attend to clients and start engine processes. What slows the
-//! tenant then makes its engine wait. On a machine with one CPU nothing is pinned.
+//! that serves it, and everything else that works is on CPU 1: the attacker with its engine
+//! process, and the threads of the daemon that attend to clients and start engine processes. What
+//! slows the tenant then makes its engine wait. On a machine with one CPU nothing is pinned.
 
 use std::fs;
 

@@ -4,13 +4,13 @@
 //! The attacker is a user, pinned to CPU 1, and has an engine process of its own. The tenant is a
 //! checker of another user, or of root where the test says so, both ends pinned to CPU 0 with the
 //! engine that serves them, that works from the first measurement to the last. Whatever the daemon
-//! does or starts for the attacker is on CPU 1 too ([`cpus`]). The tenant's rate beside the attacker
-//! must be at least 80% of its rate beside two programs on CPU 1 that do nothing but spin, so what
-//! is compared is not how much CPU time each gets. Both are measured in turn, in windows of the same length
-//! that begin when the load is steady, and the median of the rounds counts; [`share_left`] says
-//! when the machine's other work disturbs too much. CPU 1 is never idle, even while the attacker
-//! waits: two CPUs may be one core. Nor may the tenant ever stand still for longer than [`PAUSE`],
-//! unless it does beside the programs that spin, too. A pause that foreign programs on the tenant's
+//! does or starts for the attacker is on CPU 1 too ([`cpus`]). The tenant's rate beside the
+//! attacker must be at least 80% of its rate beside two programs on CPU 1 that do nothing but spin,
+//! so what is compared is not how much CPU time each gets. Both are measured in turn, in windows of
+//! the same length that begin when the load is steady, and the median of the rounds counts;
+//! [`share_left`] says when the machine's other work disturbs too much. CPU 1 is never idle, even
+//! while the attacker waits: two CPUs may be one core. Nor may the tenant ever stand still for
+//! longer than [`PAUSE`], unless it does beside the programs that spin, too. A pause that foreign programs on the tenant's
 //! CPU may explain says nothing: the measurement is repeated. It does not pass.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no

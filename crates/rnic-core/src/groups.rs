@@ -58,17 +58,9 @@ impl Groups {
         });
     }
 
-    /// The members of a group, until they are [put back](Self::put_back): what reaches them needs
-    /// all of the engine.
-    pub(crate) fn take(&mut self, group: IpAddr) -> Vec<u32> {
+    /// The members of a group.
+    pub(crate) fn members(&self, group: IpAddr) -> &[u32] {
         // Rule: MembersOfThisGroup
-        self.members.get_mut(&group).map(std::mem::take).unwrap_or_default()
-    }
-
-    /// What was [taken](Self::take).
-    pub(crate) fn put_back(&mut self, group: IpAddr, taken: Vec<u32>) {
-        if let Some(members) = self.members.get_mut(&group) {
-            *members = taken;
-        }
+        self.members.get(&group).map(Vec::as_slice).unwrap_or_default()
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`file`] | pcap and pcapng files |
+//! | [`mod@file`] | pcap and pcapng files |
 //! | `link` | from a packet of the file to a RoCEv2 frame |
 //! | `explainer` | from frames to directions, and from two directions to a connection |
 //! | `requests`, `responses` | what is known of the two halves of a direction |

@@ -193,7 +193,7 @@ fn reads_use_the_numbers_of_their_responses() {
         headers.reth = Some(Reth { va: 0x1000, rkey: RKey(7), dma_len });
         headers
     };
-    // Nobody knows the path MTU yet: the second READ shows how many packets the first one has.
+    // The path MTU is not known yet: the second READ shows how many packets the first one has.
     story.packet(A, read(0, 4096), 0);
     story.packet(A, read(4, 4096), 0);
     for (opcode, place) in [

@@ -170,7 +170,7 @@ fn the_shape_of_json_is_this() {
             &["mr"],
             "/0",
             "access:array client:number command:string iova:number key:number length:number \
-             memory:string mr:number pd:number pid:number",
+             memory:string mr:number pd:number pid:number windows:number",
         ),
         (
             &["cq"],
@@ -212,9 +212,9 @@ fn tables_show_names_in_hexadecimal_and_processes() {
         ),
         (
             "mr",
-            "MR KEY ADDRESS LENGTH ACCESS MEMORY PD PID COMMAND",
+            "MR KEY ADDRESS LENGTH ACCESS MEMORY WINDOWS PD PID COMMAND",
             format!(
-                "0 0x{key:08x} 0x{address:012x} 4096 local_write,remote_read process 0 {pid} {comm}"
+                "0 0x{key:08x} 0x{address:012x} 4096 local_write,remote_read process 0 0 {pid} {comm}"
             ),
         ),
         (

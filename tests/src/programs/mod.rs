@@ -64,8 +64,10 @@ pub struct Transcript {
 /// How long either end may run, unless a dialogue says otherwise. Only a hang takes so long, or a
 /// machine whose other work leaves a program that spins on memory one message per time slice.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long a server takes until the RDMA CM knows it, with other work on the machine.
+/// How long a server takes until the RDMA CM knows it.
 const CM_LISTENS: Duration = Duration::from_secs(1);
+/// How long it may take, with other work on the machine, while clients are refused.
+const CM_PATIENCE: Duration = Duration::from_secs(15);
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
 
@@ -124,8 +126,21 @@ impl Dialogue {
         let port = next_port();
         let mut serving = self.serve(server, port)?;
         let args = self.client_line(client, server, port);
-        let calling = client.start(&self.program, &args, self.limit)?;
-        let asked = match self.attend(calling, &mut *serving) {
+        let deadline = Instant::now() + CM_PATIENCE;
+        let asked = loop {
+            let calling = client.start(&self.program, &args, self.limit)?;
+            let asked = self.attend(calling, &mut *serving);
+            let too_early = |asked: &Output| {
+                let said = [&asked.stdout, &asked.stderr];
+                !asked.success() && said.iter().any(|text| text.contains("REJECTED"))
+            };
+            let again = self.listens_by_cm() && Instant::now() < deadline;
+            if !(again && asked.as_ref().is_ok_and(too_early)) {
+                break asked;
+            }
+            std::thread::sleep(CM_LISTENS);
+        };
+        let asked = match asked {
             Ok(asked) if asked.success() => asked,
             Ok(asked) => bail!("{self}\nclient: {asked}\nserver: {}", serving.said()),
             Err(error) => {

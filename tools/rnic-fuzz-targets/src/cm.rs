@@ -2,8 +2,8 @@
 //! anything.
 //!
 //! Whatever they do: no panic, no more identifiers than there may be, a bounded number of answers
-//! to each message, no queue pair with two connections, and nothing left once all have let go and time
-//! has passed.
+//! to each message, no queue pair with two connections, and nothing left once all have let go and
+//! time has passed.
 
 use crate::script::Script;
 use rnic_core::cm::{Cm, Connect, Offer, Owner, PrivateData, Route};

@@ -118,7 +118,7 @@ pub enum CmRequest {
         /// Handle.
         channel: u32,
     },
-    /// Sends an event to the channel of the identifier, so that a program waits for it as for others.
+    /// Sends an event to the channel of the identifier: a program waits for it as for others.
     Post {
         /// Identifier.
         id: u32,

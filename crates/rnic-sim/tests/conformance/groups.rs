@@ -203,7 +203,7 @@ fn a_member_is_in_use_and_goes_with_its_client() {
     let now = d.world.now();
     let gone = Command::RemoveClient { client: ClientId(1) };
     d.world.host(0).engine.execute(now, gone).unwrap();
-    // Whoever has its place now is no member.
+    // A queue pair that has its place now is no member.
     tell(&mut d, 1, b"x");
     assert_eq!(drops(&mut d), [DropReason::NoMember]);
 }

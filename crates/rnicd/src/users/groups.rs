@@ -1,8 +1,8 @@
 //! The multicast groups of an engine process.
 //!
 //! With sockets of its own it gets one for each group, and the kernel makes the copies; the daemon
-//! keeps a copy of the socket to end its membership. Without, the daemon's engine hands copies over.
-//! A process joins each group once, and no more than an engine may have.
+//! keeps a copy of the socket to end its membership. Without, the daemon's engine hands copies
+//! over. A process joins each group once, and no more than an engine may have.
 
 use super::Users;
 use super::engine::EngineProcess;
