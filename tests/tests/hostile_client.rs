@@ -10,8 +10,9 @@
 //! the same length that begin when the load is steady, and the median of the rounds counts;
 //! [`share_left`] says when the machine's other work disturbs too much. CPU 1 is never idle, even
 //! while the attacker waits: two CPUs may be one core. Nor may the tenant ever stand still for
-//! longer than [`PAUSE`], unless it does beside the programs that spin, too. A pause that foreign programs on the tenant's
-//! CPU may explain says nothing: the measurement is repeated. It does not pass.
+//! longer than [`PAUSE`], unless it does beside the programs that spin, too. A pause that foreign
+//! programs on the tenant's CPU may explain says nothing: the measurement is repeated. It does not
+//! pass.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.

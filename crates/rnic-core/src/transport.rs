@@ -61,7 +61,8 @@ const UD: TransportRules = TransportRules {
 };
 const XRC: TransportRules = TransportRules { is_offered: false, transport: Transport::Xrc, ..RC };
 
-/// Work requests that take a transport with access to memory of the peer: bit n for `ibv_wr_opcode` n.
+/// Work requests that take a transport with access to memory of the peer: bit n for
+/// `ibv_wr_opcode` n.
 const WRITES: u16 = 1 << WrOpcode::Write as u16
     | 1 << WrOpcode::WriteImm as u16
     | 1 << WrOpcode::BindMw as u16
