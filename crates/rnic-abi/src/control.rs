@@ -199,8 +199,14 @@ pub enum Request {
         /// Handle.
         srq: u32,
     },
-    /// Answer: [`Reply::Handle`].
-    OpenXrcd,
+    /// Answer: [`Reply::Handle`]. With one descriptor: the file that stands for the domain, which
+    /// all clients of a user that send this file share. Without: a domain of this client alone.
+    OpenXrcd {
+        /// Make it when no domain has the file.
+        create: bool,
+        /// It must be new.
+        exclusive: bool,
+    },
     /// Answer: [`Reply::Done`].
     CloseXrcd {
         /// Handle.
@@ -208,6 +214,13 @@ pub enum Request {
     },
     /// Answer: [`Reply::Qp`].
     CreateQp(CreateQp),
+    /// A further reference to an XRC target. Answer: [`Reply::Qp`].
+    OpenQp {
+        /// Its XRC domain.
+        xrcd: u32,
+        /// Its number.
+        qpn: u32,
+    },
     /// Answer: [`Reply::QpState`].
     ModifyQp {
         /// Handle.
@@ -300,17 +313,17 @@ pub enum Inspect {
 /// Arguments of [`Request::CreateQp`].
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CreateQp {
-    /// Protection domain.
+    /// Protection domain (of no account for XRC targets).
     pub pd: u32,
     /// Transport.
     pub qp_type: QpType,
     /// Completion queue of the send queue (absent for XRC targets).
     pub send_cq: Option<u32>,
-    /// Completion queue of the receive queue.
+    /// Completion queue of the receive queue (absent for XRC).
     pub recv_cq: Option<u32>,
     /// Shared receive queue.
     pub srq: Option<u32>,
-    /// XRC domain.
+    /// Domain of an XRC target.
     pub xrcd: Option<u32>,
     /// What is wanted.
     pub caps: QpCaps,

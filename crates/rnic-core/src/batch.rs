@@ -43,6 +43,8 @@ pub(crate) struct Piece {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delivery {
     pub(crate) slot: u32,
+    /// Where it goes: each message of XRC may have another one.
+    pub(crate) cq: u32,
     /// PSN of the packet that ends the message.
     pub(crate) psn: Psn,
     /// MSN before the packet.
@@ -147,8 +149,8 @@ impl Batch {
 
     /// Queues the completion of the message that ends with packet `psn`; `msn` is the one before.
     #[inline]
-    pub(crate) fn deliver(&mut self, slot: u32, (psn, msn): (Psn, Msn), cqe: Cqe) {
-        self.deliveries.push(Delivery { slot, psn, msn, after: self.pieces.len(), cqe });
+    pub(crate) fn deliver(&mut self, slot: u32, cq: u32, (psn, msn): (Psn, Msn), cqe: Cqe) {
+        self.deliveries.push(Delivery { slot, cq, psn, msn, after: self.pieces.len(), cqe });
     }
 
     /// Keeps the bytes in front of a datagram's payload until they are placed.

@@ -172,17 +172,8 @@ pub enum ClientCommand {
         /// Handle.
         cq: u32,
     },
-    /// Outcome: [`Outcome::Handle`].
-    CreateSrq {
-        /// Protection domain of its receives.
-        pd: u32,
-        /// Ring and record.
-        queue: EngineQueue,
-        /// WQEs granted.
-        max_wr: u32,
-        /// SGEs granted.
-        max_sge: u32,
-    },
+    /// Outcome: [`Outcome::NewSrq`].
+    CreateSrq(NewSrq),
     /// Arms the limit event, or, with 0, disarms it. Outcome: [`Outcome::Done`].
     SetSrqLimit {
         /// Handle.
@@ -195,10 +186,17 @@ pub enum ClientCommand {
         /// Handle.
         srq: u32,
     },
-    /// Outcome: [`Outcome::Done`]; EBUSY while QPs use it.
+    /// Outcome: [`Outcome::Done`]; EBUSY while QPs use it. One of an XRC domain always goes.
     DestroySrq {
         /// Handle.
         srq: u32,
+    },
+    /// Makes or joins an XRC domain. Outcome: [`Outcome::Handle`].
+    OpenXrcd(XrcOpen),
+    /// Leaves an XRC domain. Outcome: [`Outcome::Done`]; EBUSY while the client has objects there.
+    CloseXrcd {
+        /// Handle.
+        xrcd: u32,
     },
     /// Outcome: [`Outcome::Handle`].
     CreateAh {
@@ -214,6 +212,19 @@ pub enum ClientCommand {
     },
     /// Outcome: [`Outcome::Qp`].
     CreateQp(Box<NewQp>),
+    /// Makes an XRC target, which belongs to its domain. Outcome: [`Outcome::Qp`], whose handle is
+    /// the first reference to it.
+    CreateTarget {
+        /// Domain.
+        xrcd: u32,
+    },
+    /// A further reference to an XRC target. Outcome: [`Outcome::Qp`].
+    OpenQp {
+        /// Its domain.
+        xrcd: u32,
+        /// Its number.
+        qpn: u32,
+    },
     /// Outcome: [`Outcome::QpState`].
     ModifyQp {
         /// Handle.
@@ -230,7 +241,8 @@ pub enum ClientCommand {
         /// Handle.
         qp: u32,
     },
-    /// Outcome: [`Outcome::QpGone`]; EBUSY while it is attached to a group.
+    /// Outcome: [`Outcome::QpGone`]; EBUSY while it is attached to a group. An XRC target goes with the
+    /// last reference to it.
     DestroyQp {
         /// Handle.
         qp: u32,
@@ -302,6 +314,55 @@ pub enum NewReceives {
     Own(EngineQueue),
     /// The shared receive queue with this handle.
     Shared(u32),
+    /// It has none: an XRC initiator.
+    None,
+}
+
+/// A shared receive queue to make.
+#[derive(Debug)]
+pub struct NewSrq {
+    /// Protection domain of its receives.
+    pub pd: u32,
+    /// Ring and record.
+    pub queue: EngineQueue,
+    /// WQEs granted.
+    pub max_wr: u32,
+    /// SGEs granted.
+    pub max_sge: u32,
+    /// What one of an XRC domain has besides.
+    pub xrc: Option<NewXrcSrq>,
+}
+
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewXrcSrq {
+    /// Domain.
+    pub xrcd: u32,
+    /// Where its receives complete.
+    pub cq: u32,
+}
+
+/// A file that stands for an XRC domain: whichever clients of a user can open it share the domain.
+/// The control plane learns it from a descriptor, and keeps that open as long as the domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XrcFile {
+    /// User of the client.
+    pub user: u32,
+    /// Device of the file.
+    pub device: u64,
+    /// Inode of the file.
+    pub inode: u64,
+}
+
+/// How to open an XRC domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XrcOpen {
+    /// The file that stands for it; none: a new domain that only this client has.
+    pub file: Option<XrcFile>,
+    /// Make it when there is none. Otherwise EAGAIN.
+    pub create: bool,
+    /// It must be new. Otherwise EINVAL.
+    pub exclusive: bool,
 }
 
 /// What came of a command.
@@ -311,6 +372,13 @@ pub enum Outcome {
     Done,
     /// New object.
     Handle(u32),
+    /// New shared receive queue.
+    NewSrq {
+        /// Handle.
+        srq: u32,
+        /// Number in packets of XRC; 0 when it is not of an XRC domain.
+        srqn: u32,
+    },
     /// New memory region.
     Mr {
         /// Handle.
@@ -387,6 +455,8 @@ pub enum Errno {
     Perm,
     /// ENOENT 2.
     NoEntry,
+    /// EAGAIN 11.
+    Again,
     /// ENOMEM 12.
     NoMem,
     /// EFAULT 14.
@@ -407,6 +477,7 @@ impl Errno {
         match self {
             Self::Perm => 1,
             Self::NoEntry => 2,
+            Self::Again => 11,
             Self::NoMem => 12,
             Self::Fault => 14,
             Self::Busy => 16,

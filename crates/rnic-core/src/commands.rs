@@ -3,41 +3,39 @@
 use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
 use crate::command::{
-    ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp, NewReceives,
-    Outcome, Path, PortState, no_such,
+    ClientCommand, ClientId, Command, CommandError, Errno, NewQp, NewReceives, NewSrq, Outcome,
+    Path, PortState, no_such,
 };
 use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::modify_qp::{self, AttrLimits};
 use crate::mr::{MrKeys, NewMr};
-use crate::qp::{Qp, QpIdentity};
-use crate::qpn::QpnParts;
+use crate::qp::Qp;
 use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Pd};
-use crate::slab::{SLOT_BITS, Slab};
+use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::time::Instant;
-use crate::transport::TransportRules;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::RecordIndex;
-use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr};
-use roce_wire::{Gid, Qpn};
+use rnic_abi::verbs::{AsyncEventType, AttrMask, QpAttr, QpType};
+use roce_wire::Gid;
 use std::net::IpAddr;
 
 mod memory;
 
-type CommandResult = Result<Outcome, CommandError>;
+pub(crate) type CommandResult = Result<Outcome, CommandError>;
 
-fn refuse(errno: Errno, reason: &'static str) -> CommandError {
+pub(crate) fn refuse(errno: Errno, reason: &'static str) -> CommandError {
     CommandError { errno, reason }
 }
 
-fn invalid(reason: &'static str) -> CommandError {
+pub(crate) fn invalid(reason: &'static str) -> CommandError {
     refuse(Errno::Invalid, reason)
 }
 
-const NO_CLIENT: CommandError =
+pub(crate) const NO_CLIENT: CommandError =
     CommandError { errno: Errno::Invalid, reason: "the device context is gone" };
 const NO_PD: CommandError = no_such("no such protection domain");
 const NO_CQ: CommandError = no_such("no such completion queue");
@@ -106,9 +104,11 @@ impl Engine {
             }
             ClientCommand::QueryQp { qp } => Ok(state_of(self.owned_qp(client, qp)?)),
             ClientCommand::DestroyQp { qp } => self.destroy_qp(now, client, qp),
-            ClientCommand::CreateSrq { pd, queue, max_wr, max_sge } => {
-                self.create_srq(client, pd, queue, (max_wr, max_sge))
-            }
+            ClientCommand::CreateTarget { xrcd } => self.create_target(client, xrcd),
+            ClientCommand::OpenQp { xrcd, qpn } => self.open_qp(client, xrcd, qpn),
+            ClientCommand::OpenXrcd(how) => self.open_xrcd(client, how),
+            ClientCommand::CloseXrcd { xrcd } => self.close_xrcd(client, xrcd),
+            ClientCommand::CreateSrq(new) => self.create_srq(client, new),
             ClientCommand::SetSrqLimit { srq, limit } => self.set_srq_limit(client, srq, limit),
             ClientCommand::QuerySrq { srq } => self.query_srq(client, srq),
             ClientCommand::DestroySrq { srq } => self.destroy_srq(client, srq),
@@ -123,12 +123,16 @@ impl Engine {
     fn remove_client(&mut self, now: Instant, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         self.shared.mrs.remove_client(client);
-        for qp in handles(&self.qps, |qp: &Qp| qp.client_id == client) {
-            let _ = self.remove_qp(now, qp);
+        for qp in handles(&self.qps, |qp: &Qp| is_of(qp, client)) {
+            self.remove_qp(now, qp);
+        }
+        for reference in self.shared.xrc.references_of(client) {
+            let _ = self.close_reference(now, reference);
         }
         for srq in handles(&self.shared.srqs, |srq: &Srq| srq.client == client) {
-            self.shared.srqs.remove(srq);
+            let _ = self.destroy_srq(client, srq);
         }
+        self.shared.xrc.remove_client(client);
         for ah in handles(&self.shared.ahs, |ah: &AddressHandle| ah.client == client) {
             self.shared.ahs.remove(ah);
         }
@@ -208,42 +212,45 @@ impl Engine {
     }
 
     fn create_qp(&mut self, client: ClientId, new: NewQp) -> CommandResult {
-        let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
-        // Rule: QpTypes
-        if !TransportRules::of(new.qp_type).is_offered {
-            return Err(refuse(Errno::NotSupported, "XRC queue pairs are not supported"));
-        }
         self.owned_pd(client, new.pd)?;
         self.owned_cq(client, new.send_cq)?;
         self.owned_cq(client, new.recv_cq)?;
         let own_rq = match &new.rq {
             NewReceives::Own(rq) => Some(rq.record),
             NewReceives::Shared(srq) => {
-                self.owned_srq(client, *srq)?;
+                let is_of_domain = self.owned_srq(client, *srq)?.xrc.is_some();
+                // Rule: XrcSrqForNamesOnly
+                if is_of_domain {
+                    return Err(invalid("only messages of XRC use a queue of an XRC domain"));
+                }
                 None
             }
+            NewReceives::None => None,
         };
+        // Rule: QpTypes
+        let fits = match new.qp_type {
+            QpType::XrcSend => matches!(new.rq, NewReceives::None),
+            QpType::XrcRecv => false,
+            QpType::Rc | QpType::Uc | QpType::Ud => !matches!(new.rq, NewReceives::None),
+        };
+        if !fits {
+            return Err(invalid("a queue pair of this type is not made like this"));
+        }
+        let identity = self.next_identity(client)?;
+        let client_slot = identity.client_slot;
         let records = [Some(new.sq.record), own_rq];
         let unbound = |record: &RecordIndex| self.shared.clients.is_unbound(client_slot, *record);
         if records[0] == records[1] || !records.iter().flatten().all(unbound) {
             return Err(invalid("the doorbell record is in use"));
         }
-        let full = refuse(Errno::NoMem, "the device has no free queue pair");
-        let handle = self.qps.next_handle().ok_or(full)?;
-        let slot = handle & ((1 << SLOT_BITS) - 1);
-        let qpn = self.free_qpn(slot, handle >> SLOT_BITS).ok_or(full)?;
         let (pd, send_cq, recv_cq) = (new.pd, new.send_cq, new.recv_cq);
-        let identity = QpIdentity { handle, slot, qpn, client_id: client, client_slot };
         let qp = Qp::new(identity, new, &self.shared.srqs).ok_or(NO_SRQ)?;
         let shared_receives = qp.receive_source.shared();
-        self.qps.insert(qp).map_err(|_| full)?;
+        self.add_qp(qp)?;
         if let Some(srq) = shared_receives.and_then(|srq| self.shared.srqs.get_mut(srq)) {
             srq.users += 1;
         }
-        // Room for every QP once, so that the data path never grows these lists.
-        self.shared.active.add(client_slot);
-        let qps = self.qps.len();
-        self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);
+        let slot = identity.slot;
         let owners = [RecordOwner::Sq(slot), RecordOwner::Rq(slot)];
         for (record, owner) in records.into_iter().zip(owners) {
             let Some(record) = record else { continue };
@@ -252,29 +259,32 @@ impl Engine {
         self.owned_pd(client, pd)?.users += 1;
         self.owned_cq(client, send_cq)?.users += 1;
         self.owned_cq(client, recv_cq)?.users += 1;
-        Ok(Outcome::Qp { qp: handle, qpn: qpn.value() })
+        Ok(Outcome::Qp { qp: identity.handle, qpn: identity.qpn.value() })
     }
 
-    fn create_srq(
-        &mut self,
-        client: ClientId,
-        pd: u32,
-        queue: EngineQueue,
-        (max_wr, max_sge): (u32, u32),
-    ) -> CommandResult {
+    fn create_srq(&mut self, client: ClientId, new: NewSrq) -> CommandResult {
         let client_slot = self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
-        self.owned_pd(client, pd)?;
-        let record = queue.record;
+        self.owned_pd(client, new.pd)?;
+        if let Some(xrc) = new.xrc {
+            self.owned_cq(client, xrc.cq)?;
+        }
+        let record = new.queue.record;
         if !self.shared.clients.is_unbound(client_slot, record) {
             return Err(invalid("the doorbell record is in use"));
         }
-        let queue = RecvQueue::new(queue);
-        let srq = Srq { client, client_slot, pd, queue, max_wr, max_sge, limit: 0, users: 0 };
-        let full = |_| refuse(Errno::NoMem, "the device has no free shared receive queue");
-        let handle = self.shared.srqs.insert(srq).map_err(full)?;
+        let full = refuse(Errno::NoMem, "the device has no free shared receive queue");
+        let next = self.shared.srqs.next_handle().ok_or(full)?;
+        let xrc = new.xrc.map(|xrc| self.shared.xrc.add_srq(client, xrc, next)).transpose()?;
+        let NewSrq { pd, max_wr, max_sge, .. } = new;
+        let queue = RecvQueue::new(new.queue);
+        let srq = Srq { client, client_slot, pd, queue, max_wr, max_sge, limit: 0, users: 0, xrc };
+        let handle = self.shared.srqs.insert(srq).map_err(|_| full)?;
         self.shared.clients.bind(client_slot, record, Some(RecordOwner::Srq));
         self.owned_pd(client, pd)?.users += 1;
-        Ok(Outcome::Handle(handle))
+        if let Some(xrc) = xrc {
+            self.owned_cq(client, xrc.cq)?.users += 1;
+        }
+        Ok(Outcome::NewSrq { srq: handle, srqn: xrc.map_or(0, |xrc| xrc.number) })
     }
 
     fn owned_srq(&mut self, client: ClientId, srq: u32) -> Result<&mut Srq, CommandError> {
@@ -309,6 +319,9 @@ impl Engine {
         self.shared.clients.bind(gone.client_slot, gone.queue.record, None);
         if let Some(pd) = self.shared.pds.get_mut(gone.pd) {
             pd.users -= 1;
+        }
+        if let Some(xrc) = &gone.xrc {
+            self.forget_xrc_srq(xrc);
         }
         Ok(Outcome::Done)
     }
@@ -358,15 +371,12 @@ impl Engine {
         Ok(Outcome::Done)
     }
 
-    /// The number of the QP in `slot`; a few numbers are reserved, then the next generation's.
-    fn free_qpn(&self, slot: u32, generation: u32) -> Option<Qpn> {
-        (0..3).find_map(|skip| self.codec.encode(QpnParts { slot, generation: generation + skip }))
-    }
-
     fn owned_qp(&mut self, client: ClientId, qp: u32) -> Result<&mut Qp, CommandError> {
-        // Rule: OwnQps
-        let mine = |qp: &&mut Qp| qp.client_id == client;
-        self.qps.get_mut(qp).filter(mine).ok_or(NO_QP)
+        match self.shared.xrc.target_of(client, qp) {
+            Some(target) => self.qps.get_mut(target?).ok_or(NO_QP),
+            // Rule: OwnQps
+            None => self.qps.get_mut(qp).filter(|qp| is_of(qp, client)).ok_or(NO_QP),
+        }
     }
 
     fn modify_qp(
@@ -392,6 +402,7 @@ impl Engine {
             return Err(refuse(Errno::HostUnreachable, "the destination has no route"));
         }
         let attr = modify_qp::modify(qp.qp_type, &qp.attr, mask, new, &limits)?;
+        let handle = qp.handle;
         let Some(qp) = self.qps.get_mut(handle) else { return Err(NO_QP) };
         let mut ctx = Ctx { now, shared: &mut self.shared, tap: &mut () };
         qp.apply(&mut ctx, attr, path.filter(|_| mask.contains(AttrMask::AV)));
@@ -399,15 +410,21 @@ impl Engine {
     }
 
     fn destroy_qp(&mut self, now: Instant, client: ClientId, handle: u32) -> CommandResult {
+        let qp = self.owned_qp(client, handle)?;
+        if qp.target.is_some() {
+            return self.close_reference(now, handle);
+        }
+        let async_events = qp.async_events;
         // Rule: AttachedInUse
-        if self.owned_qp(client, handle)?.groups > 0 {
+        if qp.groups > 0 {
             return Err(refuse(Errno::Busy, "the queue pair is attached to a multicast group"));
         }
-        self.remove_qp(now, handle)
+        self.remove_qp(now, handle);
+        Ok(Outcome::QpGone { async_events })
     }
 
-    fn remove_qp(&mut self, now: Instant, handle: u32) -> CommandResult {
-        let mut qp = self.qps.remove(handle).ok_or(NO_QP)?;
+    pub(crate) fn remove_qp(&mut self, now: Instant, handle: u32) {
+        let Some(mut qp) = self.qps.remove(handle) else { return };
         if qp.groups > 0 {
             // Rule: GoneFromGroups
             self.shared.groups.forget(qp.slot);
@@ -423,6 +440,10 @@ impl Engine {
         for record in qp.records() {
             self.shared.clients.bind(qp.client_slot, record, None);
         }
+        // Those of a target are a shared receive queue's, which counts there itself.
+        if qp.target.is_some() {
+            return;
+        }
         if let Some(pd) = self.shared.pds.get_mut(qp.pd) {
             pd.users -= 1;
         }
@@ -431,7 +452,6 @@ impl Engine {
                 cq.users -= 1;
             }
         }
-        Ok(Outcome::QpGone { async_events: qp.async_events })
     }
 }
 
@@ -446,6 +466,11 @@ fn group_of(gid: Gid) -> Result<IpAddr, CommandError> {
 
 fn mr_outcome(keys: MrKeys) -> Outcome {
     Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey }
+}
+
+/// It was made for this client. An XRC target belongs to a domain.
+fn is_of(qp: &Qp, client: ClientId) -> bool {
+    qp.client_id == client && qp.target.is_none()
 }
 
 fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> {

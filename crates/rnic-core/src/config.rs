@@ -82,7 +82,7 @@ pub fn default_limits() -> DeviceLimits {
         max_srq: 65_536,
         max_inline: MAX_INLINE as u32,
         max_dm_size: 64 << 20,
-        qp_types: transport::offered().fold(0, |bits, qp_type| bits | 1 << qp_type.number()),
+        qp_types: transport::TYPES.iter().fold(0, |bits, qp_type| bits | 1 << qp_type.number()),
         send_opcodes: SEND_OPCODES.iter().fold(0, |bits, opcode| bits | 1 << opcode.number()),
         atomics: true,
     }

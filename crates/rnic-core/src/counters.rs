@@ -166,6 +166,7 @@ impl Counters {
             NakReason::OpcodeSequence
             | NakReason::NotAllowed
             | NakReason::Resources
+            | NakReason::NoSrq
             | NakReason::Length
             | NakReason::Alignment => &mut self.resp_remote_invalid_request,
             NakReason::ReceiveTooShort => &mut self.resp_local_length_error,

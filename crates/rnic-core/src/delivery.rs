@@ -57,7 +57,7 @@ fn deliver<T: Tap>(
     // The slot is free before the completion is visible: a program that polls it may post at once.
     qp.receive_source.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
-    let fits = ctx.complete(qp.recv_cq, &cqe);
+    let fits = ctx.complete(delivery.cq, &cqe);
     if !fits && status == WcStatus::Success {
         qp.completion_lost(ctx, delivery);
     }

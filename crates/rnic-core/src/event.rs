@@ -102,6 +102,8 @@ pub enum NakReason {
     NotAllowed,
     /// More READs and atomics than `max_dest_rd_atomic`.
     Resources,
+    /// XRC: the domain has no such shared receive queue, or the message began with another one.
+    NoSrq,
     /// Payload, DMA length or pad is wrong.
     Length,
     /// The message is longer than the receive buffers.

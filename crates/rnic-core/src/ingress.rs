@@ -273,7 +273,14 @@ impl<T: Tap> Target<'_, '_, T> {
         let verdict = if !info.is_request {
             qp.handle_response(&mut self.ctx, &packet)
         } else if qp.rules.is_connected {
-            qp.handle_request(&mut self.ctx, &packet)
+            let named = match qp.rules.names_srq {
+                true => qp.follow_name(&mut self.ctx, &packet),
+                false => Ok(()),
+            };
+            match named {
+                Ok(()) => qp.handle_request(&mut self.ctx, &packet),
+                Err(verdict) => verdict,
+            }
         } else {
             qp.handle_datagram(&mut self.ctx, &packet, &arrival.grh_area())
         };

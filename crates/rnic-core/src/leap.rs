@@ -15,7 +15,8 @@ impl Engine {
     /// peer.
     pub fn is_at_rest(&self, qp: u32) -> bool {
         self.qps.get(qp).is_some_and(|qp| {
-            let posted = self.shared.clients.producer(qp.client_slot, qp.sq.record);
+            let clients = &self.shared.clients;
+            let posted = qp.sq.record.map_or(0, |at| clients.producer(qp.client_slot, at));
             qp.attr.state == QpState::Rts
                 && qp.sq.fetched() == posted
                 && qp.sq.retired == posted

@@ -14,8 +14,8 @@
 //! 4. Home again: `ingress`, `qp/requester/completer` (what it means), `cq` (the completion).
 //! 5. When things go wrong: `qp/requester/retry`, `qp/responder/replies` (duplicates), [`wheel`]
 //!    (timers).
-//! 6. The tables behind it: [`mr`], [`modify_qp`], [`qpn`], [`slab`]; vendor behaviour:
-//!    [`profile`]; and observation: [`event`], [`counters`].
+//! 6. The tables behind it: [`mr`], [`modify_qp`], [`qpn`], [`slab`]; domains of XRC: `xrc`; vendor
+//!    behaviour: [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
 mod active;
@@ -42,6 +42,7 @@ mod management;
 pub mod modify_qp;
 pub mod mr;
 mod outbox;
+mod permutation;
 pub mod ports;
 pub mod profile;
 mod qp;
@@ -54,10 +55,11 @@ mod srq;
 pub mod time;
 mod transport;
 pub mod wheel;
+mod xrc;
 
 pub use command::{
     ChannelId, ClientCommand, ClientId, Command, CommandError, EngineQueue, Errno, NewQp,
-    NewReceives, Outcome, OutgoingMad, Path, PortState,
+    NewReceives, NewSrq, NewXrcSrq, Outcome, OutgoingMad, Path, PortState, XrcFile, XrcOpen,
 };
 pub use config::EngineConfig;
 pub use counters::Counters;

@@ -134,6 +134,16 @@ fn sqe_to_rts(qp_type: QpType) -> Option<Allowed> {
     Some(Allowed { required: NONE, optional })
 }
 
+/// What an end of XRC has no use for, because only the other end does: programs give it to both, and
+/// Linux takes it.
+fn ignored(qp_type: QpType) -> AttrMask {
+    match qp_type {
+        QpType::XrcSend => AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER,
+        QpType::XrcRecv => AttrMask::MAX_QP_RD_ATOMIC | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY,
+        QpType::Rc | QpType::Uc | QpType::Ud => NONE,
+    }
+}
+
 /// The attributes after a modify, or why it is refused.
 ///
 /// `current.state` is the QP's state; on success the result's `state` is the new one. A modify
@@ -157,7 +167,8 @@ pub fn modify(
     // Rule: Transitions
     let allowed = allowed(qp_type, current.state, to)
         .ok_or(invalid("there is no such transition from the QP's state"))?;
-    let given = mask.difference(AttrMask::STATE);
+    // Rule: XrcOtherHalfIgnored
+    let given = mask.difference(AttrMask::STATE).difference(ignored(qp_type));
     // Rule: RequiredAttributes
     if !given.contains(allowed.required) {
         return Err(invalid("an attribute that this transition requires is missing"));
@@ -342,6 +353,21 @@ mod tests {
         assert!(step(QpState::Sqd, QpState::Rts, AttrMask::empty()).is_ok());
         assert!(step(QpState::Rts, QpState::Err, AttrMask::empty()).is_ok());
         assert!(step(QpState::Err, QpState::Reset, AttrMask::empty()).is_ok());
+    }
+
+    #[test]
+    fn the_ends_of_xrc_take_what_is_for_the_other_end_and_keep_nothing_of_it() {
+        for qp_type in [QpType::XrcSend, QpType::XrcRecv] {
+            let step = |from, to, mask| {
+                let new = QpAttr { min_rnr_timer: 5, rnr_retry: 5, ..wanted(to) };
+                modify(qp_type, &in_state(from), mask | AttrMask::STATE, &new, &LIMITS).unwrap()
+            };
+            let is_target = qp_type == QpType::XrcRecv;
+            let rtr = step(QpState::Init, QpState::Rtr, RC_RTR);
+            assert_eq!(rtr.min_rnr_timer == 5, is_target);
+            let rts = step(QpState::Rtr, QpState::Rts, RC_RTS);
+            assert_eq!(rts.rnr_retry == 5, !is_target);
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! `(slot 15 bits, generation 4 bits)`: a peer or another tenant cannot guess the numbers of
 //! others, a reused slot gets a new number, and no table is needed to find the QP of a packet.
 
-use crate::secret::{Purpose, Secret, low32};
+use crate::permutation::Permutation;
+use crate::secret::{Purpose, Secret};
 use roce_wire::Qpn;
 
 /// Slots that a QPN can name: the most QPs of one shard.
@@ -22,10 +23,7 @@ pub const MAX_SHARDS: u8 = 1 << SHARD_BITS;
 const _: () = assert!(SHARD_SHIFT == 16 + SHARD_IN_BYTE as u32);
 
 const LOW_BITS: u32 = 10;
-const LOW_MASK: u32 = (1 << LOW_BITS) - 1;
-const HIGH_MASK: u32 = (1 << (SHARD_SHIFT - LOW_BITS)) - 1;
-/// Pairs of rounds.
-const ROUNDS: usize = 3;
+const HIGH_BITS: u32 = SHARD_SHIFT - LOW_BITS;
 
 /// The shard whose QP has this number.
 #[inline]
@@ -48,19 +46,14 @@ pub struct QpnParts {
 #[derive(Clone, Copy, Debug)]
 pub struct QpnCodec {
     shard: u8,
-    keys: [[u32; 2]; ROUNDS],
+    permutation: Permutation<HIGH_BITS, LOW_BITS>,
 }
 
 impl QpnCodec {
     /// Derives the permutation of a shard from its secret.
     pub fn new(secret: Secret, shard: u8) -> Self {
-        let mut nth = 0;
-        let mut key = || {
-            nth += 1;
-            low32(secret.draw(Purpose::QpNumbers, nth))
-        };
-        let keys = [(); ROUNDS].map(|()| [key(), key()]);
-        Self { shard: shard & (MAX_SHARDS - 1), keys }
+        let permutation = Permutation::new(secret, Purpose::QpNumbers);
+        Self { shard: shard & (MAX_SHARDS - 1), permutation }
     }
 
     /// The QPN of these parts, or `None` when it would be one of the reserved numbers
@@ -68,12 +61,7 @@ impl QpnCodec {
     pub fn encode(&self, parts: QpnParts) -> Option<Qpn> {
         let plain = (parts.generation & ((1 << GENERATION_BITS) - 1)) << SLOT_BITS
             | (parts.slot & ((1 << SLOT_BITS) - 1));
-        let (mut high, mut low) = (plain >> LOW_BITS, plain & LOW_MASK);
-        for [first, second] in self.keys {
-            high ^= round(low, first) & HIGH_MASK;
-            low ^= round(high, second) & LOW_MASK;
-        }
-        let number = u32::from(self.shard) << SHARD_SHIFT | high << LOW_BITS | low;
+        let number = u32::from(self.shard) << SHARD_SHIFT | self.permutation.apply(plain);
         (number > 1 && number != 0x00ff_ffff).then(|| Qpn::new(number))
     }
 
@@ -81,21 +69,9 @@ impl QpnCodec {
     /// that of the QP it finds.
     #[inline]
     pub fn decode(&self, qpn: Qpn) -> QpnParts {
-        let number = qpn.value();
-        let (mut high, mut low) = (number >> LOW_BITS & HIGH_MASK, number & LOW_MASK);
-        for [first, second] in self.keys.iter().rev() {
-            low ^= round(high, *second) & LOW_MASK;
-            high ^= round(low, *first) & HIGH_MASK;
-        }
-        let plain = high << LOW_BITS | low;
+        let plain = self.permutation.undo(qpn.value());
         QpnParts { slot: plain & ((1 << SLOT_BITS) - 1), generation: plain >> SLOT_BITS }
     }
-}
-
-#[inline]
-fn round(part: u32, key: u32) -> u32 {
-    let x = (part ^ key).wrapping_mul(0x9e37_79b1);
-    (x >> 15) ^ x.wrapping_mul(0x85eb_ca6b) >> 20 ^ key >> 20
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub(crate) enum Purpose {
     QpNumbers,
     MemoryKeys,
     Connections,
+    SrqNumbers,
 }
 
 impl Secret {

@@ -17,6 +17,7 @@ use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::time::Instant;
 use crate::wheel::Wheel;
+use crate::xrc::{MAX_SRQS, Xrc};
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AsyncEventType, WcStatus};
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
+    pub(crate) xrc: Xrc,
     pub(crate) ahs: Slab<AddressHandle>,
     pub(crate) groups: Groups,
     pub(crate) wheel: Wheel,
@@ -71,7 +73,8 @@ impl Shared {
                 config.secret,
             ),
             cqs: Slab::new(config.limits.max_cq as usize),
-            srqs: Slab::new(config.limits.max_srq as usize),
+            srqs: Slab::new((config.limits.max_srq as usize).min(MAX_SRQS)),
+            xrc: Xrc::new(&config),
             ahs: Slab::new(config.limits.max_ah as usize),
             groups: Groups::default(),
             wheel: Wheel::new(now),
@@ -93,12 +96,11 @@ impl Shared {
     pub(crate) fn take_receive(
         &mut self,
         handle: u32,
-        client: u32,
         sges: &mut Vec<Sge>,
     ) -> Result<Recv, NoRecv> {
         // One that queue pairs use is never removed.
         let Some(srq) = self.srqs.get_mut(handle) else { return Err(NoRecv::Empty) };
-        let taken = srq.take(&self.clients, client, sges);
+        let taken = srq.take(&self.clients, sges);
         self.look_at_limit(handle);
         taken
     }

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 /// Bits of a handle that name the slot.
 pub const SLOT_BITS: u32 = 20;
+/// A handle of no object, in tables that are not as large as handles allow.
+pub const NO_HANDLE: u32 = u32::MAX;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const GENERATION_MASK: u32 = u32::MAX >> SLOT_BITS;
 

@@ -17,21 +17,31 @@ pub(crate) struct Srq {
     pub(crate) max_sge: u32,
     /// The limit event is due once fewer WQEs are left; 0: it is not armed.
     pub(crate) limit: u32,
-    /// Queue pairs that take from it.
+    /// Queue pairs that take from it; messages of XRC may use it besides.
     pub(crate) users: u32,
+    /// What one of an XRC domain has besides.
+    pub(crate) xrc: Option<XrcSrq>,
+}
+
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct XrcSrq {
+    pub(crate) handle: u32,
+    /// Its number in packets.
+    pub(crate) number: u32,
+    pub(crate) domain: u32,
+    /// How its client opened the domain.
+    pub(crate) opening: u32,
+    /// Where its receives complete.
+    pub(crate) cq: u32,
 }
 
 impl Srq {
     /// Takes the next WQE. Its slot is free at once: all of it is copied, and which queue pair
     /// completes first is not known.
     #[inline]
-    pub(crate) fn take(
-        &mut self,
-        clients: &Clients,
-        client: u32,
-        sges: &mut Vec<Sge>,
-    ) -> Result<Recv, NoRecv> {
-        let taken = self.queue.take(clients, client, sges);
+    pub(crate) fn take(&mut self, clients: &Clients, sges: &mut Vec<Sge>) -> Result<Recv, NoRecv> {
+        let taken = self.queue.take(clients, self.client_slot, sges);
         if let Ok(Recv { index, .. }) | Err(NoRecv::Broken { index, .. }) = taken {
             // Rule: SrqSlotFreeWhenTaken
             self.queue.release(index);

@@ -9,8 +9,6 @@ use roce_wire::{Opcode, Transport};
 /// The rules of one type of queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransportRules {
-    /// The device creates such queue pairs.
-    pub(crate) is_offered: bool,
     /// The transport of its packets.
     pub(crate) transport: Transport,
     /// It has one peer, so a packet must come from that peer's address. Without one, a queue pair
@@ -22,6 +20,9 @@ pub(crate) struct TransportRules {
     reads: bool,
     /// The responder answers: the requester repeats what is lost, and is told what is refused.
     pub(crate) is_reliable: bool,
+    /// Its requests name the shared receive queue at the other end (XRC), so that one connection
+    /// serves all of a domain. It has no receives of its own.
+    pub(crate) names_srq: bool,
 }
 
 /// What a request is to the responder, by its PSN.
@@ -42,24 +43,24 @@ pub(crate) enum Sequence {
 }
 
 const RC: TransportRules = TransportRules {
-    is_offered: true,
     transport: Transport::Rc,
     is_connected: true,
     writes: true,
     reads: true,
     is_reliable: true,
+    names_srq: false,
 };
 const UC: TransportRules =
     TransportRules { transport: Transport::Uc, reads: false, is_reliable: false, ..RC };
 const UD: TransportRules = TransportRules {
-    is_offered: true,
     transport: Transport::Ud,
     is_connected: false,
     writes: false,
     reads: false,
     is_reliable: false,
+    names_srq: false,
 };
-const XRC: TransportRules = TransportRules { is_offered: false, transport: Transport::Xrc, ..RC };
+const XRC: TransportRules = TransportRules { transport: Transport::Xrc, names_srq: true, ..RC };
 
 /// Work requests that take a transport with access to memory of the peer: bit n for
 /// `ibv_wr_opcode` n.
@@ -74,12 +75,9 @@ const READS: u16 = 1 << WrOpcode::Read as u16
     | 1 << WrOpcode::Flush as u16
     | 1 << WrOpcode::AtomicWrite as u16;
 
-const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
-
-/// The types of queue pairs that the device creates.
-pub(crate) fn offered() -> impl Iterator<Item = QpType> {
-    TYPES.into_iter().filter(|qp_type| TransportRules::of(*qp_type).is_offered)
-}
+/// All types of queue pairs.
+pub(crate) const TYPES: [QpType; 5] =
+    [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
 
 impl TransportRules {
     /// The rules of `qp_type`.
@@ -202,10 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn only_datagrams_have_no_peer_and_xrc_is_not_offered() {
+    fn only_datagrams_have_no_peer() {
         for qp_type in TYPES {
             assert_eq!(TransportRules::of(qp_type).is_connected, qp_type != QpType::Ud);
         }
-        assert!(offered().eq([QpType::Rc, QpType::Uc, QpType::Ud]));
     }
 }

@@ -8,6 +8,7 @@ use crate::dma::SystemDma;
 use crate::report::{self, Object, Totals};
 use crate::wire::LinkCounters;
 use rnic_abi::control::Inspect;
+use rnic_abi::verbs::QpType;
 use rnic_core::mr::Region;
 use rnic_core::slab::{SLOT_BITS, Slab};
 use rnic_core::{CqView, Engine, QpView};
@@ -204,6 +205,16 @@ impl View {
     }
 }
 
+fn name_of(qp_type: QpType) -> &'static str {
+    match qp_type {
+        QpType::Rc => "RC",
+        QpType::Uc => "UC",
+        QpType::Ud => "UD",
+        QpType::XrcSend => "XRC_INI",
+        QpType::XrcRecv => "XRC_TGT",
+    }
+}
+
 fn qp(view: &QpView) -> report::Qp {
     let attr = &view.attr;
     // Set on the way to RTR.
@@ -212,7 +223,7 @@ fn qp(view: &QpView) -> report::Qp {
         qp: view.qp,
         qpn: view.qpn,
         client: view.client.0,
-        transport: format!("{:?}", view.qp_type).to_uppercase(),
+        transport: name_of(view.qp_type).to_owned(),
         state: format!("{:?}", attr.state).to_uppercase(),
         dest_qpn: peer.map(|attr| attr.dest_qpn),
         dgid: peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),

@@ -22,6 +22,7 @@ mod reply;
 mod service;
 mod session;
 mod turned_away;
+mod xrc;
 
 pub use accounts::Accounts;
 pub use door::Door;

@@ -49,6 +49,7 @@ impl Host {
         control.compare_add = wr.compare_add;
         control.swap = wr.swap;
         control.qkey = wr.lkey;
+        control.srqn = wr.srqn;
         if let Some(To { ah, qpn, qkey }) = wr.to {
             (control.ah, control.remote_qpn, control.qkey) = (ah, qpn, qkey);
         }
@@ -127,6 +128,10 @@ impl Host {
         let cqe = self.cqs[cq.0].ring.poll()?;
         self.polled += 1;
         let is_receive = cqe.flags.contains(CqeFlags::RECV);
+        if is_receive && let Some(srq) = self.srq_completing_to(cq, &cqe) {
+            self.complete_shared(srq, &cqe);
+            return Some(cqe);
+        }
         let owner = self.qps.iter().position(|app| {
             let expected = if is_receive { app.setup.recv_cq } else { app.setup.send_cq };
             // A shared receive that was in use is flushed when its queue pair is destroyed.

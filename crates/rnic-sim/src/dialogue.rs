@@ -11,7 +11,7 @@ use rnic_abi::wqe::Sge;
 use rnic_core::profile::Profile;
 use rnic_core::time::Instant;
 use roce_wire::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ImmDt, Reth};
-use roce_wire::{Flow, HeaderRepr, Msn, NakCode, Opcode, Psn, QKey, Qpn, RKey, Syndrome};
+use roce_wire::{Flow, HeaderRepr, Msn, NakCode, Opcode, Psn, QKey, Qpn, RKey, Syndrome, XrcEth};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -75,6 +75,9 @@ impl Say {
         }
         if info.has(roce_wire::HeaderSet::DETH) {
             headers.deth = Some(Deth::new(QKey(0), Qpn::new(PEER_QPN)));
+        }
+        if info.has(roce_wire::HeaderSet::XRCETH) {
+            headers.xrceth = Some(XrcEth::new(0));
         }
         if info.has(roce_wire::HeaderSet::AETH) {
             headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: zero_psn });
@@ -143,6 +146,13 @@ impl Say {
         if let Some(deth) = &mut self.headers.deth {
             deth.qkey = QKey(qkey);
         }
+        self
+    }
+
+    /// For this shared receive queue.
+    #[must_use]
+    pub fn srqn(mut self, srqn: u32) -> Self {
+        self.headers.xrceth = Some(XrcEth::new(srqn));
         self
     }
 

@@ -11,7 +11,7 @@ use crate::witness::Seen;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::cq::{CqConsumer, CqProducer, cq_words};
 use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells, RecordIndex};
-use rnic_abi::verbs::{AccessFlags, AsyncEventType};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType};
 use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{Sge, recv_stride, send_stride};
@@ -130,7 +130,7 @@ pub(crate) struct AppQueue {
 }
 
 /// The one application of a host.
-const CLIENT: ClientId = ClientId(1);
+pub(crate) const CLIENT: ClientId = ClientId(1);
 /// Its memory.
 pub const SPACE: SpaceId = SpaceId(1);
 /// Where all its completion events go.
@@ -345,11 +345,7 @@ impl Host {
     /// Those of the verb.
     pub fn try_create_qp(&mut self, setup: QpSetup) -> Result<QpId, CommandError> {
         let caps = setup.caps;
-        let name = format!("{} QP {}", self.ip, self.qps.len());
-        let send_slot = send_stride(caps.max_send_sge, caps.max_inline_data);
-        let (sq, engine_sq) = self.queue(format!("{name} send"), caps.max_send_wr, send_slot);
-        let recv_slot = recv_stride(caps.max_recv_sge);
-        let (rq, engine_rq) = self.queue(format!("{name} recv"), caps.max_recv_wr, recv_slot);
+        let ((sq, engine_sq), (rq, engine_rq)) = self.qp_queues(&setup);
         let outcome = self.command(ClientCommand::CreateQp(Box::new(NewQp {
             pd: setup.pd,
             qp_type: setup.qp_type,
@@ -359,6 +355,7 @@ impl Host {
             sq_sig_all: setup.sq_sig_all,
             sq: engine_sq,
             rq: match setup.srq {
+                _ if setup.qp_type == QpType::XrcSend => NewReceives::None,
                 Some(srq) => NewReceives::Shared(self.srq_handle(srq)),
                 None => NewReceives::Own(engine_rq),
             },
@@ -366,16 +363,33 @@ impl Host {
         let Outcome::Qp { qp: handle, qpn } = outcome else {
             panic!("CreateQp has the outcome {outcome:?}")
         };
-        self.qps.push(AppQp {
-            handle,
-            qpn,
-            setup,
-            sq,
-            rq,
-            receives: VecDeque::new(),
-            is_gone: false,
-        });
-        Ok(QpId(self.qps.len() - 1))
+        Ok(self.enter_qp(setup, (handle, qpn), (sq, rq)))
+    }
+
+    fn qp_queues(&mut self, setup: &QpSetup) -> ((AppQueue, EngineQueue), (AppQueue, EngineQueue)) {
+        let caps = setup.caps;
+        let name = format!("{} QP {}", self.ip, self.qps.len());
+        let send_slot = send_stride(caps.max_send_sge, caps.max_inline_data);
+        let sq = self.queue(format!("{name} send"), caps.max_send_wr, send_slot);
+        let recv_slot = recv_stride(caps.max_recv_sge);
+        (sq, self.queue(format!("{name} recv"), caps.max_recv_wr, recv_slot))
+    }
+
+    /// A queue pair without queues in the engine.
+    pub(crate) fn add_qp(&mut self, setup: QpSetup, names: (u32, u32)) -> QpId {
+        let ((sq, _), (rq, _)) = self.qp_queues(&setup);
+        self.enter_qp(setup, names, (sq, rq))
+    }
+
+    fn enter_qp(
+        &mut self,
+        setup: QpSetup,
+        (handle, qpn): (u32, u32),
+        (sq, rq): (AppQueue, AppQueue),
+    ) -> QpId {
+        let (receives, is_gone) = (VecDeque::new(), false);
+        self.qps.push(AppQp { handle, qpn, setup, sq, rq, receives, is_gone });
+        QpId(self.qps.len() - 1)
     }
 
     /// Creates a queue pair.

@@ -32,6 +32,7 @@ pub mod verbs;
 pub mod windows;
 pub mod witness;
 pub mod world;
+pub mod xrc;
 
 /// The examples of the README are tests.
 #[cfg(doctest)]

@@ -2,10 +2,10 @@
 //! pair takes it.
 
 use crate::host::{AppQueue, Host};
-use crate::verbs::PostError;
+use crate::verbs::{CqId, PostError};
 use rnic_abi::cqe::Cqe;
 use rnic_abi::wqe::{RecvControl, Sge, recv_stride};
-use rnic_core::command::{ClientCommand, CommandError, Outcome};
+use rnic_core::command::{ClientCommand, CommandError, NewSrq, NewXrcSrq, Outcome};
 use std::collections::BTreeMap;
 
 /// A shared receive queue of a host.
@@ -15,6 +15,9 @@ pub struct SrqId(pub usize);
 #[derive(Debug)]
 pub(crate) struct AppSrq {
     pub(crate) handle: u32,
+    /// XRC: its number in packets, and where it completes.
+    pub(crate) srqn: u32,
+    pub(crate) cq: Option<CqId>,
     queue: AppQueue,
     /// Receives that are posted and not polled, by index: `wr_id` and SGEs.
     posted: BTreeMap<u32, (u64, Vec<Sge>)>,
@@ -31,14 +34,23 @@ impl Host {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<SrqId, CommandError> {
+        self.new_srq(pd, (max_wr, max_sge), None)
+    }
+
+    pub(crate) fn new_srq(
+        &mut self,
+        pd: u32,
+        (max_wr, max_sge): (u32, u32),
+        xrc: Option<NewXrcSrq>,
+    ) -> Result<SrqId, CommandError> {
         let name = format!("{} SRQ {}", self.ip, self.srqs.len());
         let (queue, engine_queue) = self.queue(name, max_wr, recv_stride(max_sge));
-        let create = ClientCommand::CreateSrq { pd, queue: engine_queue, max_wr, max_sge };
-        let handle = match self.command(create)? {
-            Outcome::Handle(handle) => handle,
+        let new = NewSrq { pd, queue: engine_queue, max_wr, max_sge, xrc };
+        let (handle, srqn) = match self.command(ClientCommand::CreateSrq(new))? {
+            Outcome::NewSrq { srq, srqn } => (srq, srqn),
             other => panic!("CreateSrq has the outcome {other:?}"),
         };
-        self.srqs.push(AppSrq { handle, queue, posted: BTreeMap::new() });
+        self.srqs.push(AppSrq { handle, srqn, cq: None, queue, posted: BTreeMap::new() });
         Ok(SrqId(self.srqs.len() - 1))
     }
 
@@ -86,6 +98,12 @@ impl Host {
     /// Receives that are posted and not polled.
     pub fn srq_posted(&self, srq: SrqId) -> usize {
         self.srqs[srq.0].posted.len()
+    }
+
+    /// The shared receive queue of XRC that this is a completion of.
+    pub(crate) fn srq_completing_to(&self, cq: CqId, cqe: &Cqe) -> Option<SrqId> {
+        let is_of = |srq: &AppSrq| srq.cq == Some(cq) && srq.queue.record.value() == cqe.record;
+        self.srqs.iter().position(is_of).map(SrqId)
     }
 
     /// Judges the completion of a receive of this queue, and places what it carries.

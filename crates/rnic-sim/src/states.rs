@@ -87,7 +87,7 @@ impl Host {
             | AttrMask::PATH_MTU
             | AttrMask::DEST_QPN
             | AttrMask::RQ_PSN
-            | self.where_reliable(qp, answers);
+            | self.where_one_of(qp, [QpType::Rc, QpType::XrcRecv], answers);
         let dgid = Gid::from_ip(peer).0;
         let attr = QpAttr {
             state: QpState::Rtr,
@@ -111,7 +111,10 @@ impl Host {
             | AttrMask::RETRY_CNT
             | AttrMask::RNR_RETRY
             | AttrMask::MAX_QP_RD_ATOMIC;
-        let mask = AttrMask::STATE | AttrMask::SQ_PSN | self.where_reliable(qp, retries);
+        let mask = AttrMask::STATE
+            | AttrMask::SQ_PSN
+            | self.where_one_of(qp, [QpType::Rc, QpType::XrcSend], retries)
+            | self.where_one_of(qp, [QpType::XrcRecv], AttrMask::TIMEOUT);
         let attr = QpAttr {
             state: QpState::Rts,
             timeout: connection.timeout,
@@ -125,13 +128,19 @@ impl Host {
     }
 
     /// These attributes, if they mean something to a queue pair of its type.
-    fn where_reliable(&self, qp: QpId, attributes: AttrMask) -> AttrMask {
-        if self.is_reliable(qp) { attributes } else { AttrMask::empty() }
+    fn where_one_of<const N: usize>(
+        &self,
+        qp: QpId,
+        types: [QpType; N],
+        attributes: AttrMask,
+    ) -> AttrMask {
+        let means = types.contains(&self.qps[qp.0].setup.qp_type);
+        if means { attributes } else { AttrMask::empty() }
     }
 
     /// What it sends arrives, or it says that it does not.
     pub(crate) fn is_reliable(&self, qp: QpId) -> bool {
-        self.qps[qp.0].setup.qp_type == QpType::Rc
+        !matches!(self.qps[qp.0].setup.qp_type, QpType::Uc | QpType::Ud)
     }
 
     /// RESET to RTS.

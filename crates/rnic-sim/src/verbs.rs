@@ -70,6 +70,8 @@ pub struct SendWr {
     pub remote: Remote,
     /// Whom a datagram is for.
     pub to: Option<To>,
+    /// XRC: number of the peer's shared receive queue.
+    pub srqn: u32,
     /// Atomic compare or add.
     pub compare_add: u64,
     /// Atomic swap.
@@ -90,6 +92,7 @@ impl SendWr {
             imm: 0,
             remote,
             to: None,
+            srqn: 0,
             compare_add: 0,
             swap: 0,
             lkey: 0,

@@ -258,7 +258,7 @@ impl<'a> Datagram<'a> {
             bth: self.bth,
             rdeth: self.extension(HeaderSet::RDETH).map(Rdeth::from_bytes),
             deth: self.extension(HeaderSet::DETH).map(Deth::from_bytes),
-            xrceth: self.extension(HeaderSet::XRCETH).map(XrcEth::from_bytes),
+            xrceth: self.xrceth(),
             feth: self.feth(),
             reth: self.reth(),
             atomic: self.atomic(),
@@ -268,6 +268,12 @@ impl<'a> Datagram<'a> {
             ieth: self.ieth(),
             cnp: self.extension(HeaderSet::CNP).map(|bytes| CnpBody(*bytes)),
         }
+    }
+
+    /// The shared receive queue that a request of XRC names.
+    #[inline]
+    pub fn xrceth(&self) -> Option<XrcEth> {
+        self.extension(HeaderSet::XRCETH).map(XrcEth::from_bytes)
     }
 
     /// What a WRITE or READ is about.

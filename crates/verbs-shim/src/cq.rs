@@ -178,11 +178,20 @@ impl Cq {
 
     /// Removes the completions of a QP that was destroyed or reset.
     pub(crate) fn forget_qp(&self, qpn: u32) {
+        self.forget(|cqe| cqe.qpn == qpn);
+    }
+
+    /// Removes the completions of a shared receive queue that was destroyed.
+    pub(crate) fn forget_srq(&self, record: u32) {
+        self.forget(|cqe| cqe.record == record);
+    }
+
+    fn forget(&self, is_gone: impl Fn(&Cqe) -> bool) {
         self.state.visit(|state| {
             while let Some(cqe) = state.ring.poll() {
                 state.stash.push_back(cqe);
             }
-            state.stash.retain(|cqe| cqe.qpn != qpn || self.give_up(cqe));
+            state.stash.retain(|cqe| !is_gone(cqe) || self.give_up(cqe));
         });
     }
 

@@ -12,7 +12,7 @@ use crate::{
     pd::{alloc_parent_domain, alloc_td, dealloc_td},
     poll::poll_cq,
     post::{post_recv, post_send, post_srq_recv},
-    qp::create_qp_ex,
+    qp::{create_qp_ex, open_qp},
     qp_attr::modify_qp_rate_limit,
     query::{query_device_ex, query_port, query_rt_values},
     srq::{create_srq_ex, get_srq_num},
@@ -39,6 +39,7 @@ pub(crate) fn fill(context: &mut verbs_context) {
     context.query_rt_values = Some(query_rt_values);
     context.create_cq_ex = Some(create_cq_ex);
     context.query_device_ex = Some(query_device_ex);
+    context.open_qp = Some(open_qp);
     context.create_qp_ex = Some(create_qp_ex);
     context.get_srq_num = Some(get_srq_num);
     context.create_srq_ex = Some(create_srq_ex);

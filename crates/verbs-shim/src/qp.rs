@@ -14,9 +14,11 @@ use rnic_abi::{
 };
 use verbs_abi::{
     IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QPS_INIT, IBV_QPS_RESET,
-    IBV_QPS_RTR, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, Zeroed, ibv_context, ibv_cq, ibv_pd, ibv_qp,
-    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT,
+    IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD, IBV_QPS_INIT,
+    IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_RECV, Zeroed,
+    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq,
 };
 
 use crate::{
@@ -121,36 +123,67 @@ impl Qp {
         attr: &mut ibv_qp_init_attr_ex,
     ) -> Result<*mut Self> {
         let qp_type = qp_type_of(attr.qp_type)?;
-        let has_send_side = qp_type != QpType::XrcRecv;
-        let wants_recv_cq = !matches!(qp_type, QpType::XrcRecv | QpType::XrcSend);
-        if (has_send_side && attr.send_cq.is_null()) || (wants_recv_cq && attr.recv_cq.is_null()) {
+        // SAFETY: by contract.
+        let request = Request::CreateQp(unsafe { Self::wish(pd, attr, qp_type)? });
+        let send_ops = send_ops_of(attr, opcodes_of(context, qp_type))?;
+        let qp = Self::made_by(context, &request, pd, attr, qp_type)?;
+        if send_ops {
+            // SAFETY: made above, and no other thread has it.
+            qp_ex::fill(unsafe { &mut *(*qp).ibv.get() });
+        }
+        Ok(qp)
+    }
+
+    /// What is asked of the daemon.
+    ///
+    /// # Safety
+    /// As [`create`](Self::create).
+    unsafe fn wish(
+        pd: *mut ibv_pd,
+        attr: &ibv_qp_init_attr_ex,
+        qp_type: QpType,
+    ) -> Result<CreateQp> {
+        let is_target = qp_type == QpType::XrcRecv;
+        let has_receives = !matches!(qp_type, QpType::XrcRecv | QpType::XrcSend);
+        let given = attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !attr.xrcd.is_null();
+        let complete = match is_target {
+            true => given,
+            false => !pd.is_null() && !attr.send_cq.is_null(),
+        };
+        if !complete || (has_receives && attr.recv_cq.is_null()) {
             return Err(Errno(libc::EINVAL));
         }
-        let wants_xrcd = attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !attr.xrcd.is_null();
         // SAFETY: null or valid, by contract.
-        let request = unsafe {
-            Request::CreateQp(CreateQp {
-                pd: pd.as_ref().map_or(0, |pd| pd.handle),
-                qp_type,
-                send_cq: attr.send_cq.as_ref().map(|cq| cq.handle),
-                recv_cq: attr.recv_cq.as_ref().map(|cq| cq.handle),
-                srq: attr.srq.as_ref().map(|srq| srq.handle),
-                xrcd: wants_xrcd.then(|| xrc::handle_of(attr.xrcd)),
-                caps: caps_of(&attr.cap),
-                sq_sig_all: attr.sq_sig_all != 0,
-            })
-        };
-        let send_ops = send_ops_of(attr, opcodes_of(context, qp_type))?;
+        let (pd, send_cq) = unsafe { (pd.as_ref(), attr.send_cq.as_ref()) };
+        // SAFETY: as above.
+        let (recv_cq, srq) = unsafe { (attr.recv_cq.as_ref(), attr.srq.as_ref()) };
+        Ok(CreateQp {
+            pd: pd.map_or(0, |pd| pd.handle),
+            qp_type,
+            send_cq: send_cq.filter(|_| !is_target).map(|cq| cq.handle),
+            recv_cq: recv_cq.filter(|_| has_receives).map(|cq| cq.handle),
+            srq: srq.filter(|_| has_receives).map(|srq| srq.handle),
+            // SAFETY: as above.
+            xrcd: is_target.then(|| unsafe { xrc::handle_of(attr.xrcd) }),
+            caps: caps_of(&attr.cap),
+            sq_sig_all: attr.sq_sig_all != 0,
+        })
+    }
+
+    /// Has the daemon make a queue pair, or open one, and enters it into the tables.
+    fn made_by(
+        context: &Context,
+        request: &Request,
+        pd: *mut ibv_pd,
+        attr: &mut ibv_qp_init_attr_ex,
+        qp_type: QpType,
+    ) -> Result<*mut Self> {
         // Held until the handle is in the table, so that an early event of this QP is not dropped
         // as a left-over.
         let mut objects = context.objects.lock();
-        let made = context.session.call(&request, made)?;
+        let made = context.session.call(request, made)?;
         attr.cap = cap_of(&made.caps);
-        let mut qp = Self::assemble(context, pd, attr, qp_type, made)?;
-        if send_ops {
-            qp_ex::fill(qp.ibv.get_mut());
-        }
-        let qp = Box::into_raw(qp);
+        let qp = Box::into_raw(Self::assemble(context, pd, attr, qp_type, made)?);
         // SAFETY: made above, and from here on only shared.
         let shared = unsafe { &*qp };
         for queue in shared.sq.iter().chain(&shared.rq) {
@@ -375,11 +408,41 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         return pointer(Err(Errno(libc::EOPNOTSUPP)));
     }
     let pd = if given(IBV_QP_INIT_ATTR_PD) { attr.pd } else { ptr::null_mut() };
-    if pd.is_null() && !given(IBV_QP_INIT_ATTR_XRCD) {
-        return pointer(Err(Errno(libc::EINVAL)));
-    }
     // SAFETY: by contract.
     pointer(unsafe { Qp::create(context, pd, attr) }.map(<*mut Qp>::cast))
+}
+
+/// Opens an XRC target that this process, or another process of its domain, has made. It lasts until
+/// the last one that has it open destroys it.
+///
+/// # Safety
+/// `context` is open; `attr` is a valid description.
+pub(crate) unsafe extern "C" fn open_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    // SAFETY: by contract.
+    let (context, attr) = unsafe { (Context::of(context), &*attr) };
+    let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    let known = needed | IBV_QP_OPEN_ATTR_CONTEXT;
+    if attr.comp_mask & !known != 0 {
+        return pointer(Err(Errno(libc::EOPNOTSUPP)));
+    }
+    let complete = attr.comp_mask & needed == needed && !attr.xrcd.is_null();
+    if !complete || attr.qp_type != IBV_QPT_XRC_RECV {
+        return pointer(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: not null, so valid by contract.
+    let xrcd = unsafe { xrc::handle_of(attr.xrcd) };
+    let request = Request::OpenQp { xrcd, qpn: attr.qp_num };
+    let mut description = ibv_qp_init_attr_ex::zeroed();
+    description.qp_type = attr.qp_type;
+    if attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0 {
+        description.qp_context = attr.qp_context;
+    }
+    let (pd, qp_type) = (ptr::null_mut(), QpType::XrcRecv);
+    let opened = Qp::made_by(context, &request, pd, &mut description, qp_type);
+    pointer(opened.map(<*mut Qp>::cast))
 }
 
 /// Destroys a queue pair; waits until its events are acknowledged.

@@ -203,7 +203,15 @@ impl Session {
     /// # Errors
     /// As [`call`](Self::call).
     pub(crate) fn handle(&self, request: &Request) -> Result<u32> {
-        self.call(request, |reply, _| match reply {
+        self.handle_with(request, &[])
+    }
+
+    /// As [`handle`](Self::handle), with descriptors beside the request.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn handle_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<u32> {
+        self.call_with(request, fds, |reply, _| match reply {
             Reply::Handle(handle) => Some(handle),
             _ => None,
         })

@@ -3,18 +3,20 @@
 use std::{
     cell::UnsafeCell,
     ffi::c_int,
+    ptr,
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use rnic_abi::control::{QueuePlace, Reply, Request};
 use verbs_abi::{
     IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
-    IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQT_XRC, Zeroed, ibv_context, ibv_pd, ibv_srq,
-    ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQT_XRC, Zeroed, ibv_context, ibv_cq, ibv_pd, ibv_srq,
+    ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd,
 };
 
 use crate::{
     context::Context,
+    cq::Cq,
     error::{Errno, Result, code, pointer},
     objects::wait_for_acks,
     queue::{Role, WorkQueue},
@@ -30,6 +32,8 @@ pub(crate) struct Srq {
     pub(crate) queue: WorkQueue,
     pub(crate) max_sge: u32,
     srqn: u32,
+    /// XRC: where its receives complete, else null.
+    cq: *mut ibv_cq,
     /// Async events that the program was given.
     pub(crate) events_given: AtomicU32,
 }
@@ -45,15 +49,17 @@ impl Srq {
         context: &Context,
         pd: *mut ibv_pd,
         attr: &mut ibv_srq_init_attr_ex,
-        xrc: Option<(u32, u32)>,
+        xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
     ) -> Result<*mut ibv_srq> {
+        let cq = xrc.map_or(ptr::null_mut(), |(_, cq)| cq);
         let request = Request::CreateSrq {
             // SAFETY: by contract.
             pd: unsafe { (*pd).handle },
             max_wr: attr.attr.max_wr,
             max_sge: attr.attr.max_sge,
             limit: 0,
-            xrc,
+            // SAFETY: both are valid by contract.
+            xrc: xrc.map(|(xrcd, cq)| unsafe { (xrc::handle_of(xrcd), (*cq).handle) }),
         };
         let mut objects = context.objects.lock();
         let (handle, place, words, max_wr, max_sge, srqn) =
@@ -72,7 +78,7 @@ impl Srq {
         ibv.handle = handle;
         let ibv = UnsafeCell::new(ibv);
         let events_given = AtomicU32::new(0);
-        let srq = Box::new(Self { ibv, context, handle, queue, max_sge, srqn, events_given });
+        let srq = Box::new(Self { ibv, context, handle, queue, max_sge, srqn, cq, events_given });
         let srq = Box::into_raw(srq);
         // SAFETY: made above, and from here on only shared.
         context.records.set(place.record.value(), unsafe { &(*srq).queue });
@@ -100,6 +106,10 @@ impl Srq {
         context.session.dispose(&Request::DestroySrq { srq: self.handle()? })?;
         objects.srqs.remove(&self.handle);
         drop(objects);
+        if !self.cq.is_null() {
+            // SAFETY: a CQ outlives the shared receive queues that use it.
+            unsafe { Cq::of(self.cq) }.forget_srq(self.queue.record.value());
+        }
         context.records.clear(self.queue.record.value(), &self.queue);
         let given = self.events_given.load(Ordering::Acquire);
         wait_for_acks(|| self.events_acked().load(Ordering::Acquire), given);
@@ -155,8 +165,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             if !complete || attr.xrcd.is_null() || attr.cq.is_null() {
                 return pointer(Err(Errno(libc::EINVAL)));
             }
-            // SAFETY: not null, so valid by contract.
-            Some(unsafe { (xrc::handle_of(attr.xrcd), (*attr.cq).handle) })
+            Some((attr.xrcd, attr.cq))
         }
         _ => return pointer(Err(Errno(libc::EOPNOTSUPP))),
     };
@@ -164,13 +173,18 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     pointer(unsafe { Srq::create(context, attr.pd, attr, xrc) })
 }
 
-/// Number of an XRC shared receive queue.
+/// Number of an XRC shared receive queue; EINVAL for any other.
 ///
 /// # Safety
 /// `srq` is a shared receive queue of this library; `srq_num` is writable.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     // SAFETY: by contract.
-    unsafe { srq_num.write(Srq::of(srq).srqn) };
+    let srqn = unsafe { Srq::of(srq) }.srqn;
+    if srqn == 0 {
+        return code(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: writable by contract.
+    unsafe { srq_num.write(srqn) };
     0
 }
 

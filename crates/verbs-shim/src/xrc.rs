@@ -1,6 +1,6 @@
 //! XRC domains.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, os::fd::BorrowedFd};
 
 use rnic_abi::control::Request;
 use verbs_abi::{
@@ -28,8 +28,9 @@ pub(crate) unsafe fn handle_of(xrcd: *mut ibv_xrcd) -> u32 {
     unsafe { (*xrcd.cast::<Xrcd>()).handle }
 }
 
-/// Makes an XRC domain of this context. Sharing one through a file is not supported. NULL and errno
-/// on failure.
+/// Makes an XRC domain of this context, or, with a descriptor, makes or joins that of its file,
+/// which the user's processes share. NULL and errno on failure: EAGAIN when no domain has the file
+/// and `O_CREAT` is not given, EINVAL when one has it and `O_EXCL` is given.
 ///
 /// # Safety
 /// `context` is open; `attr` is a valid description.
@@ -43,14 +44,27 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     if attr.comp_mask != complete {
         return pointer(Err(Errno(libc::EINVAL)));
     }
-    if attr.fd != -1 {
-        return pointer(Err(Errno(libc::EOPNOTSUPP)));
-    }
+    let given = |flag| attr.oflags & flag != 0;
+    let request =
+        Request::OpenXrcd { create: given(libc::O_CREAT), exclusive: given(libc::O_EXCL) };
+    // SAFETY: it is open, as checked before it is used, and the program keeps it open.
+    let file = (attr.fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(attr.fd) });
+    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+    let opened = match is_open(attr.fd) {
+        true => session.handle_with(&request, &files),
+        false => Err(Errno(libc::EBADF)),
+    };
     pointer(
-        session.handle(&Request::OpenXrcd).map(|handle| {
+        opened.map(|handle| {
             Box::into_raw(Box::new(Xrcd { ibv: ibv_xrcd { context }, handle })).cast()
         }),
     )
+}
+
+/// -1 stands for no file. A descriptor that cannot be sent would end the session.
+fn is_open(fd: c_int) -> bool {
+    // SAFETY: the call only reads the flags of a descriptor, whatever the number.
+    fd == -1 || unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0
 }
 
 /// Destroys an XRC domain; EBUSY while something belongs to it.

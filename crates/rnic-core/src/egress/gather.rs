@@ -3,7 +3,7 @@
 
 use crate::by_reference::{self, REFER_FROM};
 use crate::event::{NakReason, Tap};
-use crate::mr::KeyFault;
+use crate::mr::{KeyFault, Through};
 use crate::ports::{ArenaId, Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId, Wire};
 use crate::qp::Qp;
 use crate::qp::plan::{Segment, Source};
@@ -102,8 +102,11 @@ impl Gather {
                 Ok(())
             }
             Source::QueuedReply { nth, k } => {
-                let Some(part) = response_part(qp, nth, k, segment.len) else { return Ok(()) };
-                let (from, is_window) = answerable(ctx, qp, part).map_err(unreadable)?;
+                let Some((part, pd)) = response_part(qp, nth, k, segment.len) else {
+                    return Ok(());
+                };
+                let (from, is_window) =
+                    answerable(ctx, qp.through_domain(pd), part).map_err(unreadable)?;
                 // Nothing is read through a window whose program has taken it away.
                 // Rule: WindowedAnswerCopied
                 let may_refer = place.may_refer && !is_window;
@@ -197,23 +200,28 @@ fn readable<T: Tap>(ctx: &Ctx<'_, T>, qp: &Qp, part: Sge) -> Result<Memory, KeyF
 /// The memory that a READ of the peer names, where its key allows that, and whether that is the
 /// key of a window.
 #[inline]
-fn answerable<T: Tap>(ctx: &Ctx<'_, T>, qp: &Qp, part: Sge) -> Result<(Memory, bool), KeyFault> {
+fn answerable<T: Tap>(
+    ctx: &Ctx<'_, T>,
+    through: Through,
+    part: Sge,
+) -> Result<(Memory, bool), KeyFault> {
     let Sge { lkey: key, addr, length: len } = part;
     let need = AccessFlags::REMOTE_READ;
     // Rule: ReadNeedsRight
-    let target = ctx.shared.mrs.check_remote(key, qp.through(), addr, len.into(), need)?;
+    let target = ctx.shared.mrs.check_remote(key, through, addr, len.into(), need)?;
     let memory = Memory { space: target.space, range: MemRange { addr: target.addr, len } };
     Ok((memory, target.is_window))
 }
 
-/// What the `k`-th packet of the `nth` queued reply carries, where that is the answer to a READ.
+/// What the `k`-th packet of the `nth` queued reply carries, where that is the answer to a READ,
+/// and its protection domain.
 #[inline]
-fn response_part(qp: &Qp, nth: usize, k: u32, length: u32) -> Option<Sge> {
-    let ReplyKind::Read { va, rkey, .. } = qp.responder.replies.get(nth)?.kind else {
+fn response_part(qp: &Qp, nth: usize, k: u32, length: u32) -> Option<(Sge, u32)> {
+    let ReplyKind::Read { va, rkey, pd, .. } = qp.responder.replies.get(nth)?.kind else {
         return None;
     };
     let addr = va.wrapping_add(u64::from(k) * u64::from(qp.mtu));
-    Some(Sge { addr, length, lkey: rkey })
+    Some((Sge { addr, length, lkey: rkey }, pd))
 }
 
 /// Passes the whole payload of a segment by reference instead of copying it, where that is

@@ -12,8 +12,8 @@ use rnic_abi::wqe::SendControl;
 use roce_wire::headers::credit_code;
 use roce_wire::opcode::HeaderSet;
 use roce_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderRepr, Ieth, ImmDt, Opcode, QKey, Qpn, RKey,
-    Reth, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderRepr, Ieth, ImmDt, QKey, Qpn, RKey, Reth,
+    Syndrome, XrcEth,
 };
 
 /// The headers of a planned packet.
@@ -86,7 +86,7 @@ fn qkey_of(qp: &Qp, control: &SendControl) -> QKey {
 fn aeth_of(qp: &Qp, segment: &Segment, profile: Profile) -> Option<Aeth> {
     let syndrome = match (segment.source, qp.responder.ack) {
         (Source::Request { .. }, _) => return None,
-        (Source::QueuedReply { .. }, _) if segment.opcode == Opcode::RcReadRespMiddle => {
+        (Source::QueuedReply { .. }, _) if !segment.opcode.info().has(HeaderSet::AETH) => {
             return None;
         }
         (Source::Ack, Some(Ack { syndrome, .. })) if syndrome != Syndrome::ACK => syndrome,
@@ -115,6 +115,10 @@ fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: 
     let control = &wr.control;
     let info = headers.bth.opcode.info();
     let rkey = RKey(control.rkey);
+    if info.has(HeaderSet::XRCETH) {
+        // Rule: XrcNamesSrq
+        headers.xrceth = Some(XrcEth::new(control.srqn));
+    }
     match control.opcode {
         WrOpcode::CmpSwap => {
             headers.atomic = Some(AtomicEth {

@@ -4,25 +4,27 @@
 //! * `responder`: the checks of requests, what they do, and what is owed for them.
 //! * `packet`, `verdict`: a received packet, and what is left to do about it.
 //! * `plan`: the packets that a visit of egress sends.
+//! * `create`: how one is made. `target`: what belongs to a domain of XRC, not to a client.
 //! * `schedule`: what a queue pair asks of its engine.
 //! * this file: the object itself and its way through RESET ... ERR.
 
+pub(crate) mod create;
 pub(crate) mod packet;
 pub(crate) mod plan;
 pub(crate) mod requester;
 pub(crate) mod responder;
 mod schedule;
+mod target;
 pub(crate) mod verdict;
 
 use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
-use crate::command::{ClientId, NewQp, NewReceives, Path};
+use crate::command::{ClientId, Path};
 use crate::event::{Event, Tap};
 use crate::profile::Profile;
 use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;
-use crate::srq::Srq;
 use crate::time::Instant;
 use crate::transport::TransportRules;
 use plan::AddressId;
@@ -35,6 +37,7 @@ use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode, WcStatus};
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
 use roce_wire::{Flow, PKey, PathMtu, Qpn};
+pub(crate) use target::Target;
 
 /// Counters of one QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -104,16 +107,8 @@ pub(crate) struct Qp {
     pub(crate) async_events: u64,
     /// Groups that it is attached to.
     pub(crate) groups: u32,
-}
-
-/// The names of a new QP, and its client.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QpIdentity {
-    pub(crate) handle: u32,
-    pub(crate) slot: u32,
-    pub(crate) qpn: Qpn,
-    pub(crate) client_id: ClientId,
-    pub(crate) client_slot: u32,
+    /// What an XRC target has besides.
+    pub(crate) target: Option<Box<Target>>,
 }
 
 /// An idle QP stays small: this, its reply tables (about 80 bytes for each READ of its depth) and
@@ -127,55 +122,6 @@ const LARGEST_MTU: u8 = PathMtu::Mtu4096.code();
 const FLUSH_PER_VISIT: u32 = 64;
 
 impl Qp {
-    /// `None` when there is no such shared receive queue.
-    pub(crate) fn new(identity: QpIdentity, new: NewQp, srqs: &Slab<Srq>) -> Option<Self> {
-        let (receive_source, max_sges, receive_pd) = match new.rq {
-            NewReceives::Own(queue) => {
-                let queue = RecvQueue::new(queue);
-                let max_sges = queue.max_sges();
-                (ReceiveSource::Own(queue), max_sges, new.pd)
-            }
-            NewReceives::Shared(handle) => {
-                let srq = srqs.get(handle)?;
-                let record = srq.queue.record;
-                // Rule: SrqKeysOfItsDomain
-                (ReceiveSource::Shared { srq: handle, record }, srq.queue.max_sges(), srq.pd)
-            }
-        };
-        Some(Self {
-            handle: identity.handle,
-            slot: identity.slot,
-            qpn: identity.qpn,
-            client_id: identity.client_id,
-            client_slot: identity.client_slot,
-            qp_type: new.qp_type,
-            rules: TransportRules::of(new.qp_type),
-            pd: new.pd,
-            receive_pd,
-            send_cq: new.send_cq,
-            recv_cq: new.recv_cq,
-            sq_sig_all: new.sq_sig_all,
-            is_active: false,
-            is_retiring: false,
-            requests_due: false,
-            caps: new.caps,
-            attr: QpAttr::default(),
-            path: None,
-            is_local: false,
-            mtu: 0,
-            sq: SendQueue::new(new.sq),
-            responder: Responder::new(max_sges),
-            receive_source,
-            requester: Requester::default(),
-            deadline: None,
-            wheel_at: None,
-            wheel_later: None,
-            counters: QpCounters::default(),
-            async_events: 0,
-            groups: 0,
-        })
-    }
-
     /// Accepts incoming packets.
     #[inline]
     pub(crate) fn receives(&self) -> bool {
@@ -229,7 +175,7 @@ impl Qp {
     /// The doorbell records of its own queues.
     pub(crate) fn records(&self) -> impl Iterator<Item = RecordIndex> + use<> {
         let receives = self.receive_source.own().map(|rq| rq.record);
-        [Some(self.sq.record), receives].into_iter().flatten()
+        [self.sq.record, receives].into_iter().flatten()
     }
 
     /// The only P_Key of a RoCE port.
@@ -357,7 +303,7 @@ impl Qp {
     /// never have its slot again.
     pub(crate) fn give_receive_back<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         // Rule: SrqReceiveGivenBack
-        if self.receive_source.shared().is_some() {
+        if self.receive_source.own().is_none() {
             self.fail_current_receive(ctx, WcStatus::WrFlushErr);
         }
     }
@@ -478,7 +424,7 @@ impl Qp {
         let mut cqe = Cqe::new(wr_id, self.qpn.value(), opcode);
         cqe.status = status;
         cqe.timestamp = now.as_nanos();
-        cqe.record = self.sq.record.value();
+        cqe.record = self.sq.record.map_or(0, RecordIndex::value);
         cqe.wqe_index = index;
         cqe
     }

@@ -1,7 +1,7 @@
 //! A received packet on its way through its queue pair.
 
 use crate::by_reference::Payload;
-use roce_wire::{Bth, Datagram, Opcode, OpcodeInfo, Psn};
+use roce_wire::{Bth, Datagram, OpcodeInfo, Psn};
 
 /// A received packet that found its QP.
 #[derive(Clone, Copy, Debug)]
@@ -22,10 +22,6 @@ impl Packet<'_> {
     #[inline]
     pub(crate) fn psn(&self) -> Psn {
         self.bth().psn
-    }
-
-    pub(in crate::qp) fn opcode(&self) -> Opcode {
-        self.bth().opcode
     }
 
     /// Immediate data, raw, or the key to invalidate.

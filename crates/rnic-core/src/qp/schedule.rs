@@ -47,6 +47,9 @@ impl Qp {
 
     /// Raises an async event about the QP.
     pub(crate) fn raise<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, event: AsyncEventType) {
+        if self.target.is_some() {
+            return self.raise_at_refs(ctx, event);
+        }
         self.async_events += 1;
         ctx.shared.counters.async_events += 1;
         ctx.shared.async_events.push((self.client_id, AsyncEvent { event, element: self.handle }));

@@ -9,6 +9,7 @@ use super::queues::Queues;
 use super::records::Records;
 use super::reply::{Attached, COMP_VECTORS, duplicate, engine_gone, unexpected_outcome};
 use super::service::Service;
+use super::xrc::Domains;
 use crate::dma::Process;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
@@ -19,7 +20,7 @@ use rnic_abi::doorbell::{AREA_WORDS, Bell, Doorbells};
 use rnic_abi::os::{Credentials, Descriptors, EventFd, memory};
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr};
 use rnic_abi::words::WORD;
-use rnic_core::{ChannelId, ClientCommand, ClientId, Outcome, SpaceId};
+use rnic_core::{ChannelId, ClientCommand, ClientId, NewXrcSrq, Outcome, SpaceId};
 use rnic_net::Hold;
 use roce_wire::Gid;
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ pub(super) struct Context {
     account: Account,
     regions: Regions,
     queues: Queues,
+    domains: Domains,
     pds: HashMap<u32, Charge>,
     ahs: HashMap<u32, (Charge, Hold)>,
     channels: HashMap<u32, [Charge; 2]>,
@@ -73,11 +75,11 @@ impl Context {
         let (client, space) = service.registry.open(session);
         let client = ClientId(client);
         let link = EngineLink { shard: service.engine.clone(), client };
-        let limits = service.device.limits;
         let context = Self {
             service: Arc::clone(service),
             regions: Regions::new(Arc::clone(service), link.clone(), account.clone(), peer, space),
-            queues: Queues::new(link.clone(), account.clone(), limits, records),
+            queues: Queues::new(Arc::clone(service), link.clone(), account.clone(), records),
+            domains: Domains::new(link.clone(), account.clone(), peer.uid),
             link,
             space,
             account,
@@ -143,9 +145,15 @@ impl Context {
             Request::ModifyQp { qp, mask, attr } => self.modify_qp(qp, mask, attr)?,
             Request::QueryQp { qp } => qp_state(self.link.execute(ClientCommand::QueryQp { qp })?)?,
             Request::DestroyQp { qp } => self.queues.destroy_qp(qp)?,
-            Request::CreateSrq { pd, max_wr, max_sge, limit, xrc: None } => {
-                return self.queues.create_srq(pd, (max_wr, max_sge), limit);
+            Request::OpenQp { xrcd, qpn } => return self.queues.open_qp(xrcd, qpn),
+            Request::CreateSrq { pd, max_wr, max_sge, limit, xrc } => {
+                let xrc = xrc.map(|(xrcd, cq)| NewXrcSrq { xrcd, cq });
+                return self.queues.create_srq(pd, (max_wr, max_sge), limit, xrc);
             }
+            Request::OpenXrcd { create, exclusive } => {
+                self.domains.open(fds.next(), create, exclusive)?
+            }
+            Request::CloseXrcd { xrcd } => self.domains.close(xrcd)?,
             Request::SetSrqLimit { srq, limit } => {
                 self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
                 Reply::Done
@@ -266,9 +274,11 @@ impl Context {
             }
             false => (None, Hold::nothing()),
         };
+        let way = self.queues.way_of(qp).unwrap_or_default();
+        let mut way = way.lock();
         let outcome = self.link.execute(ClientCommand::ModifyQp { qp, mask, attr, path })?;
         if path.is_some() {
-            self.queues.hold_way(qp, hold);
+            *way = Some(hold);
         }
         qp_state(outcome)
     }

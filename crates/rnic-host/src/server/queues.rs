@@ -5,18 +5,22 @@ use super::arena::{Arenas, Ring};
 use super::link::EngineLink;
 use super::records::Records;
 use super::reply::{Attached, unexpected_outcome};
+use super::service::Service;
+use super::xrc::Way;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use rnic_abi::control::{CreateQp, DeviceLimits, QueuePlace, Reply};
 use rnic_abi::cq::{CqProducer, cq_words};
 use rnic_abi::doorbell::RecordIndex;
-use rnic_abi::verbs::QpCaps;
+use rnic_abi::verbs::{QpCaps, QpType};
 use rnic_abi::words::WORD;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer};
 use rnic_abi::wqe::{CONTROL_WORDS, MAX_INLINE, SGE_WORDS, recv_stride, send_stride};
-use rnic_core::{ChannelId, ClientCommand, EngineQueue, NewQp, NewReceives, Outcome};
-use rnic_net::Hold;
+use rnic_core::{
+    ChannelId, ClientCommand, EngineQueue, NewQp, NewReceives, NewSrq, NewXrcSrq, Outcome,
+};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Shapes of both queues, and the capabilities that they give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +71,7 @@ fn shape(wqes: u32, stride: usize) -> QueueShape {
 
 /// The completion queues and queue pairs of a client.
 pub(super) struct Queues {
+    service: Arc<Service>,
     link: EngineLink,
     account: Account,
     limits: DeviceLimits,
@@ -83,21 +88,22 @@ pub(super) struct Queues {
 struct QueueParts {
     rings: Vec<Ring>,
     records: Vec<RecordIndex>,
-    /// The way to the peer, once it has one.
-    way: Option<Hold>,
+    /// The way to the peer.
+    way: Way,
 }
 
 impl Queues {
     /// Of the client at the other end of `link`, whose doorbells are `records`.
     pub(super) fn new(
+        service: Arc<Service>,
         link: EngineLink,
         account: Account,
-        limits: DeviceLimits,
         records: Records,
     ) -> Self {
+        let limits = service.device.limits;
         let arenas = Arenas::new(account.clone());
         let (cqs, qps, srqs) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { link, account, limits, arenas, records, cqs, qps, srqs }
+        Self { service, link, account, limits, arenas, records, cqs, qps, srqs }
     }
 
     pub(super) fn create_cq(
@@ -173,19 +179,22 @@ impl Queues {
         if limits.qp_types & 1 << wanted.qp_type.number() == 0 {
             return Err(unsupported(&format!("{:?} queue pairs", wanted.qp_type)));
         }
-        if wanted.xrcd.is_some() {
-            return Err(unsupported("XRC domains"));
+        if wanted.qp_type == QpType::XrcRecv {
+            return self.create_target(wanted);
         }
-        let (Some(send_cq), Some(recv_cq)) = (wanted.send_cq, wanted.recv_cq) else {
-            return Err(refuse(libc::EINVAL, "a queue pair needs two completion queues"));
+        let (send_cq, recv_cq) = match (wanted.send_cq, wanted.recv_cq, wanted.qp_type) {
+            (Some(send), _, QpType::XrcSend) => (send, send),
+            (Some(send), Some(receive), _) => (send, receive),
+            _ => return Err(refuse(libc::EINVAL, "a queue pair needs completion queues")),
         };
         let charge = self.account.take(Resource::Qps, 1)?;
-        let grant = match wanted.srq {
-            None => grant(&wanted.caps, limits)?,
-            Some(_) => without_receives(&wanted.caps, limits)?,
+        let has_receives = wanted.srq.is_none() && wanted.qp_type != QpType::XrcSend;
+        let grant = match has_receives {
+            true => grant(&wanted.caps, limits)?,
+            false => without_receives(&wanted.caps, limits)?,
         };
-        let parts = self.qp_parts(&grant, wanted.srq.is_none())?;
-        let created = queues(&parts, &grant, wanted.srq).and_then(|(sq, rq)| {
+        let parts = self.qp_parts(&grant, has_receives)?;
+        let created = queues(&parts, &grant, wanted, has_receives).and_then(|(sq, rq)| {
             self.link.execute(ClientCommand::CreateQp(Box::new(NewQp {
                 pd: wanted.pd,
                 qp_type: wanted.qp_type,
@@ -217,11 +226,37 @@ impl Queues {
         Ok((Reply::Qp { qp, qpn, caps: grant.caps, sq, rq }, attached))
     }
 
-    /// The queue pair sends this way from now on.
-    pub(super) fn hold_way(&mut self, qp: u32, way: Hold) {
-        if let Some((parts, _)) = self.qps.get_mut(&qp) {
-            parts.way = Some(way);
-        }
+    /// An XRC target has no queues: nothing of it is shared memory.
+    fn create_target(&mut self, wanted: &CreateQp) -> Result<(Reply, Attached), Refused> {
+        let Some(xrcd) = wanted.xrcd else {
+            return Err(refuse(libc::EINVAL, "an XRC target belongs to an XRC domain"));
+        };
+        let charge = self.account.take(Resource::Qps, 1)?;
+        let made = self.link.execute(ClientCommand::CreateTarget { xrcd })?;
+        let Outcome::Qp { qp, qpn } = made else { return Err(unexpected_outcome()) };
+        let way = self.service.registry.targets.add(qpn);
+        Ok(self.refer(qp, qpn, way, charge))
+    }
+
+    /// A further reference to an XRC target.
+    pub(super) fn open_qp(&mut self, xrcd: u32, qpn: u32) -> Result<(Reply, Attached), Refused> {
+        // First: while this is held, the target's way lasts, whichever client gives it up.
+        let way = self.service.registry.targets.find(qpn).unwrap_or_default();
+        let charge = self.account.take(Resource::Qps, 1)?;
+        let opened = self.link.execute(ClientCommand::OpenQp { xrcd, qpn })?;
+        let Outcome::Qp { qp, qpn } = opened else { return Err(unexpected_outcome()) };
+        Ok(self.refer(qp, qpn, way, charge))
+    }
+
+    fn refer(&mut self, qp: u32, qpn: u32, way: Way, charge: Charge) -> (Reply, Attached) {
+        self.qps.insert(qp, (QueueParts { way, ..QueueParts::default() }, charge));
+        let caps = QpCaps::default();
+        (Reply::Qp { qp, qpn, caps, sq: None, rq: None }, Vec::new())
+    }
+
+    /// The way of a queue pair.
+    pub(super) fn way_of(&self, qp: u32) -> Option<Way> {
+        self.qps.get(&qp).map(|(parts, _)| parts.way.clone())
     }
 
     pub(super) fn destroy_qp(&mut self, qp: u32) -> Result<Reply, Refused> {
@@ -241,6 +276,7 @@ impl Queues {
         pd: u32,
         (max_wr, max_sge): (u32, u32),
         limit: u32,
+        xrc: Option<NewXrcSrq>,
     ) -> Result<(Reply, Attached), Refused> {
         let within = |name, wanted: u32, limit: u32| match wanted <= limit {
             true => Ok(()),
@@ -257,10 +293,11 @@ impl Queues {
         let max_wr = shape.capacity;
         let parts = self.parts(&[shape])?;
         let created = engine_queue(&parts, 0, shape).and_then(|queue| {
-            self.link.execute(ClientCommand::CreateSrq { pd, queue, max_wr, max_sge })
+            let new = NewSrq { pd, queue, max_wr, max_sge, xrc };
+            self.link.execute(ClientCommand::CreateSrq(new))
         });
-        let srq = match created {
-            Ok(Outcome::Handle(srq)) => srq,
+        let (srq, srqn) = match created {
+            Ok(Outcome::NewSrq { srq, srqn }) => (srq, srqn),
             other => {
                 self.free_parts(parts);
                 return other.and_then(|_| Err(unexpected_outcome()));
@@ -276,7 +313,7 @@ impl Queues {
             self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
         }
         let queue = QueuePlace { ring, shape, record };
-        Ok((Reply::Srq { srq, queue, max_wr, max_sge, srqn: 0 }, attached))
+        Ok((Reply::Srq { srq, queue, max_wr, max_sge, srqn }, attached))
     }
 
     pub(super) fn query_srq(&self, srq: u32) -> Result<Reply, Refused> {
@@ -339,12 +376,14 @@ impl Queues {
 fn queues(
     parts: &QueueParts,
     grant: &Grant,
-    srq: Option<u32>,
+    wanted: &CreateQp,
+    has_receives: bool,
 ) -> Result<(EngineQueue, NewReceives), Refused> {
     let sq = engine_queue(parts, 0, grant.sq)?;
-    let receives = match srq {
-        Some(srq) => NewReceives::Shared(srq),
-        None => NewReceives::Own(engine_queue(parts, 1, grant.rq)?),
+    let receives = match wanted.srq {
+        _ if has_receives => NewReceives::Own(engine_queue(parts, 1, grant.rq)?),
+        Some(srq) if wanted.qp_type != QpType::XrcSend => NewReceives::Shared(srq),
+        _ => NewReceives::None,
     };
     Ok((sq, receives))
 }

@@ -1,5 +1,6 @@
 //! The sessions there are, and the numbers of clients and address spaces.
 
+use super::xrc::Targets;
 use crate::dma::{slot_of, space_id};
 use crate::report;
 use rnic_abi::os::{Credentials, EventFd};
@@ -12,6 +13,7 @@ pub struct Registry {
     inner: Mutex<Inner>,
     /// Written whenever a session ends.
     ended: EventFd,
+    pub(super) targets: Targets,
 }
 
 #[derive(Default)]
@@ -75,7 +77,7 @@ impl Registry {
     pub fn new(first: u32) -> std::io::Result<Self> {
         let clients = Numbers { free: Vec::new(), next: first };
         let inner = Inner { clients, next_session: first, ..Inner::default() };
-        Ok(Self { inner: Mutex::new(inner), ended: EventFd::new()? })
+        Ok(Self { inner: Mutex::new(inner), ended: EventFd::new()?, targets: Targets::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

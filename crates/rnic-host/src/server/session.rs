@@ -409,6 +409,8 @@ fn takes_memory(request: &Request) -> bool {
             | R::CreateCq { .. }
             | R::ResizeCq { .. }
             | R::CreateQp(_)
+            | R::OpenQp { .. }
+            | R::OpenXrcd { .. }
             | R::CreateSrq { .. }
             | R::CreateAh { .. }
             | R::Multicast { attach: true, .. }

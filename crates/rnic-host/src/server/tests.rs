@@ -7,6 +7,7 @@ mod groups;
 mod resizes;
 mod srq;
 mod windows;
+mod xrc;
 
 use super::{Accounts, Door, Engines, Registry, Service, WireGroups, serve};
 use crate::inspect::Kind;
@@ -339,11 +340,6 @@ fn what_is_not_supported_says_so() {
     let client = daemon.open();
     let pd = client.handle(&Request::AllocPd);
     let cq = client.cq();
-    for qp_type in [QpType::XrcSend, QpType::XrcRecv] {
-        let wanted = CreateQp { qp_type, ..queue_pair(pd, cq) };
-        assert_eq!(client.errno(&Request::CreateQp(wanted)), libc::EOPNOTSUPP, "{qp_type:?}");
-    }
-    assert_eq!(client.errno(&Request::OpenXrcd), libc::EOPNOTSUPP);
     let mut wanted = queue_pair(pd, cq);
     wanted.caps.max_send_sge = 1000;
     assert_eq!(client.errno(&Request::CreateQp(wanted)), libc::EINVAL);

@@ -27,6 +27,8 @@ mod uc_sends;
 mod ud;
 mod ud_sends;
 mod windows;
+mod xrc;
+mod xrc_objects;
 
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::WcStatus;

@@ -16,7 +16,13 @@ impl Qp {
     /// What this queue pair may use of windows.
     #[inline]
     pub(crate) fn through(&self) -> Through {
-        Through { pd: self.pd, qp: self.handle }
+        self.through_domain(self.pd)
+    }
+
+    /// The same for a request that was executed in this protection domain.
+    #[inline]
+    pub(crate) fn through_domain(&self, pd: u32) -> Through {
+        Through { pd, qp: self.handle }
     }
 
     /// Whether local work waits only for what is planned before it.

@@ -12,8 +12,8 @@ use crate::mr::MrTable;
 use crate::transport::TransportRules;
 use rnic_abi::doorbell::RecordIndex;
 use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus, WrOpcode};
-use rnic_abi::words::WORD;
-use rnic_abi::work_queue::WorkConsumer;
+use rnic_abi::words::{WORD, Words};
+use rnic_abi::work_queue::{QueueShape, WorkConsumer};
 use rnic_abi::wqe::{CONTROL_WORDS, SGE_WORDS, SendControl, Sge};
 use roce_wire::{Feth, Psn};
 
@@ -102,7 +102,8 @@ pub(crate) struct FetchRules {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     ring: WorkConsumer,
-    pub(crate) record: RecordIndex,
+    /// None: nothing is ever posted, as with XRC targets.
+    pub(crate) record: Option<RecordIndex>,
     /// Producer index as last seen.
     producer: u32,
     /// Oldest WQE whose completion is not written.
@@ -115,10 +116,21 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     pub(crate) fn new(queue: EngineQueue) -> Self {
-        let body_words = queue.ring.stride().saturating_sub(CONTROL_WORDS);
+        Self::of(queue.ring, Some(queue.record))
+    }
+
+    /// One to which nothing can be posted. A ring of that shape always fits.
+    pub(crate) fn none() -> Option<Self> {
+        let shape = QueueShape { capacity: 1, stride: CONTROL_WORDS as u32 };
+        let ring = WorkConsumer::new(Words::heap(shape.words()?), shape)?;
+        Some(Self::of(ring, None))
+    }
+
+    fn of(ring: WorkConsumer, record: Option<RecordIndex>) -> Self {
+        let body_words = ring.stride().saturating_sub(CONTROL_WORDS);
         Self {
-            ring: queue.ring,
-            record: queue.record,
+            ring,
+            record,
             producer: 0,
             retired: 0,
             wrs: Vec::new(),
@@ -136,7 +148,9 @@ impl SendQueue {
     /// Reads the doorbell record.
     #[inline]
     pub(crate) fn refresh_producer(&mut self, clients: &Clients, client: u32) {
-        self.producer = clients.producer(client, self.record);
+        if let Some(record) = self.record {
+            self.producer = clients.producer(client, record);
+        }
     }
 
     /// WQEs posted and not yet fetched. A producer index that cannot be honest posts nothing.

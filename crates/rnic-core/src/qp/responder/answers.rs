@@ -20,7 +20,8 @@ impl Qp {
             for k in reply.sent..reply.limit {
                 let len = (total - k * self.mtu).min(self.mtu);
                 let psn = reply.first.wrapping_add(k);
-                let next = Segment::new(Source::QueuedReply { nth, k }, reply.opcode(k), psn, len);
+                let opcode = self.rules.form(reply.opcode(k));
+                let next = Segment::new(Source::QueuedReply { nth, k }, opcode, psn, len);
                 if !budget.take(&next) {
                     return true;
                 }
@@ -35,7 +36,8 @@ impl Qp {
     #[inline]
     pub(crate) fn plan_ack(&self, plan: &mut Vec<Segment>) {
         if let Some(ack) = self.responder.ack {
-            plan.push(Segment::new(Source::Ack, Opcode::RcAck, ack.psn, 0));
+            let opcode = self.rules.form(Opcode::RcAck);
+            plan.push(Segment::new(Source::Ack, opcode, ack.psn, 0));
         }
     }
 

@@ -13,7 +13,7 @@ use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
 use rnic_abi::verbs::{AccessFlags, WcOpcode, WcStatus};
-use roce_wire::{AtomicEth, Opcode, Psn, Reth, Trailer};
+use roce_wire::{AtomicEth, Operation, Psn, Reth, Trailer};
 
 impl Qp {
     pub(in crate::qp) fn execute_send<T: Tap>(
@@ -155,7 +155,8 @@ impl Qp {
             let _ = cqe.carry(carried);
         }
         ctx.shared.batch.end_message(self.slot, packet.psn());
-        ctx.shared.batch.deliver(self.slot, (packet.psn(), self.responder.msn), cqe);
+        let at = (packet.psn(), self.responder.msn);
+        ctx.shared.batch.deliver(self.slot, self.recv_cq, at, cqe);
     }
 
     pub(in crate::qp) fn execute_write<T: Tap>(
@@ -263,7 +264,8 @@ impl Qp {
             self.check_key(ctx, reth.rkey.0, reth.va, reth.dma_len, need)?;
         }
         let packets = packets_of(reth.dma_len, self.mtu);
-        let kind = ReplyKind::Read { va: reth.va, rkey: reth.rkey.0, len: reth.dma_len };
+        let (va, rkey, len, pd) = (reth.va, reth.rkey.0, reth.dma_len, self.pd);
+        let kind = ReplyKind::Read { va, rkey, len, pd };
         self.reply(packet.psn(), packets, kind);
         Ok(())
     }
@@ -293,8 +295,8 @@ impl Qp {
             return Err(Verdict::nak(NakReason::Alignment));
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let update = match packet.opcode() {
-            Opcode::RcCmpSwap => Update::Swap { compare, swap: swap_or_add },
+        let update = match packet.info.operation {
+            Operation::CmpSwap => Update::Swap { compare, swap: swap_or_add },
             _ => Update::Add(swap_or_add),
         };
         let (space, addr) = (target.space, target.addr);

@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 /// What is replied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyKind {
-    /// Bytes of a memory region.
-    Read { va: u64, rkey: u32, len: u32 },
+    /// Bytes of a memory region of this protection domain.
+    Read { va: u64, rkey: u32, len: u32, pd: u32 },
     /// The original value of an atomic.
     Atomic { value: u64 },
     /// A FLUSH or ATOMIC_WRITE is done: a READ response without data.
@@ -140,7 +140,9 @@ impl ReplyQueue {
         epsn: Psn,
     ) -> bool {
         let matches = |r: &Remembered| {
-            let ReplyKind::Read { va: start, rkey: key, len: total } = r.kind else { return false };
+            let ReplyKind::Read { va: start, rkey: key, len: total, pd } = r.kind else {
+                return None;
+            };
             let skipped = psn.distance_from(r.first);
             let inside = va
                 .checked_sub(start)
@@ -149,12 +151,10 @@ impl ReplyQueue {
             let fits = u32::try_from(skipped)
                 .is_ok_and(|skipped| skipped.saturating_add(packets) <= r.packets);
             // Rule: DuplicateReadMatches
-            fits && key == rkey && (inside || len == 0)
+            (fits && key == rkey && (inside || len == 0)).then_some(pd)
         };
-        if !self.remembered.iter().any(matches) {
-            return false;
-        }
-        let kind = ReplyKind::Read { va, rkey, len };
+        let Some(pd) = self.remembered.iter().find_map(matches) else { return false };
+        let kind = ReplyKind::Read { va, rkey, len, pd };
         // Rule: DuplicateReadPsn
         self.restart(QueuedReply::new(kind, psn, packets, true), epsn)
     }
@@ -279,7 +279,7 @@ mod tests {
     fn with_read(first: Psn, packets: u32, len: u32) -> ReplyQueue {
         let mut replies = ReplyQueue::default();
         replies.resize(4);
-        replies.push_new(ReplyKind::Read { va: 0, rkey: KEY, len }, first, packets);
+        replies.push_new(ReplyKind::Read { va: 0, rkey: KEY, len, pd: 0 }, first, packets);
         replies
     }
 
@@ -324,7 +324,7 @@ mod tests {
             };
             let mut replies = with_read(start, 10, 2560);
             for k in [10, 20] {
-                let kind = ReplyKind::Read { va: 0, rkey: KEY, len: 2560 };
+                let kind = ReplyKind::Read { va: 0, rkey: KEY, len: 2560, pd: 0 };
                 replies.push_new(kind, start.wrapping_add(k), 10);
             }
             for _ in 0..6 {

@@ -1,4 +1,5 @@
-//! Where receive WQEs come from: a queue of the queue pair's own, or a shared one.
+//! Where receive WQEs come from: a queue of the queue pair's own, a shared one, or the one that each
+//! message names.
 
 use crate::recv_queue::{NoRecv, Recv, RecvQueue};
 use crate::shared::Shared;
@@ -12,6 +13,17 @@ pub(crate) enum ReceiveSource {
     Own(RecvQueue),
     /// A shared receive queue: its handle, and its doorbell record.
     Shared { srq: u32, record: RecordIndex },
+    /// The shared receive queue that the peer's last message named (XRC).
+    Named(NamedSrq),
+}
+
+/// A shared receive queue that a message of XRC named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NamedSrq {
+    /// Its number in packets; 0: none was named, or it is gone.
+    pub(crate) number: u32,
+    pub(crate) srq: u32,
+    pub(crate) record: RecordIndex,
 }
 
 impl ReceiveSource {
@@ -20,7 +32,7 @@ impl ReceiveSource {
     pub(crate) fn own(&self) -> Option<&RecvQueue> {
         match self {
             Self::Own(queue) => Some(queue),
-            Self::Shared { .. } => None,
+            Self::Shared { .. } | Self::Named(_) => None,
         }
     }
 
@@ -28,16 +40,24 @@ impl ReceiveSource {
     pub(crate) fn own_mut(&mut self) -> Option<&mut RecvQueue> {
         match self {
             Self::Own(queue) => Some(queue),
-            Self::Shared { .. } => None,
+            Self::Shared { .. } | Self::Named(_) => None,
         }
     }
 
-    /// The shared receive queue.
+    /// The shared receive queue that it was made with.
     #[inline]
     pub(crate) fn shared(&self) -> Option<u32> {
         match self {
-            Self::Own(_) => None,
+            Self::Own(_) | Self::Named(_) => None,
             Self::Shared { srq, .. } => Some(*srq),
+        }
+    }
+
+    /// The shared receive queue that the last message named; none when none did.
+    pub(crate) fn named(&self) -> Option<&NamedSrq> {
+        match self {
+            Self::Named(named) => Some(named).filter(|named| named.number != 0),
+            _ => None,
         }
     }
 
@@ -46,7 +66,7 @@ impl ReceiveSource {
     pub(crate) fn record(&self) -> RecordIndex {
         match self {
             Self::Own(queue) => queue.record,
-            Self::Shared { record, .. } => *record,
+            Self::Shared { record, .. } | Self::Named(NamedSrq { record, .. }) => *record,
         }
     }
 
@@ -60,7 +80,9 @@ impl ReceiveSource {
     ) -> Result<Recv, NoRecv> {
         match self {
             Self::Own(queue) => queue.take(&shared.clients, client, sges),
-            Self::Shared { srq, .. } => shared.take_receive(*srq, client, sges),
+            Self::Shared { srq, .. } | Self::Named(NamedSrq { srq, .. }) => {
+                shared.take_receive(*srq, sges)
+            }
         }
     }
 
@@ -70,7 +92,7 @@ impl ReceiveSource {
         match self {
             Self::Own(queue) => queue.release(index),
             // Its slot is free since it was taken.
-            Self::Shared { .. } => {}
+            Self::Shared { .. } | Self::Named(_) => {}
         }
     }
 }

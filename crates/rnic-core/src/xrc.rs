@@ -1,0 +1,345 @@
+//! XRC domains, who takes part in them, and what belongs to a domain.
+//!
+//! A domain is shared by the clients that opened it: each may make shared receive queues in it, and
+//! make and open its targets. Objects that belong to one client (openings, references, shared
+//! receive queues) go with that client. A target goes with the last reference to it, and a domain
+//! with its last opening.
+
+use crate::command::{
+    ClientId, CommandError, Errno, NewXrcSrq, Outcome, XrcFile, XrcOpen, no_such,
+};
+use crate::commands::{CommandResult, invalid, refuse};
+use crate::config::EngineConfig;
+use crate::engine::Engine;
+use crate::permutation::Permutation;
+use crate::qp::{Qp, Target};
+use crate::qpn::MAX_QPS;
+use crate::secret::Purpose;
+use crate::slab::{SLOT_BITS, Slab};
+use crate::srq::XrcSrq;
+use crate::time::Instant;
+use roce_wire::Qpn;
+
+/// Bits of a shared receive queue's number that name its slot; the other eight tell how often the
+/// slot was used again.
+const SLOT_BITS_OF_NUMBER: u32 = 16;
+/// Shared receive queues that numbers can name.
+pub(crate) const MAX_SRQS: usize = 1 << SLOT_BITS_OF_NUMBER;
+
+/// Handles with this bit are references to targets: no queue pair has a slot so high.
+const IS_REFERENCE: u32 = 1 << (SLOT_BITS - 1);
+const _: () = assert!(MAX_QPS <= IS_REFERENCE as usize);
+
+const NO_XRCD: CommandError = no_such("no such XRC domain");
+
+/// A domain.
+#[derive(Clone, Copy, Debug)]
+struct Domain {
+    /// What stands for it.
+    file: Option<XrcFile>,
+    openings: u32,
+}
+
+/// A client takes part in a domain.
+#[derive(Clone, Copy, Debug)]
+struct Opening {
+    client: ClientId,
+    domain: u32,
+    /// Shared receive queues and references of this client.
+    users: u32,
+}
+
+/// A client refers to a target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reference {
+    pub(crate) client: ClientId,
+    opening: u32,
+    /// The target's own handle.
+    qp: u32,
+    pub(crate) async_events: u64,
+}
+
+/// All of XRC but the targets and the shared receive queues themselves.
+#[derive(Debug)]
+pub(crate) struct Xrc {
+    domains: Slab<Domain>,
+    openings: Slab<Opening>,
+    references: Slab<Reference>,
+    numbers: Permutation<12, 12>,
+}
+
+impl Xrc {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        let max = config.limits.max_pd as usize;
+        Self {
+            domains: Slab::new(max),
+            openings: Slab::new(max),
+            references: Slab::new((config.limits.max_qp as usize).min(MAX_QPS)),
+            numbers: Permutation::new(config.secret, Purpose::SrqNumbers),
+        }
+    }
+
+    /// The slot of the shared receive queue that has this number, if any has it.
+    pub(crate) fn slot_of(&self, number: u32) -> Option<usize> {
+        let slot = self.numbers.undo(number) & (MAX_SRQS as u32 - 1);
+        usize::try_from(slot).ok()
+    }
+
+    /// The number of the shared receive queue with this handle. 0 means none, so that the slot has
+    /// that of another generation then.
+    fn number_of(&self, srq: u32) -> u32 {
+        let slot = srq & (MAX_SRQS as u32 - 1);
+        let number =
+            |generation: u32| self.numbers.apply((generation & 0xff) << SLOT_BITS_OF_NUMBER | slot);
+        let generation = srq >> SLOT_BITS;
+        match number(generation) {
+            0 => number(generation + 1),
+            number => number,
+        }
+    }
+
+    /// A reference by its handle.
+    pub(crate) fn reference_mut(&mut self, handle: u32) -> Option<&mut Reference> {
+        self.references.get_mut(handle & !IS_REFERENCE)
+    }
+
+    /// The target's own handle, where a client has this reference to it; `None` where the handle
+    /// is not one of a reference.
+    pub(crate) fn target_of(
+        &self,
+        client: ClientId,
+        handle: u32,
+    ) -> Option<Result<u32, CommandError>> {
+        if handle & IS_REFERENCE == 0 {
+            return None;
+        }
+        let found = self.references.get(handle & !IS_REFERENCE);
+        // Rule: OwnReferences
+        let own = found.filter(|found| found.client == client);
+        Some(own.map(|own| own.qp).ok_or(no_such("no such queue pair")))
+    }
+
+    fn owned(&mut self, client: ClientId, xrcd: u32) -> Result<&mut Opening, CommandError> {
+        // Rule: OwnDomains
+        self.openings.get_mut(xrcd).filter(|opening| opening.client == client).ok_or(NO_XRCD)
+    }
+
+    /// What a shared receive queue of a domain has besides. Its opening counts it from now on.
+    pub(crate) fn add_srq(
+        &mut self,
+        client: ClientId,
+        NewXrcSrq { xrcd, cq }: NewXrcSrq,
+        handle: u32,
+    ) -> Result<XrcSrq, CommandError> {
+        let number = self.number_of(handle);
+        let opening = self.owned(client, xrcd)?;
+        opening.users += 1;
+        Ok(XrcSrq { handle, number, domain: opening.domain, opening: xrcd, cq })
+    }
+
+    /// A shared receive queue or a reference is gone.
+    pub(crate) fn release(&mut self, opening: u32) {
+        if let Some(opening) = self.openings.get_mut(opening) {
+            opening.users -= 1;
+        }
+    }
+
+    fn open(&mut self, client: ClientId, how: XrcOpen) -> CommandResult {
+        let stands_for = |domain: &Domain| how.file.is_some() && domain.file == how.file;
+        // Rule: DomainOfFile
+        let there = self.domains.iter().find(|(_, domain)| stands_for(domain));
+        let domain = match there.map(|(handle, _)| handle) {
+            None if how.file.is_some() && !how.create => {
+                return Err(refuse(Errno::Again, "no XRC domain has this file yet"));
+            }
+            Some(_) if how.exclusive => {
+                return Err(invalid("an XRC domain has this file already"));
+            }
+            Some(domain) => domain,
+            None => {
+                let domain = Domain { file: how.file, openings: 0 };
+                self.domains.insert(domain).map_err(|_| full())?
+            }
+        };
+        let opening = Opening { client, domain, users: 0 };
+        let opened = self.openings.insert(opening).map_err(|_| full());
+        if opened.is_ok()
+            && let Some(domain) = self.domains.get_mut(domain)
+        {
+            domain.openings += 1;
+        }
+        self.forget_if_unused(domain);
+        opened.map(Outcome::Handle)
+    }
+
+    fn close(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
+        // Rule: OpeningInUse
+        if self.owned(client, xrcd)?.users > 0 {
+            let text = "shared receive queues or queue pairs of this client are in the domain";
+            return Err(refuse(Errno::Busy, text));
+        }
+        self.leave(xrcd);
+        Ok(Outcome::Done)
+    }
+
+    fn leave(&mut self, opening: u32) {
+        let Some(Opening { domain, .. }) = self.openings.remove(opening) else { return };
+        if let Some(domain) = self.domains.get_mut(domain) {
+            domain.openings -= 1;
+        }
+        self.forget_if_unused(domain);
+    }
+
+    fn forget_if_unused(&mut self, domain: u32) {
+        if self.domains.get(domain).is_some_and(|domain| domain.openings == 0) {
+            self.domains.remove(domain);
+        }
+    }
+
+    /// The client takes part in no domain any more. What it had there is gone already.
+    pub(crate) fn remove_client(&mut self, client: ClientId) {
+        let of_client = |(_, opening): &(u32, &Opening)| opening.client == client;
+        let left: Vec<u32> =
+            self.openings.iter().filter(of_client).map(|(handle, _)| handle).collect();
+        left.into_iter().for_each(|opening| self.leave(opening));
+    }
+
+    /// The references of a client.
+    pub(crate) fn references_of(&self, client: ClientId) -> Vec<u32> {
+        let of_client = |(_, reference): &(u32, &Reference)| reference.client == client;
+        let found = self.references.iter().filter(of_client);
+        found.map(|(handle, _)| handle | IS_REFERENCE).collect()
+    }
+
+    fn refer(&mut self, client: ClientId, xrcd: u32, qp: u32) -> Result<u32, CommandError> {
+        self.owned(client, xrcd)?;
+        let reference = Reference { client, opening: xrcd, qp, async_events: 0 };
+        let full = refuse(Errno::NoMem, "the device has no free queue pair");
+        let handle = self.references.insert(reference).map_err(|_| full)?;
+        self.owned(client, xrcd)?.users += 1;
+        Ok(handle | IS_REFERENCE)
+    }
+}
+
+fn full() -> CommandError {
+    refuse(Errno::NoMem, "the device has no free XRC domain")
+}
+
+impl Engine {
+    pub(crate) fn open_xrcd(&mut self, client: ClientId, how: XrcOpen) -> CommandResult {
+        self.shared.clients.slot_of(client).ok_or(crate::commands::NO_CLIENT)?;
+        self.shared.xrc.open(client, how)
+    }
+
+    pub(crate) fn close_xrcd(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
+        self.shared.xrc.close(client, xrcd)
+    }
+
+    pub(crate) fn create_target(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
+        let domain = self.shared.xrc.owned(client, xrcd)?.domain;
+        let identity = self.next_identity(client)?;
+        let reference = self.shared.xrc.refer(client, xrcd, identity.handle)?;
+        let target = Target { domain, refs: vec![reference] };
+        let qp = Qp::new_target(identity, target).ok_or(invalid("an impossible queue"))?;
+        self.add_qp(qp)?;
+        Ok(Outcome::Qp { qp: reference, qpn: identity.qpn.value() })
+    }
+
+    pub(crate) fn open_qp(&mut self, client: ClientId, xrcd: u32, qpn: u32) -> CommandResult {
+        let domain = self.shared.xrc.owned(client, xrcd)?.domain;
+        let slot = self.codec.decode(Qpn::new(qpn)).slot;
+        let found = self.qps.by_slot_mut(slot as usize).filter(|qp| qp.qpn.value() == qpn);
+        let found = found.and_then(|qp| Some((qp.handle, qp.target.as_deref_mut()?)));
+        // Rule: OpenedInDomain
+        let found = found.filter(|(_, target)| target.domain == domain);
+        let Some((handle, target)) = found else {
+            return Err(invalid("the domain has no such XRC target"));
+        };
+        let reference = self.shared.xrc.refer(client, xrcd, handle)?;
+        target.refs.push(reference);
+        Ok(Outcome::Qp { qp: reference, qpn })
+    }
+
+    /// Gives a reference up; the target goes with the last one.
+    pub(crate) fn close_reference(&mut self, now: Instant, reference: u32) -> CommandResult {
+        let gone = self.shared.xrc.references.remove(reference & !IS_REFERENCE);
+        let Some(gone) = gone else { return Err(no_such("no such queue pair")) };
+        self.shared.xrc.release(gone.opening);
+        let left = self.qps.get_mut(gone.qp).and_then(|qp| {
+            let refs = &mut qp.target.as_deref_mut()?.refs;
+            refs.retain(|other| *other != reference);
+            refs.first().copied()
+        });
+        // Rule: TargetLastsWhileReferred
+        match left {
+            None => self.remove_qp(now, gone.qp),
+            Some(other) => self.hand_target_on(gone.qp, other),
+        }
+        Ok(Outcome::QpGone { async_events: gone.async_events })
+    }
+
+    /// A target takes its turns as one of the client that has this reference.
+    fn hand_target_on(&mut self, handle: u32, reference: u32) {
+        let Some(heir) = self.shared.xrc.reference_mut(reference).map(|found| found.client) else {
+            return;
+        };
+        let Some(slot) = self.shared.clients.slot_of(heir) else { return };
+        let Some(qp) = self.qps.get_mut(handle) else { return };
+        if qp.client_slot == slot {
+            return;
+        }
+        let active = &mut self.shared.active;
+        active.remove(qp.client_slot, qp.slot);
+        active.add(slot);
+        if qp.is_active {
+            active.push_back(slot, qp.slot);
+        }
+        (qp.client_id, qp.client_slot) = (heir, slot);
+    }
+
+    /// A shared receive queue of a domain is gone: no message may name it any more.
+    pub(crate) fn forget_xrc_srq(&mut self, gone: &XrcSrq) {
+        self.shared.xrc.release(gone.opening);
+        if let Some(cq) = self.shared.cqs.get_mut(gone.cq) {
+            cq.users -= 1;
+        }
+        let all: Vec<u32> = self.qps.iter().map(|(handle, _)| handle).collect();
+        for handle in all {
+            if let Some(qp) = self.qps.get_mut(handle) {
+                qp.forget_srq(gone.handle);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_SRQS, SLOT_BITS, Xrc};
+    use crate::config::EngineConfig;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_shared_receive_queue_is_found_by_its_number() {
+        let xrc = Xrc::new(&EngineConfig::new([5, 6]));
+        let last = MAX_SRQS as u32 - 1;
+        let mut numbers = HashSet::new();
+        for slot in (0..100).chain([last]) {
+            for generation in 0..256 {
+                let number = xrc.number_of(generation << SLOT_BITS | slot);
+                assert!(number > 0 && number < 1 << 24);
+                assert_eq!(xrc.slot_of(number), Some(slot as usize));
+                numbers.insert(number);
+            }
+        }
+        // The one that would be 0 has that of another generation.
+        assert!(numbers.len() >= 101 * 256 - 1);
+    }
+
+    #[test]
+    fn numbers_of_neighbours_are_unrelated() {
+        let xrc = Xrc::new(&EngineConfig::new([5, 6]));
+        let step = |slot| xrc.number_of(slot + 1).wrapping_sub(xrc.number_of(slot));
+        let steps: HashSet<u32> = (0..64).map(step).collect();
+        assert!(steps.len() > 60, "the differences repeat: {steps:?}");
+    }
+}
