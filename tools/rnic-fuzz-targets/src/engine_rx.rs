@@ -74,8 +74,12 @@ impl Scene {
         let second = match setup & 0x82 {
             0x82 => QpType::Ud,
             0x80 => QpType::Uc,
+            0x02 => QpType::XrcRecv,
             _ => QpType::Rc,
         };
+        if second == QpType::XrcRecv {
+            victim.open_domain(&mut world);
+        }
         for qp_type in [QpType::Rc, second] {
             let qp = victim.create_qp(&mut world, qp_type);
             victim.connect(&mut world, qp, connection, (PEER, PEER_QPN));
@@ -143,7 +147,7 @@ impl Scene {
             assert_eq!(received, self.delivered, "datagrams vanished");
         }
         for app in &self.victim.qps {
-            let view = self.world.engine.qp(app.handle).expect("the QP exists");
+            let view = self.world.engine.qp_by_number(app.qpn).expect("the QP exists");
             let most = u32::from(app.connection.max_dest_rd_atomic).next_power_of_two();
             assert!(view.replies <= most, "{} replies are owed", view.replies);
         }
@@ -153,14 +157,16 @@ impl Scene {
     /// What the peer knows about a QP.
     fn aim(&self, nth: usize) -> Aim {
         let app = &self.victim.qps[nth];
-        let view = self.world.engine.qp(app.handle).expect("the QP exists");
+        let view = self.world.engine.qp_by_number(app.qpn).expect("the QP exists");
         Aim {
             qpn: app.qpn,
             transport: match app.qp_type {
                 QpType::Uc => Transport::Uc,
                 QpType::Ud => Transport::Ud,
+                QpType::XrcRecv => Transport::Xrc,
                 _ => Transport::Rc,
             },
+            srqn: self.victim.srqn(),
             mtu: app.connection.mtu() as usize,
             expected: Psn::new(view.expected_psn),
             in_flight: (Psn::new(view.in_flight.0), Psn::new(view.in_flight.1)),
@@ -270,8 +276,23 @@ impl Scene {
         }
     }
 
+    /// Everything that names the queue of the domain is refused from now on.
+    fn destroy_named(&mut self) {
+        let Some((_, srq)) = self.victim.xrc.as_ref().filter(|(_, srq)| !srq.is_gone) else {
+            return;
+        };
+        let destroy = ClientCommand::DestroySrq { srq: srq.handle };
+        self.world.command(self.victim.client, destroy).expect("it can always go");
+        self.victim.poll();
+        if let Some((_, srq)) = &mut self.victim.xrc {
+            srq.forget();
+        }
+    }
+
     fn change_state(&mut self, script: &mut Script<'_>, nth: usize) {
         match script.below(6) {
+            // Rarely: little happens afterwards.
+            0 if nth == 1 && script.u8() & 7 == 0 => self.destroy_named(),
             0 => drop(self.victim.set_state(&mut self.world, nth, QpState::Err)),
             1 => drop(self.victim.set_state(&mut self.world, nth, QpState::Sqd)),
             2 => drop(self.victim.set_state(&mut self.world, nth, QpState::Rts)),
@@ -331,7 +352,8 @@ impl Scene {
             let owed = (app.sq.oracle.owed(), app.rq.oracle.owed());
             assert_eq!(owed, (0, 0), "work requests were not flushed");
         }
-        if let Some(srq) = &mut self.victim.srq {
+        let Tenant { srq, xrc, .. } = &mut self.victim;
+        for srq in srq.iter_mut().chain(xrc.as_mut().map(|(_, srq)| srq)) {
             srq.check();
         }
         let foreign = self.victim.bytes(&self.world, &self.regions[FOREIGN]);

@@ -28,7 +28,7 @@ impl Honest {
         let mut tenant = Tenant::new(world, 1);
         let from = tenant.region(world, tenant.pds[0], PAGE, AccessFlags::LOCAL_WRITE);
         let to = tenant.region(world, tenant.pds[0], PAGE, full_access());
-        pair(world, &mut tenant, QpType::Rc, Connection { path_mtu: 2, ..PSNS });
+        pair(world, &mut tenant, [QpType::Rc; 2], Connection { path_mtu: 2, ..PSNS });
         let mut honest = Self { tenant, from, to, posted: 0, due: 0 };
         honest.post(world);
         honest

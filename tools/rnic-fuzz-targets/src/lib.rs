@@ -18,6 +18,7 @@
 pub mod capture;
 pub mod cm;
 pub mod control;
+mod domains;
 pub mod engine_rx;
 pub mod frame;
 mod honest;

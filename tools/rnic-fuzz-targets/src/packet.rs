@@ -24,6 +24,8 @@ pub(crate) struct Place {
 pub(crate) struct Aim {
     pub(crate) qpn: Qpn,
     pub(crate) transport: Transport,
+    /// XRC: the number of a shared receive queue that it may name.
+    pub(crate) srqn: u32,
     pub(crate) mtu: usize,
     /// Expected by the responder.
     pub(crate) expected: Psn,
@@ -75,7 +77,7 @@ pub(crate) fn any(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> Packe
         bth.resv7 = script.u8() & 0x7f;
     }
     let mut headers = HeaderRepr::new(bth);
-    add_extensions(script, &mut headers, places, len);
+    add_extensions(script, &mut headers, (aim, places), len);
     finish(script, aim.flow, &headers, len)
 }
 
@@ -127,7 +129,12 @@ fn any_dma_len(script: &mut Script<'_>, payload: usize, place: u64) -> u32 {
     }
 }
 
-fn add_extensions(script: &mut Script<'_>, out: &mut HeaderRepr, places: &[Place], len: usize) {
+fn add_extensions(
+    script: &mut Script<'_>,
+    out: &mut HeaderRepr,
+    (aim, places): (&Aim, &[Place]),
+    len: usize,
+) {
     let set = out.bth.opcode.info().headers;
     if set.has(HeaderSet::RDETH) {
         out.rdeth = Some(Rdeth { reserved: 0, ee_context: 0 });
@@ -138,7 +145,7 @@ fn add_extensions(script: &mut Script<'_>, out: &mut HeaderRepr, places: &[Place
         out.deth = Some(Deth::new(key, Qpn::new(script.u32())));
     }
     if set.has(HeaderSet::XRCETH) {
-        out.xrceth = Some(XrcEth::new(script.u32() & 0x00ff_ffff));
+        out.xrceth = Some(any_name(script, aim));
     }
     if set.has(HeaderSet::FETH) {
         out.feth = Some(Feth(script.u32()));
@@ -168,6 +175,12 @@ fn add_extensions(script: &mut Script<'_>, out: &mut HeaderRepr, places: &[Place
     if set.has(HeaderSet::CNP) {
         out.cnp = Some(CnpBody::default());
     }
+}
+
+/// The number of a shared receive queue: mostly one that exists.
+fn any_name(script: &mut Script<'_>, aim: &Aim) -> XrcEth {
+    let srqn = if script.u8() & 7 == 0 { script.u32() & 0x00ff_ffff } else { aim.srqn };
+    XrcEth::new(srqn)
 }
 
 fn any_syndrome(script: &mut Script<'_>) -> Syndrome {
@@ -248,6 +261,9 @@ pub(crate) fn message(script: &mut Script<'_>, aim: &Aim, places: &[Place]) -> V
         headers.bth.ack_req = ends;
         if opcode.info().has(HeaderSet::DETH) {
             headers.deth = Some(Deth::new(QKey(QKEY), Qpn::GSI));
+        }
+        if opcode.info().has(HeaderSet::XRCETH) {
+            headers.xrceth = Some(any_name(script, aim));
         }
         if opcode.info().has(HeaderSet::RETH) {
             let whole = (packets as usize - 1) * aim.mtu + last;

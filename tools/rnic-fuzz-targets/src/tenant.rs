@@ -45,6 +45,8 @@ pub(crate) struct Tenant {
     pub(crate) qps: Vec<AppQp>,
     /// Where the QPs made after it take their receives from.
     pub(crate) srq: Option<SharedReceives>,
+    /// An XRC domain, and the shared receive queue there.
+    pub(crate) xrc: Option<(u32, SharedReceives)>,
 }
 
 /// A QP as its application sees it.
@@ -100,8 +102,8 @@ impl Tenant {
         let completions = CqConsumer::new(words.clone(), CQ_CAPACITY).expect("same");
         let create = ClientCommand::CreateCq { ring, capacity: CQ_CAPACITY, channel: None };
         let cq = handle(world.command(client, create));
-        let (qps, srq) = (Vec::new(), None);
-        Self { client, space, area, bell, pds, cq, cq_words: words, completions, qps, srq }
+        let (qps, srq, xrc) = (Vec::new(), None, None);
+        Self { client, space, area, bell, pds, cq, cq_words: words, completions, qps, srq, xrc }
     }
 
     /// Maps and registers memory in a protection domain.
@@ -134,19 +136,26 @@ impl Tenant {
         let stride = send_stride(CAPS.max_send_sge, CAPS.max_inline_data);
         let (sq, engine_sq) = queue(2 * nth, CAPS.max_send_wr, stride);
         let (rq, engine_rq) = queue(2 * nth + 1, CAPS.max_recv_wr, recv_stride(CAPS.max_recv_sge));
-        let new = ClientCommand::CreateQp(Box::new(NewQp {
-            pd: self.pds[0],
-            qp_type,
-            send_cq: self.cq,
-            recv_cq: self.cq,
-            caps: CAPS,
-            sq_sig_all: false,
-            sq: engine_sq,
-            rq: match &self.srq {
-                Some(srq) => NewReceives::Shared(srq.handle),
-                None => NewReceives::Own(engine_rq),
-            },
-        }));
+        let own = || {
+            ClientCommand::CreateQp(Box::new(NewQp {
+                pd: self.pds[0],
+                qp_type,
+                send_cq: self.cq,
+                recv_cq: self.cq,
+                caps: CAPS,
+                sq_sig_all: false,
+                sq: engine_sq,
+                rq: match &self.srq {
+                    _ if qp_type == QpType::XrcSend => NewReceives::None,
+                    Some(srq) => NewReceives::Shared(srq.handle),
+                    None => NewReceives::Own(engine_rq),
+                },
+            }))
+        };
+        let new = match (qp_type, &self.xrc) {
+            (QpType::XrcRecv, Some((xrcd, _))) => ClientCommand::CreateTarget { xrcd: *xrcd },
+            _ => own(),
+        };
         let Ok(Outcome::Qp { qp: handle, qpn }) = world.command(self.client, new) else {
             panic!("the engine makes the QP");
         };
@@ -184,6 +193,7 @@ impl Tenant {
         let meaningless = match self.qps[nth].qp_type {
             QpType::Uc => ANSWERS,
             QpType::Ud => ANSWERS | ADDRESSED,
+            // The ends of XRC ignore what is for the other end.
             _ => AttrMask::empty(),
         };
         for (mask, attr) in steps(&connection, peer) {
@@ -208,7 +218,7 @@ impl Tenant {
     ) -> bool {
         let to_reset = mask.contains(AttrMask::STATE) && attr.state == QpState::Reset;
         let qp = self.qps[nth].handle;
-        let was = world.engine.qp(qp).map(|view| view.attr.state);
+        let was = world.engine.qp_by_number(self.qps[nth].qpn).map(|view| view.attr.state);
         let modify = ClientCommand::ModifyQp { qp, mask, attr, path };
         if world.command(self.client, modify).is_err() {
             return false;
@@ -242,7 +252,7 @@ impl Tenant {
         data: &[u64],
     ) -> bool {
         let app = &mut self.qps[nth];
-        if app.sq.ring.free() == 0 {
+        if app.sq.ring.free() == 0 || app.qp_type == QpType::XrcRecv {
             return false;
         }
         let mut words = control.encode().to_vec();
@@ -261,8 +271,13 @@ impl Tenant {
 
     /// Posts a receive request; false when the queue is full.
     pub(crate) fn post_recv(&mut self, nth: usize, wr_id: u64, sges: &[Sge]) -> bool {
-        let rq = &mut self.qps[nth].rq;
-        let has_room = match &mut self.srq {
+        let AppQp { rq, qp_type, .. } = &mut self.qps[nth];
+        let mut shared = match (*qp_type, &mut self.xrc) {
+            (QpType::XrcSend, _) => return false,
+            (QpType::XrcRecv, Some((_, srq))) => Some(srq),
+            _ => self.srq.as_mut(),
+        };
+        let has_room = match &mut shared {
             Some(srq) => srq.has_room(),
             None => rq.oracle.outstanding() < CAPS.max_recv_wr as usize && rq.ring.free() > 0,
         };
@@ -272,7 +287,7 @@ impl Tenant {
         let num_sge = u8::try_from(sges.len()).unwrap_or(u8::MAX);
         let mut words = RecvControl { num_sge, wr_id }.encode().to_vec();
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
-        let queue = match &mut self.srq {
+        let queue = match shared {
             Some(srq) => {
                 srq.posted.insert(srq.queue.ring.producer(), wr_id);
                 &mut srq.queue
@@ -300,6 +315,12 @@ impl Tenant {
             let nth = owner.expect("a completion names a QP of its CQ");
             let app = &mut self.qps[nth];
             let is_receive = cqe.flags.contains(CqeFlags::RECV);
+            if app.qp_type == QpType::XrcRecv
+                && let Some((_, srq)) = &mut self.xrc
+            {
+                srq.complete(cqe);
+                continue;
+            }
             if is_receive && let Some(srq) = &mut self.srq {
                 srq.complete(cqe);
                 continue;

@@ -1,6 +1,7 @@
 //! A hostile application: it writes anything into its rings, doorbells and completion queue, and
 //! asks for anything, while another client of the same engine moves checked data.
 
+use crate::domains;
 use crate::honest::Honest;
 use crate::script::Script;
 use crate::tenant::{CAPS, QKEY, Tenant, USED};
@@ -68,13 +69,17 @@ impl Scene {
         if setup & 4 != 0 {
             hostile.create_srq(&mut world);
         }
-        let qp_type = match (setup & 8 == 0, setup & 2 == 0) {
-            (false, _) => QpType::Ud,
-            (true, true) => QpType::Rc,
-            (true, false) => QpType::Uc,
+        let types = match (setup & 16 == 0, setup & 8 == 0, setup & 2 == 0) {
+            (false, _, _) => [QpType::XrcSend, QpType::XrcRecv],
+            (true, false, _) => [QpType::Ud; 2],
+            (true, true, true) => [QpType::Rc; 2],
+            (true, true, false) => [QpType::Uc; 2],
         };
+        if types[1] == QpType::XrcRecv {
+            hostile.open_domain(&mut world);
+        }
         let quick = Connection { path_mtu: 1, timeout: 4, ..PSNS };
-        pair(&mut world, &mut hostile, qp_type, quick);
+        pair(&mut world, &mut hostile, types, quick);
         let alone = hostile.create_qp(&mut world, QpType::Rc);
         hostile.connect(
             &mut world,
@@ -178,6 +183,9 @@ impl Scene {
             }
             _ => {}
         }
+        if self.hostile.qps[nth].qp_type == QpType::XrcSend {
+            control.srqn = if script.u8() & 7 == 0 { script.u32() } else { self.hostile.srqn() };
+        }
         if self.hostile.qps[nth].qp_type == QpType::Ud {
             control.ah = script.pick(&[self.ahs[0], self.ahs[0], self.ahs[1], self.ahs[2], 77]);
             control.remote_qpn = match script.below(8) {
@@ -239,7 +247,7 @@ impl Scene {
             _ => WrOpcode::Read,
         };
         let mut control = SendControl::new(opcode, SendFlags::SIGNALED, 3);
-        (control.ah, control.qkey) = (self.ahs[0], QKEY);
+        (control.ah, control.qkey, control.srqn) = (self.ahs[0], QKEY, self.hostile.srqn());
         control.remote_qpn = self.hostile.qps[nth ^ usize::from(nth < 2)].qpn.value();
         control.num_sge = 1;
         control.remote_addr = mr.addr;
@@ -266,7 +274,7 @@ impl Scene {
             _ => (own, false),
         };
         let mr = self.regions[script.below(self.regions.len())];
-        let (command, foreign) = match script.below(9) {
+        let (command, foreign) = match script.below(13) {
             0 => (ClientCommand::AllocPd, false),
             1 => {
                 let (pd, foreign) = any(script, own.pds[1], other.pds[0]);
@@ -302,6 +310,11 @@ impl Scene {
                 let foreign = at == self.windows.len() - 1;
                 (ClientCommand::DeallocMw { mw: self.windows[at].0 }, foreign)
             }
+            8 => {
+                let clients = [self.hostile.client, self.honest.tenant.client];
+                return domains::join(&mut self.world, script, clients);
+            }
+            9..=11 => (domains::any_command(script, own), false),
             _ => {
                 let qp = other.qps[0].handle;
                 let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
@@ -416,10 +429,10 @@ const STRANGER: Qpn = Qpn::new(0x99);
 pub(crate) fn pair(
     world: &mut World,
     tenant: &mut Tenant,
-    qp_type: QpType,
+    types: [QpType; 2],
     connection: Connection,
 ) {
-    let (a, b) = (tenant.create_qp(world, qp_type), tenant.create_qp(world, qp_type));
+    let [a, b] = types.map(|qp_type| tenant.create_qp(world, qp_type));
     let (qpn_a, qpn_b) = (tenant.qps[a].qpn, tenant.qps[b].qpn);
     tenant.connect(world, a, connection, (HERE, qpn_b));
     tenant.connect(world, b, connection, (HERE, qpn_a));

@@ -47,7 +47,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(23) {
+    match attack.random.below(27) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -56,7 +56,7 @@ fn any_request(attack: &mut Attack) -> Request {
             send_cq: Some(number & 7),
             recv_cq: None,
             srq: Some(number),
-            xrcd: None,
+            xrcd: Some(number & 3).filter(|_| number & 8 == 0),
             caps,
             sq_sig_all: true,
         }),
@@ -82,13 +82,16 @@ fn any_request(attack: &mut Attack) -> Request {
             max_wr: attack.random.word() as u32,
             max_sge: attack.random.word() as u32,
             limit: attack.random.word() as u32,
-            xrc: None,
+            xrc: Some((number & 3, number & 7)).filter(|_| number & 8 == 0),
         },
         13 => Request::Inspect { what: Inspect::Qps, from: number },
         14 | 15 => Request::CreateAh { pd: number & 3, attr: any_address(attack) },
         16 => Request::DestroyAh { ah: number & 7 },
         17..=20 => any_memory(attack, number),
         21 => any_window(attack, number),
+        22 | 23 => Request::OpenXrcd { create: number & 1 != 0, exclusive: number & 2 != 0 },
+        24 => Request::CloseXrcd { xrcd: number & 3 },
+        25 => Request::OpenQp { xrcd: number & 3, qpn: attack.random.word() as u32 },
         _ => Request::QueryQp { qp: number },
     }
 }

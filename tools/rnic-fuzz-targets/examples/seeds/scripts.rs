@@ -12,6 +12,9 @@ const EXACT: u8 = 0xff;
 /// Setup bytes: frames one by one, PSNs that wrap; trains with hidden headers.
 const FRAMES: u8 = 0;
 const TRAINS: u8 = 0x51;
+/// XRC: the second QP of `engine_rx` is a target; two of `wqe` are its initiator and itself.
+const NAMED: u8 = 2;
+const NAMES: u8 = 16;
 
 const SIGNALED: u8 = 2;
 const FENCE: u8 = 1;
@@ -65,6 +68,12 @@ fn story(name: &str, setup: u8, steps: &[Vec<u8>]) -> Seed {
 
 const POLL: [u8; 1] = [15];
 
+/// A SEND to a target: each packet names the queue that is there.
+fn named(packets: u8) -> Vec<u8> {
+    let send = on_other_qp(message(packets, false, true, 0));
+    [send, vec![1; packets.into()]].concat()
+}
+
 pub(crate) fn engine_rx() -> Vec<Seed> {
     let (ack, rnr, gap, refused) = (&[0][..], &[4, 1][..], &[5][..], &[6, 1][..]);
     let wait = |exponent| vec![11, exponent];
@@ -97,6 +106,7 @@ pub(crate) fn engine_rx() -> Vec<Seed> {
             &[memory(0, 0), message(2, true, false, 0), on_other_qp(message(1, true, false, 0))],
         ),
         story("deregister", TRAINS, &[post(WRITE, 2, 4), memory(0, 3), answer(0, gap)]),
+        story("named", NAMED, &[on_other_qp(receives()), named(1), named(3), POLL.to_vec()]),
         story("raw", FRAMES, &[[vec![14, 40], vec![4; 40]].concat(), [vec![14, 0]].concat()]),
     ]
 }
@@ -114,6 +124,7 @@ pub(crate) fn wqe() -> Vec<Seed> {
     let scribble = |queue: u8, at: u8| vec![7, queue, at, 0, 0];
     let bits = |area: u8, at: u8| vec![9, area, at, 0];
     vec![
+        story("named", NAMES, &[works(0), wqe(0), ring(0, 1), works(1), honest.clone()]),
         story("honest", FRAMES, &[honest.clone(), honest.clone()]),
         story("works", TRAINS, &[works(0), works(1), works(2), honest.clone()]),
         story("send", FRAMES, &[wqe(2), ring(0, 1), wqe(0), ring(0, 2)]),
@@ -124,7 +135,7 @@ pub(crate) fn wqe() -> Vec<Seed> {
         story("overrun", FRAMES, &[ring(0, 31), works(0), ring(1, 9)]),
         story("scribble", TRAINS, &[scribble(0, 16), works(0), scribble(1, 16), scribble(2, 0)]),
         story("doorbells", FRAMES, &[bits(0, 8), bits(0, 16), bits(1, 0), bits(3, 0), honest]),
-        story("commands", FRAMES, &(0..8).map(|kind| vec![11, kind, 0, 0]).collect::<Vec<_>>()),
+        story("commands", FRAMES, &(0..13).map(|kind| vec![11, kind, 0, 0]).collect::<Vec<_>>()),
         story("modify", FRAMES, &[[vec![12, 6], vec![0; 30]].concat(), vec![13], works(0)]),
         story("wait", TRAINS, &[works(2), vec![10, 30], vec![10, 30], vec![10, 36]]),
     ]
