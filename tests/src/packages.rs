@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 38] = [
+const PACKAGE_OF: [(&str, &str); 39] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -29,6 +29,7 @@ const PACKAGE_OF: [(&str, &str); 38] = [
     ("ibv_uc_pingpong", "ibverbs-utils"),
     ("ibv_ud_pingpong", "ibverbs-utils"),
     ("ibv_srq_pingpong", "ibverbs-utils"),
+    ("ibv_xsrq_pingpong", "ibverbs-utils"),
     ("ibv_asyncwatch", "ibverbs-utils"),
     ("rping", "rdmacm-utils"),
     ("ucmatose", "rdmacm-utils"),

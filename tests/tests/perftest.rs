@@ -111,6 +111,21 @@ const ON_DEMAND: [Case; 4] = [
     ("ib_send_lat --odp -s 8 -n 500", 1),
 ];
 
+/// XRC: each request names a shared receive queue.
+const NAMED: [Case; 11] = [
+    ("ib_send_bw -c XRC -s 65536 -n 500 -m 4096", 1),
+    ("ib_send_bw -c XRC -s 4096 -n 500 -q 8", 1),
+    ("ib_send_bw -c XRC -s 4096 -n 500 -b -e", 1),
+    ("ib_send_lat -c XRC -s 64 -n 500", 1),
+    ("ib_write_bw -c XRC -a -n 10 -m 1024", 23),
+    ("ib_write_bw -c XRC -s 65536 -n 200 -b -q 4", 1),
+    ("ib_write_lat -c XRC -s 8 -n 200", 1),
+    ("ib_read_bw -c XRC -s 65536 -n 200 -m 4096", 1),
+    ("ib_read_lat -c XRC -s 8 -n 200", 1),
+    ("ib_atomic_bw -c XRC -A FETCH_AND_ADD -n 200", 1),
+    ("ib_atomic_lat -c XRC -A CMP_AND_SWAP -n 200", 1),
+];
+
 /// A few cases that show that another packet I/O or address family works.
 const SHORT: [Case; 7] = [
     ("ib_write_bw -a -n 10 -m 4096", 23),
@@ -209,6 +224,13 @@ fn on_demand_memory_over_udp() -> Result<()> {
     let name = "on_demand_memory_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     all(&lab, Io::Udp, &[&ON_DEMAND])
+}
+
+#[test]
+fn requests_that_name_their_queue_over_udp() -> Result<()> {
+    let name = "requests_that_name_their_queue_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    all(&lab, Io::Udp, &[&NAMED])
 }
 
 #[test]

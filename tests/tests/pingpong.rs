@@ -7,8 +7,14 @@ use system_tests::native::{self, VICTIM};
 use system_tests::place::Place;
 use system_tests::programs::{Dialogue, pingpong};
 
-const PROGRAMS: [&str; 5] =
-    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_devinfo"];
+const PROGRAMS: [&str; 6] = [
+    "ibv_rc_pingpong",
+    "ibv_uc_pingpong",
+    "ibv_ud_pingpong",
+    "ibv_srq_pingpong",
+    "ibv_xsrq_pingpong",
+    "ibv_devinfo",
+];
 
 /// The path MTU, and the interface MTU that carries it with headers.
 const MTUS: [(u32, u32); 2] = [(4096, 4200), (1024, 1500)];
@@ -105,6 +111,22 @@ fn pingpongs_with_every_option() -> Result<()> {
     pair.stop()
 }
 
+/// One client or several have a connection each, and name one queue of the server.
+#[test]
+fn xsrq_pingpong_over_udp() -> Result<()> {
+    let name = "xsrq_pingpong_over_udp";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for options in ["-m 4096", "-m 1024 -s 65536", "-e"] {
+        for clients in [1, 4] {
+            let dialogue = Dialogue::new(&format!("ibv_xsrq_pingpong {options} -n 300"));
+            let dialogue = dialogue.server(&format!("-c {clients}"));
+            dialogue.run_several(&pair.left, &pair.right, clients)?;
+        }
+    }
+    pair.stop()
+}
+
 #[test]
 fn a_pingpong_that_sleeps_for_completions() -> Result<()> {
     let name = "a_pingpong_that_sleeps_for_completions";
@@ -135,7 +157,7 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         "max_mw: 0",
         "general_odp_caps: ODP_SUPPORT ODP_SUPPORT_IMPLICIT",
         "ud_odp_caps: SUPPORT_SEND SUPPORT_RECV SUPPORT_SRQ",
-        "xrc_odp_caps: NO SUPPORT",
+        "xrc_odp_caps: SUPPORT_SEND SUPPORT_RECV SUPPORT_WRITE SUPPORT_READ SUPPORT_ATOMIC SUPPORT_SRQ",
     ] {
         ensure!(text.contains(expected), "ibv_devinfo -v shows no {expected}:\n{text}");
     }

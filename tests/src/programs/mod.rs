@@ -155,6 +155,30 @@ impl Dialogue {
         Ok(Transcript { server: Some(served), client: asked })
     }
 
+    /// Runs a server that waits for several clients, and these at the same time.
+    ///
+    /// # Errors
+    /// When any fails.
+    pub fn run_several(
+        &self,
+        server: &dyn Place,
+        client: &dyn Place,
+        clients: usize,
+    ) -> Result<()> {
+        let port = next_port();
+        let serving = self.serve(server, port)?;
+        let args = self.client_line(client, server, port);
+        let start = |_| client.start(&self.program, &args, self.limit);
+        let calling: Vec<_> = (0..clients).map(start).collect::<Result<_>>()?;
+        for job in calling {
+            let asked = job.wait()?;
+            ensure!(asked.success(), "{self}\nclient: {asked}");
+        }
+        let served = serving.wait()?;
+        ensure!(served.success(), "{self}\nserver: {served}");
+        Ok(())
+    }
+
     /// Waits for the client, but only for a limited time after its server failed.
     fn attend(&self, mut calling: Box<dyn Job>, serving: &mut dyn Job) -> Result<Output> {
         let mut failed: Option<Instant> = None;

@@ -154,10 +154,7 @@ impl Context {
                 self.domains.open(fds.next(), create, exclusive)?
             }
             Request::CloseXrcd { xrcd } => self.domains.close(xrcd)?,
-            Request::SetSrqLimit { srq, limit } => {
-                self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
-                Reply::Done
-            }
+            Request::SetSrqLimit { srq, limit } => self.queues.set_srq_limit(srq, limit)?,
             Request::QuerySrq { srq } => self.queues.query_srq(srq)?,
             Request::DestroySrq { srq } => self.queues.destroy_srq(srq)?,
             Request::CreateAh { pd, attr } => self.create_ah(pd, attr)?,

@@ -316,6 +316,11 @@ impl Queues {
         Ok((Reply::Srq { srq, queue, max_wr, max_sge, srqn }, attached))
     }
 
+    pub(super) fn set_srq_limit(&self, srq: u32, limit: u32) -> Result<Reply, Refused> {
+        self.link.execute(ClientCommand::SetSrqLimit { srq, limit })?;
+        Ok(Reply::Done)
+    }
+
     pub(super) fn query_srq(&self, srq: u32) -> Result<Reply, Refused> {
         match self.link.execute(ClientCommand::QuerySrq { srq })? {
             Outcome::Srq { max_wr, max_sge, limit } => {
