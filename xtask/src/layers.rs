@@ -44,10 +44,12 @@ const ENGINE: Rows = Rows {
     source: "crates/rnic-core/src",
     rows: &[
         &["groups", "ids", "profile", "secret", "slab", "time", "transport"],
-        &["cm", "command", "ports", "qpn", "wheel"],
+        &["cm", "command", "permutation", "ports", "wheel"],
+        &["qpn"],
         &["ah", "by_reference", "clients", "cq", "modify_qp", "mr"],
         &["active", "batch", "config", "event", "outbox", "recv_queue"],
         &["counters", "srq"],
+        &["xrc"],
         &["shared"],
         &["management", "qp"],
         &["delivery"],

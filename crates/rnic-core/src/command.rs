@@ -448,6 +448,16 @@ pub(crate) const fn no_such(reason: &'static str) -> CommandError {
     CommandError { errno: Errno::NoEntry, reason }
 }
 
+/// A command is refused.
+pub(crate) const fn refuse(errno: Errno, reason: &'static str) -> CommandError {
+    CommandError { errno, reason }
+}
+
+/// Something that a command says is wrong.
+pub(crate) const fn invalid(reason: &'static str) -> CommandError {
+    refuse(Errno::Invalid, reason)
+}
+
 /// The errnos that verbs return, without an operating system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {

@@ -4,7 +4,7 @@ use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
 use crate::command::{
     ClientCommand, ClientId, Command, CommandError, Errno, NewQp, NewReceives, NewSrq, Outcome,
-    Path, PortState, no_such,
+    Path, PortState, invalid, no_such, refuse,
 };
 use crate::cq::Cq;
 use crate::engine::Engine;
@@ -24,18 +24,12 @@ use roce_wire::Gid;
 use std::net::IpAddr;
 
 mod memory;
+mod queue_pairs;
+mod xrc;
 
-pub(crate) type CommandResult = Result<Outcome, CommandError>;
+type CommandResult = Result<Outcome, CommandError>;
 
-pub(crate) fn refuse(errno: Errno, reason: &'static str) -> CommandError {
-    CommandError { errno, reason }
-}
-
-pub(crate) fn invalid(reason: &'static str) -> CommandError {
-    refuse(Errno::Invalid, reason)
-}
-
-pub(crate) const NO_CLIENT: CommandError =
+const NO_CLIENT: CommandError =
     CommandError { errno: Errno::Invalid, reason: "the device context is gone" };
 const NO_PD: CommandError = no_such("no such protection domain");
 const NO_CQ: CommandError = no_such("no such completion queue");

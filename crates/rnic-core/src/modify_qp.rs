@@ -4,7 +4,7 @@
 //! attribute that is neither required nor optional, a required one that is missing, or a value
 //! out of range is EINVAL and changes nothing.
 
-use crate::command::{CommandError, Errno};
+use crate::command::{CommandError, Errno, invalid};
 use crate::transport::TransportRules;
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState, QpType};
 use roce_wire::PathMtu;
@@ -299,10 +299,6 @@ fn copy(mask: AttrMask, new: &QpAttr, result: &mut QpAttr) {
     take(AttrMask::MIN_RNR_TIMER, &|r| r.min_rnr_timer = new.min_rnr_timer);
     let notify = mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
     result.en_sqd_async_notify = notify;
-}
-
-fn invalid(reason: &'static str) -> CommandError {
-    CommandError { errno: Errno::Invalid, reason }
 }
 
 #[cfg(test)]

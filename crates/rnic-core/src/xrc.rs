@@ -6,19 +6,14 @@
 //! with its last opening.
 
 use crate::command::{
-    ClientId, CommandError, Errno, NewXrcSrq, Outcome, XrcFile, XrcOpen, no_such,
+    ClientId, CommandError, Errno, NewXrcSrq, XrcFile, XrcOpen, invalid, no_such, refuse,
 };
-use crate::commands::{CommandResult, invalid, refuse};
 use crate::config::EngineConfig;
-use crate::engine::Engine;
 use crate::permutation::Permutation;
-use crate::qp::{Qp, Target};
 use crate::qpn::MAX_QPS;
 use crate::secret::Purpose;
 use crate::slab::{SLOT_BITS, Slab};
 use crate::srq::XrcSrq;
-use crate::time::Instant;
-use roce_wire::Qpn;
 
 /// Bits of a shared receive queue's number that name its slot; the other eight tell how often the
 /// slot was used again.
@@ -55,7 +50,7 @@ pub(crate) struct Reference {
     pub(crate) client: ClientId,
     opening: u32,
     /// The target's own handle.
-    qp: u32,
+    pub(crate) qp: u32,
     pub(crate) async_events: u64,
 }
 
@@ -144,7 +139,13 @@ impl Xrc {
         }
     }
 
-    fn open(&mut self, client: ClientId, how: XrcOpen) -> CommandResult {
+    /// The domain that a client opened by this handle.
+    pub(crate) fn domain_of(&mut self, client: ClientId, xrcd: u32) -> Result<u32, CommandError> {
+        self.owned(client, xrcd).map(|opening| opening.domain)
+    }
+
+    /// A client makes or joins a domain, and knows it by the handle from then on.
+    pub(crate) fn open(&mut self, client: ClientId, how: XrcOpen) -> Result<u32, CommandError> {
         let stands_for = |domain: &Domain| how.file.is_some() && domain.file == how.file;
         // Rule: DomainOfFile
         let there = self.domains.iter().find(|(_, domain)| stands_for(domain));
@@ -169,17 +170,18 @@ impl Xrc {
             domain.openings += 1;
         }
         self.forget_if_unused(domain);
-        opened.map(Outcome::Handle)
+        opened
     }
 
-    fn close(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
+    /// A client leaves a domain.
+    pub(crate) fn close(&mut self, client: ClientId, xrcd: u32) -> Result<(), CommandError> {
         // Rule: OpeningInUse
         if self.owned(client, xrcd)?.users > 0 {
             let text = "shared receive queues or queue pairs of this client are in the domain";
             return Err(refuse(Errno::Busy, text));
         }
         self.leave(xrcd);
-        Ok(Outcome::Done)
+        Ok(())
     }
 
     fn leave(&mut self, opening: u32) {
@@ -211,7 +213,13 @@ impl Xrc {
         found.map(|(handle, _)| handle | IS_REFERENCE).collect()
     }
 
-    fn refer(&mut self, client: ClientId, xrcd: u32, qp: u32) -> Result<u32, CommandError> {
+    /// A further reference to a target, by that target's own handle.
+    pub(crate) fn refer(
+        &mut self,
+        client: ClientId,
+        xrcd: u32,
+        qp: u32,
+    ) -> Result<u32, CommandError> {
         self.owned(client, xrcd)?;
         let reference = Reference { client, opening: xrcd, qp, async_events: 0 };
         let full = refuse(Errno::NoMem, "the device has no free queue pair");
@@ -219,97 +227,17 @@ impl Xrc {
         self.owned(client, xrcd)?.users += 1;
         Ok(handle | IS_REFERENCE)
     }
+
+    /// Takes a reference away.
+    pub(crate) fn unrefer(&mut self, handle: u32) -> Option<Reference> {
+        let gone = self.references.remove(handle & !IS_REFERENCE)?;
+        self.release(gone.opening);
+        Some(gone)
+    }
 }
 
 fn full() -> CommandError {
     refuse(Errno::NoMem, "the device has no free XRC domain")
-}
-
-impl Engine {
-    pub(crate) fn open_xrcd(&mut self, client: ClientId, how: XrcOpen) -> CommandResult {
-        self.shared.clients.slot_of(client).ok_or(crate::commands::NO_CLIENT)?;
-        self.shared.xrc.open(client, how)
-    }
-
-    pub(crate) fn close_xrcd(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
-        self.shared.xrc.close(client, xrcd)
-    }
-
-    pub(crate) fn create_target(&mut self, client: ClientId, xrcd: u32) -> CommandResult {
-        let domain = self.shared.xrc.owned(client, xrcd)?.domain;
-        let identity = self.next_identity(client)?;
-        let reference = self.shared.xrc.refer(client, xrcd, identity.handle)?;
-        let target = Target { domain, refs: vec![reference] };
-        let qp = Qp::new_target(identity, target).ok_or(invalid("an impossible queue"))?;
-        self.add_qp(qp)?;
-        Ok(Outcome::Qp { qp: reference, qpn: identity.qpn.value() })
-    }
-
-    pub(crate) fn open_qp(&mut self, client: ClientId, xrcd: u32, qpn: u32) -> CommandResult {
-        let domain = self.shared.xrc.owned(client, xrcd)?.domain;
-        let slot = self.codec.decode(Qpn::new(qpn)).slot;
-        let found = self.qps.by_slot_mut(slot as usize).filter(|qp| qp.qpn.value() == qpn);
-        let found = found.and_then(|qp| Some((qp.handle, qp.target.as_deref_mut()?)));
-        // Rule: OpenedInDomain
-        let found = found.filter(|(_, target)| target.domain == domain);
-        let Some((handle, target)) = found else {
-            return Err(invalid("the domain has no such XRC target"));
-        };
-        let reference = self.shared.xrc.refer(client, xrcd, handle)?;
-        target.refs.push(reference);
-        Ok(Outcome::Qp { qp: reference, qpn })
-    }
-
-    /// Gives a reference up; the target goes with the last one.
-    pub(crate) fn close_reference(&mut self, now: Instant, reference: u32) -> CommandResult {
-        let gone = self.shared.xrc.references.remove(reference & !IS_REFERENCE);
-        let Some(gone) = gone else { return Err(no_such("no such queue pair")) };
-        self.shared.xrc.release(gone.opening);
-        let left = self.qps.get_mut(gone.qp).and_then(|qp| {
-            let refs = &mut qp.target.as_deref_mut()?.refs;
-            refs.retain(|other| *other != reference);
-            refs.first().copied()
-        });
-        // Rule: TargetLastsWhileReferred
-        match left {
-            None => self.remove_qp(now, gone.qp),
-            Some(other) => self.hand_target_on(gone.qp, other),
-        }
-        Ok(Outcome::QpGone { async_events: gone.async_events })
-    }
-
-    /// A target takes its turns as one of the client that has this reference.
-    fn hand_target_on(&mut self, handle: u32, reference: u32) {
-        let Some(heir) = self.shared.xrc.reference_mut(reference).map(|found| found.client) else {
-            return;
-        };
-        let Some(slot) = self.shared.clients.slot_of(heir) else { return };
-        let Some(qp) = self.qps.get_mut(handle) else { return };
-        if qp.client_slot == slot {
-            return;
-        }
-        let active = &mut self.shared.active;
-        active.remove(qp.client_slot, qp.slot);
-        active.add(slot);
-        if qp.is_active {
-            active.push_back(slot, qp.slot);
-        }
-        (qp.client_id, qp.client_slot) = (heir, slot);
-    }
-
-    /// A shared receive queue of a domain is gone: no message may name it any more.
-    pub(crate) fn forget_xrc_srq(&mut self, gone: &XrcSrq) {
-        self.shared.xrc.release(gone.opening);
-        if let Some(cq) = self.shared.cqs.get_mut(gone.cq) {
-            cq.users -= 1;
-        }
-        let all: Vec<u32> = self.qps.iter().map(|(handle, _)| handle).collect();
-        for handle in all {
-            if let Some(qp) = self.qps.get_mut(handle) {
-                qp.forget_srq(gone.handle);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::srq::SrqId;
 use rnic_sim::verbs::{CqId, Mr, QpSetup, Remote, SendWr, full_access};
 use rnic_sim::xrc::PRIVATE;
-use roce_wire::{Opcode, Syndrome};
+use roce_wire::{Feth, Opcode, Syndrome};
 
 /// A shared receive queue of a domain, with a protection domain and a completion queue of its own.
 #[derive(Clone, Copy)]
@@ -367,6 +367,49 @@ fn every_request_names_its_queue() {
     d.say_all(&[first, middle, last, result]);
     assert_eq!(statuses(&d.sent()), ok([1, 2, 3, 4]));
     assert_eq!(d.memory(0, 9), [11, 0, 0, 0, 0, 0, 0, 0, 9]);
+}
+
+#[test]
+fn a_flush_and_an_atomic_write_use_keys_of_the_named_queues_domain() {
+    let (mut d, _, [one, other]) = target();
+    let request = |opcode, offset, srqn| {
+        Say::new(opcode, d.peer_psn(offset)).reth(other.mr.addr, other.mr.rkey, 8).srqn(srqn)
+    };
+    let flush = |offset, srqn| {
+        let feth = Feth::new(Feth::GLOBAL_VISIBILITY, Feth::RANGE);
+        request(Opcode::XrcFlush, offset, srqn).with(|headers| headers.feth = Some(feth))
+    };
+    let word = |offset, srqn| request(Opcode::XrcAtomicWrite, offset, srqn).payload(b"in order");
+    let asked = [word(0, other.srqn), flush(1, other.srqn), word(0, other.srqn)];
+    let bad = flush(2, one.srqn);
+    for (say, offset) in asked.iter().zip([0, 1, 0]) {
+        d.say(say);
+        let heard = d.expect(Opcode::XrcReadRespOnly, d.peer_psn(offset));
+        assert_eq!((heard.aeth().0, heard.payload.len()), (Syndrome::ACK, 0));
+    }
+    assert_eq!(d.world.host(0).bytes(other.mr.addr, 8), *b"in order");
+    d.say(&bad);
+    expect_aeth(&mut d, 2, ACCESS, 2);
+}
+
+#[test]
+fn a_flush_and_an_atomic_write_of_an_initiator_name_their_queue() {
+    let mut d = initiator();
+    let remote = Remote { addr: 0x5000, rkey: 0x99 };
+    d.post_all(&[
+        SendWr::flush(1, remote, 100).named(5),
+        SendWr::atomic_write(2, d.nic.mr.sge(0, 8), remote).named(6),
+    ]);
+    for (offset, opcode, srqn) in [(0, Opcode::XrcFlush, 5), (1, Opcode::XrcAtomicWrite, 6)] {
+        let heard = d.expect(opcode, d.our_psn(offset));
+        assert_eq!(heard.headers.xrceth.map(|xrceth| xrceth.srq), Some(srqn));
+        assert_eq!(heard.headers.feth.is_some(), opcode == Opcode::XrcFlush);
+    }
+    for offset in 0..2 {
+        let done = Say::new(Opcode::XrcReadRespOnly, d.our_psn(offset));
+        d.say(&done.syndrome(Syndrome::ACK, offset + 1));
+    }
+    assert_eq!(statuses(&d.sent()), ok([1, 2]));
 }
 
 #[test]
