@@ -45,7 +45,7 @@ const CREATING: [Row; 30] = [
     ("cq_negative", "EINVAL"),
     ("cq_too_large", "EINVAL"),
     ("cq_bad_vector", "EINVAL"),
-    ("cq_shrunk_below_content", "EOPNOTSUPP"),
+    ("cq_shrunk_below_content", "EINVAL"),
     ("mr_remote_write_only", "EINVAL"),
     ("mr_remote_atomic_only", "EINVAL"),
     ("mr_empty", "OK"),

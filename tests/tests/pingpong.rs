@@ -154,7 +154,7 @@ fn devinfo_shows_an_active_ethernet_port() -> Result<()> {
         "::ffff:10.77.0.1",
         // The device claims no feature that it does not have.
         "max_ah: 262144",
-        "max_mw: 0",
+        "max_mw: 1048576",
         "general_odp_caps: ODP_SUPPORT ODP_SUPPORT_IMPLICIT",
         "ud_odp_caps: SUPPORT_SEND SUPPORT_RECV SUPPORT_SRQ",
         "xrc_odp_caps: SUPPORT_SEND SUPPORT_RECV SUPPORT_WRITE SUPPORT_READ SUPPORT_ATOMIC SUPPORT_SRQ",
