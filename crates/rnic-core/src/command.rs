@@ -241,8 +241,8 @@ pub enum ClientCommand {
         /// Handle.
         qp: u32,
     },
-    /// Outcome: [`Outcome::QpGone`]; EBUSY while it is attached to a group. An XRC target goes with the
-    /// last reference to it.
+    /// Outcome: [`Outcome::QpGone`]; EBUSY while it is attached to a group. An XRC target goes with
+    /// the last reference to it.
     DestroyQp {
         /// Handle.
         qp: u32,

@@ -134,8 +134,8 @@ fn sqe_to_rts(qp_type: QpType) -> Option<Allowed> {
     Some(Allowed { required: NONE, optional })
 }
 
-/// What an end of XRC has no use for, because only the other end does: programs give it to both, and
-/// Linux takes it.
+/// What an end of XRC has no use for, because only the other end does: programs give it to both,
+/// and Linux takes it.
 fn ignored(qp_type: QpType) -> AttrMask {
     match qp_type {
         QpType::XrcSend => AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER,

@@ -412,8 +412,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     pointer(unsafe { Qp::create(context, pd, attr) }.map(<*mut Qp>::cast))
 }
 
-/// Opens an XRC target that this process, or another process of its domain, has made. It lasts until
-/// the last one that has it open destroys it.
+/// Opens an XRC target that this process, or another process of its domain, has made. It lasts
+/// until the last one that has it open destroys it.
 ///
 /// # Safety
 /// `context` is open; `attr` is a valid description.

@@ -1,5 +1,5 @@
-//! XRC: requests that name the shared receive queue that they are for, and the queue pairs that such
-//! requests come to.
+//! XRC: requests that name the shared receive queue that they are for, and the queue pairs that
+//! such requests come to.
 //!
 //! A target belongs to a domain, not to a client: it lasts as long as any client refers to it. It
 //! has neither a protection domain nor completion queues. Each request is executed as one of a

@@ -131,8 +131,8 @@ impl Qp {
         }
         // Rule: NakEndsQp
         self.enter_error(ctx);
-        // A completion of XRC goes to the program of the shared receive queue, which need not be one
-        // of those that have the queue pair.
+        // A completion of XRC goes to the program of the shared receive queue, which need not be
+        // one of those that have the queue pair.
         // Rule: XrcErrorsRaised
         let is_told = reported && self.target.is_none();
         // Rule: EventOnlyUnreported, QpReqErr, QpAccessErr

@@ -1,5 +1,5 @@
-//! Where receive WQEs come from: a queue of the queue pair's own, a shared one, or the one that each
-//! message names.
+//! Where receive WQEs come from: a queue of the queue pair's own, a shared one, or the one that
+//! each message names.
 
 use crate::recv_queue::{NoRecv, Recv, RecvQueue};
 use crate::shared::Shared;
