@@ -70,6 +70,19 @@ impl Default for Faults {
 }
 
 impl Faults {
+    /// A rough link: losses, copies, overtaking and damage, each with one of these chances.
+    #[must_use]
+    pub fn rough(rng: &mut Rng, chances: &[u32]) -> Self {
+        let mut chance = || rng.pick(chances);
+        Self {
+            loss: chance(),
+            duplicate: chance(),
+            reorder: chance(),
+            corrupt: chance(),
+            ..Self::default()
+        }
+    }
+
     /// Nanoseconds after which nothing arrives any more that was sent.
     pub(crate) fn longest_delay(&self) -> u64 {
         let queue = ALL_IN_FLIGHT * self.ps_per_byte / 1000;

@@ -115,14 +115,7 @@ fn a_message_arrives_whole_or_not_at_all() {
     let mut lost = 0;
     for seed in sweep::seeds(300) {
         let mut rng = Rng::new(seed ^ 0x7563);
-        let chance = |rng: &mut Rng| rng.pick(&[0, 10_000, 100_000]);
-        let faults = Faults {
-            loss: chance(&mut rng),
-            duplicate: chance(&mut rng),
-            reorder: chance(&mut rng),
-            corrupt: chance(&mut rng),
-            ..Faults::default()
-        };
+        let faults = Faults::rough(&mut rng, &[0, 10_000, 100_000]);
         let config = WorldConfig { faults, ..WorldConfig::random_pair(seed) };
         let mut pair = pair(&config, 1);
         let messages = messages(&mut rng);

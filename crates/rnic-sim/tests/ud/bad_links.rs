@@ -27,14 +27,7 @@ fn a_datagram_arrives_whole_or_not_at_all() {
     let mut lost = 0;
     for seed in sweep::seeds(300) {
         let mut rng = Rng::new(seed ^ 0x7564);
-        let chance = |rng: &mut Rng| rng.pick(&[0, 10_000, 100_000]);
-        let faults = Faults {
-            loss: chance(&mut rng),
-            duplicate: chance(&mut rng),
-            reorder: chance(&mut rng),
-            corrupt: chance(&mut rng),
-            ..Faults::default()
-        };
+        let faults = Faults::rough(&mut rng, &[0, 10_000, 100_000]);
         let config = WorldConfig { faults, ..WorldConfig::random_pair(seed) };
         let mut party = Party::new(&config, &[0, 1]);
         let (a, b, to) = (party.ends[0], party.ends[1], party.way(0, 1));

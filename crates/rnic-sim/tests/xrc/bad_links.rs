@@ -164,14 +164,7 @@ fn run(domain: &mut Domain, rng: &mut Rng, seed: u64) {
 fn each_message_arrives_once_at_the_queue_that_it_names() {
     for seed in sweep::seeds(60) {
         let mut rng = Rng::new(seed ^ 0x7872_6300);
-        let chance = |rng: &mut Rng| rng.pick(&[0, 5_000, 30_000]);
-        let faults = Faults {
-            loss: chance(&mut rng),
-            duplicate: chance(&mut rng),
-            reorder: chance(&mut rng),
-            corrupt: chance(&mut rng),
-            ..Faults::default()
-        };
+        let faults = Faults::rough(&mut rng, &[0, 5_000, 30_000]);
         let config = WorldConfig { faults, ..WorldConfig::random_pair(seed) };
         let mut domain = Domain::new(&config, CONNECTIONS, connection(1));
         run(&mut domain, &mut rng, seed);
