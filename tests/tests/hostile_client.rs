@@ -330,8 +330,9 @@ fn whatever_a_user_may_do_beside_programs_of_root() -> Result<()> {
 #[test]
 fn as_much_of_everything_as_the_daemon_gives() -> Result<()> {
     let Some(outputs) = withstands(&["quotas"], OTHER)? else { return Ok(()) };
-    // A client that opened a device has one PD, CQ and MR of its own, and is one session.
-    let expected = "got 29 pds, 39 cqs, 20 channels, 199 mrs, 50 qps, 59 sessions";
+    // A client that opened a device has one PD and CQ, one MR and two windows of its own, and is
+    // one session.
+    let expected = "got 29 pds, 39 cqs, 20 channels, 197 mrs, 50 qps, 59 sessions, 47 dms";
     let first = outputs.first().context("no attack was made")?;
     ensure!(first.stdout.contains(expected), "not {expected:?}: {first}");
     Ok(())

@@ -26,14 +26,15 @@ pub(crate) fn quotas(attack: &mut Attack) -> io::Result<()> {
             fd_offset: 0,
         };
         let mrs = until_refused(attack, || client.call(&mr).map(drop))?;
-        let memory = Request::AllocDm { length: 1 << 20 };
-        let dms = until_refused(attack, || client.call(&memory).map(drop))?;
         let mut sessions = Vec::new();
         let count = until_refused(attack, || greet().map(|session| sessions.push(session)))?;
+        // Last, because it takes what is left of the bytes that sessions need, too.
+        let memory = Request::AllocDm { length: 1 << 20 };
+        let dms = until_refused(attack, || client.call(&memory).map(drop))?;
         if first {
             println!(
-                "got {pds} pds, {cqs} cqs, {channels} channels, {mrs} mrs, {dms} dms, \
-                 {qps} qps, {count} sessions"
+                "got {pds} pds, {cqs} cqs, {channels} channels, {mrs} mrs, {qps} qps, \
+                 {count} sessions, {dms} dms"
             );
         }
         first = false;
