@@ -3,19 +3,22 @@
 //! A [`Cmd`] is a description and can be used again. [`Cmd::start`] gives a [`Running`] process
 //! that leads a process group of its own and is killed and reaped on drop with all of that group.
 
+mod output;
+
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+pub(crate) use output::Collector;
+pub use output::{Output, shell_code, tail};
 
 use crate::interrupt;
 
@@ -66,7 +69,7 @@ pub struct Cmd {
     cpu: Option<usize>,
     through: Vec<OsString>,
     limit: Duration,
-    inherit: bool,
+    show: bool,
     cleanup: bool,
 }
 
@@ -84,7 +87,7 @@ impl Cmd {
             cpu: None,
             through: Vec::new(),
             limit: Duration::from_secs(60),
-            inherit: false,
+            show: false,
             cleanup: false,
         }
     }
@@ -166,10 +169,10 @@ impl Cmd {
         self
     }
 
-    /// Lets it write to our own standard output and error instead of capturing.
+    /// Copies what it writes to our own standard output and error, too, as it comes.
     #[must_use]
-    pub fn inherit_output(mut self) -> Self {
-        self.inherit = true;
+    pub fn show_output(mut self) -> Self {
+        self.show = true;
         self
     }
 
@@ -215,6 +218,7 @@ impl Cmd {
             None => Stdio::null(),
         };
         command.args(&argv[1..]).stdin(input).process_group(0);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         for (key, value) in &self.env {
             match value {
                 Some(value) => command.env(key, value),
@@ -224,13 +228,12 @@ impl Cmd {
         if let Some(dir) = &self.dir {
             command.current_dir(dir);
         }
-        if !self.inherit {
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        }
         let mut child = command.spawn().with_context(|| format!("cannot start {self}"))?;
-        let stdout = child.stdout.take().map(Collector::start);
-        let stderr = child.stderr.take().map(Collector::start);
+        let show = self.show;
+        let stdout = child.stdout.take().map(|pipe| Collector::start(pipe, show.then(io::stdout)));
+        let stderr = child.stderr.take().map(|pipe| Collector::start(pipe, show.then(io::stderr)));
         Ok(Running {
+            shown: show,
             child,
             stdout,
             stderr,
@@ -271,61 +274,6 @@ impl fmt::Display for Cmd {
     }
 }
 
-/// What a finished command left.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// The command line.
-    pub title: String,
-    /// Its exit status.
-    pub status: ExitStatus,
-    /// Standard output; bytes that are not UTF-8 are replaced.
-    pub stdout: String,
-    /// Standard error, likewise.
-    pub stderr: String,
-    /// From start to end.
-    pub elapsed: Duration,
-}
-
-impl Output {
-    /// Whether it ended with exit status zero.
-    #[must_use]
-    pub fn success(&self) -> bool {
-        self.status.success()
-    }
-
-    /// The exit status as a shell gives it: 128 + N for signal N.
-    #[must_use]
-    pub fn code(&self) -> i32 {
-        shell_code(self.status)
-    }
-}
-
-/// An exit status as a shell gives it: 128 + N for signal N.
-#[must_use]
-pub fn shell_code(status: ExitStatus) -> i32 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
-
-impl fmt::Display for Output {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { title, stdout, stderr, .. } = self;
-        write!(f, "`{title}` ended with {} after {:.1?}", self.code(), self.elapsed)?;
-        for (name, text) in [("stdout", stdout), ("stderr", stderr)] {
-            if !text.trim().is_empty() {
-                write!(f, "\n--- {name}\n{}", tail(text, 40))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The last lines of a text.
-#[must_use]
-pub fn tail(text: &str, lines: usize) -> String {
-    let all: Vec<_> = text.trim_end().lines().collect();
-    all[all.len().saturating_sub(lines)..].join("\n")
-}
-
 /// A process in the background.
 pub struct Running {
     child: Child,
@@ -335,6 +283,7 @@ pub struct Running {
     began: Instant,
     limit: Duration,
     cleanup: bool,
+    shown: bool,
     status: Option<ExitStatus>,
 }
 
@@ -429,7 +378,8 @@ impl Running {
             collector.drain_until(deadline);
         }
         let (stdout, stderr) = (self.stdout(), self.stderr());
-        Output { title: self.title.clone(), status, stdout, stderr, elapsed }
+        let title = self.title.clone();
+        Output { title, status, stdout, stderr, elapsed, shown: self.shown }
     }
 }
 
@@ -437,51 +387,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         if self.status.is_none() {
             self.kill();
-        }
-    }
-}
-
-/// Reads a pipe to its end in a thread, so that no process blocks on a full pipe.
-pub(crate) struct Collector {
-    text: Arc<Mutex<Vec<u8>>>,
-    thread: JoinHandle<()>,
-}
-
-impl Collector {
-    pub(crate) fn start(mut pipe: impl Read + Send + 'static) -> Self {
-        let text = Arc::<Mutex<Vec<u8>>>::default();
-        let sink = Arc::clone(&text);
-        let thread = std::thread::spawn(move || {
-            let mut chunk = [0; 8192];
-            while let Ok(n @ 1..) = pipe.read(&mut chunk) {
-                // Writing to a Vec does not fail.
-                let _ = sink.lock().unwrap_or_else(PoisonError::into_inner).write_all(&chunk[..n]);
-            }
-        });
-        Self { text, thread }
-    }
-
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn has_ended(&self) -> bool {
-        self.thread.is_finished()
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes()).into_owned()
-    }
-
-    /// Waits for the end of the pipe; says whether it came.
-    pub(crate) fn wait_end(&self, limit: Duration) -> bool {
-        self.drain_until(Instant::now() + limit);
-        self.has_ended()
-    }
-
-    fn drain_until(&self, deadline: Instant) {
-        while !self.has_ended() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -96,10 +96,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn walk(seeds: u64) -> Result<()> {
     let test =
         || cargo().args(["test", "--quiet", "--release", "-p", "rnic-sim", "--test", "faults"]);
-    test().arg("--no-run").limit(BUILD_LIMIT).inherit_output().check()?;
+    test().arg("--no-run").limit(BUILD_LIMIT).show_output().check()?;
     let began = Instant::now();
     let walk = test().args(["--", "--exact", "--nocapture", "the_walk"]);
-    walk.env(SEEDS, seeds.to_string()).limit(WALK_LIMIT).inherit_output().check()?;
+    walk.env(SEEDS, seeds.to_string()).limit(WALK_LIMIT).show_output().check()?;
     let seconds = began.elapsed().as_secs_f64();
     println!("{seeds} worlds in {seconds:.0} s, nothing wrong");
     Ok(())

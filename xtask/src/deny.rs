@@ -45,6 +45,6 @@ fn check(tool: &Path, manifest: &str, options: &[&str], which: &[&str]) -> Resul
     let config = paths::repository().join("deny.toml");
     let check = Cmd::new(tool).dir(paths::repository()).args(["--manifest-path", manifest]);
     let check = check.args(["--locked", "--config"]).arg(config).arg("check");
-    check.args(options).args(which).limit(LIMIT).inherit_output().check()?;
+    check.args(options).args(which).limit(LIMIT).show_output().check()?;
     Ok(())
 }

@@ -83,9 +83,14 @@ pub(crate) fn summary(outcomes: &[Outcome]) {
     }
 }
 
-/// Fails when a stage did.
+/// Fails when a stage did, and says again why: a reader of a long log begins at its end.
 pub(crate) fn conclude(title: &str, outcomes: &[Outcome]) -> Result<()> {
     let failed = |outcome: &&Outcome| outcome.result() == "FAILED";
+    for Outcome { name, error, .. } in outcomes.iter().filter(failed) {
+        if let Some(error) = error {
+            println!("\n== {name} FAILED: {error:#}");
+        }
+    }
     let failed: Vec<_> =
         outcomes.iter().filter(failed).map(|outcome| outcome.name.as_str()).collect();
     if !failed.is_empty() {

@@ -138,7 +138,7 @@ fn loom() -> Result<()> {
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", paths::target().join("loom"))
         .limit(LIMIT)
-        .inherit_output()
+        .show_output()
         .check()?;
     Ok(())
 }
@@ -165,8 +165,8 @@ fn system_programs() -> Result<Vec<String>> {
 /// Builds all of them at once, and runs the tests of what they share.
 fn build_system() -> Result<()> {
     let test = || cargo().args(["test", "--quiet", "-p", "system-tests"]).limit(LIMIT);
-    test().arg("--no-run").inherit_output().check()?;
-    test().arg("--lib").inherit_output().check()?;
+    test().arg("--no-run").show_output().check()?;
+    test().arg("--lib").show_output().check()?;
     Ok(())
 }
 
@@ -192,7 +192,7 @@ fn system(program: &str, filter: &[&str], user: Option<User>, options: Options) 
 impl Options {
     /// A cargo that runs one stage's tests in this form.
     fn tests(self) -> Cmd {
-        let cargo = cargo().inherit_output();
+        let cargo = cargo().show_output();
         if self.long { cargo.env(LONG_ENV, "1").limit(LONG_LIMIT) } else { cargo.limit(LIMIT) }
     }
 }

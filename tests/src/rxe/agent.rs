@@ -51,7 +51,7 @@ impl Link {
             link: self.clone(),
             title: command.to_owned(),
             group,
-            output: Collector::start(stream),
+            output: Collector::start(stream, None::<std::io::Sink>),
             began: Instant::now(),
             limit,
         })
@@ -119,6 +119,7 @@ impl Job for GuestJob {
             stdout: self.said(),
             stderr: String::new(),
             elapsed: self.began.elapsed(),
+            shown: false,
         })
     }
 }
