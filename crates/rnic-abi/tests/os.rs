@@ -28,6 +28,28 @@ fn both_sides_see_the_same_words() {
 }
 
 #[test]
+fn a_file_that_is_mapped_for_good_keeps_its_pages() {
+    let (fd, theirs) = memory::create_for_good("for-good", 1024).unwrap();
+    let ours = memory::map_for_good(&fd, 1024).unwrap();
+    ours.set(7, 42);
+    assert_eq!(theirs.get(7), 42);
+    let raw = fd.as_raw_fd();
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a range of a file of this test, and of a mapping of it.
+    let [hole, removed] = unsafe {
+        let hole = libc::fallocate(raw, punch, 0, 4096);
+        [hole, libc::madvise(ours.as_ptr().as_ptr().cast(), 4096, libc::MADV_REMOVE)]
+    };
+    assert!(hole == -1 && removed == -1, "{hole} {removed}");
+    // SAFETY: a flag of a file of this test.
+    assert_eq!(errno(unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, 0) }), Some(libc::EPERM));
+    assert!(memory::map(&fd, 1024).is_err(), "it can be mapped a second time");
+    assert_eq!(theirs.get(7), 42);
+    ours.set(7, 43);
+    assert_eq!(theirs.get(7), 43);
+}
+
+#[test]
 fn a_memory_file_keeps_its_size_and_its_seals() {
     let (fd, _words) = memory::create("sealed", 1024).unwrap();
     // SAFETY: plain system calls on a live descriptor.

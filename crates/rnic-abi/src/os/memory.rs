@@ -61,6 +61,17 @@ pub fn create_to_read(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> 
     Ok((fd, words))
 }
 
+/// As [`create`], for the process that is sent the file and [maps it for good](map_for_good).
+///
+/// # Errors
+/// As [`create`].
+pub fn create_for_good(name: &str, words: usize) -> io::Result<(OwnedFd, Words)> {
+    let fd = unsealed(name, bytes(words)?)?;
+    fcntl_add_seals(&fd, SEALS - SealFlags::SEAL)?;
+    let words = Mapping::new(fd.as_fd(), words)?.into_words()?;
+    Ok((fd, words))
+}
+
 fn unsealed(name: &str, len: u64) -> io::Result<OwnedFd> {
     if len == 0 || i64::try_from(len).is_err() {
         return Err(impossible_size());
@@ -102,6 +113,18 @@ pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
     let mut mapping = Mapping::new(fd, words)?;
     mapping.exclude_from_fork()?;
     mapping.into_words()
+}
+
+/// Maps a file that [`create_for_good`] made. From then on pages cannot be punched out of it, not
+/// by this process either: each one would take the other side's time, which has to map it again.
+///
+/// # Errors
+/// As [`map`].
+pub fn map_for_good(fd: impl AsFd, words: usize) -> io::Result<Words> {
+    let words = map(fd.as_fd(), words)?;
+    // After the last mapping that may be written to.
+    fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+    Ok(words)
 }
 
 /// Maps a file that [`create_to_read`] made. No word of it may be stored to: that is a signal.

@@ -115,7 +115,7 @@ pub(super) fn create_to_read(name: &str, shape: Shape) -> io::Result<(OwnedFd, P
 
 /// Makes the file that the other process writes.
 pub(super) fn create(name: &str, shape: Shape) -> io::Result<(OwnedFd, Parts)> {
-    let (file, words) = memory::create(name, shape.words())?;
+    let (file, words) = memory::create_for_good(name, shape.words())?;
     Ok((file, shape.parts(&words)?))
 }
 
@@ -126,5 +126,5 @@ pub(super) fn map_to_read(file: impl AsFd, shape: Shape) -> io::Result<Parts> {
 
 /// Maps the file that this process writes.
 pub(super) fn map(file: impl AsFd, shape: Shape) -> io::Result<Parts> {
-    shape.parts(&memory::map(file, shape.words())?)
+    shape.parts(&memory::map_for_good(file, shape.words())?)
 }
