@@ -8,9 +8,11 @@
 //!
 //! The owner believes nothing that a shard writes: it keeps its own places for itself, copies an
 //! entry once and checks the copy, and copies bytes without a look at them. A shard that breaks its
-//! ring is cut off, and its process is [told of](BranchStats) and ended. It can only read the
-//! file that the owner writes, and nothing that it does to what wakes a side that sleeps makes the
-//! owner wait: that writes to a socket of its own, and reads an eventfd, both without waiting.
+//! ring is cut off, and its process is [told of](BranchStats) and ended. It can only read the file
+//! that the owner writes, and cannot take pages away from its own. Nothing that it does to what
+//! wakes a side that sleeps makes the owner wait: that writes to a socket of its own, and reads an
+//! eventfd, both without waiting. A shard that wakes the owner again and again and has nothing to
+//! send is cut off as well: each time the owner would take the CPU from those that it works for.
 //!
 //! The wire is shared by shards, which is by users: each that has something to send sends as many
 //! bytes as any other, where a train of less than 8 KiB counts as that many.
@@ -150,6 +152,7 @@ pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
         bytes: theirs.bytes,
         woken,
         stats: Arc::clone(&stats),
+        needless: 0,
         credit: 0,
         ends: false,
     };

@@ -389,7 +389,9 @@ impl Attendant<'_> {
             let _ = engine.wake.drain();
         }
         if engine.wire.as_ref().is_some_and(|wire| wire.is_broken()) {
-            return Err("writes nonsense into the memory that it shares with the daemon");
+            return Err(
+                "misuses the memory that it shares with the daemon, or wakes it for nothing",
+            );
         }
         engine.send_answers(&mut engine.state());
         self.users.tell_network(engine);

@@ -61,6 +61,8 @@ pub struct Branch {
     /// The shard makes it readable when the owner sleeps.
     pub(super) woken: EventFd,
     pub(super) stats: Arc<BranchStats>,
+    /// Times that it woke the owner, less the trains that it had for it, if there were fewer.
+    pub(super) needless: u64,
     /// Bytes that it may send before others have their turn again; less than none after a train
     /// that was longer.
     pub(super) credit: i64,
@@ -131,7 +133,12 @@ impl Shards {
     pub(in crate::wire) fn awake(&mut self) {
         for branch in &mut self.branches {
             branch.trains.awake();
-            let _ = branch.woken.drain();
+            if branch.woken.drain().unwrap_or(false) {
+                branch.needless += 1;
+                if branch.needless > MOST_NEEDLESS {
+                    branch.stats.break_off();
+                }
+            }
         }
         self.branches.retain(|branch| !branch.stats.is_broken());
     }
@@ -187,6 +194,7 @@ impl<W: Wire> Turn<'_, W> {
         branch.credit = branch.credit.saturating_add(QUANTUM).min(QUANTUM);
         while branch.credit > 0 {
             let Some((slot, entry)) = branch.trains.take()? else { break };
+            branch.needless = branch.needless.saturating_sub(1);
             let longest = TRAINS.bytes;
             let Ok((train, len)) = decode_tx(&entry, &self.caps, self.own, longest) else {
                 branch.stats.tx_refused.fetch_add(1, Ordering::Relaxed);
@@ -209,6 +217,10 @@ impl<W: Wire> Turn<'_, W> {
         Ok((sent, lost))
     }
 }
+
+/// A shard wakes the owner for a train that it has published, so no more often than it publishes
+/// some. Those are taken, but for the few that the ring holds: twice as many are never needless.
+const MOST_NEEDLESS: u64 = 2 * TRAINS.slots as u64;
 
 /// Copies a train's datagrams to where the wire wants them.
 fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {

@@ -22,7 +22,7 @@ pub struct ShardWire {
     rx: Area,
     woken: Waker,
     /// Wakes the owner.
-    owner: EventFd,
+    pub(super) owner: EventFd,
     /// The ring was full: only time tells when it has room again.
     starved: bool,
     /// The owner's words make no sense: it is not the one that this was made for.

@@ -157,6 +157,37 @@ fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
     assert!(owner.counters().contains(&("shard_tx_trains", 1)));
 }
 
+#[test]
+fn a_shard_that_wakes_the_owner_for_nothing_is_cut_off() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, stats } = add_shard(&mut owner, 1);
+    let honest = add_shard(&mut owner, 2);
+    let path = tests::loopback_path();
+    let shape = Shape { count: 1, len: 64, last: 64 };
+    let sleep = |owner: &mut DeviceWire, receiver: &mut ShardRx| {
+        owner.prepare_sleep();
+        owner.awake();
+        turn(owner, receiver);
+    };
+    // For a train each time it may be as often as it likes, also when the owner was awake by then.
+    for number in 0..2000 {
+        exchange::put(&mut shard, &path, 0, number, shape).unwrap();
+        owner.prepare_sleep();
+        shard.submit();
+        if number % 2 == 0 {
+            turn(&mut owner, &mut receiver);
+        }
+        sleep(&mut owner, &mut receiver);
+        exchange::take(&mut shard, &path.flow, &mut Seen::default());
+        assert!(!stats.is_broken(), "after {number}");
+    }
+    for _ in 0..1000 {
+        shard.owner.wake().unwrap();
+        sleep(&mut owner, &mut receiver);
+    }
+    assert!(stats.is_broken() && !honest.stats.is_broken());
+}
+
 /// Descriptors with a wake-up: the last `close` of one may take as long as its sender likes.
 #[test]
 fn what_a_shard_sends_with_a_wake_up_does_not_keep_the_owner() {
