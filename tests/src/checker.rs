@@ -181,7 +181,9 @@ pub struct Pause {
 }
 
 impl Pause {
-    fn longer(self, other: Self) -> Self {
+    /// Of each the longer one.
+    #[must_use]
+    pub fn longer(self, other: Self) -> Self {
         Self { all: self.all.max(other.all), own: self.own.max(other.own) }
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::checker::Pause;
 use crate::measure::Reading;
 
 /// With more than this share of the calm rate, something other than the disturber slowed the calm
@@ -11,6 +12,49 @@ pub const MOST_LEFT: f64 = 1.2;
 const MOST_CHANGE: f64 = 1.5;
 /// How much the shares of the middle half of the rounds may differ.
 const MOST_SPREAD: f64 = 0.2;
+
+/// Seconds for which others may make no progress.
+const PAUSE: f64 = 0.05;
+
+/// How long others stood still in windows of each kind, in seconds.
+#[derive(Default)]
+pub struct Pauses {
+    /// Beside programs that only spin.
+    pub calm: Vec<Pause>,
+    /// Beside the disturber.
+    pub disturbed: Vec<Pause>,
+}
+
+impl Pauses {
+    /// Pauses of the machine's own making are as frequent beside programs that only spin.
+    #[must_use]
+    pub fn judge(&self) -> Reading {
+        let count = |pauses: &[Pause], of: fn(&Pause) -> f64| {
+            pauses.iter().filter(|pause| of(pause) > PAUSE).count()
+        };
+        let all = [&self.disturbed, &self.calm].map(|pauses| count(pauses, |pause| pause.all));
+        let own = [&self.disturbed, &self.calm].map(|pauses| count(pauses, |pause| pause.own));
+        let list = |pauses: &[Pause]| {
+            let each = pauses.iter().map(|pause| format!("{:.3} ({:.3})", pause.all, pause.own));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        let text = format!(
+            "others stood still for more than {PAUSE} s in {} of {} rounds: {} s, beside \
+             spinners {} s; what foreign programs do not explain is in parentheses",
+            all[0],
+            self.disturbed.len(),
+            list(&self.disturbed),
+            list(&self.calm)
+        );
+        eprintln!("{text}");
+        match own[0] {
+            // No more than beside spinners, whatever explains it.
+            _ if all[0] <= all[1] => Reading::Good,
+            long if long > own[1] && 2 * long > self.disturbed.len() => Reading::Bad(text),
+            _ => Reading::Unclear(text),
+        }
+    }
+}
 
 /// What share of the calm rate was left.
 #[derive(Clone, Copy, Debug, PartialEq)]

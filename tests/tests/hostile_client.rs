@@ -9,10 +9,9 @@
 //! so what is compared is not how much CPU time each gets. Both are measured in turn, in windows of
 //! the same length that begin when the load is steady, and the median of the rounds counts;
 //! [`share_left`] says when the machine's other work disturbs too much. CPU 1 is never idle, even
-//! while the attacker waits: two CPUs may be one core. Nor may the tenant ever stand still for
-//! longer than [`PAUSE`], unless it does beside the programs that spin, too. A pause that foreign
-//! programs on the tenant's CPU may explain says nothing: the measurement is repeated. It does not
-//! pass.
+//! while the attacker waits: two CPUs may be one core. Nor may the tenant ever stand still for long
+//! ([`Pauses`]), unless it does beside the programs that spin, too. A pause that foreign programs
+//! on the tenant's CPU may explain says nothing: the measurement is repeated. It does not pass.
 //!
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.
@@ -34,12 +33,10 @@ use system_tests::measure::{Reading, judge};
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Cmd, Output, Running, User, wait_until};
-use system_tests::rounds::{MOST_LEFT, Share, rounds_in, share_left};
+use system_tests::rounds::{MOST_LEFT, Pauses, Share, rounds_in, share_left};
 
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
-/// Seconds for which it may make no progress.
-const PAUSE: f64 = 0.05;
 /// Seconds that the rounds of an attack take, in the ordinary form.
 const ATTACK: f64 = 18.0;
 /// Seconds of a measurement.
@@ -75,43 +72,6 @@ fn stage(test: &str, tenant: Option<User>) -> Result<Option<Stage>> {
     let attacker = Host { cpu: cpu_of(1), user: Some(User::NOBODY), ..node.host.clone() };
     let host = Host { cpu: cpu_of(0), user: tenant, ..node.host.clone() };
     Ok(Some(Stage { commons, tenant: Node { host, ..node }, attacker }))
-}
-
-/// How long the tenant stood still in windows of each kind, in seconds.
-#[derive(Default)]
-struct Pauses {
-    calm: Vec<Pause>,
-    disturbed: Vec<Pause>,
-}
-
-impl Pauses {
-    /// Pauses of the machine's own making are as frequent beside programs that only spin.
-    fn judge(&self) -> Reading {
-        let count = |pauses: &[Pause], of: fn(&Pause) -> f64| {
-            pauses.iter().filter(|pause| of(pause) > PAUSE).count()
-        };
-        let all = [&self.disturbed, &self.calm].map(|pauses| count(pauses, |pause| pause.all));
-        let own = [&self.disturbed, &self.calm].map(|pauses| count(pauses, |pause| pause.own));
-        let list = |pauses: &[Pause]| {
-            let each = pauses.iter().map(|pause| format!("{:.3} ({:.3})", pause.all, pause.own));
-            each.collect::<Vec<_>>().join(", ")
-        };
-        let text = format!(
-            "the tenant stood still for more than {PAUSE} s in {} of {} rounds: {} s, beside \
-             spinners {} s; what foreign programs do not explain is in parentheses",
-            all[0],
-            self.disturbed.len(),
-            list(&self.disturbed),
-            list(&self.calm)
-        );
-        eprintln!("{text}");
-        match own[0] {
-            // No more than beside spinners, whatever explains it.
-            _ if all[0] <= all[1] => Reading::Good,
-            long if long > own[1] && 2 * long > self.disturbed.len() => Reading::Bad(text),
-            _ => Reading::Unclear(text),
-        }
-    }
 }
 
 impl Stage {
