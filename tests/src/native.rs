@@ -31,6 +31,8 @@ pub const CROWD: &str = "crowd";
 pub const SPINNERS: &str = "spinners";
 /// A client that attacks the daemon: the crate of this name, in Rust.
 pub const HOSTILE: &str = "rnic-hostile";
+/// A daemon whose engine processes for some users attack it: the crate of this name, in Rust.
+pub const HOSTILE_ENGINE: &str = "rnic-hostile-engine";
 
 /// Compiles [`VICTIM`] and returns the folder it is in.
 ///
@@ -93,16 +95,28 @@ pub fn spinners() -> Result<PathBuf> {
 /// # Errors
 /// When cargo fails.
 pub fn hostile() -> Result<PathBuf> {
+    tool(HOSTILE)
+}
+
+/// Builds [`HOSTILE_ENGINE`], as [`hostile`].
+///
+/// # Errors
+/// When cargo fails.
+pub fn hostile_engine() -> Result<PathBuf> {
+    tool(HOSTILE_ENGINE)
+}
+
+fn tool(name: &str) -> Result<PathBuf> {
     let build = dist::cargo()
-        .args(["build", "--profile", dist::TEST, "--quiet", "-p", HOSTILE])
+        .args(["build", "--profile", dist::TEST, "--quiet", "-p", name])
         .arg("--message-format=json-render-diagnostics")
         .limit(Duration::from_secs(600))
         .run()?;
     ensure!(build.success(), "{build}");
     let built = dist::artifacts(&build.stdout);
-    let program = built.iter().find(|path| path.file_name().is_some_and(|name| name == HOSTILE));
+    let program = built.iter().find(|path| path.file_name().is_some_and(|file| file == name));
     let folder = folder()?;
-    dist::install(program.context("cargo made no program")?, &folder.join(HOSTILE))?;
+    dist::install(program.context("cargo made no program")?, &folder.join(name))?;
     Ok(folder)
 }
 

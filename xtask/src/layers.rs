@@ -28,6 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("rnic-bench", &["roce-wire", "xdp-io"]),
     ("rnic-hostile", &["rnic-abi"]),
+    ("rnic-hostile-engine", &["rnicd", "rnic-host", "rnic-abi"]),
     ("system-tests", &[]),
     ("testbed", &[]),
     ("xtask", &["system-tests"]),

@@ -39,15 +39,53 @@ use xdp_io::udp::ReceiverSockets;
 /// # Errors
 /// When it cannot start; the text says why.
 pub fn run() -> Result<()> {
-    // Started from /proc/self/exe, it would be called "exe".
-    let _ = rustix::thread::set_name(c"rnicd-user");
-    let socket = identity::take_socket()?;
-    let (start, fds) = receive_start(&socket)?;
-    identity::become_user(start.uid, start.gid)
-        .with_context(|| format!("cannot act as user {} and group {}", start.uid, start.gid))?;
-    confinement::confine()?;
-    start_log(&start.log, &socket)?;
-    serve(start, fds, socket).inspect_err(|error| tracing::error!("{error:#}"))
+    Begun::new()?.serve()
+}
+
+/// A process that is its user's, confined, and has met no client yet.
+pub struct Begun {
+    start: Start,
+    fds: Descriptors,
+    socket: Connection,
+}
+
+impl Begun {
+    /// Makes this process one.
+    ///
+    /// # Errors
+    /// When it cannot start; the text says why.
+    pub fn new() -> Result<Self> {
+        // Started from /proc/self/exe, it would be called "exe".
+        let _ = rustix::thread::set_name(c"rnicd-user");
+        let socket = identity::take_socket()?;
+        let (start, fds) = receive_start(&socket)?;
+        identity::become_user(start.uid, start.gid)
+            .with_context(|| format!("cannot act as user {} and group {}", start.uid, start.gid))?;
+        confinement::confine()?;
+        start_log(&start.log, &socket)?;
+        Ok(Self { start, fds, socket })
+    }
+
+    /// Serves clients.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn serve(self) -> Result<()> {
+        serve(self.start, self.fds, self.socket).inspect_err(|error| tracing::error!("{error:#}"))
+    }
+
+    /// The user that it is for.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.start.uid
+    }
+
+    /// All that ties it to the daemon, for a program that does something else with it: the socket,
+    /// and the descriptors that came with the first message.
+    #[must_use]
+    pub fn into_ties(self) -> (Connection, Descriptors) {
+        (self.socket, self.fds)
+    }
 }
 
 /// In a message each: standard error is the daemon's.

@@ -27,7 +27,7 @@ mod resolver;
 mod system;
 mod users;
 
-pub use users::ENGINE_PROCESS;
+pub use users::{ENGINE_PROCESS, protocol};
 
 /// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.
 #[must_use]

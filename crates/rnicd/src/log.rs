@@ -56,7 +56,7 @@ pub(crate) fn start_through(
 
 /// Of a line of an engine process's log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Severity {
+pub enum Severity {
     Error,
     Warning,
     Info,

@@ -11,7 +11,7 @@
 
 mod engine;
 mod groups;
-mod protocol;
+pub mod protocol;
 mod restarts;
 mod start;
 

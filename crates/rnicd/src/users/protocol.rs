@@ -1,9 +1,10 @@
 //! What the daemon and a user's engine process tell each other, over a SEQPACKET socket pair.
 //!
 //! The daemon believes nothing that it reads: every message is decoded whole, every number is
-//! compared with what the daemon itself knows, and a process that breaks the rules is killed.
+//! compared with what the daemon itself knows, and a process that breaks the rules is killed. It is
+//! public for a program that breaks them: the tests' hostile engine process.
 
-use crate::log::Severity;
+pub use crate::log::Severity;
 use rnic_abi::control::{DeviceInfo, GidEntry, PortInfo, Refusal};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::{Path, PortState};
@@ -19,7 +20,7 @@ use std::net::IpAddr;
 
 /// From the daemon.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum ToEngine {
+pub enum ToEngine {
     /// The first message. Descriptors: with [`EngineWire::HandOver`] what that
     /// needs.
     Start(Box<Start>),
@@ -47,7 +48,7 @@ pub(crate) enum ToEngine {
 
 /// What an engine process starts with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Start {
+pub struct Start {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// Log filter.
@@ -71,7 +72,7 @@ pub(crate) struct Start {
 
 /// How its frames leave and arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum EngineWire {
+pub enum EngineWire {
     /// Through sockets of its own; with the interface of link-local addresses.
     Sockets(u32),
     /// Through the daemon's wire.
@@ -80,7 +81,7 @@ pub(crate) enum EngineWire {
 
 /// The network as a session sees it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct NetworkState {
+pub struct NetworkState {
     pub(crate) port: PortInfo,
     pub(crate) gids: Vec<GidEntry>,
     /// That the device has.
@@ -99,7 +100,7 @@ impl NetworkState {
 
 /// What is asked of an engine process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Inquiry {
+pub enum Inquiry {
     /// Of its engine.
     Engine(Question),
     /// Who is connected.
@@ -108,7 +109,7 @@ pub(crate) enum Inquiry {
 
 /// From an engine process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum FromEngine {
+pub enum FromEngine {
     /// Answered with [`ToEngine::Answer`] and the number.
     Call(u32, Call),
     /// No queue pair of the user is attached to this group any more.
@@ -127,7 +128,7 @@ pub(crate) enum FromEngine {
 
 /// What only the daemon can do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Call {
+pub enum Call {
     /// The way to the destination of an address handle.
     Resolve(AhAttr),
     /// A queue pair of the user is attached to this group.
@@ -138,7 +139,7 @@ pub(crate) enum Call {
 
 /// The answer to a [`Call`].
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum CallAnswer {
+pub enum CallAnswer {
     /// To [`Call::Resolve`].
     Way(Result<Way, Refusal>),
     /// To [`Call::Join`].
@@ -149,7 +150,7 @@ pub(crate) enum CallAnswer {
 
 /// A [`Path`] without the address handle that it is the way for.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Way {
+pub struct Way {
     src: IpAddr,
     dst: IpAddr,
     sport: u16,
@@ -178,7 +179,7 @@ impl Way {
 
 /// The answer to an [`Inquiry`].
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub enum Told {
     /// To [`Inquiry::Engine`]; `None` when the engine did not answer in time.
     Engine(Option<Found>),
     /// To [`Inquiry::Sessions`].
