@@ -38,6 +38,15 @@ pub fn long_form() -> bool {
     std::env::var_os(LONG_ENV).is_some_and(|value| value == "1")
 }
 
+/// Whether a test has to be left out because it is only part of the long form; says so.
+#[must_use]
+pub fn only_in_long_form(test: &str) -> bool {
+    if !long_form() {
+        eprintln!("{test} is part of the long form: cargo xtask test --long, or {LONG_ENV}=1");
+    }
+    !long_form()
+}
+
 /// How long an attack takes, in seconds: 10 minutes in the long form, else `normal`, unless
 /// `RNIC_ATTACK_SECONDS` says otherwise.
 ///
@@ -116,8 +125,7 @@ impl Lab {
     /// # Panics
     /// As [`Lab::open`].
     pub fn open_long(test: &str, need: Need, programs: &[&str]) -> Result<Option<Self>> {
-        if !long_form() {
-            eprintln!("{test} is part of the long form: cargo xtask test --long, or {LONG_ENV}=1");
+        if only_in_long_form(test) {
             return Ok(None);
         }
         Self::open(test, need, programs)

@@ -28,7 +28,7 @@ use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::cpus;
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::{Census, engine_process};
-use system_tests::lab::{attack_seconds, cpu_of, own_loopback};
+use system_tests::lab::{attack_seconds, cpu_of, only_in_long_form, own_loopback};
 use system_tests::measure::{Reading, judge};
 use system_tests::native::{self, HOSTILE, VICTIM};
 use system_tests::place::{Host, Node, Place};
@@ -265,13 +265,8 @@ fn random_values_in_every_shared_word() -> Result<()> {
 }
 
 #[test]
-fn doorbells_and_control_messages_that_make_no_sense() -> Result<()> {
-    withstands(&["doorbells", "control"], OTHER).map(drop)
-}
-
-#[test]
-fn impossible_work_requests_and_guessed_keys() -> Result<()> {
-    withstands(&["wqes", "keys"], OTHER).map(drop)
+fn doorbells_messages_requests_and_keys_that_make_no_sense() -> Result<()> {
+    withstands(&["doorbells", "control", "wqes", "keys"], OTHER).map(drop)
 }
 
 /// A user may do what it likes to a process that has its ids: to stop, starve, limit and kill it,
@@ -284,6 +279,9 @@ fn whatever_a_user_may_do_to_its_engine_process() -> Result<()> {
 /// The same beside root's own programs, which the daemon itself serves.
 #[test]
 fn whatever_a_user_may_do_beside_programs_of_root() -> Result<()> {
+    if only_in_long_form("whatever_a_user_may_do_beside_programs_of_root") {
+        return Ok(());
+    }
     withstands(&["process"], None).map(drop)
 }
 
