@@ -20,6 +20,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 /// The hostile peer.
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+/// That the victim's queue pair for datagrams is attached to.
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3));
 const PEER_QPN: Qpn = Qpn::new(0x22);
 /// Address of the peer of the unaffected QPs; the script sends nothing from it.
 const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
@@ -83,6 +85,9 @@ impl Scene {
         for qp_type in [QpType::Rc, second] {
             let qp = victim.create_qp(&mut world, qp_type);
             victim.connect(&mut world, qp, connection, (PEER, PEER_QPN));
+        }
+        if second == QpType::Ud {
+            victim.attach(&mut world, 1, GROUP);
         }
         let mut bystander = Tenant::new(&mut world, 1);
         let kept = bystander.region(&mut world, bystander.pds[0], PAGE, full_access());
@@ -189,7 +194,11 @@ impl Scene {
             0 => aim.qpn = self.bystander.qps[0].qpn,
             1 => aim.qpn = Qpn::new(script.u32()),
             2 => aim.qpn = Qpn::GSI,
+            3 | 4 => aim.qpn = Qpn::MULTICAST,
             _ => {}
+        }
+        if aim.qpn == Qpn::MULTICAST && script.u8() != 0 {
+            aim.flow.dst = GROUP;
         }
         let packet = packet::any(script, &aim, &self.places);
         let copies = if script.u8() == 0xff { BURST } else { 1 };

@@ -44,6 +44,7 @@ impl Ledger {
             counters.rx_malformed,
             counters.rx_icrc_encapsulated,
             counters.rx_no_qp,
+            counters.rx_no_member,
             counters.rx_bad_transport,
             counters.rx_bad_state,
             counters.bad_pkey_violations,

@@ -181,6 +181,12 @@ impl Tenant {
         }
     }
 
+    /// A QP for datagrams becomes a member of a group.
+    pub(crate) fn attach(&self, world: &mut World, nth: usize, group: IpAddr) {
+        let (qp, group) = (self.qps[nth].handle, Gid::from_ip(group));
+        world.command(self.client, ClientCommand::Attach { qp, group }).expect("room in the group");
+    }
+
     /// From RESET to RTS.
     pub(crate) fn connect(
         &mut self,

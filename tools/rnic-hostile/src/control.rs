@@ -47,7 +47,7 @@ fn any_request(attack: &mut Attack) -> Request {
         max_recv_sge: attack.random.word() as u32,
         max_inline_data: attack.random.word() as u32,
     };
-    match attack.random.below(27) {
+    match attack.random.below(31) {
         0 => Request::CreateCq { cqe: number, channel: Some(number), comp_vector: number },
         1 => Request::CreateQp(CreateQp {
             pd: number & 3,
@@ -92,6 +92,7 @@ fn any_request(attack: &mut Attack) -> Request {
         22 | 23 => Request::OpenXrcd { create: number & 1 != 0, exclusive: number & 2 != 0 },
         24 => Request::CloseXrcd { xrcd: number & 3 },
         25 => Request::OpenQp { xrcd: number & 3, qpn: attack.random.word() as u32 },
+        26..=29 => any_group(attack, number),
         _ => Request::QueryQp { qp: number },
     }
 }
@@ -139,6 +140,18 @@ fn any_change(attack: &mut Attack, number: u32) -> Request {
         range: moves.then(|| words.into()),
         access: changes_access.then(|| AccessFlags::from_bits_truncate(number)),
     }
+}
+
+/// A guessed queue pair, and a group: one of few, any of very many, or none.
+fn any_group(attack: &mut Attack, number: u32) -> Request {
+    let mut gid = [0; 16];
+    gid[10..].copy_from_slice(&[0xff, 0xff, 239, 1, 2, attack.random.word() as u8 & 7]);
+    match attack.random.below(4) {
+        0 => gid[12..].copy_from_slice(&(attack.random.word() as u32).to_be_bytes()),
+        1 => gid[0] = 0xff,
+        _ => {}
+    }
+    Request::Multicast { qp: number & 7, gid, attach: attack.random.below(4) > 0 }
 }
 
 /// An address vector whose destination is this host, a group, or nothing.

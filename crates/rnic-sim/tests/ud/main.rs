@@ -2,6 +2,7 @@
 //! and reorder.
 
 mod bad_links;
+mod groups;
 
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AccessFlags, QpType, WcOpcode, WcStatus};
