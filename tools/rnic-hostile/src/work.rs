@@ -74,6 +74,10 @@ fn plausible(attack: &mut Attack, client: &Client, opcode: WrOpcode) -> Vec<u64>
     control.remote_addr = zone;
     control.rkey = client.key;
     (control.ah, control.remote_qpn, control.qkey) = (client.ah, client.last_qpn, QKEY);
+    control.srqn = client.xrc.map_or(0, |(_, number, _)| number);
+    if attack.random.one_in(4) {
+        control.srqn ^= 1 << attack.random.below(24);
+    }
     let window = client.windows[attack.random.below(2)];
     if matches!(opcode, WrOpcode::BindMw | WrOpcode::LocalInv) {
         (control.num_sge, control.rkey) = (0, window ^ 1);
@@ -92,7 +96,8 @@ fn each_queue(
 ) -> io::Result<()> {
     let mut client = Client::open()?;
     while attack.goes_on() {
-        let qp_type = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][attack.random.below(4)];
+        let types = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend];
+        let qp_type = types[attack.random.below(types.len())];
         let pair = client.create_pair(qp_type)?;
         for _ in 0..8 {
             fill(attack, &client, &pair[0], &mut make)?;
@@ -112,7 +117,8 @@ fn fill(
     qp: &Qp,
     make: &mut impl FnMut(&mut Attack, &Client, usize) -> Vec<u64>,
 ) -> io::Result<()> {
-    let Some(mut queue) = WorkProducer::new(qp.sq_words.clone(), qp.sq.shape) else {
+    let Some((sq, words)) = &qp.sends else { return Ok(()) };
+    let Some(mut queue) = WorkProducer::new(words.clone(), sq.shape) else {
         return Err(io::Error::other("the queue's memory does not fit its shape"));
     };
     for _ in 0..1 + attack.random.below(8) {
@@ -122,9 +128,12 @@ fn fill(
     }
     // Now and then an index beyond what was written, or beyond the queue's size.
     let lie = if attack.random.one_in(4) { attack.random.word() as u32 } else { 0 };
-    if client.bell.ring(qp.sq.record, queue.producer().wrapping_add(lie)) {
+    if client.bell.ring(sq.record, queue.producer().wrapping_add(lie)) {
         client.wake.wake()?;
     }
-    client.bell.publish(qp.rq.record, attack.random.word() as u32);
+    let shared = client.xrc.map(|(.., record)| record);
+    for record in qp.receives.into_iter().chain(shared) {
+        client.bell.publish(record, attack.random.word() as u32);
+    }
     Ok(())
 }
