@@ -78,7 +78,8 @@ pub struct Target {
     pub space: SpaceId,
     /// Address there.
     pub addr: u64,
-    /// No peer can reach this memory through the region, and its pages stay while it exists.
+    /// No peer can reach this memory through the region or a window in it, and its pages stay while
+    /// it exists.
     pub private: bool,
     /// A window leads there, which its program may take away at any time.
     pub is_window: bool,
@@ -129,11 +130,12 @@ pub const MAX_MR_LENGTH: u64 = 1 << 47;
 /// on-demand paging. It begins at address 0, and its key checks rights alone.
 pub const WHOLE_SPACE: u64 = u64::MAX;
 
-/// A program may do without a page of on-demand memory, and its library would die where the engine
-/// only meets a fault.
+/// A window gives peers what its region does not. A program may do without a page of on-demand
+/// memory, and its library would die where the engine only meets a fault.
 const NOT_PRIVATE: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::MW_BIND)
     .union(AccessFlags::ON_DEMAND);
 
 /// Rights of operations that the device does not have: it cannot tell what memory is persistent.

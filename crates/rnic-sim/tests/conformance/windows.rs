@@ -409,6 +409,18 @@ fn a_read_that_is_not_answered_when_its_window_ends_is_refused() {
     assert_eq!(statuses(&stage.d.received()), ok([5]));
 }
 
+/// A completion that carried it would leave the memory as it was until the program polls.
+#[test]
+fn what_arrives_in_a_region_that_windows_open_is_there_at_once() {
+    let mut stage = Stage::bound(WindowType::One, AccessFlags::REMOTE_READ);
+    stage.d.recv(5, &[stage.mr.sge(AT, 64)]);
+    let send = Say::new(Opcode::RcSendOnly, stage.d.peer_psn(0)).payload(&[3; 16]);
+    stage.said = 1;
+    let read = stage.request(Opcode::RcReadRequest, stage.start(), 16);
+    stage.d.say_all(&[send, read]);
+    assert_eq!(stage.d.hear().payload, [3; 16]);
+}
+
 #[test]
 fn a_send_that_must_not_invalidate_ends_the_connection_without_a_word() {
     let keys: [fn(&Stage) -> u32; 4] =
