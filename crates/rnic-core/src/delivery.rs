@@ -54,11 +54,16 @@ fn deliver<T: Tap>(
     let Some(qp) = qps.by_slot_mut(delivery.slot as usize) else { return };
     let mut cqe = delivery.cqe;
     cqe.status = status;
+    // A completion before it was lost at another queue of the domain, and the peer hears so.
+    // Rule: XrcLostEndsBurst
+    if qp.rules.names_srq && qp.has_undone(delivery.psn) {
+        cqe.status = WcStatus::WrFlushErr;
+    }
     // The slot is free before the completion is visible: a program that polls it may post at once.
     qp.receive_source.release(cqe.wqe_index);
     ctx.shared.clients.received(qp.client_slot, ctx.now);
     let fits = ctx.complete(delivery.cq, &cqe);
-    if !fits && status == WcStatus::Success {
+    if !fits && cqe.status == WcStatus::Success {
         qp.completion_lost(ctx, delivery);
     }
 }

@@ -1,6 +1,6 @@
 //! XRC: requests that name the shared receive queue that they are for.
 
-use crate::{ACCESS, INVALID, SEQUENCE, ok, small_mtu, statuses};
+use crate::{ACCESS, INVALID, OPERATIONAL, SEQUENCE, ok, small_mtu, statuses};
 use rnic_abi::cqe::Cqe;
 use rnic_abi::verbs::{AsyncEventType, QpState, QpType, WcOpcode, WcStatus};
 use rnic_core::command::ClientId;
@@ -8,7 +8,7 @@ use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::srq::SrqId;
 use rnic_sim::verbs::{CqId, Mr, QpSetup, Remote, SendWr, full_access};
 use rnic_sim::xrc::PRIVATE;
-use roce_wire::{Feth, Opcode, Syndrome};
+use roce_wire::{Feth, Ieth, Opcode, RKey, Syndrome};
 
 /// A shared receive queue of a domain, with a protection domain and a completion queue of its own.
 #[derive(Clone, Copy)]
@@ -296,6 +296,39 @@ fn every_reference_gets_its_events() {
     let told: Vec<_> = events.iter().map(|event| (event.element, event.event)).collect();
     let expected = [first, second].map(|handle| (handle, AsyncEventType::QpReqErr));
     assert_eq!(told, expected);
+}
+
+/// No key can be invalidated through a target, which binds no windows. Its programs must hear why it
+/// ends: the completion goes to the program of the queue.
+#[test]
+fn every_reference_hears_of_a_bad_invalidation() {
+    let (mut d, _, [one, _]) = target();
+    let say = Say::new(Opcode::XrcSendOnlyInv, d.peer_psn(0)).payload(&[1; 8]).ack_req();
+    let key = Ieth { rkey: RKey(one.mr.rkey) };
+    d.say(&say.srqn(one.srqn).with(|h| h.ieth = Some(key)));
+    d.expect_silence();
+    assert_eq!(statuses(&received(&mut d, &one)), [(0, WcStatus::RemInvReqErr)]);
+    assert_eq!(d.events(), [AsyncEventType::QpReqErr]);
+}
+
+/// What comes behind a message whose completion is lost is not acknowledged, wherever it completes.
+#[test]
+fn nothing_behind_a_lost_completion_arrives_at_another_queue() {
+    let (mut d, xrcd, [one, _]) = target();
+    let host = d.world.host(0);
+    let cq = host.create_cq(1);
+    let small = host.create_xrc_srq(one.pd, xrcd, cq, 16);
+    let srqn = host.srqn(small);
+    for wr_id in 0..2 {
+        host.post_srq_recv(small, wr_id, &[one.mr.sge(0, 64)]).expect("room");
+    }
+    d.say_all(&[
+        send(&d, 0, srqn, &[1; 8]),
+        send(&d, 1, srqn, &[2; 8]),
+        send(&d, 2, one.srqn, &[3; 8]),
+    ]);
+    expect_aeth(&mut d, 1, OPERATIONAL, 1);
+    assert_eq!(statuses(&received(&mut d, &one)), [(0, WcStatus::WrFlushErr)]);
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Qp {
         // Rule: RefusedReceiveFails
         let reported = self.fail_current_receive(ctx, status);
         if let NakReason::Invalidation(_) = reason {
-            self.end_silently(ctx);
+            self.end_silently(ctx, reported);
             return Err(DropReason::Refused(reason));
         }
         self.end_with_nak(ctx, self.responder.epsn, reason, reported);
@@ -45,10 +45,21 @@ impl Qp {
 
     /// The request at the expected PSN ends the connection without a NAK; what was accepted before
     /// it is still acknowledged.
-    fn end_silently<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
+    fn end_silently<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, reported: bool) {
         // Rule: BadInvalidationUnanswered
         self.responder.final_nak_pending = self.responder.owes();
         self.enter_error(ctx);
+        // Rule: XrcInvalidationRaised
+        if !self.is_told(reported) {
+            self.raise(ctx, AsyncEventType::QpReqErr);
+        }
+    }
+
+    /// A completion tells the program why the connection ends. One of XRC goes to the program of the
+    /// shared receive queue, which need not be one of those that have the queue pair.
+    fn is_told(&self, reported: bool) -> bool {
+        // Rule: XrcErrorsRaised
+        reported && self.target.is_none()
     }
 
     /// Refuses the request at the expected PSN because the receive WQE is invalid.
@@ -93,6 +104,11 @@ impl Qp {
         }
     }
 
+    /// The packet with this PSN was accepted, and then it and what is behind it was undone.
+    pub(crate) fn has_undone(&self, psn: Psn) -> bool {
+        psn.distance_from(self.responder.epsn) >= 0
+    }
+
     /// What the packet with this PSN and those behind it did to the responder did not happen.
     fn undo_from(&mut self, psn: Psn, msn: Msn) {
         self.responder.epsn = psn;
@@ -131,10 +147,7 @@ impl Qp {
         }
         // Rule: NakEndsQp
         self.enter_error(ctx);
-        // A completion of XRC goes to the program of the shared receive queue, which need not be
-        // one of those that have the queue pair.
-        // Rule: XrcErrorsRaised
-        let is_told = reported && self.target.is_none();
+        let is_told = self.is_told(reported);
         // Rule: EventOnlyUnreported, QpReqErr, QpAccessErr
         if !is_told {
             self.raise(ctx, event);
