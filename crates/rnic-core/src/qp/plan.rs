@@ -102,6 +102,14 @@ impl Budget {
         self.segments -= 1;
         true
     }
+
+    /// Takes work out of the budget of which nothing leaves, and which takes as long as a packet
+    /// all the same; false when it is used up.
+    pub(crate) fn take_local(&mut self) -> bool {
+        let has_room = self.segments > 0;
+        self.segments = self.segments.saturating_sub(1);
+        has_room
+    }
 }
 
 /// The longest train from `plan[first]`, which is `head`, on: its end, and the length of its last

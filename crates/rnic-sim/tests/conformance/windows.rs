@@ -8,7 +8,7 @@ use rnic_core::command::{ClientCommand, Errno};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
-use rnic_sim::verbs::{Mr, SendWr, full_access};
+use rnic_sim::verbs::{Mr, QpSetup, SendWr, full_access};
 use rnic_sim::windows::Mw;
 use roce_wire::{Opcode, Qpn, Syndrome};
 
@@ -521,6 +521,28 @@ fn local_work_between_reads_does_not_confuse_their_responses() {
         stage.d.say(&response.syndrome(ACK, k + 1).payload(&[1; 8]));
     }
     assert_eq!(statuses(&stage.d.sent()), ok([1, 2, 3, 4]));
+}
+
+/// Nothing of it leaves, but it takes time from the other queue pairs all the same.
+#[test]
+fn a_queue_full_of_local_work_does_not_hold_the_engine() {
+    let port = PortConfig::frames();
+    let many = |setup: &mut QpSetup| setup.caps.max_send_wr = 4096;
+    let mut stage = Stage::on(Dialogue::with(small_mtu(), port, many), WindowType::One);
+    let key = stage.mw.next_key();
+    let bind = SendWr::bind(0, key, (&stage.mr, AT, LEN), remote());
+    let mut all = vec![bind.clone().unsignaled(); 2999];
+    all.push(bind);
+    stage.d.post_all(&all);
+    let done = |stage: &mut Stage| stage.d.world.host(0).engine.counters().send_wqes;
+    let mut before = done(&mut stage);
+    while stage.d.world.step() {
+        let now = done(&mut stage);
+        // A lone queue pair has several visits in a turn.
+        assert!(now - before <= 512, "{} in one turn", now - before);
+        before = now;
+    }
+    assert_eq!(statuses(&stage.d.sent()), ok([0]));
 }
 
 #[test]

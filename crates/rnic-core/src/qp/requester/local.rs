@@ -5,6 +5,7 @@
 //! often the requester goes back, and complete in order like all others.
 
 use super::super::Qp;
+use super::super::plan::Budget;
 use super::sq::Work;
 use super::{Cursor, Permit};
 use crate::event::{Event, Tap};
@@ -25,12 +26,12 @@ impl Qp {
         Through { pd, qp: self.handle }
     }
 
-    /// Whether local work waits only for what is planned before it.
+    /// Whether local work waits only for what is planned before it, or for the next visit.
     #[inline]
-    pub(super) fn is_next_local(&self, cursor: Cursor) -> bool {
+    pub(super) fn is_next_local(&self, cursor: Cursor, budget: &Budget) -> bool {
         cursor.index != self.sq.fetched()
             && self.sq.wr(cursor.index).work == Work::Local
-            && cursor.psn != self.requester.cursor().psn
+            && (cursor.psn != self.requester.cursor().psn || budget.segments == 0)
     }
 
     /// Does the local work at the cursor, if its turn has come: then the cursor may go on.
@@ -40,8 +41,13 @@ impl Qp {
         ctx: &mut Ctx<'_, T>,
         cursor: Cursor,
         reads: u32,
+        budget: &mut Budget,
     ) -> Option<u32> {
         if self.permit_local(cursor, reads) != Permit::Go {
+            return None;
+        }
+        // Rule: LocalWorkBounded
+        if !budget.take_local() {
             return None;
         }
         self.retire_later(ctx);

@@ -80,7 +80,7 @@ impl Qp {
         let how = self.segmentation(&ctx.shared.config);
         let mut cursor = self.requester.cursor();
         let mut reads = self.requester.reads();
-        while let Some(run) = self.admissible(ctx, cursor, reads, how.window) {
+        while let Some(run) = self.admissible(ctx, (cursor, reads), how.window, budget) {
             let wr = self.sq.wr(cursor.index);
             let mut psn = cursor.psn;
             for _ in 0..run {
@@ -99,7 +99,7 @@ impl Qp {
             cursor = cursor.moved(wr, psn);
             reads += u32::from(wr.is_read_or_atomic());
         }
-        self.is_next_local(cursor)
+        self.is_next_local(cursor, budget)
     }
 
     /// Reads what the application posted. One that published an index that cannot be has a queue
@@ -129,9 +129,9 @@ impl Qp {
     fn admissible<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
-        cursor: Cursor,
-        reads: u32,
+        (cursor, reads): (Cursor, u32),
         window: u32,
+        budget: &mut Budget,
     ) -> Option<u32> {
         if cursor.index == self.sq.fetched() && !self.fetch(ctx) {
             return None;
@@ -143,7 +143,7 @@ impl Qp {
                 self.retire_later(ctx);
                 return None;
             }
-            Work::Local => return self.do_local(ctx, cursor, reads),
+            Work::Local => return self.do_local(ctx, cursor, reads, budget),
             // Rule: LocalWorkOnce
             Work::Done => return Some(0),
         }
