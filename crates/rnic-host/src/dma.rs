@@ -18,6 +18,7 @@ mod mapped;
 mod process;
 
 use rnic_core::ports::{Dma, DmaFault, MemRange, Range, SpaceId};
+use std::sync::Arc;
 
 pub(crate) use mapped::Mapping;
 pub(crate) use process::{Process, probe};
@@ -28,7 +29,8 @@ pub enum Space {
     /// Of a client process.
     Process(Process),
     /// Of a shared memory file; address 0 is where the registration starts.
-    Mapped(Mapping),
+    /// Several may be of one mapping.
+    Mapped(Arc<Mapping>),
     /// No memory: all bytes are zero, and what is written vanishes.
     Null,
 }

@@ -23,6 +23,9 @@ pub struct Mapping {
 
 // SAFETY: plain memory of this process, owned by the value.
 unsafe impl Send for Mapping {}
+// SAFETY: copies of memory that its application changes whenever it likes: another thread of this
+// process that does the same makes no difference.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes from `offset` on and makes their pages exist.

@@ -37,7 +37,7 @@ fn with_hole() -> usize {
 fn shared(len: usize) -> (SystemDma, rnic_abi::words::Words) {
     let (file, words) = rnic_abi::os::memory::create("test", len / 8).unwrap();
     let mut dma = SystemDma::new();
-    dma.insert(SPACE, Space::Mapped(Mapping::new(&file, 0, len as u64, true).unwrap()));
+    dma.insert(SPACE, Space::Mapped(Arc::new(Mapping::new(&file, 0, len as u64, true).unwrap())));
     (dma, words)
 }
 
@@ -97,7 +97,7 @@ fn a_space_that_is_gone_is_a_fault() {
 #[test]
 fn a_slot_that_is_used_again_is_another_space() {
     let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
-    let space = || Space::Mapped(Mapping::new(&file, 0, PAGE as u64, true).unwrap());
+    let space = || Space::Mapped(Arc::new(Mapping::new(&file, 0, PAGE as u64, true).unwrap()));
     words.set(0, 77);
     let (gone, next) = (space_id(3, 1), space_id(3, 2));
     let mut dma = SystemDma::new();
@@ -185,7 +185,7 @@ fn huge_pages_are_not_mapped() {
 fn memory_mapped_for_reading_is_not_written() {
     let (file, words) = rnic_abi::os::memory::create("test", PAGE / 8).unwrap();
     let mut dma = SystemDma::new();
-    dma.insert(SPACE, Space::Mapped(Mapping::new(&file, 0, PAGE as u64, false).unwrap()));
+    dma.insert(SPACE, Space::Mapped(Arc::new(Mapping::new(&file, 0, PAGE as u64, false).unwrap())));
     assert_eq!([SPACE, SpaceId(99)].map(|space| dma.way_to(space)), ["shared", "process"]);
     words.set(0, 7);
     assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &[mem(0, 8)], &[]), Err(NOTHING));
@@ -201,7 +201,7 @@ fn the_null_space_is_zeros_and_forgets() {
     let mut dma = SystemDma::new();
     let (null, shared) = (SPACE, SpaceId(1));
     dma.insert(null, Space::Null);
-    dma.insert(shared, Space::Mapped(Mapping::new(&file, 0, PAGE as u64, true).unwrap()));
+    dma.insert(shared, Space::Mapped(Arc::new(Mapping::new(&file, 0, PAGE as u64, true).unwrap())));
     words.set(0, 7);
     let mut arena = [9; 24];
     let anywhere = [mem(usize::MAX - 3, 8), mem(5, 8)];

@@ -1,15 +1,12 @@
 //! Device memory: memory of the engine's process that a client maps too.
 
 use super::accounts::{Account, Charge};
-use super::memory::release_space;
 use super::service::Service;
-use crate::dma::{Mapping, Space};
+use crate::dma::Mapping;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
-use crate::shard::ShardMessage;
 use rnic_abi::os::memory;
 use rnic_abi::verbs::AccessFlags;
-use rnic_core::SpaceId;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +20,7 @@ pub(super) struct DeviceMemories {
 }
 
 struct DeviceMemory {
-    space: SpaceId,
+    mapping: Arc<Mapping>,
     length: u64,
     /// Regions in it.
     users: u32,
@@ -67,12 +64,10 @@ impl DeviceMemories {
         let no_memory = || refused_by_kernel("no device memory");
         let file = memory::reserve("rnic-device-memory", whole).map_err(no_memory())?;
         let mapping = Mapping::new(&file, 0, whole, true).map_err(no_memory())?;
-        let space = self.service.registry.take_space();
-        self.service.engine.tell(ShardMessage::AddSpace(space, Space::Mapped(mapping)));
         while self.memories.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
-        let memory = DeviceMemory { space, length, users: 0, _charges: charges };
+        let memory = DeviceMemory { mapping: Arc::new(mapping), length, users: 0, _charges: charges };
         self.memories.insert(self.next, memory);
         Ok((self.next, file))
     }
@@ -82,14 +77,12 @@ impl DeviceMemories {
         if self.find(dm)?.users > 0 {
             return Err(refuse(libc::EBUSY, "memory regions use the device memory"));
         }
-        if let Some(memory) = self.memories.remove(&dm) {
-            release_space(&self.service, memory.space);
-        }
+        self.memories.remove(&dm);
         Ok(())
     }
 
-    /// Where a part is that a region may be made of.
-    pub(super) fn locate(&mut self, part: &DmPart) -> Result<SpaceId, Refused> {
+    /// What a region may be made of, of which it is a part.
+    pub(super) fn locate(&mut self, part: &DmPart) -> Result<Arc<Mapping>, Refused> {
         let memory = self.find(part.dm)?;
         if !part.access.contains(AccessFlags::ZERO_BASED) || !ALLOWED.contains(part.access) {
             let text = "a region of device memory is zero-based, and not on demand";
@@ -98,7 +91,7 @@ impl DeviceMemories {
         if part.offset.checked_add(part.length).is_none_or(|end| end > memory.length) {
             return Err(refuse(libc::EINVAL, "the device memory is shorter"));
         }
-        Ok(memory.space)
+        Ok(Arc::clone(&memory.mapping))
     }
 
     /// A region begins to use the memory.
@@ -112,13 +105,6 @@ impl DeviceMemories {
     pub(super) fn leave(&mut self, dm: u32) {
         if let Some(memory) = self.memories.get_mut(&dm) {
             memory.users -= 1;
-        }
-    }
-
-    /// Gives all of it back, once the client is gone.
-    pub(super) fn release(&mut self) {
-        for (_, memory) in std::mem::take(&mut self.memories) {
-            release_space(&self.service, memory.space);
         }
     }
 

@@ -58,8 +58,9 @@ enum Kind {
     Ordinary,
     /// As memory of its own, for this region alone.
     Mapped(Mapped),
-    /// As a part of device memory.
-    Device(u32),
+    /// As a part of device memory, with a space of its own: payload that was passed by reference
+    /// and has not arrived when the region ends, ends with it.
+    Device(u32, SpaceId),
     /// It is no memory.
     Null(SpaceId),
 }
@@ -89,7 +90,6 @@ impl Regions {
         for (_, region) in std::mem::take(&mut self.regions) {
             self.release(region.kind);
         }
-        self.device_memory.release();
     }
 
     /// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
@@ -97,7 +97,10 @@ impl Regions {
         match kind {
             Kind::Ordinary => {}
             Kind::Mapped(mapped) => release_space(&self.service, mapped.space),
-            Kind::Device(dm) => self.device_memory.leave(dm),
+            Kind::Device(dm, space) => {
+                release_space(&self.service, space);
+                self.device_memory.leave(dm);
+            }
             Kind::Null(space) => release_space(&self.service, space),
         }
     }
@@ -176,7 +179,7 @@ impl Regions {
         let Some(Region { is: before, kind, .. }) = self.regions.get(&mr) else {
             return Err(refuse(libc::ENOENT, "no such memory region"));
         };
-        if matches!(kind, Kind::Device(_) | Kind::Null(_)) {
+        if matches!(kind, Kind::Device(..) | Kind::Null(_)) {
             let text = "only a registration of the program's own memory can be changed";
             return Err(refuse(libc::EOPNOTSUPP, text));
         }
@@ -223,12 +226,14 @@ impl Regions {
 
     /// Registers a part of device memory.
     pub(super) fn register_dm(&mut self, pd: u32, part: &DmPart) -> Result<Reply, Refused> {
-        let space = self.device_memory.locate(part)?;
+        let mapping = self.device_memory.locate(part)?;
         let DmPart { dm, offset, length, access } = *part;
         let charges = self.charge(length)?;
         let is = Registration { pd, addr: offset, length, iova: 0, access };
+        let space = self.service.registry.take_space();
+        self.link.shard.tell(ShardMessage::AddSpace(space, Space::Mapped(mapping)));
         self.device_memory.enter(dm);
-        self.keep((space, offset), is, Kind::Device(dm), charges)
+        self.keep((space, offset), is, Kind::Device(dm, space), charges)
     }
 
     pub(super) fn deregister(&mut self, mr: u32) -> Result<Reply, Refused> {
@@ -276,7 +281,7 @@ impl Regions {
         let mapping = Mapping::new(file, offset, length, writable)
             .map_err(refused_by_kernel("the memory file cannot be used"))?;
         let space = self.service.registry.take_space();
-        self.link.shard.tell(ShardMessage::AddSpace(space, Space::Mapped(mapping)));
+        self.link.shard.tell(ShardMessage::AddSpace(space, Space::Mapped(Arc::new(mapping))));
         Ok(Mapped { space, _charges: charges })
     }
 

@@ -1,6 +1,7 @@
 //! Memory of the daemon that clients map, and registrations of whole address spaces.
 
 use super::*;
+use crate::dma::slot_of;
 use rnic_abi::os::memory;
 
 const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::ZERO_BASED);
@@ -46,6 +47,35 @@ fn device_memory_stays_while_a_region_uses_it() {
     assert_eq!(client.call(&Request::DeregMr { mr }), Ok(Reply::Done));
     assert_eq!(client.call(&Request::FreeDm { dm }), Ok(Reply::Done));
     assert_eq!(client.errno(&Request::FreeDm { dm }), libc::ENOENT);
+}
+
+/// Where the next address space has its place.
+fn next_space(daemon: &Daemon) -> u32 {
+    let registry = &daemon.service.registry;
+    let space = registry.take_space();
+    registry.give_space(space);
+    slot_of(space)
+}
+
+/// Payload that is passed by reference names a space. It must not be found any more when its region
+/// has ended, although the memory is still there.
+#[test]
+fn each_region_of_device_memory_has_a_space_that_ends_with_it() {
+    let daemon = Daemon::start("dm-spaces", &[]);
+    let client = daemon.open();
+    let pd = client.handle(&Request::AllocPd);
+    let (dm, _file) = alloc(&client, 4096).unwrap();
+    let first = next_space(&daemon);
+    let regions = [(); 2].map(|()| client.handle(&region(pd, dm, 0, 64, ACCESS)));
+    assert_eq!(next_space(&daemon), first + 2);
+    client.call(&Request::DeregMr { mr: regions[0] }).unwrap();
+    assert_eq!(next_space(&daemon), first);
+    client.call(&Request::DeregMr { mr: regions[1] }).unwrap();
+    // One that the engine refuses leaves none either.
+    let before = next_space(&daemon);
+    assert_eq!(client.errno(&region(pd + 9, dm, 0, 64, ACCESS)), libc::ENOENT);
+    assert_eq!(next_space(&daemon), before);
+    assert_eq!(client.call(&Request::FreeDm { dm }), Ok(Reply::Done));
 }
 
 #[test]
