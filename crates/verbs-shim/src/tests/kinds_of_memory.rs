@@ -149,6 +149,19 @@ fn present(memory: &[u8]) -> Vec<u8> {
     found
 }
 
+/// A page that can never be there. An unmapped one might become another test's.
+fn take_page(page: &mut [u8]) {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: a new file without a byte, in place of a page of our own.
+    unsafe {
+        let file = libc::memfd_create(c"empty".as_ptr(), 0);
+        let map = libc::mmap(page.as_mut_ptr().cast(), PAGE, rights, flags, file, 0);
+        assert_eq!(map, page.as_mut_ptr().cast());
+        libc::close(file);
+    }
+}
+
 #[test]
 fn advice_brings_pages_in_and_errors_are_those_of_the_manual() {
     let world = World::new();
@@ -173,8 +186,7 @@ fn advice_brings_pages_in_and_errors_are_those_of_the_manual() {
     // What the daemon says of keys, rights and bounds.
     let beyond = ibv_sge { length: 2 << 20, ..middle };
     assert_eq!(advise(read, hint, beyond), libc::EFAULT);
-    // SAFETY: pages of our own.
-    unsafe { libc::munmap(memory.as_mut_ptr().add(PAGE).cast(), PAGE) };
+    take_page(&mut memory[PAGE..2 * PAGE]);
     assert_eq!(advise(read, now, middle), libc::EFAULT);
     assert_eq!(advise(read, hint, middle), 0);
     let ordinary = world.register(&mut [0; 64]);
