@@ -236,18 +236,19 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     // SAFETY: by contract; no other thread uses the region while it is changed.
     let object = unsafe { &mut *mr.cast::<Mr>() };
     let start = addr.addr() as u64;
+    // SAFETY: not null when it counts, and valid by contract.
+    let pd_handle = changes_pd.then(|| unsafe { (*pd).handle });
     let request = Request::ReregMr {
         mr: object.ibv.handle,
-        // SAFETY: not null when it counts, and valid by contract.
-        pd: changes_pd.then(|| unsafe { (*pd).handle }),
+        pd: pd_handle,
         range: moves.then_some((start, length as u64, start)),
         access: changes_access.then_some(new_access),
     };
     // SAFETY: by contract.
     let context = unsafe { Context::of(object.ibv.context) };
     let old = context.table_of(object.ibv.lkey);
-    // Regions without memory of the program's are in no table.
-    let is_known = old.find_settled(object.ibv.lkey).is_some();
+    // Regions without memory are in no table.
+    let known = old.find_settled(object.ibv.lkey);
     old.remove(object.ibv.lkey);
     let held = if moves { Memory::hold(addr.addr(), length) } else { None };
     let result = context.session.call(&request, keys_of);
@@ -267,8 +268,10 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         Ok(_) if changes_access => context.table_for(new_access),
         _ => old,
     };
-    if is_known {
-        table.insert(object.ibv.lkey, Region { iova: object.iova, length, address });
+    let moved = Region { iova: start, length: length as u64, address: start };
+    if let Some(region) = known {
+        let is = if moves && result.is_ok() { moved } else { region };
+        table.insert(object.ibv.lkey, is);
     }
     match result {
         Ok(_) => 0,

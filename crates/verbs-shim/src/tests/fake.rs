@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) registered: Vec<(Option<OwnedFd>, u64)>,
     /// The device memory that was made last.
     pub(crate) device_memory: Option<Words>,
+    /// Handles of the regions of device memory, which cannot be changed.
+    device_regions: Vec<u32>,
     /// Maps no memory of programs.
     pub(crate) refuses_files: bool,
     next: u32,
@@ -194,13 +196,13 @@ impl State {
             Request::RegMr { .. }
             | Request::CheckAccess { .. }
             | Request::AllocDm { .. }
+            | Request::ReregMr { .. }
             | Request::RegDmMr { .. } => match self.answer_memory(request, sent, &mut fds) {
                 Ok(reply) => reply,
                 Err(errno) => {
                     return (Err(Refusal { errno, message: "refused".to_owned() }), fds);
                 }
             },
-            Request::ReregMr { .. } => self.new_region(),
             Request::AllocMw { .. } => self.alloc_mw(),
             Request::CreateChannel => {
                 let (ours, theirs) = Connection::pair().unwrap();
@@ -252,7 +254,14 @@ impl State {
                 self.device_memory = Some(words);
                 Ok(Reply::Handle(self.handle()))
             }
-            Request::RegDmMr { .. } => Ok(self.new_region()),
+            Request::RegDmMr { .. } => {
+                self.device_regions.push(self.next + 1);
+                Ok(self.new_region())
+            }
+            Request::ReregMr { mr, .. } if self.device_regions.contains(&mr) => {
+                Err(libc::EOPNOTSUPP)
+            }
+            Request::ReregMr { .. } => Ok(self.new_region()),
             _ => Ok(Reply::Done),
         }
     }

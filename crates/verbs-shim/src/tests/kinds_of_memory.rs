@@ -2,15 +2,17 @@
 
 use rnic_abi::wqe::SendControl;
 use verbs_abi::{
-    IBV_ACCESS_HUGETLB, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_ZERO_BASED,
-    IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    IBV_ACCESS_HUGETLB, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_ZERO_BASED, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_IMPLICIT, IBV_WR_SEND, ibv_alloc_dm_attr, ibv_device_attr_ex, ibv_dm,
+    IBV_ODP_SUPPORT_IMPLICIT, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_ERR_CMD, IBV_WR_SEND,
+    ibv_alloc_dm_attr, ibv_device_attr_ex, ibv_dm,
 };
 
 use super::*;
 use crate::advise::advise_mr;
 use crate::device_memory::{alloc_dm, free_dm, reg_dm_mr};
+use crate::mr::ibv_rereg_mr;
 use crate::query::query_device_ex;
 
 const PAGE: usize = 4096;
@@ -78,6 +80,15 @@ fn a_region_of_device_memory_begins_at_zero() {
     let (_, words) = world.fake.state().fetch_send(world.qp_handle()).unwrap();
     let control = SendControl::decode(words[..8].try_into().unwrap(), words.len()).unwrap();
     assert!(control.carried && control.data_len == 13);
+    assert_eq!(&words[control.data_at()].to_le_bytes(), b"device m");
+    // It cannot be changed, and stays where it is.
+    let rights = (access | IBV_ACCESS_REMOTE_READ).cast_signed();
+    let change = IBV_REREG_MR_CHANGE_ACCESS;
+    // SAFETY: live objects; without its flag the domain does not count.
+    let changed = unsafe { ibv_rereg_mr(mr, change, ptr::null_mut(), ptr::null_mut(), 0, rights) };
+    assert_eq!((changed, errno()), (IBV_REREG_MR_ERR_CMD, Some(libc::EOPNOTSUPP)));
+    assert_eq!(world.send(&mut request(IBV_WR_SEND, 0, &mut sges)), 0);
+    let (_, words) = world.fake.state().fetch_send(world.qp_handle()).unwrap();
     assert_eq!(&words[control.data_at()].to_le_bytes(), b"device m");
     // SAFETY: live objects.
     let too_long = unsafe { reg_dm_mr(world.pd, dm, 200, 57, access) };

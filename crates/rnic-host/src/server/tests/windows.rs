@@ -91,3 +91,19 @@ fn a_registration_changes_or_stays_as_it_is() {
     client.call(&Request::DeregMr { mr }).unwrap();
     client.call(&Request::DeallocPd { pd: other }).unwrap();
 }
+
+/// The library copies what is small itself where memory was found at registration.
+#[test]
+fn on_demand_memory_that_is_not_there_is_no_ordinary_region() {
+    let daemon = Daemon::start("rereg-odp", &[]);
+    let client = daemon.open();
+    let pd = client.handle(&Request::AllocPd);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+    let (addr, length) = (0x1000, 4096);
+    let request = Request::RegMr { pd, addr, length, iova: addr, access, fd_offset: 0 };
+    let mr = client.handle(&request);
+    let access = Some(AccessFlags::LOCAL_WRITE);
+    let change = Request::ReregMr { mr, pd: None, range: None, access };
+    assert_eq!(client.errno(&change), libc::EFAULT);
+    client.call(&Request::DeregMr { mr }).unwrap();
+}
