@@ -199,6 +199,6 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(register().map(|(handle, lkey, rkey)| {
         let addr = ptr::null_mut();
         let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-        Mr::leak(ibv, 0, None)
+        Mr::leak(ibv, pd_handle, 0, None)
     }))
 }

@@ -29,6 +29,8 @@ use crate::{
 #[repr(C)]
 pub(crate) struct Mr {
     ibv: ibv_mr,
+    /// Handle of its protection domain. The public part may name a parent domain that is gone.
+    pd: u32,
     /// The address of its first byte in work requests.
     iova: u64,
     /// Must last as long as the daemon may access the memory.
@@ -36,9 +38,19 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// A region that begins at `iova` in work requests; freed by [`ibv_dereg_mr`].
-    pub(crate) fn leak(ibv: ibv_mr, iova: u64, held: Option<Held>) -> *mut ibv_mr {
-        Box::into_raw(Box::new(Self { ibv, iova, held })).cast()
+    /// A region in the protection domain `pd` that begins at `iova` in work requests; freed by
+    /// [`ibv_dereg_mr`].
+    pub(crate) fn leak(ibv: ibv_mr, pd: u32, iova: u64, held: Option<Held>) -> *mut ibv_mr {
+        Box::into_raw(Box::new(Self { ibv, pd, iova, held })).cast()
+    }
+
+    /// Handle of the protection domain of a region.
+    ///
+    /// # Safety
+    /// `mr` is from one of the registering calls.
+    pub(crate) unsafe fn domain_of(mr: *const ibv_mr) -> u32 {
+        // SAFETY: by contract.
+        unsafe { (*mr.cast::<Self>()).pd }
     }
 }
 
@@ -111,7 +123,7 @@ unsafe fn register(
     let region = Region { iova, length: length as u64, address: addr.addr() as u64 };
     context.table_for(access).insert(lkey, region);
     let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-    Ok(Mr::leak(ibv, iova, held))
+    Ok(Mr::leak(ibv, pd_handle, iova, held))
 }
 
 /// Registers memory. NULL and errno on failure. `SIZE_MAX` bytes from address 0 on, on demand, are
@@ -143,7 +155,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(made.map(|(handle, lkey, rkey)| {
         let (addr, length) = (ptr::null_mut(), usize::MAX);
         let ibv = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
-        Mr::leak(ibv, 0, None)
+        Mr::leak(ibv, pd_handle, 0, None)
     }))
 }
 
@@ -254,16 +266,14 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     let result = context.session.call(&request, keys_of);
     if let Ok((handle, lkey, rkey)) = result {
         (object.ibv.handle, object.ibv.lkey, object.ibv.rkey) = (handle, lkey, rkey);
-        if changes_pd {
-            object.ibv.pd = pd;
+        if let Some(handle) = pd_handle {
+            (object.ibv.pd, object.pd) = (pd, handle);
         }
         if moves {
             (object.ibv.addr, object.ibv.length, object.iova) = (addr, length, start);
             object.held = held;
         }
     }
-    let address = object.ibv.addr.addr() as u64;
-    let length = object.ibv.length as u64;
     let table = match result {
         Ok(_) if changes_access => context.table_for(new_access),
         _ => old,

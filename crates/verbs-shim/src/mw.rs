@@ -12,8 +12,17 @@ use verbs_abi::{
 use crate::{
     context::Context,
     error::{Errno, Result, code, pointer},
+    mr::Mr,
     post::post_send,
 };
+
+/// A memory window.
+#[repr(C)]
+struct Mw {
+    ibv: ibv_mw,
+    /// Handle of its protection domain. The public part may name a parent domain that is gone.
+    pd: u32,
+}
 
 /// Makes a memory window. NULL and errno on failure.
 ///
@@ -33,7 +42,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: u32) -> *mut ib
         _ => None,
     });
     pointer(made.map(|(handle, rkey)| {
-        Box::into_raw(Box::new(ibv_mw { context: ibv_context, pd, rkey, handle, type_ }))
+        let ibv = ibv_mw { context: ibv_context, pd, rkey, handle, type_ };
+        Box::into_raw(Box::new(Mw { ibv, pd: pd_handle })).cast()
     }))
 }
 
@@ -47,7 +57,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let result = context.session.dispose(&Request::DeallocMw { mw: handle });
     if result.is_ok() {
         // SAFETY: made by Box::into_raw above.
-        drop(unsafe { Box::from_raw(mw) });
+        drop(unsafe { Box::from_raw(mw.cast::<Mw>()) });
     }
     code(result)
 }
@@ -62,9 +72,12 @@ pub(crate) unsafe extern "C" fn bind_mw(
     bind: *mut ibv_mw_bind,
 ) -> c_int {
     // SAFETY: by contract.
-    let (window, bind) = unsafe { (&mut *mw, &*bind) };
+    let (Mw { ibv: window, pd }, bind) = unsafe { (&mut *mw.cast::<Mw>(), &*bind) };
+    // SAFETY: by contract; a domain outlives its queue pairs.
+    let is_same = *pd == unsafe { (*(*qp).pd).handle };
     // SAFETY: by contract.
-    let may_bind = unsafe { check_bind((*qp).pd, window, &bind.bind_info) };
+    let may_bind = unsafe { check_bind(window.type_, *pd, &bind.bind_info) };
+    let may_bind = may_bind.and(if is_same { Ok(()) } else { Err(Errno(libc::EPERM)) });
     if may_bind.is_err() {
         return code(may_bind);
     }
@@ -89,24 +102,24 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ///
 /// # Errors
 /// EINVAL for a window of type 2, memory without a region, or rights that no window of type 1 has.
-/// EPERM where window, region and queue pair are not of one protection domain.
+/// EPERM where the region is not of the window's protection domain, `pd`.
 ///
 /// # Safety
 /// The region is null or valid.
-unsafe fn check_bind(qp_pd: *mut ibv_pd, window: &ibv_mw, info: &ibv_mw_bind_info) -> Result<()> {
+unsafe fn check_bind(kind: u32, pd: u32, info: &ibv_mw_bind_info) -> Result<()> {
     const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     // Programs name the last one as well; it means nothing for a window.
     const RIGHTS: u32 = REMOTE | IBV_ACCESS_LOCAL_WRITE;
     // A window of type 1 is never zero-based.
-    if window.type_ != IBV_MW_TYPE_1 || info.mw_access_flags & !RIGHTS != 0 {
+    if kind != IBV_MW_TYPE_1 || info.mw_access_flags & !RIGHTS != 0 {
         return Err(Errno(libc::EINVAL));
+    }
+    if info.mr.is_null() {
+        // No region and no memory: the window is unbound.
+        let is_nothing = info.addr == 0 && info.length == 0;
+        return if is_nothing { Ok(()) } else { Err(Errno(libc::EINVAL)) };
     }
     // SAFETY: by contract.
-    let region = unsafe { info.mr.as_ref() };
-    // No region and no memory: the window is unbound.
-    if region.is_none() && (info.addr != 0 || info.length != 0) {
-        return Err(Errno(libc::EINVAL));
-    }
-    let is_of_domain = window.pd == qp_pd && region.is_none_or(|region| region.pd == window.pd);
+    let is_of_domain = unsafe { Mr::domain_of(info.mr) } == pd;
     if is_of_domain { Ok(()) } else { Err(Errno(libc::EPERM)) }
 }

@@ -17,7 +17,12 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-fn parent_of(world: &World, pd: *mut ibv_pd, td: *mut ibv_td, comp_mask: u32) -> *mut ibv_pd {
+pub(super) fn parent_of(
+    world: &World,
+    pd: *mut ibv_pd,
+    td: *mut ibv_td,
+    comp_mask: u32,
+) -> *mut ibv_pd {
     let mut attr = ibv_parent_domain_init_attr::zeroed();
     (attr.pd, attr.td, attr.comp_mask) = (pd, td, comp_mask);
     // SAFETY: live objects.

@@ -6,7 +6,7 @@ use verbs_abi::{
     IBV_MW_TYPE_2, IBV_SEND_SIGNALED, ibv_mw, ibv_mw_bind, ibv_mw_bind_info,
 };
 
-use super::*;
+use super::{domains::parent_of, *};
 use crate::mw::{alloc_mw, bind_mw, dealloc_mw};
 
 fn bind_of(mr: *mut ibv_mr, memory: &[u8]) -> ibv_mw_bind {
@@ -77,9 +77,8 @@ fn a_bind_that_can_never_succeed_is_refused_and_changes_nothing() {
         bind.bind_info.mw_access_flags |= rights;
         bind
     };
-    let foreign_region = world.register(&mut memory);
-    // SAFETY: a live region, of which nothing but the domain is looked at.
-    unsafe { (*foreign_region).pd = other_pd };
+    // SAFETY: live memory and domain.
+    let foreign_region = unsafe { ibv_reg_mr(other_pd, memory.as_mut_ptr().cast(), 64, 1) };
     let cases = [
         (second, good, libc::EINVAL),
         (mine, with_rights(IBV_ACCESS_ZERO_BASED), libc::EINVAL),
@@ -98,4 +97,19 @@ fn a_bind_that_can_never_succeed_is_refused_and_changes_nothing() {
     assert_eq!(bind(&world, mine, with_rights(IBV_ACCESS_LOCAL_WRITE)), 0);
     // SAFETY: a live domain.
     assert!(unsafe { alloc_mw(world.pd, 3) }.is_null());
+}
+
+/// Also one that is gone since: only queues keep it.
+#[test]
+fn a_window_of_a_parent_domain_is_of_its_protection_domain() {
+    let world = World::new();
+    let mut memory = vec![0; 64];
+    let parent = parent_of(&world, world.pd, ptr::null_mut(), 0);
+    let mw = alloc(parent, IBV_MW_TYPE_1);
+    // SAFETY: live memory and domain.
+    let mr = unsafe { ibv_reg_mr(parent, memory.as_mut_ptr().cast(), 64, 1) };
+    assert_eq!(bind(&world, mw, bind_of(mr, &memory)), 0);
+    // SAFETY: a live domain.
+    assert_eq!(unsafe { ibv_dealloc_pd(parent) }, 0);
+    assert_eq!(bind(&world, mw, bind_of(mr, &memory)), 0);
 }
