@@ -41,6 +41,7 @@ const ALLOWED: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND)
+    .union(AccessFlags::FLUSH_GLOBAL)
     .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::RELAXED_ORDERING);
 

@@ -42,7 +42,13 @@ fn device_memory_stays_while_a_region_uses_it() {
     }
     assert_eq!(client.errno(&region(pd, dm + 1, 0, 8, ACCESS)), libc::ENOENT);
     assert_eq!(client.errno(&region(pd ^ 0x100, dm, 0, 8, ACCESS)), libc::ENOENT);
-    let Ok(Reply::Mr { mr, .. }) = client.call(&region(pd, dm, 90, 10, ACCESS)) else { panic!() };
+    let all = ACCESS
+        | AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_ATOMIC
+        | AccessFlags::FLUSH_GLOBAL
+        | AccessFlags::MW_BIND;
+    let Ok(Reply::Mr { mr, .. }) = client.call(&region(pd, dm, 90, 10, all)) else { panic!() };
     assert_eq!(client.errno(&Request::FreeDm { dm }), libc::EBUSY);
     assert_eq!(client.call(&Request::DeregMr { mr }), Ok(Reply::Done));
     assert_eq!(client.call(&Request::FreeDm { dm }), Ok(Reply::Done));
