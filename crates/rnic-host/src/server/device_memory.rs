@@ -68,7 +68,8 @@ impl DeviceMemories {
         while self.memories.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
-        let memory = DeviceMemory { mapping: Arc::new(mapping), length, users: 0, _charges: charges };
+        let memory =
+            DeviceMemory { mapping: Arc::new(mapping), length, users: 0, _charges: charges };
         self.memories.insert(self.next, memory);
         Ok((self.next, file))
     }

@@ -190,7 +190,9 @@ impl Regions {
         let pd_after = pd.unwrap_or(before.pd);
         let access_after = access.unwrap_or(before.access);
         let is = Registration { pd: pd_after, addr, length, iova, access: access_after };
-        if moves || (writes && !before.access.contains(write)) {
+        // On-demand memory need not have been there.
+        let on_demand = before.access.contains(AccessFlags::ON_DEMAND);
+        if moves || on_demand || (writes && !before.access.contains(write)) {
             self.check_reachable(addr, length, access_after)?;
         }
         let charge = match range {
