@@ -7,6 +7,7 @@ mod by_reference;
 mod drops;
 mod duplicates;
 mod groups;
+mod isolation;
 mod management;
 mod memory;
 mod objects;
