@@ -4,6 +4,7 @@ mod addresses;
 mod descriptors;
 mod device_memory;
 mod groups;
+mod isolation;
 mod resizes;
 mod srq;
 mod windows;
