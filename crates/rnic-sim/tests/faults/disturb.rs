@@ -24,6 +24,8 @@ pub(crate) struct Disturbances {
     pub(crate) resizes: u64,
     /// Windows that were taken away.
     pub(crate) windows: u64,
+    /// Messages to the second of a flow's shared receive queues.
+    pub(crate) named: u64,
 }
 
 impl Disturbances {
@@ -34,6 +36,7 @@ impl Disturbances {
         self.leaps += other.leaps;
         self.resizes += other.resizes;
         self.windows += other.windows;
+        self.named += other.named;
     }
 }
 

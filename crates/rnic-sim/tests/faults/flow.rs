@@ -3,6 +3,7 @@
 use crate::area::Area;
 use crate::lent::Lent;
 use crate::message::{INLINE, Message, Payload, Taste, Verb};
+use crate::receives::Receives;
 use crate::trouble::Trouble;
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AccessFlags, SendFlags, WcOpcode, WcStatus};
@@ -51,11 +52,9 @@ pub(crate) struct Flow {
     word_value: u64,
     /// Responder: what only windows open.
     pub(crate) lent: Option<Lent>,
-    /// Responder: receive buffers, those posted, and those posted again later.
-    pub(crate) buffers: Area,
-    /// The slots of those posted; what is posted without one is not looked at.
-    pub(crate) posted: VecDeque<Option<usize>>,
-    pub(crate) idle: VecDeque<(Instant, usize)>,
+    /// Responder: its receives. Of XRC there is another queue, for SENDs only, whose protection
+    /// domain is another one.
+    pub(crate) queues: Vec<Receives>,
     receive_delay: u64,
     /// Messages with a receive completion to come, and their payload.
     expected: VecDeque<(Message, Vec<u8>)>,
@@ -63,6 +62,8 @@ pub(crate) struct Flow {
     /// completion that the requester was told is complete.
     pub(crate) received: Option<u64>,
     pub(crate) told: Option<u64>,
+    /// Messages to the second queue.
+    pub(crate) named: u64,
     pub(crate) trouble: Trouble,
 }
 
@@ -74,6 +75,8 @@ pub(crate) struct Amount {
     pub(crate) receives: usize,
     pub(crate) receive_delay: u64,
     pub(crate) lends: bool,
+    /// The responder's domain, of XRC.
+    pub(crate) xrcd: Option<u32>,
 }
 
 impl Flow {
@@ -91,7 +94,18 @@ impl Flow {
         let slots = (DEPTH, max_len);
         // A receive buffer that peers can write is one whose data may not come inside a CQE.
         let reachable = if rng.chance(500_000) { remote_write } else { local };
-        let receives = amount.receives;
+        let receives = (amount.receives, max_len);
+        let mut queues = vec![Receives::new(world, to, to.pd, receives, reachable)];
+        if let Some(xrcd) = amount.xrcd {
+            let pd = world.host(to.host).alloc_pd();
+            queues.push(Receives::new(world, to, pd, receives, local));
+            let domains = [to.pd, pd].into_iter();
+            queues = queues
+                .into_iter()
+                .zip(domains)
+                .map(|(queue, pd)| queue.of_domain(world, to, pd, xrcd))
+                .collect();
+        }
         let new = |world: &mut World, end: End, slots, access| {
             Area::new(world, end.host, end.pd, slots, access)
         };
@@ -113,13 +127,12 @@ impl Flow {
             word: new(world, to, (1, 8), local | AccessFlags::REMOTE_ATOMIC),
             word_value: 0,
             lent: amount.lends.then(|| Lent::new(world, to, max_len, &mut rng)),
-            buffers: new(world, to, (receives, max_len), reachable),
-            posted: VecDeque::new(),
-            idle: (0..receives).map(|slot| (Instant::ZERO, slot)).collect(),
+            queues,
             receive_delay: amount.receive_delay,
             expected: VecDeque::new(),
             received: None,
             told: None,
+            named: 0,
             trouble: Trouble::default(),
             rng,
         }
@@ -149,7 +162,8 @@ impl Flow {
 
     /// A receive buffer that is posted only later.
     pub(crate) fn next_receive(&self) -> Option<Instant> {
-        if self.trouble.has_failed { None } else { self.idle.front().map(|(at, _)| *at) }
+        let next = self.queues.iter().filter_map(Receives::next).min();
+        next.filter(|_| !self.trouble.has_failed)
     }
 
     /// Posts what there is room for.
@@ -158,7 +172,9 @@ impl Flow {
             self.post_too_late(world);
             return;
         }
-        self.post_receives(world);
+        for queue in &mut self.queues {
+            queue.post(world, self.to, &mut self.rng);
+        }
         if self.next == self.total || self.trouble.holds || self.rng.chance(300_000) {
             return;
         }
@@ -183,20 +199,6 @@ impl Flow {
         }
     }
 
-    fn post_receives(&mut self, world: &mut World) {
-        while let Some((at, slot)) = self.idle.front().copied()
-            && at <= world.now()
-        {
-            self.idle.pop_front();
-            self.buffers.refill(world, slot, &mut self.rng);
-            let cuts = 1 + usize::try_from(self.rng.below(4)).unwrap();
-            let sges = self.buffers.sges(slot, self.max_len, cuts, &mut self.rng);
-            let host = world.host(self.to.host);
-            host.post_recv(self.to.qp, slot as u64, &sges).expect("room for every buffer");
-            self.posted.push_back(Some(slot));
-        }
-    }
-
     /// The next message, its memory and what will come of it.
     fn prepare(&mut self, world: &mut World, shared: &SharedWord) -> SendWr {
         let slot = self.free.pop().expect("a slot per message in flight");
@@ -210,7 +212,12 @@ impl Flow {
             message.flags |= SendFlags::SIGNALED;
         }
         self.unsignaled = if message.is_signaled() { 0 } else { self.unsignaled + 1 };
+        if self.queues.len() > 1 && message.verb == Verb::Send && self.rng.chance(500_000) {
+            message.queue = 1;
+            self.named += 1;
+        }
         let wr = self.describe(world, shared, &mut message);
+        let wr = self.queues[message.queue].address(wr);
         self.in_flight.push_back(message);
         wr
     }
@@ -386,7 +393,8 @@ impl Flow {
             world.fail(&format!("a message too many: {cqe:?}"))
         };
         self.received = Some(message.number);
-        let Some(Some(slot)) = self.posted.pop_front() else { return };
+        let queue = &mut self.queues[message.queue];
+        let Some(Some(slot)) = queue.posted.pop_front() else { return };
         let opcode = match message.verb {
             Verb::Write => WcOpcode::RecvWriteImm,
             _ => WcOpcode::Recv,
@@ -406,17 +414,17 @@ impl Flow {
             world.fail(&format!("{message:?} was received as {cqe:?} in buffer {slot}"));
         }
         if message.verb == Verb::Send {
-            self.buffers.expect(slot, &data);
+            queue.buffers.expect(slot, &data);
         }
         let (from, to) = (self.from.host, self.to.host);
         let what = || format!("{from} to {to}, received {message:?}");
-        self.buffers.check(world, slot, what);
+        queue.buffers.check(world, slot, what);
         self.check_earlier_writes(world, message.number);
         if let (Some(lent), Some((pane, _))) = (&mut self.lent, message.ends) {
             lent.ended_by_peer(world, pane);
         }
         let later = self.rng.below(self.receive_delay);
-        self.idle.push_back((world.now().after_nanos(later), slot));
+        self.queues[message.queue].post_later(world.now().after_nanos(later), slot);
     }
 
     /// What was written before a message is in place when the message is received.
@@ -442,8 +450,9 @@ impl Flow {
     pub(crate) fn check_all(&self, world: &mut World) {
         let what = format!("{} to {} at the end", self.from.host, self.to.host);
         let lent = self.lent.iter().map(|lent| &lent.area);
-        let areas = [&self.source, &self.sink, &self.target, &self.store, &self.buffers];
-        for area in areas.into_iter().chain(lent) {
+        let buffers = self.queues.iter().map(|queue| &queue.buffers);
+        let areas = [&self.source, &self.sink, &self.target, &self.store];
+        for area in areas.into_iter().chain(buffers).chain(lent) {
             area.check_all(world, || what.clone());
         }
         let word = world.host(self.to.host).bytes(self.word.end(0, 0), 8).to_vec();

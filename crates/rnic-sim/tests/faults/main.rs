@@ -13,6 +13,7 @@ mod flow;
 mod lent;
 mod message;
 mod plan;
+mod receives;
 mod traffic;
 mod trouble;
 
@@ -136,6 +137,7 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
     if rng.chance(200_000) && !plan.ending.needs_timer() {
         rely_on_answers(plan, rng);
     }
+    plan.xrc = plan.may_be_xrc() && rng.chance(500_000);
 }
 
 /// One direction reads what it can, the other sends.
@@ -166,6 +168,7 @@ fn the_walk() {
     sum.happened("leaps", |s| s.disturbances.leaps);
     sum.happened("completion queues of another size", |s| s.disturbances.resizes);
     sum.happened("windows that ended", |s| s.disturbances.windows);
+    sum.happened("messages over XRC", |s| s.disturbances.named);
 }
 
 /// A window that was taken away lets nothing through, whatever is still on its way.
@@ -181,6 +184,25 @@ fn windows_that_come_and_go() {
         plan.pauses = rng.pick(&[0, 50_000]);
     });
     sum.happened("windows that ended", |s| s.disturbances.windows);
+    sum.happened("duplicate requests", |s| s.counters.duplicate_request);
+}
+
+/// Each message is received where it says, and each key is good for the domain of the queue that a
+/// request names, whatever was named before and is still to be answered.
+#[test]
+fn names_of_shared_receive_queues() {
+    let sum = worlds(sweep::seeds(4 * SEEDS), 15, |plan, rng| {
+        plan.xrc = true;
+        plan.bursts = rng.chance(500_000);
+        plan.faults.loss = rng.pick(&[0, 20_000, 60_000]);
+        plan.faults.duplicate = rng.pick(&[0, 100_000]);
+        plan.faults.reorder = rng.pick(&[0, 60_000]);
+        plan.faults.reorder_by = 1_000 + rng.below(100_000);
+        plan.pauses = rng.pick(&[0, 50_000]);
+        plan.receive_delay = rng.pick(&[0, 300_000]);
+    });
+    sum.happened("messages over XRC", |s| s.disturbances.named);
+    sum.happened("RNR NAKs", |s| s.counters.rcvd_rnr_err);
     sum.happened("duplicate requests", |s| s.counters.duplicate_request);
 }
 

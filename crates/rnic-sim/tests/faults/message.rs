@@ -95,6 +95,8 @@ pub(crate) struct Message {
     pub(crate) pane: Option<usize>,
     /// The window that it ends, and its key.
     pub(crate) ends: Option<(usize, u32)>,
+    /// The queue whose receive it takes, if it takes one, and that it names (XRC).
+    pub(crate) queue: usize,
 }
 
 impl Message {
@@ -133,6 +135,7 @@ impl Message {
             forwards: None,
             pane: None,
             ends: None,
+            queue: 0,
         }
     }
 

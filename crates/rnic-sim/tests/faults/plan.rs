@@ -148,6 +148,8 @@ pub(crate) struct Plan {
     pub(crate) resizes: u32,
     /// Responders lend memory by windows, and take it back.
     pub(crate) lends: bool,
+    /// Each direction of a connection is one of XRC.
+    pub(crate) xrc: bool,
     /// Everything leaves and arrives in large bursts.
     pub(crate) bursts: bool,
     /// What the two directions of each connection send.
@@ -190,6 +192,7 @@ impl Plan {
             leaps: 0,
             resizes: 0,
             lends: false,
+            xrc: false,
             bursts: false,
             tastes: [Taste::Everything; 2],
             profiles: [Profile::Spec; 2],
@@ -206,6 +209,11 @@ impl Plan {
         let Faults { loss, shown_loss, duplicate, reorder, corrupt, ps_per_byte, .. } = self.faults;
         let harmless = loss + shown_loss + duplicate + reorder + corrupt + self.stalls == 0;
         harmless && ps_per_byte <= FAST
+    }
+
+    /// A target binds no windows, and nothing of a direction ends with the other one.
+    pub(crate) fn may_be_xrc(&self) -> bool {
+        self.ending == Ending::Clean && !self.lends && self.leaps == 0
     }
 
     /// The hosts and links of its world.

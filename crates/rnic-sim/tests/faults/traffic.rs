@@ -6,14 +6,15 @@ use crate::flow::{Amount, DEPTH, Flow, MAX_LEN, SharedWord};
 use crate::lent::LOCAL;
 use crate::message::INLINE;
 use crate::plan::{Ending, Plan};
-use rnic_abi::verbs::{AccessFlags, AsyncEventType};
+use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType};
 use rnic_core::counters::Counters;
 use rnic_core::time::Instant;
 use rnic_sim::link::FaultCounts;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
-use rnic_sim::verbs::{CqId, QpSetup};
+use rnic_sim::verbs::{Connection, CqId, QpSetup};
 use rnic_sim::world::{HostId, World};
+use rnic_sim::xrc::PRIVATE;
 use std::thread;
 
 /// Time after which a world that is not done is stuck.
@@ -44,6 +45,7 @@ pub(crate) fn run(plan: &Plan) -> (FaultCounts, Counters, Disturbances) {
     traffic.finish();
     let ended = |flow: &Flow| flow.lent.as_ref().map_or(0, |lent| lent.ended);
     traffic.disturbances.windows = traffic.flows.iter().map(ended).sum();
+    traffic.disturbances.named = traffic.flows.iter().map(|flow| flow.named).sum();
     let mut counters = Counters::default();
     for host in traffic.world.hosts() {
         counters.add(host.engine.counters());
@@ -70,6 +72,9 @@ fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
         let both = [0, 1].map(|host| {
             End::with_memory(world, host, MAX_LEN, |setup: &mut QpSetup| {
                 setup.caps.max_inline_data = u32::try_from(INLINE).unwrap();
+                if plan.xrc {
+                    setup.qp_type = QpType::XrcSend;
+                }
                 let Some(first) = first else {
                     setup.recv_cq = few.filter(|_| host == 1).unwrap_or(setup.recv_cq);
                     return;
@@ -86,22 +91,43 @@ fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
     (0..plan.connections).map(|_| both_ends()).collect()
 }
 
+/// Connects two ends in both directions. Of XRC, each direction leads to a target of its own.
+fn connect(
+    world: &mut World,
+    [a, b]: [End; 2],
+    connection: &Connection,
+    xrcds: Option<[u32; 2]>,
+) -> [(End, End); 2] {
+    let Some(xrcds) = xrcds else {
+        world.connect((0, a.qp), (1, b.qp), connection);
+        return [(a, b), (b, a)];
+    };
+    [(a, b), (b, a)].map(|(from, to)| {
+        let qp = world.host(to.host).create_target(xrcds[to.host]);
+        world.connect((from.host, from.qp), (to.host, qp), connection);
+        (from, End { qp, ..to })
+    })
+}
+
 impl Traffic {
     fn new(plan: &Plan) -> Self {
         let mut rng = Rng::new(plan.seed.wrapping_mul(1000) + plan.salt + 1);
         let mut world = World::new(&plan.world(&mut rng));
         let (mut flows, mut depths) = (Vec::new(), Vec::new());
-        for [a, b] in ends(&mut world, plan) {
+        let ends = ends(&mut world, plan);
+        let xrcds = plan.xrc.then(|| [0, 1].map(|host| world.host(host).open_xrcd(PRIVATE)));
+        for [a, b] in ends {
             let connection = plan.connection(&mut rng);
-            world.connect((0, a.qp), (1, b.qp), &connection);
-            for ((from, to), taste) in [(a, b), (b, a)].into_iter().zip(plan.tastes) {
+            let directions = connect(&mut world, [a, b], &connection, xrcds);
+            for ((from, to), taste) in directions.into_iter().zip(plan.tastes) {
                 let receives = match plan.receive_delay {
                     _ if plan.ending == Ending::CqOverflows => FEW as usize,
                     0 => DEPTH + 8,
                     _ => 3,
                 };
                 let Plan { messages, receive_delay, lends, .. } = *plan;
-                let amount = Amount { messages, taste, receives, receive_delay, lends };
+                let xrcd = xrcds.map(|xrcds| xrcds[to.host]);
+                let amount = Amount { messages, taste, receives, receive_delay, lends, xrcd };
                 let flow = Flow::new(&mut world, (from, to), rng.fork(), connection.mtu(), amount);
                 flows.push(flow);
             }

@@ -111,7 +111,7 @@ impl Flow {
             Part::Target => &self.target,
             Part::Store => &self.store,
             Part::Word => &self.word,
-            Part::Buffers => &self.buffers,
+            Part::Buffers => &self.queues[0].buffers,
         }
     }
 
@@ -149,7 +149,7 @@ impl Flow {
         let sges = [self.to.mr.sge(0, u32::try_from(self.max_len).unwrap())];
         let host = world.host(self.to.host);
         host.post_recv(self.to.qp, LATE + number, &sges).expect("room for some more");
-        self.posted.push_back(None);
+        self.queues[0].posted.push_back(None);
     }
 
     /// The oldest message that should have been complete long ago.
