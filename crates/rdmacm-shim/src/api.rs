@@ -16,6 +16,6 @@ pub(crate) use crate::{
     endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request},
     events::{rdma_ack_cm_event, rdma_establish, rdma_get_cm_event, rdma_notify},
     options::rdma_set_option,
-    qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp},
+    qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp, rdma_init_qp_attr},
     strings::rdma_event_str,
 };

@@ -8,10 +8,13 @@ use std::{
 };
 
 use rnic_abi::control::CmRequest;
-use verbs_abi::{rdma_cm_id, rdma_event_channel, rdma_port_space};
+use verbs_abi::{
+    RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_id, rdma_event_channel,
+    rdma_port_space,
+};
 
 use crate::{
-    error::{Result, code, pointer},
+    error::{Errno, Result, code, pointer},
     events,
     id::{self, Id},
 };
@@ -85,6 +88,9 @@ pub(crate) fn create(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> Result<*mut Id> {
+    if ![RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, RDMA_PS_IB].contains(&ps) {
+        return Err(Errno(libc::EINVAL));
+    }
     let is_sync = channel.is_null();
     let channel = if is_sync { Channel::open()? } else { channel };
     let id = Id::new(channel, context, ps);
@@ -94,26 +100,26 @@ pub(crate) fn create(
 }
 
 /// # Safety
-/// `id` has no queue pair, and its events are acknowledged.
+/// `id` has no queue pair, and is not used any more.
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|_| {
         // SAFETY: by contract; it was made by `Id::new`.
-        let id = unsafe { Box::from_raw(id.cast::<Id>()) };
+        let mut id = unsafe { Box::from_raw(id.cast::<Id>()) };
         if !id.public.event.is_null() {
             // SAFETY: it is the identifier's own.
             unsafe { events::rdma_ack_cm_event(id.public.event) };
         }
         let handle = id.inner().handle;
-        if let Some(handle) = handle {
-            id::forget(handle);
-            id::device()?.done(CmRequest::Release { id: handle })?;
-        }
+        let released = handle.map_or(Ok(()), |handle| {
+            id::forget(&raw mut *id, handle);
+            id::device()?.done(CmRequest::Release { id: handle })
+        });
         if id.inner().is_sync {
             // SAFETY: no other identifier has it.
             unsafe { Channel::close(id.public.channel.cast()) };
         }
-        Ok(())
+        released
     }))
 }
 
@@ -159,7 +165,7 @@ pub(crate) fn complete(id: &mut Id) -> Result<()> {
     // SAFETY: just made.
     match unsafe { (*event).status } {
         0 => Ok(()),
-        status if status < 0 => Err(crate::error::Errno(-status)),
-        _ => Err(crate::error::Errno(libc::ECONNREFUSED)),
+        status if status < 0 => Err(Errno(-status)),
+        _ => Err(Errno(libc::ECONNREFUSED)),
     }
 }

@@ -188,24 +188,27 @@ pub(crate) unsafe extern "C" fn rdma_connect(
         let responder_resources = param.responder_resources(MAX_DEPTH)?;
         let initiator_depth = param.initiator_depth(MAX_DEPTH)?;
         let offer = param.offer(id, (responder_resources, initiator_depth))?;
-        let ack_timeout = id.inner().options.ack_timeout.unwrap_or(ACK_TIMEOUT);
-        let psn = device.handle(CmRequest::Connect {
-            id: handle,
-            to,
-            unreliable: id.public.qp_type == verbs_abi::IBV_QPT_UC,
-            offer,
-            retry_count: param.retry_count & 7,
-            mtu_code,
-            ack_timeout,
-            private: param.private,
-        })?;
+        let unreliable = id.public.qp_type == verbs_abi::IBV_QPT_UC;
+        let retry_count = param.retry_count & 7;
         {
+            // The peer's answer may be read by another thread before this one has ours.
             let mut inner = id.inner();
+            let ack_timeout = inner.options.ack_timeout.unwrap_or(ACK_TIMEOUT);
+            let psn = device.handle(CmRequest::Connect {
+                id: handle,
+                to,
+                unreliable,
+                offer,
+                retry_count,
+                mtu_code,
+                ack_timeout,
+                private: param.private,
+            })?;
             let terms = &mut inner.terms;
             terms.psn = psn;
             terms.mtu_code = mtu_code;
             terms.ack_timeout = ack_timeout;
-            terms.retry_count = param.retry_count & 7;
+            terms.retry_count = retry_count;
             terms.rnr_retry_count = offer.rnr_retry_count;
             terms.responder_resources = responder_resources;
             terms.initiator_depth = initiator_depth;

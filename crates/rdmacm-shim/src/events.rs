@@ -16,7 +16,7 @@ use verbs_abi::{
 use crate::{
     channel::Channel,
     error::{Errno, Result, code},
-    id::{self, Id, Terms},
+    id::{self, Id, OfId, Terms},
     qp,
     session::{MAX_DEPTH, address_of},
 };
@@ -26,6 +26,8 @@ use crate::{
 struct Event {
     public: rdma_cm_event,
     private: Vec<u8>,
+    /// Until it is acknowledged.
+    _of: OfId,
 }
 
 /// # Safety
@@ -71,7 +73,8 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
         let Ok(notice) = decode::<CmNotice>(&buffer[..len]) else {
             return Err(Errno(libc::EPROTO));
         };
-        if let Some(event) = of_notice(notice) {
+        let event = of_notice(notice);
+        if let Some(event) = event.filter(|event| !event.is_of_other_channel(channel)) {
             return Ok(Box::into_raw(event).cast());
         }
     }
@@ -80,22 +83,33 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
 /// `None` for what is about an identifier that is gone, or what no program is told.
 fn of_notice(notice: CmNotice) -> Option<Box<Event>> {
     let CmNotice { id, what, private } = notice;
-    let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private });
+    let of = match what {
+        CmHappening::Request { from, .. } | CmHappening::Lookup { from } => {
+            let listener = OfId::find(from.listener);
+            if listener.is_none() {
+                release(id);
+            }
+            listener?
+        }
+        _ => OfId::find(id)?,
+    };
+    let known = of.id();
+    let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private, _of: of });
     match what {
         CmHappening::Request { from, unreliable, offer, starting_psn, psn, .. } => {
             let terms = Terms { psn, peer_psn: starting_psn, ..terms_of(&what, &offer) };
-            let id = new_id(id, &from, terms, Some(unreliable))?;
+            let id = new_id((id, known), &from, terms, Some(unreliable))?;
             event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
-            event.of_listener(from.listener);
+            event.public.listen_id = known.cast();
             event.has_offer(&offer, (terms.initiator_depth, terms.responder_resources));
         }
         CmHappening::Lookup { from } => {
-            let id = new_id(id, &from, Terms::default(), None)?;
+            let id = new_id((id, known), &from, Terms::default(), None)?;
             event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
-            event.of_listener(from.listener);
+            event.public.listen_id = known.cast();
             event.has_target((0, 0), None);
         }
-        what => event.of_known(id::find(id)?, what),
+        what => event.of_known(known, what),
     }
     Some(event)
 }
@@ -119,25 +133,34 @@ fn terms_of(what: &CmHappening, offer: &CmOffer) -> Terms {
 }
 
 /// An identifier that a peer's request has made. One that cannot be told to the program is let go.
-fn new_id(handle: u32, from: &CmSource, terms: Terms, unreliable: Option<bool>) -> Option<*mut Id> {
-    let made = make_id(handle, from, terms, unreliable);
-    if made.is_none()
-        && let Ok(device) = id::device()
-    {
-        let _ = device.done(CmRequest::Release { id: handle });
+fn new_id(
+    made_for: (u32, *mut Id),
+    from: &CmSource,
+    terms: Terms,
+    unreliable: Option<bool>,
+) -> Option<*mut Id> {
+    let made = make_id(made_for, from, terms, unreliable);
+    if made.is_none() {
+        release(made_for.0);
     }
     made
 }
 
+fn release(handle: u32) {
+    if let Ok(device) = id::device() {
+        let _ = device.done(CmRequest::Release { id: handle });
+    }
+}
+
 fn make_id(
-    handle: u32,
+    (handle, listener): (u32, *mut Id),
     from: &CmSource,
     terms: Terms,
     unreliable: Option<bool>,
 ) -> Option<*mut Id> {
     let device = id::device().ok()?;
-    // SAFETY: identifiers that are found are not destroyed.
-    let listener = unsafe { &*id::find(from.listener)? };
+    // SAFETY: it has an event, so that it is not destroyed.
+    let listener = unsafe { &*listener };
     let public = &listener.public;
     let new = Id::new(public.channel.cast(), public.context, public.ps);
     // SAFETY: just made.
@@ -172,8 +195,21 @@ impl Event {
         self.public.status = status;
     }
 
-    fn of_listener(&mut self, listener: u32) {
-        self.public.listen_id = id::find(listener).map_or(ptr::null_mut(), <*mut Id>::cast);
+    /// True for what was on its way when its identifier got another channel: it follows there.
+    fn is_of_other_channel(&self, channel: &Channel) -> bool {
+        if self.public.event == RDMA_CM_EVENT_CONNECT_REQUEST {
+            return false;
+        }
+        // SAFETY: it has this event, so that it is not destroyed.
+        let id = unsafe { &*self.public.id.cast::<Id>() };
+        if ptr::eq(id.public.channel.cast(), channel) {
+            return false;
+        }
+        let rdma_cm_event { event: what, status, .. } = self.public;
+        // Without what the peer's program added to a refusal.
+        let follows =
+            id.handle().and_then(|id| id::device()?.done(CmRequest::Post { id, what, status }));
+        follows.is_ok()
     }
 
     fn private(&self) -> (*const std::ffi::c_void, u8) {
@@ -207,7 +243,7 @@ impl Event {
 
     /// About an identifier that the program has.
     fn of_known(&mut self, known: *mut Id, what: CmHappening) {
-        // SAFETY: identifiers that are found are not destroyed.
+        // SAFETY: it has this event, so that it is not destroyed.
         let id = unsafe { &mut *known };
         match what {
             CmHappening::Posted(event, status) => self.is(known, event, status),
@@ -240,7 +276,7 @@ impl Event {
 
     /// The peer accepts. A queue pair of the identifier is made ready here.
     fn of_response(&mut self, known: *mut Id, offer: &CmOffer, starting_psn: u32) {
-        // SAFETY: identifiers that are found are not destroyed.
+        // SAFETY: it has this event, so that it is not destroyed.
         let id = unsafe { &mut *known };
         {
             let mut inner = id.inner();

@@ -1,16 +1,17 @@
 //! Identifiers, as programs and this library see them.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ptr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use rnic_abi::control::CmOffer;
 use verbs_abi::{
-    RDMA_PS_UDP, Zeroed, ibv_ah_attr, ibv_gid, ibv_sa_path_rec, rdma_cm_id, rdma_port_space,
+    RDMA_PS_IPOIB, RDMA_PS_UDP, Zeroed, ibv_ah_attr, ibv_gid, ibv_sa_path_rec, rdma_cm_id,
+    rdma_port_space,
 };
 
 use crate::{
@@ -79,7 +80,7 @@ impl Id {
         public.context = context;
         public.ps = ps;
         public.qp_type = match ps {
-            RDMA_PS_UDP => verbs_abi::IBV_QPT_UD,
+            RDMA_PS_UDP | RDMA_PS_IPOIB => verbs_abi::IBV_QPT_UD,
             _ => verbs_abi::IBV_QPT_RC,
         };
         let inner = Inner {
@@ -182,25 +183,68 @@ impl Id {
     }
 }
 
-/// Identifiers by the connection manager's handle.
-static IDS: Mutex<Option<HashMap<u32, usize>>> = Mutex::new(None);
+/// What events need to know of identifiers.
+#[derive(Default)]
+struct Ids {
+    /// By the connection manager's handle.
+    known: BTreeMap<u32, usize>,
+    /// Events that programs have of each, and have not acknowledged.
+    told: BTreeMap<usize, u32>,
+}
 
-fn ids() -> MutexGuard<'static, Option<HashMap<u32, usize>>> {
+static IDS: Mutex<Ids> = Mutex::new(Ids { known: BTreeMap::new(), told: BTreeMap::new() });
+/// When all events of some identifier are acknowledged.
+static SETTLED: Condvar = Condvar::new();
+
+fn ids() -> MutexGuard<'static, Ids> {
     IDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Events of this handle are for this identifier.
 pub(crate) fn remember(handle: u32, id: *mut Id) {
-    ids().get_or_insert_default().insert(handle, id as usize);
+    ids().known.insert(handle, id as usize);
 }
 
-pub(crate) fn forget(handle: u32) {
-    ids().get_or_insert_default().remove(&handle);
+/// An event of an identifier, which is not destroyed while there is one.
+#[derive(Debug)]
+pub(crate) struct OfId(*mut Id);
+
+impl OfId {
+    /// Of the identifier that has this handle.
+    pub(crate) fn find(handle: u32) -> Option<Self> {
+        let mut ids = ids();
+        let id = *ids.known.get(&handle)?;
+        *ids.told.entry(id).or_default() += 1;
+        Some(Self(id as *mut Id))
+    }
+
+    pub(crate) fn id(&self) -> *mut Id {
+        self.0
+    }
 }
 
-/// The identifier of a handle.
-pub(crate) fn find(handle: u32) -> Option<*mut Id> {
-    ids().get_or_insert_default().get(&handle).map(|id| *id as *mut Id)
+impl Drop for OfId {
+    fn drop(&mut self) {
+        let mut ids = ids();
+        let id = self.0 as usize;
+        if let Some(left) = ids.told.get_mut(&id) {
+            *left -= 1;
+            if *left == 0 {
+                ids.told.remove(&id);
+                SETTLED.notify_all();
+            }
+        }
+    }
+}
+
+/// The identifier is about to be destroyed: no event finds it any more. Waits until those that the
+/// program has are acknowledged, as rdma-core does.
+pub(crate) fn forget(id: *mut Id, handle: u32) {
+    let mut ids = ids();
+    ids.known.remove(&handle);
+    while ids.told.contains_key(&(id as usize)) {
+        ids = SETTLED.wait(ids).unwrap_or_else(PoisonError::into_inner);
+    }
 }
 
 /// The identifier that a program names.
@@ -280,3 +324,31 @@ const HOP_LIMIT: u8 = 64;
 const EXACTLY: u8 = 2;
 /// Exponent of how long a packet may be on the way, as Linux says for Ethernet.
 const LIFETIME: u8 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn an_identifier_waits_for_its_events_before_it_is_destroyed() {
+        const HANDLE: u32 = 0xabcd;
+        let id = Id::new(ptr::null_mut(), ptr::null_mut(), RDMA_PS_UDP);
+        remember(HANDLE, id);
+        let events = [OfId::find(HANDLE).unwrap(), OfId::find(HANDLE).unwrap()];
+        assert_eq!(events[0].id(), id);
+        let address = id as usize;
+        let destroyer = std::thread::spawn(move || forget(address as *mut Id, HANDLE));
+        for event in events {
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!destroyer.is_finished(), "an event is still used");
+            drop(event);
+        }
+        destroyer.join().unwrap();
+        assert!(OfId::find(HANDLE).is_none());
+        // Without events it waits for nothing.
+        forget(id, HANDLE);
+        // SAFETY: made above, and no event has it.
+        drop(unsafe { Box::from_raw(id) });
+    }
+}

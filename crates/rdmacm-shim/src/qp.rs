@@ -8,7 +8,7 @@ use verbs_abi::{
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
     IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR,
     IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RDMA_UDP_QKEY, Zeroed, ibv_pd, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_type, rdma_cm_id,
+    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type, rdma_cm_id,
     verbs_context,
 };
 
@@ -134,20 +134,15 @@ fn finish(id: &mut Id, pd: *mut ibv_pd) -> Result<()> {
 }
 
 fn initialize(id: &Id) -> Result<()> {
-    let mut attr = ibv_qp_attr::zeroed();
-    attr.port_num = 1;
-    let common = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-    attr.qp_state = IBV_QPS_INIT;
-    if !id.is_datagram() {
-        attr.qp_access_flags = access(id);
-        return modify(id, attr, common | IBV_QP_ACCESS_FLAGS);
+    let states: &[ibv_qp_state] = match id.is_datagram() {
+        true => &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS],
+        false => &[IBV_QPS_INIT],
+    };
+    for state in states {
+        let (attr, mask) = attributes(id, *state)?;
+        modify(id, attr, mask)?;
     }
-    attr.qkey = RDMA_UDP_QKEY;
-    modify(id, attr, common | IBV_QP_QKEY)?;
-    attr.qp_state = IBV_QPS_RTR;
-    modify(id, attr, IBV_QP_STATE)?;
-    attr.qp_state = IBV_QPS_RTS;
-    modify(id, attr, IBV_QP_STATE | IBV_QP_SQ_PSN)
+    Ok(())
 }
 
 /// What peers may do.
@@ -170,36 +165,82 @@ fn modify(id: &Id, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> 
 
 /// Makes the queue pair ready: the peer's is known.
 pub(crate) fn start(id: &Id) -> Result<()> {
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        let (attr, mask) = attributes(id, state)?;
+        modify(id, attr, mask)?;
+    }
+    Ok(())
+}
+
+/// What a queue pair is modified with to come to a state.
+fn attributes(id: &Id, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
     let terms = id.inner().terms;
     let is_reliable = id.public.qp_type == IBV_QPT_RC;
     let mut attr = ibv_qp_attr::zeroed();
-    attr.qp_state = IBV_QPS_INIT;
-    attr.port_num = 1;
-    attr.qp_access_flags = access(id);
-    let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    modify(id, attr, init)?;
-    attr.qp_state = IBV_QPS_RTR;
-    attr.path_mtu = terms.mtu_code.into();
-    attr.dest_qp_num = terms.peer.qpn;
-    attr.rq_psn = terms.psn;
-    attr.ah_attr = id.address_vector();
-    attr.max_dest_rd_atomic = terms.responder_resources;
-    let mut rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-    if is_reliable {
-        rtr |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    attr.qp_state = state;
+    let mut mask = IBV_QP_STATE;
+    match state {
+        IBV_QPS_INIT if id.is_datagram() => {
+            attr.port_num = 1;
+            attr.qkey = RDMA_UDP_QKEY;
+            mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        }
+        IBV_QPS_INIT => {
+            attr.port_num = 1;
+            attr.qp_access_flags = access(id);
+            mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        }
+        IBV_QPS_RTR if id.is_datagram() => {}
+        IBV_QPS_RTR => {
+            attr.path_mtu = terms.mtu_code.into();
+            attr.dest_qp_num = terms.peer.qpn;
+            attr.rq_psn = terms.psn;
+            attr.ah_attr = id.address_vector();
+            attr.max_dest_rd_atomic = terms.responder_resources;
+            mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+            if is_reliable {
+                mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+            }
+        }
+        IBV_QPS_RTS => {
+            attr.sq_psn = terms.peer_psn;
+            attr.timeout = terms.ack_timeout;
+            attr.retry_cnt = terms.retry_count;
+            attr.rnr_retry = terms.rnr_retry_count;
+            attr.max_rd_atomic = terms.initiator_depth;
+            mask |= IBV_QP_SQ_PSN;
+            if is_reliable {
+                mask |=
+                    IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            }
+        }
+        _ => return Err(Errno(libc::EINVAL)),
     }
-    modify(id, attr, rtr)?;
-    attr.qp_state = IBV_QPS_RTS;
-    attr.sq_psn = terms.peer_psn;
-    attr.timeout = terms.ack_timeout;
-    attr.retry_cnt = terms.retry_count;
-    attr.rnr_retry = terms.rnr_retry_count;
-    attr.max_rd_atomic = terms.initiator_depth;
-    let mut rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
-    if is_reliable {
-        rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-    }
-    modify(id, attr, rts)
+    Ok((attr, mask))
+}
+
+/// For programs that modify queue pairs themselves: the state is what they put into `attr`.
+///
+/// # Safety
+/// `id` is one, `attr` and `mask` are writable.
+pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    // SAFETY: by contract.
+    code(unsafe { id::of(id) }.and_then(|id| {
+        // SAFETY: by contract.
+        let (attr, mask) = unsafe { (attr.as_mut(), mask.as_mut()) };
+        let (attr, mask) = attr.zip(mask).ok_or(Errno(libc::EINVAL))?;
+        if id.public.verbs.is_null() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let found = attributes(id, attr.qp_state)?;
+        *attr = found.0;
+        *mask = c_int::try_from(found.1).map_err(|_| Errno(libc::EINVAL))?;
+        Ok(())
+    }))
 }
 
 /// The connection is over: what is posted is flushed.
