@@ -53,7 +53,8 @@ impl Place for Theirs<'_> {
 
 fn open(test: &str, io: Io) -> Result<Option<(Commons, Pair)>> {
     let helpers: [Helper; 1] = [(checker::PROGRAM, checker::build)];
-    let Some(commons) = Commons::open(test, &["ib_send_bw"], &helpers)? else { return Ok(None) };
+    let programs = ["ib_send_bw", "rping", "ucmatose"];
+    let Some(commons) = Commons::open(test, &programs, &helpers)? else { return Ok(None) };
     let pair = Pair::start(commons.dist, &commons.lab.tools, io, 1500)?;
     Ok(Some((commons, pair)))
 }
@@ -101,6 +102,70 @@ fn users_over_af_packet() -> Result<()> {
 #[test]
 fn users_over_af_xdp() -> Result<()> {
     everybody_reaches_everybody("users_over_af_xdp", Io::AfXdp)
+}
+
+/// Each compares its data.
+const BY_ADDRESS: [&str; 2] = ["rping -C 10 -V -S 4000", "ucmatose -c 4 -C 10 -S 1000"];
+
+/// Programs of two users, and of a user and root, connect through the daemons' connection managers.
+/// A port is one user's at a time, and is free when its program, or its engine process, has died.
+#[test]
+fn users_connect_by_address() -> Result<()> {
+    let Some((_commons, pair)) = open("users_connect_by_address", Io::Udp)? else {
+        return Ok(());
+    };
+    let (left, right) = (&pair.left, &pair.right);
+    let (root, one, other) = (None, Some(SOMEBODY), Some(User::NOBODY));
+    let dialogues = [
+        (left, one, right, other),
+        (left, root, right, one),
+        (left, other, right, root),
+        (left, one, left, other),
+    ];
+    for (server, server_user, client, client_user) in dialogues {
+        let server = Theirs { node: server, user: server_user };
+        let client = Theirs { node: client, user: client_user };
+        for line in BY_ADDRESS {
+            let said = Dialogue::new(line).limit(Duration::from_secs(60)).run(&server, &client);
+            said.with_context(|| format!("{line} of {server_user:?} and {client_user:?}"))?;
+        }
+    }
+    let [one, other, root] = [one, other, root].map(|user| Theirs { node: left, user });
+    let limit = Duration::from_secs(30);
+    let serve = |whose: &Theirs<'_>, port: &str| {
+        let args = ["-s", "-a", &left.address().to_string(), "-p", port].map(str::to_owned);
+        whose.start("rping", &args, limit)
+    };
+    let refused = |whose: &Theirs<'_>, port: &str, why: &str| -> Result<()> {
+        let output = serve(whose, port)?.wait()?;
+        let said = format!("{}{}", output.stdout, output.stderr);
+        ensure!(!output.success() && said.contains(why), "port {port}: {output}");
+        Ok(())
+    };
+    refused(&one, "999", "Permission denied")?;
+    let port = system_tests::programs::next_port().to_string();
+    let first = serve(&one, &port)?;
+    std::thread::sleep(Duration::from_secs(1));
+    refused(&other, &port, "Address already in use")?;
+    refused(&root, &port, "Address already in use")?;
+    // Kills it.
+    drop(first);
+    let mut second = serve(&other, &port)?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(second.exit_code()?.is_none(), "{}", second.said());
+    let status = ask(left, "status")?;
+    let engines = status["users"].as_array().context("users")?;
+    let engine = engines.iter().find(|user| user["uid"] == User::NOBODY.uid);
+    let pid = engine.and_then(|user| user["pid"].as_i64()).context("an engine process")?;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid)?).context("a process")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+    wait_until("the port", Duration::from_secs(10), || {
+        let mut third = serve(&root, &port)?;
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(third.exit_code()?.is_none())
+    })?;
+    ensure!(counter(left, "cm_received")? > 0, "the connection manager's counters");
+    pair.stop()
 }
 
 fn rnic(node: &Node, args: &[&str]) -> Cmd {

@@ -77,7 +77,8 @@ const DAEMON: Rows = Rows {
     source: "crates/rnicd/src",
     rows: &[
         &["config", "log", "resolver", "system"],
-        &["connections", "users"],
+        &["connections"],
+        &["users"],
         &["cli", "device", "engine_process", "files"],
         &["daemon"],
         &["bin"],

@@ -38,6 +38,8 @@ pub struct Managers {
 
 /// Most identifiers of a manager.
 pub const MAX_IDS: usize = 64;
+/// And of one user there.
+pub const MAX_OF_USER: usize = 48;
 
 /// The address of a host.
 pub fn address(host: usize) -> IpAddr {
@@ -62,6 +64,7 @@ pub fn config(host: usize, seed: u64) -> CmConfig {
         secret: Secret::new([seed, host as u64]),
         guid: 0x0200_00ff_fe00_0000 | host as u64,
         max_ids: MAX_IDS,
+        max_of_user: MAX_OF_USER,
         mtu_code: 5,
     }
 }
@@ -96,7 +99,7 @@ impl Managers {
     }
 
     fn fly(&mut self, outgoing: &Outgoing) {
-        let Outgoing { route, mad } = outgoing;
+        let Outgoing { route, mad, .. } = outgoing;
         let Some(to) = (0..self.cms.len()).find(|host| address(*host) == route.remote) else {
             return;
         };

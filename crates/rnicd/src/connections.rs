@@ -6,6 +6,7 @@
 //! matters is sent again.
 
 mod events;
+mod known;
 mod sessions;
 mod ways;
 
@@ -15,6 +16,8 @@ use events::Events;
 use rnic_abi::control::DeviceInfo;
 use rnic_core::Secret;
 use rnic_core::cm::{Cm, CmConfig, Happening, Route};
+use rnic_core::qpn::MAX_SHARDS;
+use rnic_host::inspect::Numbers;
 use rnic_host::refusal::{Refused, refuse};
 use rnic_host::server::{self, ConnectionSession};
 use rnic_host::shard::{Mad, ShardHandle, ShardMessage, monotonic};
@@ -43,13 +46,30 @@ struct State {
     events: Events,
 }
 
+/// What a user may have of the connection manager.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rights {
+    /// The engine of the user's queue pairs.
+    pub(crate) shard: u8,
+    /// The lowest port that programs may ask for.
+    pub(crate) first_port: u16,
+    /// Event channels.
+    pub(crate) max_channels: u64,
+}
+
 /// The manager, as sessions of the daemon's own user have it.
 pub(crate) struct OwnConnections(pub(crate) Arc<Connections>);
 
 impl server::Connections for OwnConnections {
-    fn open(&self) -> Result<Box<dyn ConnectionSession>, Refused> {
-        let number = self.0.sessions.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(CmSession::new(Arc::clone(&self.0), number)))
+    fn open(&self) -> Box<dyn ConnectionSession> {
+        // Sessions are charged for their channels.
+        let rights = Rights { shard: 0, first_port: 0, max_channels: u64::MAX };
+        self.0.open(rights)
+    }
+
+    fn counters(&self) -> Numbers {
+        let counters = self.0.state().cm.counters();
+        counters.iter().map(|(name, value)| (name.into(), value)).collect()
     }
 }
 
@@ -66,7 +86,8 @@ impl Connections {
         let config = CmConfig {
             secret: Secret::new(random().context("no randomness")?),
             guid: u64::from_be_bytes(device.node_guid),
-            max_ids: MAX_IDS,
+            max_ids: usize::from(MAX_SHARDS) * MAX_OF_USER,
+            max_of_user: MAX_OF_USER,
             mtu_code: network.port().active_mtu,
         };
         let (poke, poked) = bounded(1);
@@ -82,6 +103,12 @@ impl Connections {
         thread::spawn("rnic-cm", thread::STACK, move || manager.run(&arrivals, &poked))?;
         engine.tell(ShardMessage::ServeManagement(sender));
         Ok(this)
+    }
+
+    /// A session begins: what it makes ends with the value.
+    pub(crate) fn open(self: &Arc<Self>, rights: Rights) -> Box<dyn ConnectionSession> {
+        let number = self.sessions.fetch_add(1, Ordering::Relaxed);
+        Box::new(CmSession::new(Arc::clone(self), rights, number))
     }
 
     /// The link allows this path MTU code from now on.
@@ -161,8 +188,8 @@ impl Connections {
     }
 }
 
-/// Most identifiers, those of all users together.
-const MAX_IDS: usize = 1 << 15;
+/// Most identifiers of one user, those that peers' requests make included.
+const MAX_OF_USER: usize = 8192;
 /// Datagrams that wait for the thread.
 const MAX_ARRIVALS: usize = 1024;
 /// Datagrams that are handled before timers are looked at.

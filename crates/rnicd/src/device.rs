@@ -113,6 +113,7 @@ impl Device {
             ledger: Arc::clone(&self.ledger),
             network: Arc::clone(&self.network),
             wire_groups: Arc::clone(&self.groups),
+            connections: Arc::clone(&self.connections),
             own: Arc::clone(&self.own),
             shared_port: self.shared_port.clone(),
             command: this_program(),

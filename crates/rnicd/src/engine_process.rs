@@ -7,6 +7,7 @@
 
 mod admission;
 mod confinement;
+mod connections;
 mod identity;
 mod upstream;
 
@@ -15,13 +16,14 @@ use crate::system;
 use crate::users::{EngineWire, FromEngine, Inquiry, Start, ToEngine, Told, first_number};
 use admission::Admission;
 use anyhow::{Context, Result, bail};
+use connections::Relay;
 use crossbeam_channel::bounded;
 use rnic_abi::control::{MAX_MESSAGE, decode, encode};
 use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_core::{EngineConfig, Secret};
 use rnic_host::inspect::Question;
 use rnic_host::memory;
-use rnic_host::server::{NoConnections, Registry, Service};
+use rnic_host::server::{Registry, Service};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::thread;
 use rnic_host::wire::{self, Attachment, DeviceWire, ShardWire};
@@ -160,7 +162,7 @@ impl EngineProcess {
             groups: upstream.clone(),
             engine: engine.handle().clone(),
             engines: engine.clone(),
-            connections: Arc::new(NoConnections),
+            connections: Arc::new(Relay::new(upstream.clone())),
             ledger: upstream.clone(),
             owner: start.owner,
             pid: start.daemon,
@@ -210,6 +212,9 @@ impl EngineProcess {
                     ToEngine::Group(group) => {
                         let [socket] = fds.exactly()?;
                         self.engine.handle().tell(ShardMessage::Join(group, socket.into()));
+                    }
+                    ToEngine::Answer(number, answer) => {
+                        self.upstream.answered(number, answer, fds);
                     }
                     message => self.handle(message),
                 }
@@ -271,7 +276,6 @@ impl EngineProcess {
                 self.upstream.set_network(network);
                 self.engine.handle().tell(ShardMessage::Network(change));
             }
-            ToEngine::Answer(number, answer) => self.upstream.answered(number, answer),
             ToEngine::Ask(number, inquiry) => self.answer(number, inquiry),
             ToEngine::Faults(change) => {
                 // What is in force is the daemon's to tell.

@@ -9,6 +9,7 @@
 //!
 //! Nothing here waits for such a process: it may be stopped, or kept by its clients' memory.
 
+mod connections;
 mod engine;
 mod groups;
 pub mod protocol;
@@ -22,6 +23,7 @@ pub(crate) use protocol::{
 pub use start::ENGINE_PROCESS;
 pub(crate) use start::this_program;
 
+use crate::connections::Connections;
 use restarts::{Restarts, TooSoon};
 use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
@@ -59,6 +61,7 @@ pub(crate) struct Parts {
     pub(crate) ledger: Arc<Accounts>,
     pub(crate) network: Arc<Network>,
     pub(crate) wire_groups: Arc<WireGroups>,
+    pub(crate) connections: Arc<Connections>,
     /// The engine that has the wire.
     pub(crate) own: Arc<OwnEngine>,
     /// Where engine processes have sockets of their own; without, frames are handed over.

@@ -24,7 +24,7 @@ struct World {
     sent: Vec<[u8; MAD_LEN]>,
 }
 
-const OWNER: Owner = Owner(1);
+const OWNER: Owner = Owner { user: 0, place: 1 };
 /// Messages that a script can refer to.
 const KEPT: usize = 8;
 /// Most messages and events that one call may cause.

@@ -91,7 +91,7 @@ impl Cm {
             return;
         };
         link.was_put_off = true;
-        let until = time_of(mra.service_timeout.min(MAX_MRA)) + link.timewait;
+        let until = time_of(mra.service_timeout) + link.timewait;
         self.set_deadline(handle, Some(from.now.after(until)));
     }
 
@@ -180,6 +180,3 @@ impl Cm {
         }
     }
 }
-
-/// Exponent of the longest delay that a peer may ask for.
-const MAX_MRA: u8 = 25;

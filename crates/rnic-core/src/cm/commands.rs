@@ -14,7 +14,8 @@ use std::time::Duration;
 
 impl Cm {
     /// A new identifier, which has a port of `space`: at one address or at all, `number` or, with
-    /// 0, any. Others may have the same if both are `shared`. Returns the identifier and the port.
+    /// 0, any. Others of the user may have the same if both are `shared`. Returns the identifier
+    /// and the port.
     ///
     /// # Errors
     /// [`CmError::AddressInUse`], [`CmError::Full`].
@@ -27,17 +28,20 @@ impl Cm {
         shared: bool,
     ) -> Result<(u32, u16), CmError> {
         let start = self.draw();
-        let handle = self.ids.next_handle().ok_or(CmError::Full)?;
-        let port = self.ports.take(Port { space, number, address, shared }, handle, start)?;
-        let id = Id {
-            owner: Some(owner),
-            port: Some(port),
-            state: State::Idle,
-            link: None,
-            deadline: None,
-        };
-        self.ids.insert(id).map_err(|_| CmError::Full)?;
-        Ok((handle, port.number))
+        let handle = self.insert(Id::new(owner, State::Idle)).ok_or(CmError::Full)?;
+        let sharers = shared.then_some(owner.user);
+        match self.ports.take(Port { space, number, address, sharers }, handle, start) {
+            Ok(port) => {
+                if let Some(id) = self.ids.get_mut(handle) {
+                    id.port = Some(port);
+                }
+                Ok((handle, port.number))
+            }
+            Err(error) => {
+                self.remove(handle);
+                Err(error)
+            }
+        }
     }
 
     /// Peers may connect to the port. So many of them may wait for the program to decide.
@@ -48,17 +52,15 @@ impl Cm {
     pub fn listen(&mut self, handle: u32, backlog: u32) -> Result<(), CmError> {
         let id = self.ids.get(handle).ok_or(CmError::NoSuchId)?;
         let port = id.port.ok_or(CmError::State)?;
-        let pending = match id.state {
-            State::Idle if id.link.is_none() => 0,
-            State::Listening { pending, .. } => pending,
-            _ => return Err(CmError::State),
-        };
+        if id.state != State::Idle {
+            return Err(CmError::State);
+        }
         let is_taken =
             self.ports.overlapping(&port).any(|other| other != handle && self.listens(other));
         if is_taken {
             return Err(CmError::AddressInUse);
         }
-        let state = State::Listening { backlog: backlog.clamp(1, MAX_BACKLOG), pending };
+        let state = State::Listening { backlog: backlog.clamp(1, MAX_BACKLOG), pending: 0 };
         self.enter(handle, state);
         Ok(())
     }
@@ -72,7 +74,11 @@ impl Cm {
     /// # Errors
     /// [`CmError::NoSuchId`].
     pub fn set_owner(&mut self, handle: u32, owner: Owner) -> Result<(), CmError> {
-        self.ids.get_mut(handle).ok_or(CmError::NoSuchId)?.owner = Some(owner);
+        let id = self.ids.get_mut(handle).ok_or(CmError::NoSuchId)?;
+        if let Some(old) = id.owner.replace(owner) {
+            self.by_owner.remove(&(old, handle));
+        }
+        self.by_owner.insert((owner, handle));
         Ok(())
     }
 
@@ -340,8 +346,9 @@ impl Cm {
     /// [`CmError::NoSuchId`].
     pub fn release(&mut self, now: Instant, handle: u32) -> Result<(), CmError> {
         let id = self.ids.get_mut(handle).ok_or(CmError::NoSuchId)?;
-        id.owner.take().ok_or(CmError::NoSuchId)?;
+        let owner = id.owner.take().ok_or(CmError::NoSuchId)?;
         let state = id.state;
+        self.by_owner.remove(&(owner, handle));
         if let Some(port) = id.port.take() {
             self.ports.give(port, handle);
         }
@@ -414,8 +421,7 @@ impl Cm {
     ) -> Option<u32> {
         let listener = link.listener;
         let remote = (link.route.remote, kind, link.remote_comm);
-        let id = Id { owner: Some(owner), port: None, state, link: None, deadline: None };
-        let handle = self.ids.insert(id).ok()?;
+        let handle = self.insert(Id::new(owner, state))?;
         self.by_remote.insert(remote, handle);
         if state.is_open() {
             self.by_remote_qpn.insert((link.route.remote, link.remote_qpn), handle);

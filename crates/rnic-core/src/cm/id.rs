@@ -13,6 +13,8 @@ use std::time::Duration;
 pub(super) struct Id {
     /// `None` once its program has let go of it: it ends by itself then.
     pub(super) owner: Option<Owner>,
+    /// That of the owner that it had first.
+    pub(super) user: u8,
     /// The port that it has taken.
     pub(super) port: Option<Port>,
     pub(super) state: State,
@@ -21,14 +23,21 @@ pub(super) struct Id {
     pub(super) deadline: Option<Instant>,
 }
 
+impl Id {
+    pub(super) fn new(owner: Owner, state: State) -> Self {
+        let (user, owner) = (owner.user, Some(owner));
+        Self { owner, user, port: None, state, link: None, deadline: None }
+    }
+}
+
 /// A port, at one address or at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Port {
     pub(super) space: PortSpace,
     pub(super) number: u16,
     pub(super) address: Option<IpAddr>,
-    /// Others that say so, too, may have it.
-    pub(super) shared: bool,
+    /// Others of this user that say so, too, may have it.
+    pub(super) sharers: Option<u8>,
 }
 
 /// How far an identifier is.
@@ -111,6 +120,12 @@ pub(super) struct Link {
 }
 
 /// A time in the form of messages: about 4.096 us times two to this power, at least a millisecond.
+/// What a message says is not believed beyond a limit: it could be hours.
 pub(super) fn time_of(exponent: u8) -> Duration {
-    Duration::from_millis(1 << exponent.clamp(8, 31).saturating_sub(8))
+    // Rule: BoundedWaits
+    let exponent = exponent.min(LONGEST);
+    Duration::from_millis(1 << exponent.max(8).saturating_sub(8))
 }
+
+/// Exponent of a minute, which is what Linux asks for where a program takes its time.
+const LONGEST: u8 = 24;

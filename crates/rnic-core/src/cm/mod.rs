@@ -38,6 +38,7 @@ use roce_wire::cm::{CmMad, CmMessage, CmaHeader, Rej, Rep, Req, SidrRep, SidrReq
 use roce_wire::{Psn, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 /// Private data that a program may add to a REQ.
 pub const MAX_REQ_PRIVATE: usize = Req::PRIVATE_DATA_LEN - CmaHeader::LEN;
@@ -59,6 +60,8 @@ pub struct CmConfig {
     pub guid: u64,
     /// Most identifiers.
     pub max_ids: usize,
+    /// Most of one user.
+    pub max_of_user: usize,
     /// Largest path MTU code that the link allows.
     pub mtu_code: u8,
 }
@@ -68,6 +71,10 @@ pub struct CmConfig {
 pub struct Cm {
     config: CmConfig,
     ids: Slab<Id>,
+    /// How many each user has.
+    used: BTreeMap<u8, usize>,
+    /// Those that programs have.
+    by_owner: BTreeSet<(Owner, u32)>,
     ports: Ports,
     deadlines: BTreeSet<(Instant, u32)>,
     /// Identifiers by the own communication identifier.
@@ -96,6 +103,8 @@ impl Cm {
         Self {
             config,
             ids: Slab::new(config.max_ids),
+            used: BTreeMap::new(),
+            by_owner: BTreeSet::new(),
             ports: Ports::default(),
             deadlines: BTreeSet::new(),
             by_comm: BTreeMap::new(),
@@ -144,14 +153,28 @@ impl Cm {
         self.ids.is_empty()
     }
 
+    /// A new identifier; `None` when its user has too many, or all together have.
+    fn insert(&mut self, id: Id) -> Option<u32> {
+        let used = self.used.get(&id.user).copied().unwrap_or(0);
+        if used >= self.config.max_of_user {
+            return None;
+        }
+        let (user, owner) = (id.user, id.owner);
+        let handle = self.ids.insert(id).ok()?;
+        self.used.insert(user, used + 1);
+        self.by_owner.extend(owner.map(|owner| (owner, handle)));
+        Some(handle)
+    }
+
     /// Where the events of an identifier go, if a program has it.
     pub fn owner_of(&self, id: u32) -> Option<Owner> {
         self.ids.get(id)?.owner
     }
 
-    /// All identifiers that programs have.
-    pub fn owned(&self) -> impl Iterator<Item = (u32, Owner)> {
-        self.ids.iter().filter_map(|(handle, id)| Some((handle, id.owner?)))
+    /// Identifiers that programs have, of all owners from one to another one.
+    pub fn owned(&self, of: RangeInclusive<Owner>) -> impl Iterator<Item = u32> {
+        let all = (*of.start(), 0)..=(*of.end(), u32::MAX);
+        self.by_owner.range(all).map(|(_, handle)| *handle)
     }
 
     /// The queue pairs of an open connection: the own and the peer's.
@@ -190,7 +213,7 @@ impl Cm {
     fn send(&mut self, route: Route, transaction: u64, message: CmMessage) {
         self.counters.cm_sent += 1;
         let mad = CmMad::new(transaction, message).to_bytes();
-        self.out.push_back(Outgoing { route, mad });
+        self.out.push_back(Outgoing { route, mad, is_first: false });
     }
 
     /// Sends a message that is sent again until its answer comes.
@@ -206,17 +229,20 @@ impl Cm {
         link.last = Some(mad);
         link.tries = MAX_RETRIES;
         let (route, until) = (link.route, now.after(link.patience));
+        let is_first = matches!(message, CmMessage::Req(_) | CmMessage::SidrReq(_));
         self.counters.cm_sent += 1;
-        self.out.push_back(Outgoing { route, mad });
+        self.out.push_back(Outgoing { route, mad, is_first });
         self.set_deadline(handle, Some(until));
     }
 
     /// Sends the last message of an identifier once more.
     fn send_last(&mut self, handle: u32) {
-        let link = self.ids.get(handle).and_then(|id| id.link.as_ref());
+        let Some(id) = self.ids.get(handle) else { return };
+        let is_first = matches!(id.state, State::ReqSent | State::SidrSent);
+        let link = id.link.as_ref();
         if let Some((route, mad)) = link.and_then(|link| Some((link.route, link.last?))) {
             self.counters.cm_retransmitted += 1;
-            self.out.push_back(Outgoing { route, mad });
+            self.out.push_back(Outgoing { route, mad, is_first });
         }
     }
 
@@ -277,7 +303,14 @@ impl Cm {
     }
 
     fn remove(&mut self, handle: u32) {
-        if let Some(port) = self.ids.remove(handle).and_then(|id| id.port) {
+        let Some(id) = self.ids.remove(handle) else { return };
+        if let Some(owner) = id.owner {
+            self.by_owner.remove(&(owner, handle));
+        }
+        if let Some(used) = self.used.get_mut(&id.user) {
+            *used = used.saturating_sub(1);
+        }
+        if let Some(port) = id.port {
             self.ports.give(port, handle);
         }
     }

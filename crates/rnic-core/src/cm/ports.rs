@@ -30,7 +30,8 @@ impl Ports {
                 free.find(|number| self.of(port.space, *number).is_empty()).ok_or(CmError::Full)?;
         }
         let of = self.of(port.space, port.number).iter();
-        let collides = |other: &Port| overlap(other, &port) && !(other.shared && port.shared);
+        let share = |other: &Port| port.sharers.is_some() && other.sharers == port.sharers;
+        let collides = |other: &Port| overlap(other, &port) && !share(other);
         if of.map(|(other, _)| other).any(collides) {
             return Err(CmError::AddressInUse);
         }

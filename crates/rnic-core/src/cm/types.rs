@@ -7,7 +7,13 @@ use std::net::IpAddr;
 
 /// Where the events of an identifier go; the caller knows what it means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Owner(pub u64);
+pub struct Owner {
+    /// Whose it is: no user has more than a share of the identifiers, or shares a port with
+    /// another one.
+    pub user: u8,
+    /// Of all that are this user's.
+    pub place: u64,
+}
 
 /// The way of management datagrams to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -220,6 +226,9 @@ pub struct Outgoing {
     pub route: Route,
     /// What.
     pub mad: [u8; MAD_LEN],
+    /// A program of ours has asked for it, and not what came from that address, which may be
+    /// forged.
+    pub is_first: bool,
 }
 
 /// Why the connection manager does not do what a program asks for.

@@ -2,7 +2,7 @@
 
 use crate::inspect::{Found, Kind, Numbers, Place, Question};
 use crate::quota::Resource;
-use crate::refusal::{Refused, refuse};
+use crate::refusal::Refused;
 use crate::report::{Object, Totals, User};
 use crate::shard::{OwnEngine, ShardMessage, ShardStopped};
 use crate::wire::{CaptureTap, Fault, FaultChange};
@@ -43,25 +43,14 @@ impl Paths for Network {
 /// The connection manager of the device.
 pub trait Connections: Send + Sync {
     /// A session begins to use it: what it makes ends with the value.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP when sessions of this process cannot.
-    fn open(&self) -> Result<Box<dyn ConnectionSession>, Refused>;
-}
-
-/// For sessions that have none.
-pub struct NoConnections;
-
-impl Connections for NoConnections {
-    fn open(&self) -> Result<Box<dyn ConnectionSession>, Refused> {
-        let text = "connecting by address is for programs of the daemon's own user";
-        Err(refuse(libc::EOPNOTSUPP, text))
-    }
+    fn open(&self) -> Box<dyn ConnectionSession>;
+    /// What it has counted, as far as users of this process see that.
+    fn counters(&self) -> Numbers;
 }
 
 /// One session's part of the connection manager.
 pub trait ConnectionSession {
-    /// Does what a program asks for, and never waits.
+    /// Does what a program asks for. It waits for no peer and no program.
     ///
     /// # Errors
     /// As the call of librdmacm.

@@ -217,7 +217,7 @@ impl Session<'_> {
         let part = match session {
             Some(part) => part,
             None => session.insert(CmPart {
-                session: self.service.connections.open()?,
+                session: self.service.connections.open(),
                 channels: HashMap::new(),
             }),
         };
@@ -343,7 +343,11 @@ impl Session<'_> {
         }
         let json = match what {
             Inspect::Status => serde_json::to_string(&self.service.report()),
-            _ => serde_json::to_string(&self.service.engines.counters()),
+            _ => {
+                let mut counted = self.service.engines.counters();
+                counted.extend(self.service.connections.counters());
+                serde_json::to_string(&counted)
+            }
         };
         inspected(json)
     }

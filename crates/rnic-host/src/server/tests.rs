@@ -1,6 +1,7 @@
 //! Clients that talk to a daemon of this process, well and badly.
 
 mod addresses;
+mod connections;
 mod descriptors;
 mod device_memory;
 mod groups;
@@ -64,7 +65,7 @@ impl Daemon {
             groups: WireGroups::new(engine.handle().clone(), joiner),
             engine: engine.handle().clone(),
             engines: engine.clone(),
-            connections: Arc::new(super::NoConnections),
+            connections: Arc::new(connections::NoConnections),
             ledger: Accounts::new(limits, rustix::process::geteuid().as_raw()),
             owner: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),

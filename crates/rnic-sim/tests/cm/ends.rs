@@ -6,6 +6,8 @@ use rnic_sim::cm::way;
 use roce_wire::Qpn;
 use roce_wire::cm::{AboutMessage, AlternatePath, CmMessage, Dreq, RejectReason, Req};
 
+const OTHER: Owner = Owner { user: 0, place: 99 };
+
 #[test]
 fn a_peer_that_disconnects_is_answered_each_time() {
     let mut talk = Talk::listening();
@@ -197,10 +199,12 @@ fn an_alternate_path_is_refused_and_the_connection_goes_on() {
 fn events_follow_an_identifier_to_its_new_owner() {
     let mut talk = Talk::listening();
     let (id, rep) = talk.established(0x300);
-    talk.cm.set_owner(id, Owner(99)).expect("it is there");
+    talk.cm.set_owner(id, OTHER).expect("it is there");
     talk.say(CmMessage::Dreq(dreq(&rep)));
-    assert_eq!(talk.cm.next_event().map(|event| event.owner), Some(Owner(99)));
-    assert_ne!(OWNER, Owner(99));
+    assert_eq!(talk.cm.next_event().map(|event| event.owner), Some(OTHER));
+    assert_ne!(OWNER, OTHER);
+    let of = |owner| talk.cm.owned(owner..=owner).collect::<Vec<_>>();
+    assert_eq!((of(OWNER), of(OTHER)), (vec![talk.listener], vec![id]));
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod ends;
 mod peer;
 mod replies;
 mod requests;
+mod users;
 mod walk;
 
 use peer::{Talk, accepted, offer};

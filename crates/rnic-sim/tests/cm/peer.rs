@@ -9,7 +9,7 @@ use roce_wire::cm::{
 };
 use roce_wire::{Gid, PKey, Psn, QKey, Qpn};
 
-pub(crate) const OWNER: Owner = Owner(7);
+pub(crate) const OWNER: Owner = Owner { user: 0, place: 7 };
 pub(crate) const PORT: u16 = 7174;
 /// Of the peer.
 pub(crate) const COMM: u32 = 0x1234_5678;

@@ -1,7 +1,7 @@
 //! A peer asks for a connection.
 
 use crate::peer::{self, COMM, OWNER, PORT, QPN, Talk, offer, req};
-use rnic_core::cm::{CmError, Happening, PrivateData};
+use rnic_core::cm::{CmError, Happening, Owner, PrivateData};
 use rnic_sim::cm::{MAX_IDS, address, way};
 use roce_wire::cm::{
     AboutMessage, CmMessage, CmaHeader, PortSpace, RejectReason, Req, TransportType, service_id,
@@ -181,7 +181,10 @@ fn a_flood_of_requests_fills_the_backlog_and_nothing_else() {
 #[test]
 fn a_full_table_refuses_what_it_cannot_keep() {
     let mut talk = Talk::listening();
-    while talk.cm.bind(OWNER, PortSpace::Tcp, None, 0, false).is_ok() {}
+    for user in 0..2 {
+        let owner = Owner { user, place: 7 };
+        while talk.cm.bind(owner, PortSpace::Tcp, None, 0, false).is_ok() {}
+    }
     assert_eq!(talk.cm.len(), MAX_IDS);
     talk.say(CmMessage::Req(req()));
     talk.is_refused(RejectReason::NO_RESOURCES);

@@ -27,7 +27,7 @@ struct Walk {
 }
 
 fn owner(host: usize) -> Owner {
-    Owner(host as u64)
+    Owner { user: 0, place: host as u64 }
 }
 
 /// Programs act some time after the event.

@@ -8,14 +8,25 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
 /// The event channels of all sessions.
 #[derive(Default)]
 pub(super) struct Events {
-    channels: HashMap<Owner, Channel>,
+    channels: BTreeMap<Owner, Channel>,
+    /// Those without room for what waits.
+    full: BTreeSet<Owner>,
+    users: BTreeMap<u8, Held>,
+}
+
+/// What is held for one user.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    channels: u64,
+    events: usize,
 }
 
 /// Our end of a channel, which never waits.
@@ -25,37 +36,53 @@ struct Channel {
 }
 
 impl Channel {
-    /// Sends what waits, as far as there is room.
-    fn flush(&mut self) {
+    /// Sends what waits, as far as there is room: how much that was.
+    fn flush(&mut self) -> usize {
+        let before = self.pending.len();
         while let Some(event) = self.pending.front() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             if let Err(Errno::AGAIN | Errno::NOBUFS) = send(&self.socket, event, flags) {
-                return;
+                break;
             }
             // Also when the other end is closed: no thread waits for it then.
             self.pending.pop_front();
         }
+        before - self.pending.len()
     }
 }
 
 impl Events {
-    /// A new channel: the end of its program.
-    pub(super) fn open(&mut self, owner: Owner) -> io::Result<OwnedFd> {
+    /// A new channel, of so many that its user may have: the end of its program.
+    pub(super) fn open(&mut self, owner: Owner, most: u64) -> io::Result<OwnedFd> {
+        let held = self.users.entry(owner.user).or_default();
+        if held.channels >= most {
+            return Err(Errno::MFILE.into());
+        }
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         // Nothing comes from there, no descriptor either.
         shutdown(&ours, Shutdown::Read)?;
+        held.channels += 1;
         self.channels.insert(owner, Channel { socket: ours, pending: VecDeque::new() });
         Ok(theirs)
     }
 
     /// False when there is none.
     pub(super) fn close(&mut self, owner: Owner) -> bool {
-        self.channels.remove(&owner).is_some()
+        let Some(channel) = self.channels.remove(&owner) else { return false };
+        self.full.remove(&owner);
+        if let Some(held) = self.users.get_mut(&owner.user) {
+            held.channels = held.channels.saturating_sub(1);
+            held.events = held.events.saturating_sub(channel.pending.len());
+        }
+        true
     }
 
-    pub(super) fn close_all(&mut self, of: impl Fn(Owner) -> bool) {
-        self.channels.retain(|owner, _| !of(*owner));
+    pub(super) fn close_all(&mut self, of: RangeInclusive<Owner>) {
+        let all: Vec<Owner> = self.channels.range(of).map(|(owner, _)| *owner).collect();
+        for owner in all {
+            self.close(owner);
+        }
     }
 
     pub(super) fn has(&self, owner: Owner) -> bool {
@@ -64,18 +91,30 @@ impl Events {
 
     /// Some channel has no room for what waits.
     pub(super) fn any_waits(&self) -> bool {
-        self.channels.values().any(|channel| !channel.pending.is_empty())
+        !self.full.is_empty()
     }
 
     pub(super) fn flush(&mut self) {
-        self.channels.values_mut().for_each(Channel::flush);
+        for owner in std::mem::take(&mut self.full) {
+            self.flush_one(owner);
+        }
     }
 
-    /// An event that the program itself has asked for.
-    pub(super) fn post(&mut self, owner: Option<Owner>, id: u32, (what, status): (u32, i32)) {
+    fn flush_one(&mut self, owner: Owner) {
+        let Some(channel) = self.channels.get_mut(&owner) else { return };
+        let sent = channel.flush();
+        if !channel.pending.is_empty() {
+            self.full.insert(owner);
+        }
+        if let Some(held) = self.users.get_mut(&owner.user) {
+            held.events = held.events.saturating_sub(sent);
+        }
+    }
+
+    /// An event that the program itself has asked for; false when it does not read.
+    pub(super) fn post(&mut self, owner: Owner, id: u32, (what, status): (u32, i32)) -> bool {
         let what = CmHappening::Posted(what, status);
-        let notice = CmNotice { id, what, private: Vec::new() };
-        let _ = owner.is_some_and(|owner| self.send(owner, &notice));
+        self.send(owner, &CmNotice { id, what, private: Vec::new() })
     }
 
     /// False when the program does not read what it is told.
@@ -88,11 +127,13 @@ impl Events {
     fn send(&mut self, owner: Owner, notice: &CmNotice) -> bool {
         let Some(channel) = self.channels.get_mut(&owner) else { return false };
         let Ok(bytes) = encode(notice) else { return false };
-        if channel.pending.len() >= MAX_PENDING {
+        let Some(held) = self.users.get_mut(&owner.user) else { return false };
+        if channel.pending.len() >= MAX_PENDING || held.events >= MAX_PENDING_OF_USER {
             return false;
         }
+        held.events += 1;
         channel.pending.push_back(bytes);
-        channel.flush();
+        self.flush_one(owner);
         true
     }
 }
@@ -160,5 +201,7 @@ fn told(offer: &Offer) -> CmOffer {
     }
 }
 
-/// Events that wait for a program to read.
+/// Events that wait for a program to read, beside those that its socket has.
 const MAX_PENDING: usize = 4096;
+/// And for all programs of a user.
+const MAX_PENDING_OF_USER: usize = 8192;

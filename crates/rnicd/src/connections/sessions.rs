@@ -1,6 +1,6 @@
-//! Programs that use the connection manager.
+//! Sessions of programs, and what a user may ask for.
 
-use super::{Connections, State};
+use super::{Connections, Rights, State};
 use rnic_abi::control::{CmOffer, CmRequest, CmTarget, Reply};
 use rnic_core::cm::{CmError, Connect, Offer, Owner, PrivateData, Route};
 use rnic_core::qpn::shard_of;
@@ -9,23 +9,31 @@ use rnic_host::server::ConnectionSession;
 use rnic_host::shard::monotonic;
 use roce_wire::cm::{PortSpace, TransportType};
 use roce_wire::{Gid, QKey, Qpn};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// One session's part. Dropped, all that it has made ends.
 pub(super) struct CmSession {
     manager: Arc<Connections>,
+    rights: Rights,
     number: u32,
     next_channel: u32,
 }
 
 impl CmSession {
-    pub(super) fn new(manager: Arc<Connections>, number: u32) -> Self {
-        Self { manager, number, next_channel: 0 }
+    pub(super) fn new(manager: Arc<Connections>, rights: Rights, number: u32) -> Self {
+        Self { manager, rights, number, next_channel: 0 }
     }
 
     fn owner(&self, channel: u32) -> Owner {
-        Owner(u64::from(self.number) << 32 | u64::from(channel))
+        let place = u64::from(self.number) << 32 | u64::from(channel);
+        Owner { user: self.rights.shard, place }
+    }
+
+    /// All channels of this session.
+    fn owners(&self) -> RangeInclusive<Owner> {
+        self.owner(0)..=self.owner(u32::MAX)
     }
 
     fn open_channel(&mut self, state: &mut State) -> Result<(Reply, Option<OwnedFd>), Refused> {
@@ -33,14 +41,14 @@ impl CmSession {
         self.next_channel = channel.wrapping_add(1);
         let theirs = state
             .events
-            .open(self.owner(channel))
+            .open(self.owner(channel), self.rights.max_channels)
             .map_err(refused_by_kernel("no event channel"))?;
         Ok((Reply::Handle(channel), Some(theirs)))
     }
 
     fn close_channel(&self, state: &mut State, channel: u32) -> Result<Reply, Refused> {
         let owner = self.owner(channel);
-        if state.cm.owned().any(|(_, other)| other == owner) {
+        if state.cm.owned(owner..=owner).next().is_some() {
             return Err(refuse(libc::EBUSY, "identifiers use the event channel"));
         }
         match state.events.close(owner) {
@@ -60,7 +68,7 @@ impl CmSession {
 
     /// Checks that an identifier is of this session.
     fn own(&self, state: &State, id: u32) -> Result<u32, Refused> {
-        let owner = state.cm.owner_of(id).filter(|owner| is_of(*owner, self.number));
+        let owner = state.cm.owner_of(id).filter(|owner| self.owners().contains(owner));
         owner.map(|_| id).ok_or_else(|| refuse(libc::EINVAL, "there is no such identifier"))
     }
 
@@ -71,9 +79,9 @@ impl CmSession {
         let owner = self.channel(state, channel)?;
         let space = PortSpace::from_u16(space)
             .ok_or_else(|| refuse(libc::EPROTONOSUPPORT, "there is no such port space"))?;
-        let mine = state.cm.owned().filter(|(_, owner)| is_of(*owner, self.number));
-        if mine.take(MAX_OF_SESSION).count() == MAX_OF_SESSION {
-            return Err(refuse(libc::ENOMEM, "the session has too many identifiers"));
+        if port != 0 && port < self.rights.first_port {
+            let text = format!("port {port} is for programs of root");
+            return Err(refuse(libc::EACCES, text));
         }
         let address = address.map(|gid| Gid(gid).to_ip());
         if let Some(address) = address {
@@ -122,10 +130,18 @@ impl CmSession {
         Ok(Reply::Handle(psn.value()))
     }
 
-    /// A queue pair that programs of this process may have.
+    /// A queue pair that programs of the user may have.
+    fn own_qpn(&self, qpn: u32) -> Result<Qpn, Refused> {
+        let qpn = Qpn::new(u32::min(qpn, 0x00ff_ffff));
+        match shard_of(qpn) == self.rights.shard {
+            true => Ok(qpn),
+            false => Err(refuse(libc::EPERM, "the queue pair is another user's")),
+        }
+    }
+
     fn offer(&self, offer: &CmOffer) -> Result<Offer, Refused> {
         Ok(Offer {
-            qpn: own_qpn(offer.qpn)?,
+            qpn: self.own_qpn(offer.qpn)?,
             srq: offer.srq,
             responder_resources: offer.responder_resources,
             initiator_depth: offer.initiator_depth,
@@ -150,7 +166,7 @@ impl CmSession {
                 state.cm.accept(now, id, &offer, &private_data(&private)?)
             }
             CmRequest::Answer { id, qpn, qkey, private } => {
-                let (id, target) = (self.own(state, id)?, (own_qpn(qpn)?, QKey(qkey)));
+                let (id, target) = (self.own(state, id)?, (self.own_qpn(qpn)?, QKey(qkey)));
                 state.cm.answer(now, id, target, &private_data(&private)?)
             }
             CmRequest::Reject { id, private } => {
@@ -175,7 +191,10 @@ impl CmSession {
             }
             CmRequest::Post { id, what, status } => {
                 let id = self.own(state, id)?;
-                state.events.post(state.cm.owner_of(id), id, (what, status));
+                let owner = state.cm.owner_of(id).unwrap_or(self.owner(0));
+                if !state.events.post(owner, id, (what, status)) {
+                    return Err(refuse(libc::ENOMEM, "the program does not read its events"));
+                }
                 Ok(())
             }
             _ => return Err(unexpected()),
@@ -205,30 +224,15 @@ impl ConnectionSession for CmSession {
 impl Drop for CmSession {
     fn drop(&mut self) {
         let mut state = self.manager.state();
-        let number = self.number;
-        let mine = state.cm.owned().filter(|(_, owner)| is_of(*owner, number));
-        let ids: Vec<u32> = mine.map(|(id, _)| id).collect();
+        let ids: Vec<u32> = state.cm.owned(self.owners()).collect();
         for id in ids {
             // Fails only for one that is not there.
             let _ = state.cm.release(monotonic(), id);
             self.manager.flush(&mut state);
         }
-        state.events.close_all(|owner| is_of(owner, number));
+        state.events.close_all(self.owners());
         drop(state);
         self.manager.look_at_timers();
-    }
-}
-
-/// Whether an owner is a channel of this session.
-fn is_of(owner: Owner, session: u32) -> bool {
-    owner.0 >> 32 == u64::from(session)
-}
-
-fn own_qpn(qpn: u32) -> Result<Qpn, Refused> {
-    let qpn = u32::min(qpn, 0x00ff_ffff);
-    match shard_of(Qpn::new(qpn)) {
-        0 => Ok(Qpn::new(qpn)),
-        _ => Err(refuse(libc::EPERM, "the queue pair is another user's")),
     }
 }
 
@@ -251,6 +255,3 @@ fn refused(error: CmError) -> Refused {
 fn unexpected() -> Refused {
     refuse(libc::EIO, "unexpected request")
 }
-
-/// Identifiers of one session, those that peers made included only when the next is made.
-const MAX_OF_SESSION: usize = 8192;

@@ -1,5 +1,6 @@
 //! The ways of management datagrams.
 
+use super::known::{Key, Known};
 use crate::resolver::Resolver;
 use crossbeam_channel::bounded;
 use rnic_abi::verbs::AhAttr;
@@ -8,31 +9,15 @@ use rnic_core::{Command, OutgoingMad, Path};
 use rnic_host::shard::{ShardHandle, ShardMessage};
 use rnic_net::{Hold, Network};
 use roce_wire::{Flow, Gid};
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// See the [module](self).
 pub(super) struct Ways {
     network: Arc<Network>,
     engine: ShardHandle,
     resolver: Resolver,
-    known: Mutex<HashMap<Key, Way>>,
-}
-
-/// What a way depends on: both addresses and the traffic class.
-type Key = (IpAddr, IpAddr, u8);
-
-enum Way {
-    /// A thread looks for it; these are to leave then.
-    Sought(Vec<Outgoing>),
-    Known {
-        path: Path,
-        /// As long as the engine may use the path.
-        _hold: Hold,
-        since: Instant,
-    },
+    known: Mutex<Known<Path, Hold>>,
 }
 
 impl Ways {
@@ -40,7 +25,7 @@ impl Ways {
         Arc::new(Self { network, engine, resolver: Resolver::new(), known: Mutex::default() })
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Key, Way>> {
+    fn known(&self) -> MutexGuard<'_, Known<Path, Hold>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,41 +33,23 @@ impl Ways {
     pub(super) fn send(self: &Arc<Self>, outgoing: &Outgoing) {
         let Route { local, remote, traffic_class, .. } = outgoing.route;
         let key = (local, remote, traffic_class);
-        let mut known = self.known();
-        let now = Instant::now();
-        match known.get_mut(&key) {
-            Some(Way::Known { path, since, .. }) if now.duration_since(*since) < FRESH => {
-                return self.leave(*path, outgoing);
-            }
-            Some(Way::Sought(waiting)) => {
-                // What is lost is sent again.
-                if waiting.len() < MAX_WAITING {
-                    waiting.push(*outgoing);
-                }
-                return;
-            }
-            _ => {}
+        let step = self.known().step(key, outgoing, Instant::now());
+        if let Some(path) = step.leave {
+            self.leave(path, outgoing);
         }
-        make_room(&mut known, now);
-        let sought = known.values().filter(|way| matches!(way, Way::Sought(_))).count();
-        if sought >= MAX_SOUGHT || known.len() >= MAX_KNOWN {
-            return;
-        }
-        known.insert(key, Way::Sought(vec![*outgoing]));
-        drop(known);
         let ways = Arc::clone(self);
-        if self.resolver.run(move || ways.seek(key)).is_err() {
-            self.known().remove(&key);
+        if step.seek && self.resolver.run(move || ways.seek(key)).is_err() {
+            self.known().found(key, None, Instant::now());
         }
     }
 
     fn seek(&self, key: Key) {
         let found = self.attr_of(key).and_then(|attr| self.network.resolve(&attr).ok());
-        let mut known = self.known();
-        let Some(Way::Sought(waiting)) = known.remove(&key) else { return };
-        let Some((path, hold)) = found else { return };
-        waiting.iter().for_each(|outgoing| self.leave(path, outgoing));
-        known.insert(key, Way::Known { path, _hold: hold, since: Instant::now() });
+        let path = found.as_ref().map(|(path, _)| *path);
+        let waiting = self.known().found(key, found, Instant::now());
+        if let Some(path) = path {
+            waiting.iter().for_each(|outgoing| self.leave(path, outgoing));
+        }
     }
 
     fn attr_of(&self, (local, remote, traffic_class): Key) -> Option<AhAttr> {
@@ -109,22 +76,3 @@ impl Ways {
         self.engine.tell(ShardMessage::Execute(Command::SendMad(Box::new(mad)), answer));
     }
 }
-
-/// Forgets what is old where there is much.
-fn make_room(known: &mut HashMap<Key, Way>, now: Instant) {
-    if known.len() >= MAX_KNOWN {
-        known.retain(|_, way| match way {
-            Way::Known { since, .. } => now.duration_since(*since) < FRESH,
-            Way::Sought(_) => true,
-        });
-    }
-}
-
-/// How long a way stays as it is without a look at the routes.
-const FRESH: Duration = Duration::from_secs(10);
-/// Ways that are kept.
-const MAX_KNOWN: usize = 2048;
-/// Datagrams that wait for one way.
-const MAX_WAITING: usize = 1024;
-/// Ways that are looked for at a time: as many threads.
-const MAX_SOUGHT: usize = 16;

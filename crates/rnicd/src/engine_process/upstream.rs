@@ -3,7 +3,7 @@
 use crate::users::{Call, CallAnswer, FromEngine, NetworkState};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::control::{GidEntry, PortInfo, encode};
-use rnic_abi::os::{Connection, EventFd};
+use rnic_abi::os::{Connection, Descriptors, EventFd};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_host::quota::{Amounts, Resource};
@@ -35,7 +35,7 @@ pub(super) struct Upstream {
 /// Calls without an answer.
 #[derive(Default)]
 struct Calls {
-    waiting: HashMap<u32, Sender<CallAnswer>>,
+    waiting: HashMap<u32, Sender<(CallAnswer, Descriptors)>>,
     next: u32,
 }
 
@@ -103,13 +103,17 @@ impl Upstream {
     }
 
     /// The answer to a call has come.
-    pub(super) fn answered(&self, number: u32, answer: CallAnswer) {
+    pub(super) fn answered(&self, number: u32, answer: CallAnswer, fds: Descriptors) {
         if let Some(waiting) = self.calls().waiting.remove(&number) {
-            let _ = waiting.try_send(answer);
+            let _ = waiting.try_send((answer, fds));
         }
     }
 
     fn call(&self, call: Call) -> Result<CallAnswer, Refused> {
+        Ok(self.call_for_fds(call)?.0)
+    }
+
+    pub(super) fn call_for_fds(&self, call: Call) -> Result<(CallAnswer, Descriptors), Refused> {
         let (answer, answered) = bounded(1);
         let number = {
             let mut calls = self.calls();
@@ -123,7 +127,7 @@ impl Upstream {
     }
 }
 
-fn unexpected() -> Refused {
+pub(super) fn unexpected() -> Refused {
     refuse(libc::EIO, "unexpected answer of the daemon")
 }
 

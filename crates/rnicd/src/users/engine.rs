@@ -1,5 +1,6 @@
 //! One engine process, as the daemon sees it.
 
+use super::connections::Sessions;
 use super::groups::Memberships;
 use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
 use super::{User, Users};
@@ -67,7 +68,7 @@ pub(super) struct State {
     /// Its death has been counted.
     died: bool,
     /// Answers that it has not taken yet, the oldest first.
-    unsent: VecDeque<ToEngine>,
+    unsent: VecDeque<(ToEngine, Option<OwnedFd>)>,
     /// Ways that are being looked for.
     resolving: u32,
     /// Those that it was given.
@@ -255,7 +256,9 @@ pub(super) fn attend_to(
 ) -> io::Result<()> {
     let name = format!("rnic-user-{}", engine.number);
     thread::spawn(&name, STACK, move || {
-        let attendant = Attendant { users: &users, engine: &engine, counted: Numbers::new() };
+        let sessions = Sessions::of(&users, &engine);
+        let counted = Numbers::new();
+        let attendant = Attendant { users: &users, engine: &engine, sessions, counted };
         let counted = attendant.run();
         engine.kill();
         match child.wait() {
@@ -338,6 +341,8 @@ impl EngineProcess {
 struct Attendant<'a> {
     users: &'a Arc<Users>,
     engine: &'a Arc<EngineProcess>,
+    /// Of the connection manager.
+    sessions: Sessions,
     /// What the engine had counted at its end.
     counted: Numbers,
 }
@@ -418,6 +423,14 @@ impl Attendant<'_> {
                 return self.engine.answer(number, CallAnswer::Joined(joined));
             }
             FromEngine::Leave(group) => self.users.leave(self.engine, group),
+            FromEngine::Call(number, Call::Connections(session, request)) => {
+                let (answer, fd) = match self.engine.keeps_descriptors() {
+                    true => (Err(refuse(libc::EAGAIN, "it does not read its answers")), None),
+                    false => self.sessions.execute(session, request),
+                };
+                return self.engine.answer_with(number, CallAnswer::Connections(answer), fd);
+            }
+            FromEngine::CloseConnections(session) => self.sessions.close(session),
             FromEngine::Call(number, Call::Take(wanted)) => {
                 if wanted.len() > Resource::ALL.len() {
                     return Err("takes more than there are resources");
@@ -525,11 +538,20 @@ impl EngineProcess {
 
     /// Answers a call, in a moment if the process has too much to read already.
     fn answer(&self, number: u32, answer: CallAnswer) -> Result<(), Fault> {
+        self.answer_with(number, answer, None)
+    }
+
+    fn answer_with(
+        &self,
+        number: u32,
+        answer: CallAnswer,
+        fd: Option<OwnedFd>,
+    ) -> Result<(), Fault> {
         let mut state = self.state();
         if state.unsent.len() >= MAX_UNSENT {
             return Err("does not read the answers to its calls");
         }
-        state.unsent.push_back(ToEngine::Answer(number, answer));
+        state.unsent.push_back((ToEngine::Answer(number, answer), fd));
         self.send_answers(&mut state);
         if !state.unsent.is_empty() {
             // The thread that attends to it may be asleep, and not wait for room.
@@ -538,10 +560,16 @@ impl EngineProcess {
         Ok(())
     }
 
+    /// So many descriptors wait for it that there must not be more.
+    fn keeps_descriptors(&self) -> bool {
+        self.state().unsent.iter().filter(|(_, fd)| fd.is_some()).count() >= MAX_UNSENT_FDS
+    }
+
     /// As many as it takes now.
     fn send_answers(&self, state: &mut State) {
-        while let Some(answer) = state.unsent.front() {
-            let sent = self.send(answer, &[]);
+        while let Some((answer, fd)) = state.unsent.front() {
+            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+            let sent = self.send(answer, &fds);
             if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return;
             }
@@ -566,6 +594,8 @@ const MESSAGES_AT_ONCE: usize = 16;
 const MAX_ASKED: usize = 64;
 /// Answers that wait for a process to read: each of its sessions has one call at a time.
 const MAX_UNSENT: usize = 4096;
+/// Descriptors among them.
+const MAX_UNSENT_FDS: usize = 64;
 /// Ways that are looked for at a time for one process: a session waits for one.
 const MAX_RESOLVING: u32 = 256;
 /// Neighbours that one process may send to through the daemon's wire: all processes together leave

@@ -5,7 +5,7 @@
 //! public for a program that breaks them: the tests' hostile engine process.
 
 pub use crate::log::Severity;
-use rnic_abi::control::{DeviceInfo, GidEntry, PortInfo, Refusal};
+use rnic_abi::control::{CmRequest, DeviceInfo, GidEntry, PortInfo, Refusal, Reply};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::{Path, PortState};
 use rnic_core::ports::HopId;
@@ -34,7 +34,7 @@ pub enum ToEngine {
     Client,
     /// The network changed.
     Network(NetworkState),
-    /// The answer to the call of this number.
+    /// The answer to the call of this number. Descriptor: with an event channel the program's end.
     Answer(u32, CallAnswer),
     /// For display. Answered with [`FromEngine::Told`] and the number.
     Ask(u32, Inquiry),
@@ -114,6 +114,8 @@ pub enum FromEngine {
     Call(u32, Call),
     /// No queue pair of the user is attached to this group any more.
     Leave(IpAddr),
+    /// A session is over that has used the connection manager.
+    CloseConnections(u32),
     /// The user gives so much of everything back.
     Give(Amounts),
     /// The answer to [`ToEngine::Ask`].
@@ -135,6 +137,8 @@ pub enum Call {
     Join(IpAddr),
     /// The user takes so much of each: all of it or nothing.
     Take(Vec<(Resource, u64)>),
+    /// A session, by its number, asks the connection manager for something.
+    Connections(u32, CmRequest),
 }
 
 /// The answer to a [`Call`].
@@ -146,6 +150,8 @@ pub enum CallAnswer {
     Joined(Result<(), Refusal>),
     /// To [`Call::Take`].
     Taken(Result<(), Refusal>),
+    /// To [`Call::Connections`].
+    Connections(Result<Reply, Refusal>),
 }
 
 /// A [`Path`] without the address handle that it is the way for.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::log::Severity;
-use rnic_abi::control::encode;
+use rnic_abi::control::{CmOffer, CmRequest, CmTarget, encode};
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
@@ -12,6 +12,7 @@ use rnic_host::settings::{Io, XdpMode};
 use rnic_host::shard::ShardPort;
 use rnic_host::wire::{self, WireConfig};
 use rnic_net::NetConfig;
+use roce_wire::Gid;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -42,6 +43,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
         fw_version: "test".into(),
         limits: default_limits(),
     };
+    let connections = Connections::start(&device, &network, own.handle()).unwrap();
     Users::new(Parts {
         log: "off".into(),
         settings: Settings::default(),
@@ -52,6 +54,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
         ledger: Accounts::new(limits, 0),
         network,
         wire_groups: WireGroups::new(own.handle().clone(), joiner),
+        connections,
         own,
         shared_port: None,
         command: command(silent),
@@ -229,11 +232,39 @@ fn break_memory(words: &rnic_abi::words::Words, random: &mut fastrand::Rng) {
     words.set(random.usize(0..end), value);
 }
 
+/// What no program would ask the connection manager for.
+fn request(random: &mut fastrand::Rng) -> CmRequest {
+    let (id, channel) = (random.u32(0..9), random.u32(0..3));
+    let private = vec![7; random.usize(0..300)];
+    let mut gid = Gid::from_ip([127, 0, 0, 1].into()).0;
+    gid[15] = random.u8(0..4);
+    let qpn = random.u32(..);
+    let offer = CmOffer { qpn, ..CmOffer::default() };
+    let port = random.u16(..) >> random.u32(0..16);
+    match random.u8(0..9) {
+        0 | 1 => CmRequest::OpenChannel,
+        2 => CmRequest::CloseChannel { channel },
+        3 | 4 => {
+            let space = [0x106, 0x111, 0x13f, 9][random.usize(0..4)];
+            CmRequest::Bind { channel, space, address: None, port, shared: random.bool() }
+        }
+        5 => CmRequest::Listen { id, backlog: random.u32(..) },
+        6 => {
+            let to = CmTarget { local: gid, remote: gid, port, traffic_class: 0, flow_label: qpn };
+            CmRequest::LookUp { id, to, private }
+        }
+        7 => CmRequest::Accept { id, offer, private },
+        _ => CmRequest::Post { id, what: qpn, status: 0 },
+    }
+}
+
 /// A message as an engine process sends it, with numbers that none would.
 fn message(random: &mut fastrand::Rng) -> FromEngine {
     let resource = Resource::ALL[random.usize(0..Resource::ALL.len())];
     let amount = random.u64(..) >> random.u32(0..64);
-    match random.u8(0..7) {
+    match random.u8(0..10) {
+        7 | 8 => FromEngine::Call(0, Call::Connections(random.u32(0..9), request(random))),
+        9 => FromEngine::CloseConnections(random.u32(0..9)),
         0 => {
             let mut amounts = Amounts::default();
             amounts[resource] = amount;
