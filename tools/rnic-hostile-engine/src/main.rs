@@ -2,6 +2,7 @@
 
 mod attack;
 mod client;
+mod connections;
 mod forbidden;
 mod hand_over;
 mod messages;

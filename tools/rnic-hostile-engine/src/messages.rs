@@ -1,5 +1,6 @@
 //! What a hostile engine process says to the daemon, and hears from it.
 
+use crate::connections;
 use crate::random::{bytes, one_of, word};
 use crate::report::Report;
 use fastrand::Rng;
@@ -77,7 +78,8 @@ fn tell(socket: &Connection, message: &FromEngine) {
 /// Any message of the protocol.
 fn message(random: &mut Rng) -> FromEngine {
     let number = one_of(random, [0, 1, 2, 3, u32::MAX]) ^ random.u32(..8);
-    match random.u8(..8) {
+    match random.u8(..12) {
+        8.. => connections::message(number, random),
         0 => FromEngine::Call(number, Call::Resolve(address(random))),
         1 => {
             let count = random.usize(..=Resource::ALL.len());
