@@ -63,7 +63,7 @@ const ENGINE: Rows = Rows {
 const HOST: Rows = Rows {
     source: "crates/rnic-host/src",
     rows: &[
-        &["memory", "refusal", "report", "settings", "system"],
+        &["counters", "memory", "refusal", "report", "settings", "system"],
         &["thread"],
         &["discard"],
         &["dma", "quota", "wire"],
@@ -76,8 +76,8 @@ const HOST: Rows = Rows {
 const DAEMON: Rows = Rows {
     source: "crates/rnicd/src",
     rows: &[
-        &["config", "log", "resolver", "system"],
-        &["connections"],
+        &["config", "counted", "log", "resolver", "system"],
+        &["connections", "metrics"],
         &["users"],
         &["cli", "device", "engine_process", "files"],
         &["daemon"],

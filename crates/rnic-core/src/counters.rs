@@ -4,18 +4,25 @@ use crate::event::{DropReason, NakReason};
 use roce_wire::{NakCode, Syndrome};
 
 macro_rules! counters {
-    ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// Counters of one port (and shard). Plain numbers: one thread writes.
+    (
+        $(#[doc = $about:literal])+
+        $counters:ident: $($(#[doc = $meaning:literal])+ $name:ident,)*
+    ) => {
+        $(#[doc = $about])+
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
-        pub struct Counters { $($(#[$meta])* pub $name: u64,)* }
+        pub struct $counters { $($(#[doc = $meaning])+ pub $name: u64,)* }
 
-        impl Counters {
+        impl $counters {
+            /// Every counter's name and its meaning, in one or more sentences.
+            pub const MEANINGS: &[(&'static str, &'static str)] =
+                &[$((stringify!($name), concat!($($meaning),+).trim_ascii()),)*];
+
             /// Every counter with its name, in a fixed order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
 
-            /// Adds another shard's counters.
+            /// Adds those of another.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name = self.$name.wrapping_add(other.$name);)*
             }
@@ -24,6 +31,8 @@ macro_rules! counters {
 }
 
 counters! {
+    /// Counters of one port (and shard). Plain numbers: one thread writes.
+    Counters:
     /// Datagrams sent.
     tx_packets,
     /// Bytes of datagrams sent (BTH to ICRC).
@@ -121,6 +130,31 @@ counters! {
     completion_events,
     /// Async events sent.
     async_events,
+}
+
+counters! {
+    /// Counters of one QP.
+    QpCounters:
+    /// Datagrams sent.
+    tx_packets,
+    /// Bytes of datagrams sent (BTH to ICRC).
+    tx_bytes,
+    /// Datagrams accepted for checking.
+    rx_packets,
+    /// Bytes of datagrams accepted for checking.
+    rx_bytes,
+    /// Request datagrams sent again.
+    retransmitted_packets,
+    /// Local ACK timeouts.
+    timeouts,
+    /// RNR NAKs received.
+    rnr_naks_received,
+    /// RNR NAKs sent.
+    rnr_naks_sent,
+    /// Duplicate requests received.
+    duplicates,
+    /// Requests received ahead of the expected PSN.
+    out_of_sequence,
 }
 
 impl Counters {

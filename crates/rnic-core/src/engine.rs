@@ -15,14 +15,14 @@
 use crate::clients::RecordOwner;
 use crate::command::ClientId;
 use crate::config::EngineConfig;
-use crate::counters::Counters;
+use crate::counters::{Counters, QpCounters};
 use crate::cq::Cq;
 use crate::egress::Egress;
 use crate::event::{Event, Tap};
 use crate::ingress::{Ingress, Target};
 use crate::mr::Region;
 use crate::ports::{Dma, Host, Ports, Wire};
-use crate::qp::{Qp, QpCounters};
+use crate::qp::Qp;
 use crate::qpn::{MAX_QPS, QpnCodec};
 use crate::shared::{Ctx, Shared};
 use crate::slab::Slab;

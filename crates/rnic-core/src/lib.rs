@@ -62,11 +62,10 @@ pub use command::{
     NewReceives, NewSrq, NewXrcSrq, Outcome, OutgoingMad, Path, PortState, XrcFile, XrcOpen,
 };
 pub use config::EngineConfig;
-pub use counters::Counters;
+pub use counters::{Counters, QpCounters};
 pub use engine::{CqView, Engine, QpView, Turn};
 pub use event::{DropReason, Event, NakReason, Tap};
 pub use ports::{Dma, DmaFault, HopId, Host, Ports, SpaceId, Wire};
 pub use profile::Profile;
-pub use qp::QpCounters;
 pub use secret::Secret;
 pub use time::Instant;

@@ -8,6 +8,7 @@
 //! | `dma` | the memory of applications |
 //! | [`server`] | sessions of clients: what they create, and what it costs them |
 //! | [`inspect`], [`report`] | what an engine and its sessions tell about themselves |
+//! | [`counters`] | what each number means |
 //! | [`quota`], [`settings`] | what users may have, and what they may choose |
 //! | `pcapng` | capture files |
 //! | [`memory`] | a reserve for the moment when there is none |
@@ -15,6 +16,7 @@
 //! | [`system`] | what is asked of the operating system and belongs nowhere else |
 #![deny(unsafe_code)]
 
+pub mod counters;
 pub mod discard;
 mod dma;
 pub mod inspect;

@@ -2,6 +2,7 @@
 
 mod capture;
 mod client;
+mod counters;
 mod explain;
 mod fault;
 mod private;
@@ -44,8 +45,10 @@ enum Action {
     Mr(Target),
     /// Show completion queues
     Cq(Target),
-    /// Show the counters of port and engine that are not zero; all with --json
-    Counters(Target),
+    /// Show the counters of the port, or of a queue pair, that are not zero; all with --json
+    ///
+    /// docs/counters.md says what each counts.
+    Counters(counters::Options),
     /// Inject faults into received packets: drop, delay, reorder, corrupt ...
     #[command(subcommand)]
     Fault(fault::Action),
@@ -87,7 +90,10 @@ pub fn main(command: Command) -> ExitCode {
         Action::Qp(target) => show::list(&target, Inspect::Qps, |qp| qp.client, show::QP),
         Action::Mr(target) => show::list(&target, Inspect::Mrs, |mr| mr.client, show::MR),
         Action::Cq(target) => show::list(&target, Inspect::Cqs, |cq| cq.client, show::CQ),
-        Action::Counters(target) => show::counters(&target),
+        Action::Counters(options) => match counters::counters(&options) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
         Action::Fault(action) => fault::fault(action),
         Action::Explain(options) => explain::explain(&options),
         Action::Capture(options) => match capture::capture(&options) {

@@ -3,7 +3,10 @@
 //! The keys of the TOML file are named like the options of the command line, which wins. Settings
 //! are checked only against each other here; `net` checks whether an interface exists.
 
+mod address;
 pub(crate) mod groups;
+
+pub use address::Address;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -67,6 +70,10 @@ pub struct Args {
     /// Vendor behaviour where implementations differ [default: spec]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
+    /// Serve counters over HTTP in the OpenMetrics format, for Prometheus; whoever reaches the
+    /// address can read them
+    #[arg(long, value_name = "IP:PORT|unix:PATH")]
+    pub metrics: Option<Address>,
     /// Exit when the last client has disconnected
     #[arg(long)]
     pub exit_with_last_client: bool,
@@ -92,6 +99,7 @@ struct File {
     placement: Option<Placement>,
     profile: Option<Profile>,
     log: Option<String>,
+    metrics: Option<Address>,
     quota: UserSection,
     total: Section,
 }
@@ -123,6 +131,8 @@ pub struct Config {
     pub exit_with_last_client: bool,
     /// Log filter.
     pub log: String,
+    /// Where counters are served.
+    pub metrics: Option<Address>,
     /// Limits of one user, and of all together.
     pub limits: Limits,
     /// Groups that the clients of one user may be of at the same time: each has an engine.
@@ -170,6 +180,7 @@ impl Config {
             profile: args.profile.or(file.profile).unwrap_or(Profile::Spec),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
+            metrics: args.metrics.or(file.metrics),
             groups: file.quota.groups.unwrap_or(DEFAULT_GROUPS),
             limits: Limits::new(&file.quota.limits, &file.total, &Machine::look()),
         };

@@ -5,6 +5,7 @@ use crate::config::{Args, Config};
 use crate::device::Device;
 use crate::files::Files;
 use crate::log;
+use crate::metrics::Metrics;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
 use rnic_abi::os::{Connection, Listener};
@@ -42,11 +43,14 @@ pub fn run(args: Args) -> Result<()> {
     // They are a convenience: a daemon without them serves.
     let files = Files::publish(&config.socket, &service)
         .inspect_err(|error| tracing::warn!("no files in the form of /sys: {error:#}"));
+    let metrics = config.metrics.as_ref().map(|address| Metrics::serve(address, &service));
+    let metrics = metrics.transpose()?;
     announce(&config, &service);
     notify(NotifyState::Ready);
     let mut doors = Doors { clients: Door::new(listener)?, claims: &claims, files: files.ok() };
     accept_until_told(&config, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
+    drop(metrics);
     doors.clients.close();
     // Its thread may be waiting for an engine that does not answer.
     doors.files.iter_mut().for_each(Files::finish);

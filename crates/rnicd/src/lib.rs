@@ -11,6 +11,8 @@
 //! | `users` | the engine processes of users, as the daemon sees them |
 //! | [`engine_process`] | such a process |
 //! | `resolver` | threads that look for the way to addresses |
+//! | `counted` | the sum of all engines' counters |
+//! | `metrics` | the same over HTTP, for Prometheus |
 //! | `log` | lines on standard error, not too many |
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
@@ -18,11 +20,13 @@
 pub mod cli;
 pub mod config;
 mod connections;
+mod counted;
 pub mod daemon;
 mod device;
 pub mod engine_process;
 mod files;
 mod log;
+mod metrics;
 mod resolver;
 mod system;
 mod users;

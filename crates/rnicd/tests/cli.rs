@@ -5,6 +5,8 @@ use rnic_abi::control::{CreateQp, Reply, Request};
 use rnic_abi::os::Connection;
 use rnic_abi::verbs::{AccessFlags, QpCaps, QpType};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -38,6 +40,7 @@ impl Daemon {
         let process = Command::new(env!("CARGO_BIN_EXE_rnicd"))
             .args(["--io", "loopback", "--log", "error", "--socket"])
             .arg(folder.0.join("socket"))
+            .args(["--metrics", &format!("unix:{}", folder.0.join("metrics").display())])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -68,6 +71,15 @@ impl Daemon {
 
     fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.shown(args)).unwrap()
+    }
+
+    /// What is answered to a request for metrics.
+    fn metrics(&self, request: &[u8]) -> String {
+        let mut stream = UnixStream::connect(self.folder.0.join("metrics")).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
     }
 }
 
@@ -192,6 +204,62 @@ fn the_shape_of_json_is_this() {
     }
     let counters = daemon.json(&["counters", "--json"]);
     assert!(counters.as_object().unwrap().values().all(Value::is_u64), "{counters}");
+}
+
+#[test]
+fn counters_are_shown_of_a_queue_pair_and_as_they_change() {
+    let daemon = Daemon::start("counters");
+    let _client = Client::open(&daemon);
+    let qpn = daemon.json(&["qp", "--json"])[0]["qpn"].to_string();
+    let counters = daemon.json(&["counters", "--json", "--qp", &qpn]);
+    assert_eq!(counters["retransmitted_packets"], 0, "{counters}");
+    let unknown = daemon.rnic(&["counters", "--qp", "0xffffff"]);
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert!(said.contains("there is no queue pair 0xffffff, or it is not yours"), "{said}");
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_rnic"))
+        .args(["counters", "--watch", "0.1", "--json"])
+        .env("RNIC_SOCKET", daemon.socket())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    for line in lines.take(3) {
+        let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert!(line["tx_packets"].is_u64(), "{line}");
+    }
+    // Its reader has gone, so it ends.
+    assert!(watch.wait().unwrap().success());
+}
+
+#[test]
+fn metrics_are_those_that_rnic_shows() {
+    let daemon = Daemon::start("metrics");
+    let _client = Client::open(&daemon);
+    let text = daemon.metrics(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+    assert!(body.contains("soft_rnic_objects{device=\"rnic0\",kind=\"qp\"} 1\n"), "{body}");
+    assert!(body.ends_with("# EOF\n"), "{body}");
+    let counters = daemon.json(&["counters", "--json"]);
+    for name in counters.as_object().unwrap().keys() {
+        let metric = format!("\nsoft_rnic_{name}_total{{device=\"rnic0\"}} ");
+        assert!(body.contains(&metric), "no {name} in {body}");
+    }
+    for (request, status) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
+        (b"PUT /metrics HTTP/1.1\r\n\r\n", "405"),
+        (b"\0\xff\r\n\r\n", "400"),
+    ] {
+        let answer = daemon.metrics(request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+    // One that says nothing keeps others waiting for a second at most.
+    let silent = UnixStream::connect(daemon.folder.0.join("metrics")).unwrap();
+    let asked = Instant::now();
+    assert!(daemon.metrics(b"GET /metrics HTTP/1.0\r\n\r\n").contains("# EOF"));
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    drop(silent);
 }
 
 #[test]

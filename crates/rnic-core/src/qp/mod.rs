@@ -20,6 +20,7 @@ pub(crate) mod verdict;
 use crate::ah::AddressHandle;
 use crate::clients::RecordOwner;
 use crate::command::{ClientId, Path};
+use crate::counters::QpCounters;
 use crate::event::{Event, Tap};
 use crate::profile::Profile;
 use crate::recv_queue::RecvQueue;
@@ -38,31 +39,6 @@ use rnic_abi::verbs::{AsyncEventType, QpAttr, QpCaps, QpState, QpType, WcOpcode,
 use roce_wire::flow::{flow_label_from_qpns, udp_source_port};
 use roce_wire::{Flow, PKey, PathMtu, Qpn};
 pub(crate) use target::Target;
-
-/// Counters of one QP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub struct QpCounters {
-    /// Datagrams sent.
-    pub tx_packets: u64,
-    /// Bytes of datagrams sent (BTH to ICRC).
-    pub tx_bytes: u64,
-    /// Datagrams accepted for checking.
-    pub rx_packets: u64,
-    /// Bytes of datagrams accepted for checking.
-    pub rx_bytes: u64,
-    /// Request datagrams sent again.
-    pub retransmitted_packets: u64,
-    /// Local ACK timeouts.
-    pub timeouts: u64,
-    /// RNR NAKs received.
-    pub rnr_naks_received: u64,
-    /// RNR NAKs sent.
-    pub rnr_naks_sent: u64,
-    /// Duplicate requests received.
-    pub duplicates: u64,
-    /// Requests received ahead of the expected PSN.
-    pub out_of_sequence: u64,
-}
 
 /// A queue pair.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! `rnic status|devices|qp|mr|cq|counters`.
+//! `rnic status|devices|qp|mr|cq`.
 
 use super::Target;
 use super::client::{Client, Places};
@@ -8,7 +8,6 @@ use rnic_abi::control::Inspect;
 use rnic_host::report::{Cq, Made, Mr, Qp, Session, Status, User};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -69,7 +68,7 @@ pub(super) fn json(report: &impl Serialize) -> Result<String> {
 }
 
 /// A session with the daemon. People are told which it is, as there may be several.
-fn connect(target: &Target) -> Result<Client> {
+pub(super) fn connect(target: &Target) -> Result<Client> {
     let client = Client::connect(target.place.socket.as_deref())?;
     if !target.json {
         client.tell();
@@ -98,18 +97,6 @@ pub(super) fn list<T: Serialize + DeserializeOwned>(
     });
     let made: Vec<_> = made.collect();
     Ok(if target.json { json(&made)? } else { render(columns, &made) })
-}
-
-/// Counters that are not zero, or all of them as JSON.
-pub(super) fn counters(target: &Target) -> Result<String> {
-    let mut found: BTreeMap<String, u64> = connect(target)?.inspect(Inspect::Counters)?;
-    if target.json {
-        return json(&found);
-    }
-    found.retain(|_, value| *value != 0);
-    let columns: [Column<(String, u64)>; 2] =
-        [("COUNTER", |(name, _)| Cell::from(&**name)), ("VALUE", |(_, value)| Cell::amount(value))];
-    Ok(render(&columns, &found.into_iter().collect::<Vec<_>>()))
 }
 
 /// A status, and where it came from.

@@ -1,8 +1,8 @@
 //! What each file says, as the kernel's documentation of sysfs-class-infiniband has it.
 
 use super::LIFESPAN;
+use crate::counted::Counted;
 use rnic_abi::control::PortInfo;
-use rnic_host::inspect::Numbers;
 use rnic_host::server::Service;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -16,7 +16,7 @@ pub(super) struct Attributes {
     device: PathBuf,
     /// The interface it is on.
     netdev: Option<String>,
-    counted: Numbers,
+    counted: Counted,
 }
 
 impl Attributes {
@@ -25,7 +25,7 @@ impl Attributes {
         let of_first_address =
             || xdp_io::netdev::name(service.network.gids().first()?.ifindex).ok();
         let netdev = service.device.netdev.clone().or_else(of_first_address);
-        Self { service: Arc::clone(service), device, netdev, counted: Numbers::new() }
+        Self { service: Arc::clone(service), device, netdev, counted: Counted::new(service) }
     }
 
     /// Links, and where they lead.
@@ -135,19 +135,14 @@ impl Attributes {
     }
 
     fn counters(&mut self, files: &mut Lines) {
-        for (name, number) in self.service.engines.counters() {
-            // An engine that does not answer in time is missing in the sum.
-            let counted = self.counted.entry(name).or_default();
-            *counted = number.max(*counted);
-        }
+        let counted = self.counted.now();
         let port = self.device.join("ports/1");
         for (name, from) in PORT_COUNTERS {
-            let number = from.map_or(0, |(from, unit)| {
-                self.counted.get(from).copied().unwrap_or_default() / unit
-            });
+            let number = from
+                .map_or(0, |(from, unit)| counted.get(from).copied().unwrap_or_default() / unit);
             files.line(port.join("counters").join(name), number);
         }
-        for (name, number) in &self.counted {
+        for (name, number) in counted {
             files.line(port.join("hw_counters").join(name.as_ref()), number);
         }
         files.line(port.join("hw_counters/lifespan"), LIFESPAN.as_millis());
