@@ -237,6 +237,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         || flags == 0
         || (moves && (addr.is_null() || length == 0))
         || (changes_pd && pd.is_null())
+        || (!changes_access && access != 0)
     {
         set_errno(libc::EINVAL);
         return IBV_REREG_MR_ERR_INPUT;

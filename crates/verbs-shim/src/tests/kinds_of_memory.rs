@@ -5,7 +5,8 @@ use verbs_abi::{
     IBV_ACCESS_HUGETLB, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_ZERO_BASED, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_IMPLICIT, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_ERR_CMD, IBV_WR_SEND,
+    IBV_ODP_SUPPORT_IMPLICIT, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
+    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, IBV_WR_SEND,
     ibv_alloc_dm_attr, ibv_device_attr_ex, ibv_dm,
 };
 
@@ -138,6 +139,31 @@ fn optional_rights_are_hints_and_unknown_ones_are_refused() {
         assert!(register(&world, &mut memory, LOCAL | unknown).is_null());
         assert_eq!(errno(), Some(libc::EINVAL));
     }
+}
+
+/// As rdma-core has it: rights count only where they are to change.
+#[test]
+fn a_change_of_a_region_that_makes_no_sense_is_refused() {
+    let world = World::new();
+    let mut memory = vec![0; 64];
+    let mr = register(&world, &mut memory, LOCAL);
+    let start = memory.as_mut_ptr().cast();
+    let change = |flags, addr, length, rights: u32| {
+        // SAFETY: live objects; without its flag the domain does not count.
+        unsafe { ibv_rereg_mr(mr, flags, ptr::null_mut(), addr, length, rights.cast_signed()) }
+    };
+    for (flags, addr, length, rights) in [
+        (0, start, 64, 0),
+        (1 << 5, start, 64, 0),
+        (IBV_REREG_MR_CHANGE_PD, start, 64, 0),
+        (IBV_REREG_MR_CHANGE_TRANSLATION, start, 0, 0),
+        (IBV_REREG_MR_CHANGE_TRANSLATION, ptr::null_mut(), 64, 0),
+        (IBV_REREG_MR_CHANGE_TRANSLATION, start, 64, LOCAL),
+    ] {
+        let refused = (change(flags, addr, length, rights), errno());
+        assert_eq!(refused, (IBV_REREG_MR_ERR_INPUT, Some(libc::EINVAL)), "{flags} {rights}");
+    }
+    assert_eq!(change(IBV_REREG_MR_CHANGE_TRANSLATION, start, 64, 0), 0);
 }
 
 /// Fresh pages with these rights.
