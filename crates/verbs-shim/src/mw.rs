@@ -73,8 +73,9 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     // SAFETY: by contract.
     let (Mw { ibv: window, pd }, bind) = unsafe { (&mut *mw.cast::<Mw>(), &*bind) };
+    // An XRC target has no domain.
     // SAFETY: by contract; a domain outlives its queue pairs.
-    let is_same = *pd == unsafe { (*(*qp).pd).handle };
+    let is_same = unsafe { (*qp).pd.as_ref() }.is_some_and(|own| own.handle == *pd);
     // SAFETY: by contract.
     let may_bind = unsafe { check_bind(window.type_, *pd, &bind.bind_info) };
     let may_bind = may_bind.and(if is_same { Ok(()) } else { Err(Errno(libc::EPERM)) });
