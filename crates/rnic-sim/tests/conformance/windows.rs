@@ -4,8 +4,9 @@ use crate::{ACCESS, ACK, ok, send, small_mtu, statuses};
 use rnic_abi::cqe::{Cqe, CqeFlags};
 use rnic_abi::verbs::{AccessFlags, QpState, QpType, SendFlags, WcOpcode, WcStatus};
 use rnic_core::command::WindowType;
-use rnic_core::command::{ClientCommand, Errno};
+use rnic_core::command::{ClientCommand, Errno, MrPlace};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
+use rnic_sim::host::SPACE;
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::{Mr, QpSetup, SendWr, full_access};
@@ -672,4 +673,27 @@ fn a_region_that_is_registered_again_is_what_it_is_now() {
     let rereg = ClientCommand::ReregMr { mr: mr.handle, pd, place: None, access: None };
     assert_eq!(stage.command(rereg), None);
     assert_eq!(stage.write(mr.addr), ACCESS);
+}
+
+/// As of device memory, and of zero-based registrations.
+#[test]
+fn a_window_of_a_region_that_begins_elsewhere_leads_to_its_memory() {
+    for (kind, access, va) in [
+        (WindowType::One, remote(), AT),
+        (WindowType::Two, remote(), AT),
+        (WindowType::Two, remote() | AccessFlags::ZERO_BASED, 0),
+    ] {
+        let mut stage = Stage::new(kind);
+        let Mr { handle: mr, addr, len: length, .. } = stage.mr;
+        let place = Some(MrPlace { space: SPACE, addr, length, iova: 0 });
+        let rereg = ClientCommand::ReregMr { mr, pd: None, place, access: None };
+        assert_eq!(stage.command(rereg), None);
+        stage.mr.addr = 0;
+        stage.bind(access);
+        stage.mr.addr = addr;
+        assert_eq!(stage.write(va), ACK);
+        assert_eq!(stage.write(va + 1), ACK);
+        assert_eq!(stage.memory(AT - 1, 11), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        assert_eq!(stage.write(va + LEN - 7), ACCESS);
+    }
 }
