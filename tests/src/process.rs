@@ -69,8 +69,16 @@ pub struct Cmd {
     cpu: Option<usize>,
     through: Vec<OsString>,
     limit: Duration,
-    show: bool,
+    show: Show,
     cleanup: bool,
+}
+
+/// When our own output has that of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Show {
+    Never,
+    AsItComes,
+    AtEnd,
 }
 
 impl Cmd {
@@ -87,7 +95,7 @@ impl Cmd {
             cpu: None,
             through: Vec::new(),
             limit: Duration::from_secs(60),
-            show: false,
+            show: Show::Never,
             cleanup: false,
         }
     }
@@ -172,7 +180,14 @@ impl Cmd {
     /// Copies what it writes to our own standard output and error, too, as it comes.
     #[must_use]
     pub fn show_output(mut self) -> Self {
-        self.show = true;
+        self.show = Show::AsItComes;
+        self
+    }
+
+    /// The same, but all at once when it has ended.
+    #[must_use]
+    pub fn show_output_at_end(mut self) -> Self {
+        self.show = Show::AtEnd;
         self
     }
 
@@ -229,11 +244,11 @@ impl Cmd {
             command.current_dir(dir);
         }
         let mut child = command.spawn().with_context(|| format!("cannot start {self}"))?;
-        let show = self.show;
-        let stdout = child.stdout.take().map(|pipe| Collector::start(pipe, show.then(io::stdout)));
-        let stderr = child.stderr.take().map(|pipe| Collector::start(pipe, show.then(io::stderr)));
+        let now = self.show == Show::AsItComes;
+        let stdout = child.stdout.take().map(|pipe| Collector::start(pipe, now.then(io::stdout)));
+        let stderr = child.stderr.take().map(|pipe| Collector::start(pipe, now.then(io::stderr)));
         Ok(Running {
-            shown: show,
+            show: self.show,
             child,
             stdout,
             stderr,
@@ -283,7 +298,7 @@ pub struct Running {
     began: Instant,
     limit: Duration,
     cleanup: bool,
-    shown: bool,
+    show: Show,
     status: Option<ExitStatus>,
 }
 
@@ -379,7 +394,12 @@ impl Running {
         }
         let (stdout, stderr) = (self.stdout(), self.stderr());
         let title = self.title.clone();
-        Output { title, status, stdout, stderr, elapsed, shown: self.shown }
+        if self.show == Show::AtEnd {
+            // In one piece: others write at the same time.
+            print!("{title}\n{stdout}{stderr}");
+        }
+        let shown = self.show != Show::Never;
+        Output { title, status, stdout, stderr, elapsed, shown }
     }
 }
 

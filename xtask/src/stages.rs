@@ -9,11 +9,14 @@ use system_tests::interrupt;
 /// A named piece of work.
 pub(crate) struct Stage {
     name: String,
-    work: Box<dyn Fn() -> Result<()>>,
+    work: Box<dyn Fn() -> Result<()> + Send>,
 }
 
 impl Stage {
-    pub(crate) fn new(name: impl Into<String>, work: impl Fn() -> Result<()> + 'static) -> Self {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        work: impl Fn() -> Result<()> + Send + 'static,
+    ) -> Self {
         Self { name: name.into(), work: Box::new(work) }
     }
 }
@@ -71,6 +74,15 @@ pub(crate) fn run(stages: Vec<Stage>) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
+/// Runs these lists at the same time, each from its first stage to its last.
+pub(crate) fn run_beside(lists: Vec<Vec<Stage>>) -> Result<Vec<Outcome>> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = lists.into_iter().map(|stages| scope.spawn(|| run(stages))).collect();
+        let outcomes = running.into_iter().map(|list| list.join().expect("no stage panics"));
+        Ok(outcomes.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    })
+}
+
 /// Prints each stage's time and result.
 pub(crate) fn summary(outcomes: &[Outcome]) {
     println!();
@@ -105,10 +117,13 @@ mod tests {
 
     #[test]
     fn only_a_failed_stage_fails_the_run() {
-        let stage = |error: fn() -> Result<()>| Stage::new("it", error);
+        let stage = |work: fn() -> Result<()>| Stage::new("it", work);
         let skipped = || Err(Skipped("no tool".into()).into());
         assert!(all("run", vec![stage(|| Ok(())), stage(skipped)]).is_ok());
         let error = all("run", vec![stage(|| bail!("wrong")), stage(skipped)]).unwrap_err();
         assert_eq!(error.to_string(), "run failed: it");
+        let outcomes = run_beside(vec![vec![stage(|| Ok(()))], vec![stage(|| bail!("wrong"))]]);
+        let results: Vec<_> = outcomes.unwrap().iter().map(Outcome::result).collect();
+        assert_eq!(results, ["ok", "FAILED"]);
     }
 }

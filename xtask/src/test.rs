@@ -25,6 +25,24 @@ const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
 ];
 
+/// System tests that measure no time of others and mostly wait: these lists run at the same time. All
+/// others run alone.
+const BESIDE: [&[&str]; 2] = [
+    &[
+        "perftest",
+        "pingpong",
+        "connection",
+        "errors",
+        "rnic_run",
+        "users",
+        "isolation",
+        "pyverbs",
+        "libfabric",
+        "laboratory",
+    ],
+    &["rxe_interop", "rxe_rough_link", "rxe_errors", "rxe_kernel_io", "rxe_peer", "interop_ssh"],
+];
+
 /// System tests that root's run repeats with programs of another user.
 const AS_USER: [&str; 2] = ["checker", "rough_link"];
 /// Those that only the long form repeats.
@@ -43,6 +61,9 @@ pub(crate) struct Options {
     /// minutes, every rule and bug of docs/compliance.md
     #[arg(long)]
     long: bool,
+    /// Others run at the same time.
+    #[arg(skip)]
+    beside: bool,
 }
 
 /// How long one test program may take; those of the long form attack for hours.
@@ -52,7 +73,11 @@ const LONG_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let _ = fs::remove_file(notes());
-    let outcomes = stages::run(list(*options)?)?;
+    let mut outcomes = stages::run(list(*options)?)?;
+    if !options.quick {
+        outcomes.extend(stages::run_beside(beside(*options))?);
+        outcomes.extend(stages::run(alone(*options)?)?);
+    }
     stages::summary(&outcomes);
     println!("{:<26} {:>7.1} s", "all", began.elapsed().as_secs_f64());
     let notes = fs::read_to_string(notes()).unwrap_or_default();
@@ -91,15 +116,29 @@ fn list(options: Options) -> Result<Vec<Stage>> {
         stages.push(Stage::new("pingpong", pingpong));
     } else {
         stages.push(Stage::new("system tests' build", build_system));
-        for program in system_programs()? {
-            let name = program.clone();
-            stages.push(Stage::new(name, move || system(&program, &[], None, options)));
-        }
-        let others = if options.long { &AS_USER_LONG[..] } else { &[] };
-        for program in AS_USER.iter().chain(others).filter(|_| is_root()) {
-            let run = move || system(program, &[], Some(User::NOBODY), options);
-            stages.push(Stage::new(format!("{program}, as a user"), run));
-        }
+    }
+    Ok(stages)
+}
+
+fn beside(options: Options) -> Vec<Vec<Stage>> {
+    let stage = |program: &&'static str| {
+        let program = *program;
+        Stage::new(program, move || system(program, &[], None, Options { beside: true, ..options }))
+    };
+    BESIDE.iter().map(|list| list.iter().map(stage).collect()).collect()
+}
+
+fn alone(options: Options) -> Result<Vec<Stage>> {
+    let mut stages = Vec::new();
+    let is_alone = |program: &String| !BESIDE.concat().contains(&program.as_str());
+    for program in system_programs()?.into_iter().filter(is_alone) {
+        let name = program.clone();
+        stages.push(Stage::new(name, move || system(&program, &[], None, options)));
+    }
+    let others = if options.long { &AS_USER_LONG[..] } else { &[] };
+    for program in AS_USER.iter().chain(others).filter(|_| is_root()) {
+        let run = move || system(program, &[], Some(User::NOBODY), options);
+        stages.push(Stage::new(format!("{program}, as a user"), run));
     }
     Ok(stages)
 }
@@ -192,7 +231,7 @@ fn system(program: &str, filter: &[&str], user: Option<User>, options: Options) 
 impl Options {
     /// A cargo that runs one stage's tests in this form.
     fn tests(self) -> Cmd {
-        let cargo = cargo().show_output();
+        let cargo = if self.beside { cargo().show_output_at_end() } else { cargo().show_output() };
         if self.long { cargo.env(LONG_ENV, "1").limit(LONG_LIMIT) } else { cargo.limit(LIMIT) }
     }
 }
@@ -204,6 +243,12 @@ fn notes() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_runs_beside_others_exists() {
+        let programs = system_programs().unwrap();
+        assert!(BESIDE.concat().iter().all(|program| programs.iter().any(|one| one == program)));
+    }
 
     #[test]
     fn the_summary_names_tests_that_did_not_measure() {
