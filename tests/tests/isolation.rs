@@ -15,10 +15,12 @@ use system_tests::inspect::{Census, ask, engine_process};
 use system_tests::lab::{own_loopback, skip};
 use system_tests::native::{self, VICTIM};
 use system_tests::place::{Node, Place};
-use system_tests::process::{Running, User, wait_until};
+use system_tests::process::{Cmd, Running, User, wait_until};
 
 /// How long an operation may take that must not wait for another user.
 const SOON: Duration = Duration::from_secs(2);
+/// When an operation has failed.
+const AWAY: Duration = Duration::from_secs(20);
 
 struct Stage {
     commons: Commons,
@@ -39,6 +41,22 @@ impl Stage {
     fn start(&self, user: User, program: &str, args: &[&str]) -> Result<Running> {
         let cmd = self.node.cmd(program)?.args(["-d", self.node.device()]).args(args);
         cmd.as_user(Some(user)).limit(Duration::from_secs(60)).start()
+    }
+
+    /// All that root may ask the daemon names an engine process that does not answer, soon.
+    fn is_named(&self, silent: u32) -> Result<()> {
+        let line = format!("engine process {silent} of user {}", User::NOBODY.uid);
+        let began = Instant::now();
+        for what in ["status", "qp", "mr", "cq", "counters"] {
+            let cmd = Cmd::new(self.node.dist.bin("rnic")).arg(what);
+            let output = cmd.env("RNIC_SOCKET", self.node.daemon.socket()).limit(AWAY).run()?;
+            ensure!(output.success(), "{output}");
+            let named = [&output.stdout, &output.stderr].iter().any(|text| text.contains(&line));
+            ensure!(named, "no {line:?}: {output}");
+        }
+        // It is waited for once.
+        ensure!(began.elapsed() < SOON, "{:?}", began.elapsed());
+        Ok(())
     }
 
     /// Another user opens the device, and the daemon ends, both soon.
@@ -106,7 +124,9 @@ fn a_frozen_engine_process_is_its_users_trouble_alone() -> Result<()> {
     };
     let holder = stage.start(User::NOBODY, VICTIM, &["hold", "2"])?;
     wait_until("holder", SOON, || Ok(holder.stdout().contains("ready")))?;
-    freezer.freeze(engine_process(&stage.node, User::NOBODY)?)?;
+    let frozen = engine_process(&stage.node, User::NOBODY)?;
+    freezer.freeze(frozen)?;
+    stage.is_named(frozen)?;
     stage.others_are_served_and_the_daemon_ends()
 }
 
@@ -141,7 +161,7 @@ fn clients_in_namespaces_of_their_own_are_who_they_are() -> Result<()> {
     let words = "unshare --user --map-root-user --pid --fork --kill-child";
     stage.node.host.user = Some(SOMEBODY);
     stage.node.host.through = words.split(' ').map(str::to_owned).collect();
-    let before = Census::at_rest(&stage.node, Duration::from_secs(20))?;
+    let before = Census::at_rest(&stage.node, AWAY)?;
     let mut stream = Stream::start(&stage.node, &stage.node, &[])?;
     stream.work(0.5)?;
     let status = ask(&stage.node, "status")?;
@@ -153,7 +173,7 @@ fn clients_in_namespaces_of_their_own_are_who_they_are() -> Result<()> {
     engine_process(&stage.node, SOMEBODY)?;
     // Killed with its namespace.
     drop(stream);
-    before.returns(&stage.node, Duration::from_secs(20))?;
+    before.returns(&stage.node, AWAY)?;
     stage.node.stop()?;
     Ok(())
 }

@@ -51,6 +51,8 @@ pub struct User {
     /// Number of its shard of the device.
     pub shard: u8,
     pub sessions: u64,
+    /// It, and its engine, answered in time.
+    pub answers: bool,
     /// Bytes of frames that its engine has sent and received; absent if it does not answer.
     pub tx_bytes: Option<u64>,
     pub rx_bytes: Option<u64>,

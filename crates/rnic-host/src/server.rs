@@ -27,7 +27,7 @@ mod xrc;
 pub use accounts::Accounts;
 pub use door::Door;
 pub use groups::{Groups, WireGroups};
-pub use plane::{ConnectionSession, Connections, Engines, Ledger, Paths};
+pub use plane::{ConnectionSession, Connections, Engines, Ledger, Overview, Paths};
 pub use registry::Registry;
 pub use service::Service;
 pub use session::serve;

@@ -16,7 +16,7 @@ mod tokens;
 
 pub use host::EventSocket;
 pub use message::{Mad, NewClient, ShardHandle, ShardMessage, ShardStopped};
-pub use own::OwnEngine;
+pub use own::{Asked, OwnEngine};
 pub use port::ShardPort;
 
 use message::channel;

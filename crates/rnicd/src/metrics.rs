@@ -154,7 +154,7 @@ impl Exporter {
         let deadline = Instant::now() + PATIENCE;
         let reply = match request(client, deadline)? {
             Request::Metrics => {
-                let totals = self.service.engines.totals();
+                let totals = self.service.engines.overview().totals;
                 let body = text::render(&self.service, self.counted.now(), totals);
                 response("200 OK", text::CONTENT_TYPE, &body)
             }

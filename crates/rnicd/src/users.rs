@@ -12,6 +12,7 @@
 mod connections;
 mod engine;
 mod groups;
+mod inspect;
 pub mod protocol;
 mod restarts;
 mod start;
@@ -30,18 +31,16 @@ use rnic_abi::os::{Connection, EventFd};
 use rnic_core::Counters;
 use rnic_core::qpn::MAX_SHARDS;
 use rnic_host::discard;
-use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
+use rnic_host::inspect::{Numbers, add_up};
 use rnic_host::refusal::{refuse, refused_by_kernel};
-use rnic_host::report::{self, Object, Totals};
-use rnic_host::server::{Accounts, Admitted, Engines, WireGroups};
+use rnic_host::server::{Accounts, Admitted, WireGroups};
 use rnic_host::settings::{Profile, Settings};
-use rnic_host::shard::{OwnEngine, ShardStopped};
+use rnic_host::shard::OwnEngine;
 use rnic_host::wire::{CaptureTap, Fault, FaultChange};
 use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use xdp_io::udp::SteeredPort;
@@ -288,18 +287,6 @@ impl Users {
             }
         }
     }
-
-    /// What all processes say; those that do not within a second are left out.
-    fn ask_all(&self, inquiry: Inquiry) -> Vec<(Arc<EngineProcess>, Told)> {
-        let asked: Vec<_> =
-            self.all().into_iter().map(|engine| (engine.ask(inquiry), engine)).collect();
-        let deadline = Instant::now() + ANSWER_PATIENCE;
-        let told = asked.into_iter().filter_map(|(answered, engine)| {
-            let told = answered?.recv_deadline(deadline).ok()?;
-            Some((engine, told))
-        });
-        told.collect()
-    }
 }
 
 impl Table {
@@ -337,123 +324,6 @@ impl Table {
     }
 }
 
-impl Engines for Users {
-    fn totals(&self) -> Totals {
-        let told = self.ask_all(Inquiry::Engine(Question::Totals)).into_iter();
-        told.fold(self.parts.own.totals(), |sum, (_, told)| match told {
-            Told::Engine(Some(Found::Totals(one))) => Totals {
-                qps: sum.qps.saturating_add(one.qps),
-                cqs: sum.cqs.saturating_add(one.cqs),
-                mrs: sum.mrs.saturating_add(one.mrs),
-            },
-            _ => sum,
-        })
-    }
-
-    fn counters(&self) -> Numbers {
-        let own = self.parts.own.counters();
-        let told = self.ask_all(Inquiry::Engine(Question::Counters)).into_iter();
-        let theirs = told.filter_map(|(_, told)| match told {
-            Told::Engine(Some(Found::Counters(counted))) => Some(counted),
-            _ => None,
-        });
-        let past = self.table().past.clone();
-        let mut others = add_up(theirs.chain([past]));
-        // Names that no engine has are not shown.
-        others.retain(|name, _| own.contains_key(name));
-        add_up([own, others])
-    }
-
-    fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>) {
-        let next_engine = |number: u8| {
-            Some(Place { shard: number.saturating_add(1), slot: 0 })
-                .filter(|next| next.shard < MAX_SHARDS)
-        };
-        let own = self.parts.own.number();
-        if from.shard == own {
-            let (objects, next) = self.parts.own.objects(kind, from);
-            return (objects, next.or_else(|| next_engine(own)));
-        }
-        let shard = from.shard;
-        let engine = self.all().into_iter().find(|engine| engine.number() == shard);
-        let answered = engine
-            .and_then(|engine| engine.ask(Inquiry::Engine(Question::Objects(kind, from.slot))))
-            .and_then(|answered| answered.recv_timeout(ANSWER_PATIENCE).ok());
-        let Some(Told::Engine(Some(Found::Objects { objects, next }))) = answered else {
-            return (Vec::new(), next_engine(shard));
-        };
-        // A process that answers anything else must not keep the question going round.
-        let after = from.slot;
-        let next = next.filter(|slot| *slot > after).map(|slot| Place { shard, slot });
-        let objects = believed(kind, from, objects);
-        (objects, next.or_else(|| next_engine(shard)))
-    }
-
-    fn users(&self) -> Vec<(report::User, Vec<report::Session>)> {
-        let counted = self.ask_all(Inquiry::Engine(Question::Counters)).into_iter();
-        let counted: BTreeMap<u8, Numbers> = counted
-            .filter_map(|(engine, told)| match told {
-                Told::Engine(Some(Found::Counters(counted))) => Some((engine.number(), counted)),
-                _ => None,
-            })
-            .collect();
-        let told = self.ask_all(Inquiry::Sessions).into_iter().map(|(engine, told)| {
-            let mut sessions = match told {
-                Told::Sessions(sessions) => sessions,
-                Told::Engine(_) => Vec::new(),
-            };
-            let entry = engine.report(sessions.len(), counted.get(&engine.number()));
-            let own = clients_of(engine.number());
-            sessions.retain(|session| own.contains(&session.session));
-            sessions.truncate(MAX_SESSIONS);
-            for session in &mut sessions {
-                // Whose they are is known here.
-                session.uid = engine.user().0;
-                session.client = session.client.filter(|client| own.contains(client));
-                let name = session.command.take().unwrap_or_default();
-                session.command = Some(name.chars().take(MAX_NAME).collect());
-            }
-            (entry, sessions)
-        });
-        told.collect()
-    }
-
-    fn capture(&self, tap: &CaptureTap) {
-        self.parts.own.capture(tap);
-        self.all().iter().for_each(|engine| self.show(engine, tap));
-        self.table().taps.push(tap.clone());
-    }
-
-    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped> {
-        let found = self.parts.own.change_faults(change.clone())?;
-        if let (Some(faults), Some(_)) = (&found, &self.parts.shared_port) {
-            self.table().faults.clone_from(faults);
-            if !matches!(change, FaultChange::Keep) {
-                self.all().iter().for_each(|engine| engine.disturb(change.clone()));
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// The objects that a process told of, from a place on, without what it invented: what would be
-/// taken for another user's, is too long to be shown, or was not asked for.
-fn believed(kind: Kind, from: Place, told: Vec<(u32, Object)>) -> Vec<(Place, Object)> {
-    let own = clients_of(from.shard);
-    let told = told.into_iter().filter(|(slot, object)| {
-        let fits = *slot >= from.slot && object.kind() == kind;
-        let is_short = || object.to_json().is_ok_and(|text| text.len() <= LONGEST);
-        fits && own.contains(&object.client()) && is_short()
-    });
-    told.map(|(slot, object)| (Place { shard: from.shard, slot }, object)).collect()
-}
-
-/// Numbers of sessions and clients in the engine process of a shard.
-fn clients_of(shard: u8) -> Range<u32> {
-    let first = first_number(shard);
-    first..first + NUMBERS
-}
-
 /// Numbers of sessions and clients of one process, which differ from those of others.
 const NUMBERS: u32 = 1_000_000;
 
@@ -462,17 +332,9 @@ pub(crate) fn first_number(shard: u8) -> u32 {
     u32::from(shard) * NUMBERS
 }
 
-/// Bytes of one object in a list: several times what an engine's take.
-const LONGEST: usize = 4096;
-/// Sessions of one user that are shown.
-const MAX_SESSIONS: usize = 16;
-/// Characters of a program's name that are shown, as the kernel keeps them.
-const MAX_NAME: usize = 15;
 /// Engine processes at a time. Shard 0 is the daemon's own, and the last one is not given away: its
 /// QP numbers end with that of multicast.
 const ENGINES: usize = MAX_SHARDS as usize - 2;
-/// How long engines have for an answer that is only displayed.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use crate::inspect::{Found, Kind, Numbers, Place, Question};
 use crate::quota::Resource;
 use crate::refusal::Refused;
-use crate::report::{Object, Totals, User};
+use crate::report::{Object, Session, Totals, User};
 use crate::shard::{OwnEngine, ShardMessage, ShardStopped};
 use crate::wire::{CaptureTap, Fault, FaultChange};
 use rnic_abi::control::{CmRequest, GidEntry, PortInfo, Reply};
@@ -73,14 +73,12 @@ pub trait Ledger: Send + Sync + std::fmt::Debug {
 
 /// The engines of the device, as far as sessions of this process may see them.
 pub trait Engines: Send + Sync {
-    /// How many objects they have.
-    fn totals(&self) -> Totals;
+    /// How many objects they have, and the users that have an engine process of their own.
+    fn overview(&self) -> Overview;
     /// What they have counted.
     fn counters(&self) -> Numbers;
     /// A few objects of a kind from a place on, with their places, and where to go on.
     fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>);
-    /// The users that have an engine process of their own, and their sessions there.
-    fn users(&self) -> Vec<(User, Vec<crate::report::Session>)>;
     /// Shows what they send and receive.
     fn capture(&self, tap: &CaptureTap);
     /// Changes the faults that are injected, as
@@ -91,12 +89,22 @@ pub trait Engines: Send + Sync {
     fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped>;
 }
 
+/// What `rnic status` says of engines.
+#[derive(Default)]
+pub struct Overview {
+    /// Objects of all that answer.
+    pub totals: Totals,
+    /// Users with an engine process of their own, and their sessions there.
+    pub users: Vec<(User, Vec<Session>)>,
+}
+
 impl Engines for OwnEngine {
-    fn totals(&self) -> Totals {
-        match self.inspect(Question::Totals) {
+    fn overview(&self) -> Overview {
+        let totals = match self.inspect(Question::Totals) {
             Some(Found::Totals(totals)) => totals,
             _ => Totals::default(),
-        }
+        };
+        Overview { totals, users: Vec::new() }
     }
 
     fn counters(&self) -> Numbers {
@@ -121,10 +129,6 @@ impl Engines for OwnEngine {
         let place = |slot| Place { shard, slot };
         let objects = objects.into_iter().map(|(slot, object)| (place(slot), object)).collect();
         (objects, next.map(place))
-    }
-
-    fn users(&self) -> Vec<(User, Vec<crate::report::Session>)> {
-        Vec::new()
     }
 
     fn capture(&self, tap: &CaptureTap) {

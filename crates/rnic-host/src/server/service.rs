@@ -86,8 +86,9 @@ impl Service {
     /// For `rnic status`: the daemon in one object.
     pub fn report(&self) -> report::Status {
         let mut sessions = self.registry.report();
+        let overview = self.engines.overview();
         let mut users = Vec::new();
-        for (user, theirs) in self.engines.users() {
+        for (user, theirs) in overview.users {
             users.push(user);
             sessions.extend(theirs);
         }
@@ -113,7 +114,7 @@ impl Service {
             gids: gids.collect(),
             sessions,
             users,
-            totals: self.engines.totals(),
+            totals: overview.totals,
         }
     }
 }

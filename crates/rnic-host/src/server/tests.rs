@@ -103,7 +103,7 @@ impl Daemon {
 
     /// What the engine has: queue pairs, completion queues, memory regions.
     fn totals(&self) -> [u64; 3] {
-        let Totals { qps, cqs, mrs } = self.engine.totals();
+        let Totals { qps, cqs, mrs } = self.engine.overview().totals;
         [qps, cqs, mrs]
     }
 

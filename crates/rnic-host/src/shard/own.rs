@@ -10,7 +10,7 @@ use crate::thread::{self, STACK};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use rnic_core::EngineConfig;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// See the [module](self).
 pub struct OwnEngine {
@@ -58,9 +58,14 @@ impl OwnEngine {
 
     /// What it tells about itself; `None` when it does not within a second.
     pub fn inspect(&self, question: Question) -> Option<Found> {
+        self.ask(question).until(Instant::now() + ANSWER_PATIENCE)
+    }
+
+    /// The same for a caller that waits for other answers as well.
+    pub fn ask(&self, question: Question) -> Asked {
         let (answer, answered) = bounded::<Seen>(1);
         self.shard.tell(ShardMessage::Inspect(question, answer));
-        answered.recv_timeout(ANSWER_PATIENCE).ok().map(Found::from)
+        Asked(answered)
     }
 
     /// Ends it. When it does not end at once it is left to the end of the process.
@@ -69,6 +74,16 @@ impl OwnEngine {
         if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("an engine does not end: it waits for memory of a client");
         }
+    }
+}
+
+/// A question to an engine.
+pub struct Asked(Receiver<Seen>);
+
+impl Asked {
+    /// The answer; `None` when there is none by then.
+    pub fn until(&self, deadline: Instant) -> Option<Found> {
+        self.0.recv_deadline(deadline).ok().map(Found::from)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Target;
 use super::client::Client;
-use super::show::{connect, json};
+use super::show::{connect, json, tell_of_silent};
 use super::table::{Cell, Column, render};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -56,6 +56,7 @@ pub(super) fn counters(options: &Options) -> Result<()> {
     let Options { target, qp, watch } = options;
     let client = connect(target)?;
     let mut before = read(&client, *qp)?;
+    tell_of_silent(&client)?;
     let Some(pause) = watch else {
         return show(&if target.json { json(&before)? } else { table(before) }).map(drop);
     };

@@ -86,6 +86,7 @@ pub(super) fn list<T: Serialize + DeserializeOwned>(
     let client = connect(target)?;
     let found: Vec<T> = client.list(what)?;
     let status: Status = client.inspect(Inspect::Status)?;
+    eprint!("{}", silent(&status.users));
     let made_by = |object: &T| {
         let client = Some(client_of(object));
         status.sessions.iter().find(|session| session.client == client)
@@ -167,7 +168,26 @@ fn describe(found: &Located<'_>) -> String {
         text.push('\n');
         text += &render(&columns, &status.users);
     }
-    text
+    text + &silent(&status.users)
+}
+
+/// Says which engine processes do not answer.
+pub(super) fn tell_of_silent(client: &Client) -> Result<()> {
+    let status: Status = client.inspect(Inspect::Status)?;
+    eprint!("{}", silent(&status.users));
+    Ok(())
+}
+
+/// A line for each engine process that did not answer: what it has is not shown.
+fn silent(users: &[User]) -> String {
+    let silent = users.iter().filter(|user| !user.answers);
+    let line = |user: &User| {
+        format!(
+            "engine process {} of user {} does not answer: what it has is missing here\n",
+            user.pid, user.uid
+        )
+    };
+    silent.map(line).collect()
 }
 
 /// `1d 2h 3m 4s`, from the largest unit that is not zero.
@@ -240,6 +260,24 @@ pub(super) fn devices(target: &Target) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_process_that_does_not_answer_is_named() {
+        let user = |uid, answers| User {
+            uid,
+            gid: 100,
+            pid: 7 * uid,
+            shard: 1,
+            sessions: 1,
+            answers,
+            tx_bytes: None,
+            rx_bytes: None,
+            handed_over: None,
+        };
+        let text = silent(&[user(1000, true), user(1001, false)]);
+        assert_eq!(text.lines().count(), 1);
+        assert!(text.starts_with("engine process 7007 of user 1001 does not answer"), "{text}");
+    }
 
     #[test]
     fn a_time_begins_with_its_largest_unit() {

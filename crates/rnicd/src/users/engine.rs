@@ -1,23 +1,23 @@
 //! One engine process, as the daemon sees it.
 
-use super::connections::Sessions;
+mod attendant;
+mod questions;
+
+pub(super) use attendant::attend_to;
+
+use super::User;
 use super::groups::Memberships;
-use super::protocol::{Call, CallAnswer, FromEngine, Inquiry, ToEngine, Told, Way};
-use super::{User, Users};
-use crate::log;
+use super::protocol::{CallAnswer, ToEngine};
 use crate::resolver::Resolver;
-use crossbeam_channel::{Receiver, Sender, bounded};
-use rnic_abi::control::{MAX_MESSAGE, Refusal, decode, encode};
+use questions::Questions;
+use rnic_abi::control::{Refusal, encode};
 use rnic_abi::os::{Connection, EventFd};
-use rnic_abi::verbs::AhAttr;
 use rnic_core::ports::HopId;
 use rnic_host::discard::Untrusted;
 use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::refuse;
 use rnic_host::report;
-use rnic_host::server::Ledger;
-use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
 use rnic_host::wire::{self, BranchStats, CaptureTap, FaultChange};
 use rnic_net::Hold;
@@ -25,13 +25,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use xdp_io::udp::SteeredPort;
 
 /// See the [module](self).
 pub(crate) struct EngineProcess {
@@ -58,9 +54,7 @@ pub(super) struct State {
     taken: Amounts,
     /// Since when it has no session.
     idle_since: Option<Instant>,
-    /// Questions without an answer.
-    asked: HashMap<u32, Sender<Told>>,
-    next: u32,
+    questions: Questions,
     /// It has not been told yet how the network is; whether the GID table changed.
     network: Option<bool>,
     /// It was told to end, or has said that it will.
@@ -113,15 +107,22 @@ impl EngineProcess {
         self.state().idle_since
     }
 
-    pub(super) fn report(&self, sessions: usize, counted: Option<&Numbers>) -> report::User {
+    /// For `rnic status`. What it did not answer is `None`.
+    pub(super) fn report(
+        &self,
+        sessions: Option<usize>,
+        counted: Option<&Numbers>,
+    ) -> report::User {
         let (uid, gid) = self.user;
         let pid = self.pid().unsigned_abs();
+        let known = self.state().taken[Resource::Sessions];
         report::User {
             uid,
             gid,
             pid,
             shard: self.number,
-            sessions: sessions as u64,
+            sessions: sessions.map_or(known, |sessions| sessions as u64),
+            answers: sessions.is_some() && counted.is_some(),
             tx_bytes: counted.and_then(|counted| counted.get("tx_bytes").copied()),
             rx_bytes: counted.and_then(|counted| counted.get("rx_bytes").copied()),
             handed_over: self.wire.as_ref().map(|wire| report::HandedOver {
@@ -148,21 +149,6 @@ impl EngineProcess {
         // It counts the session in a moment.
         state.idle_since = None;
         Ok(())
-    }
-
-    /// Asks it something; `None` when it takes no question.
-    pub(super) fn ask(&self, inquiry: Inquiry) -> Option<Receiver<Told>> {
-        let (answer, answered) = bounded(1);
-        let mut state = self.state();
-        if state.asked.len() >= MAX_ASKED {
-            // It does not answer: those that wait give up before another asks.
-            return None;
-        }
-        state.next = state.next.wrapping_add(1);
-        let number = state.next;
-        self.send(&ToEngine::Ask(number, inquiry), &[]).ok()?;
-        state.asked.insert(number, answer);
-        Some(answered)
     }
 
     /// It is told how the network is.
@@ -220,6 +206,7 @@ impl EngineProcess {
     fn end_at(&self, state: &mut State) {
         let _ = self.send(&ToEngine::End, &[]);
         state.ends.get_or_insert_with(Instant::now);
+        state.questions.give_up();
         self.wake();
     }
 
@@ -248,279 +235,8 @@ impl EngineProcess {
     }
 }
 
-/// Starts the thread that reads what the process says, until it is dead.
-pub(super) fn attend_to(
-    users: Arc<Users>,
-    engine: Arc<EngineProcess>,
-    mut child: Child,
-) -> io::Result<()> {
-    let name = format!("rnic-user-{}", engine.number);
-    thread::spawn(&name, STACK, move || {
-        let sessions = Sessions::of(&users, &engine);
-        let counted = Numbers::new();
-        let attendant = Attendant { users: &users, engine: &engine, sessions, counted };
-        let counted = attendant.run();
-        engine.kill();
-        match child.wait() {
-            Ok(status) => engine.tell_of_end(status, users.died(&engine)),
-            Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
-        }
-        match &users.parts.shared_port {
-            Some(port) => port.close(engine.serial),
-            None => users.parts.own.handle().tell(ShardMessage::EndShard(engine.serial)),
-        }
-        users.leave_all(&engine);
-        let taken = std::mem::take(&mut engine.state().taken);
-        for resource in Resource::ALL {
-            users.parts.ledger.give(engine.user.0, resource, taken[resource]);
-        }
-        users.gone(&engine, counted);
-    })
-}
-
-impl Users {
-    /// Tells a process how the network is, if it does not know, once it takes that.
-    pub(super) fn tell_network(&self, engine: &EngineProcess) {
-        let mut state = engine.state();
-        let Some(gids_changed) = state.network else { return };
-        let network = self.network_state(gids_changed);
-        // First: what it sends from an address needs the socket.
-        if self.give_sockets(engine, &network.addresses)
-            && engine.send(&ToEngine::Network(network), &[]).is_ok()
-        {
-            state.network = None;
-        }
-    }
-
-    /// Sockets for each address that has none. False when it takes no more now.
-    fn give_sockets(&self, engine: &EngineProcess, addresses: &[IpAddr]) -> bool {
-        let Some(port) = &self.parts.shared_port else { return true };
-        let (number, owner) = (engine.number, engine.serial);
-        for address in addresses.iter().filter(|at| !port.serves(number, owner, **at)) {
-            match port.sockets(number, owner, *address) {
-                Ok(sockets) => {
-                    let fds = [sockets.receives.as_fd(), sockets.sends.as_fd()];
-                    if engine.send(&ToEngine::Sockets(*address), &fds).is_err() {
-                        // All of them once more, when it takes something.
-                        port.close(owner);
-                        return false;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!("user {} cannot use {address}: {error}", engine.user.0);
-                }
-            }
-        }
-        true
-    }
-}
-
-impl EngineProcess {
-    fn tell_of_end(&self, status: ExitStatus, wait: Duration) {
-        let (pid, uid) = (self.pid(), self.user.0);
-        if status.success() && self.state().ends.is_some() {
-            tracing::info!("engine process {pid} of user {uid} has ended");
-            return;
-        }
-        let how = match status.signal() {
-            Some(signal) => format!("was killed by signal {signal}"),
-            None => format!("failed ({status})"),
-        };
-        let when = match wait.is_zero() {
-            true => String::new(),
-            false => format!(" in {:.2} s", wait.as_secs_f64()),
-        };
-        tracing::warn!(
-            "engine process {pid} of user {uid} {how}: its programs get a fatal device event, and \
-             the next one starts it again{when}"
-        );
-    }
-}
-
-/// The thread that reads what a process says.
-struct Attendant<'a> {
-    users: &'a Arc<Users>,
-    engine: &'a Arc<EngineProcess>,
-    /// Of the connection manager.
-    sessions: Sessions,
-    /// What the engine had counted at its end.
-    counted: Numbers,
-}
-
-/// What an engine process does not do.
+/// What an engine process does that none should, or not.
 type Fault = &'static str;
-
-impl Attendant<'_> {
-    /// Until the process is dead, or has to be killed.
-    fn run(mut self) -> Numbers {
-        thread::lower_priority();
-        let mut buffer = vec![0; MAX_MESSAGE];
-        loop {
-            match self.turn(&mut buffer) {
-                Ok(true) => {}
-                Ok(false) => return self.counted,
-                Err(fault) => {
-                    let (pid, uid) = (self.engine.pid(), self.engine.user.0);
-                    tracing::error!("engine process {pid} of user {uid} is killed: it {fault}");
-                    return self.counted;
-                }
-            }
-        }
-    }
-
-    /// Waits and handles what there is; false when the process is dead or has to be.
-    fn turn(&mut self, buffer: &mut [u8]) -> Result<bool, Fault> {
-        let engine = self.engine;
-        let (pending, ends) = {
-            let state = engine.state();
-            (state.network.is_some() || !state.unsent.is_empty(), state.ends)
-        };
-        let left = ends.map(|since| END_PATIENCE.saturating_sub(since.elapsed()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err("does not end");
-        }
-        let out = if pending { PollFlags::OUT } else { PollFlags::empty() };
-        let mut fds = [
-            PollFd::new(&*engine.socket, PollFlags::IN | out),
-            PollFd::new(&engine.pidfd, PollFlags::IN),
-            PollFd::from_borrowed_fd(engine.wake.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut fds, left.map(timespec).as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Err("cannot be polled"),
-        }
-        let [_, dead, woken] = fds.map(|fd| !fd.revents().is_empty());
-        if woken {
-            let _ = engine.wake.drain();
-        }
-        if engine.wire.as_ref().is_some_and(|wire| wire.is_broken()) {
-            return Err(
-                "misuses the memory that it shares with the daemon, or wakes it for nothing",
-            );
-        }
-        engine.send_answers(&mut engine.state());
-        self.users.tell_network(engine);
-        for _ in 0..MESSAGES_AT_ONCE {
-            match engine.socket.try_recv_plain(buffer) {
-                Ok(0) => return Ok(false),
-                Ok(len) => {
-                    let message = decode(&buffer[..len]).map_err(|_| "says what makes no sense")?;
-                    self.handle(message)?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(!dead),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
-                Err(_) => return Err("says what makes no sense"),
-            }
-        }
-        Ok(true)
-    }
-
-    fn handle(&mut self, message: FromEngine) -> Result<(), Fault> {
-        match message {
-            FromEngine::Call(number, Call::Resolve(ah)) => return self.resolve(number, ah),
-            FromEngine::Call(number, Call::Join(group)) => {
-                let joined = self.users.join(self.engine, group);
-                return self.engine.answer(number, CallAnswer::Joined(joined));
-            }
-            FromEngine::Leave(group) => self.users.leave(self.engine, group),
-            FromEngine::Call(number, Call::Connections(session, request)) => {
-                let (answer, fd) = match self.engine.keeps_descriptors() {
-                    true => (Err(refuse(libc::EAGAIN, "it does not read its answers")), None),
-                    false => self.sessions.execute(session, request),
-                };
-                return self.engine.answer_with(number, CallAnswer::Connections(answer), fd);
-            }
-            FromEngine::CloseConnections(session) => self.sessions.close(session),
-            FromEngine::Call(number, Call::Take(wanted)) => {
-                if wanted.len() > Resource::ALL.len() {
-                    return Err("takes more than there are resources");
-                }
-                let taken = self.take(&wanted);
-                return self.engine.answer(number, CallAnswer::Taken(taken));
-            }
-            FromEngine::Give(amounts) => self.give(&amounts),
-            FromEngine::Told(number, told) => {
-                if let Some(answer) = self.engine.state().asked.remove(&number) {
-                    let _ = answer.try_send(told);
-                }
-            }
-            FromEngine::Idle(clients) => {
-                self.engine.end_after(clients);
-                if self.engine.ends() {
-                    self.users.forget(self.engine);
-                }
-            }
-            FromEngine::Log(severity, text) => {
-                log::pass_on(self.engine.pid(), self.engine.user.0, severity, &text);
-            }
-            FromEngine::Counted(counted) => self.counted = counted,
-        }
-        Ok(())
-    }
-
-    fn take(&self, wanted: &[(Resource, u64)]) -> Result<(), Refusal> {
-        self.users.parts.ledger.take(self.engine.user.0, wanted)?;
-        let mut state = self.engine.state();
-        for (resource, amount) in wanted {
-            // The ledger has checked the sum.
-            state.taken[*resource] = state.taken[*resource].saturating_add(*amount);
-        }
-        if state.taken[Resource::Sessions] > 0 {
-            state.idle_since = None;
-        }
-        Ok(())
-    }
-
-    /// No more than was taken.
-    fn give(&self, amounts: &Amounts) {
-        let mut state = self.engine.state();
-        for resource in Resource::ALL {
-            let amount = amounts[resource].min(state.taken[resource]);
-            state.taken[resource] -= amount;
-            self.users.parts.ledger.give(self.engine.user.0, resource, amount);
-        }
-        let idle = state.taken[Resource::Sessions] == 0;
-        if idle {
-            state.idle_since.get_or_insert_with(Instant::now);
-        }
-        drop(state);
-        if idle {
-            self.users.wake_idle();
-        }
-    }
-
-    /// In another thread: a neighbour may take seconds to answer.
-    fn resolve(&self, number: u32, ah: AhAttr) -> Result<(), Fault> {
-        {
-            let mut state = self.engine.state();
-            if state.resolving >= MAX_RESOLVING {
-                return Err("resolves more addresses at a time than it may have sessions");
-            }
-            state.resolving += 1;
-        }
-        let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
-        let started = self.engine.resolver.run(move || {
-            let network = &users.parts.network;
-            let source = |port: &Arc<SteeredPort>| port.source_port(engine.serial);
-            let path = match users.parts.shared_port.as_ref().and_then(source) {
-                Some(port) => network.resolve_for_sockets(&ah, port),
-                None => network.resolve(&ah),
-            };
-            let way = path.and_then(|(path, hold)| engine.hold(hold).map(|()| Way::from(path)));
-            engine.state().resolving -= 1;
-            if engine.answer(number, CallAnswer::Way(way)).is_err() {
-                engine.kill();
-            }
-        });
-        if let Err(error) = started {
-            self.engine.state().resolving -= 1;
-            let text = format!("the daemon has no thread to resolve an address: {error}");
-            let refused = refuse(libc::EAGAIN, text);
-            return self.engine.answer(number, CallAnswer::Way(Err(refused)));
-        }
-        Ok(())
-    }
-}
 
 impl EngineProcess {
     /// Keeps a way as long as the process lives: the daemon need not believe it what it still uses.
@@ -588,18 +304,10 @@ fn timespec(time: Duration) -> Timespec {
 
 /// Messages, and system calls for them, need no more.
 const STACK: usize = 256 * 1024;
-/// Messages of a process that are handled before its death is looked for.
-const MESSAGES_AT_ONCE: usize = 16;
-/// Questions to a process without an answer.
-const MAX_ASKED: usize = 64;
 /// Answers that wait for a process to read: each of its sessions has one call at a time.
 const MAX_UNSENT: usize = 4096;
 /// Descriptors among them.
 const MAX_UNSENT_FDS: usize = 64;
-/// Ways that are looked for at a time for one process: a session waits for one.
-const MAX_RESOLVING: u32 = 256;
 /// Neighbours that one process may send to through the daemon's wire: all processes together leave
 /// half of the table to the daemon's own clients.
 const MAX_WAYS: usize = 256;
-/// How long a process may take to end when it is told to.
-const END_PATIENCE: Duration = Duration::from_secs(1);

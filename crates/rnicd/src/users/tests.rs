@@ -1,13 +1,16 @@
 //! Engine processes that break every rule, and a daemon that goes on working.
 
+use super::inspect::believed;
 use super::*;
 use crate::log::Severity;
 use rnic_abi::control::{CmOffer, CmRequest, CmTarget, encode};
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
+use rnic_host::inspect::{Kind, Place, Question};
 use rnic_host::quota::{Amounts, Limits, Machine, Resource, Section};
-use rnic_host::server::Ledger;
+use rnic_host::report::{self, Object};
+use rnic_host::server::{Engines, Ledger};
 use rnic_host::settings::{Io, XdpMode};
 use rnic_host::shard::ShardPort;
 use rnic_host::wire::{self, WireConfig};
@@ -62,6 +65,13 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     .unwrap()
 }
 
+/// How long an act takes.
+fn time(act: impl FnOnce()) -> Duration {
+    let began = Instant::now();
+    act();
+    began.elapsed()
+}
+
 /// Engine processes that are started.
 const ROUNDS: u32 = 40;
 
@@ -74,11 +84,6 @@ fn held() -> [usize; 2] {
 fn engine_processes_that_break_every_rule_harm_nothing() {
     let (_listener, silent) = testbed::silent_listener();
     let users = users(silent);
-    let slowest = |act: &dyn Fn()| {
-        let began = Instant::now();
-        act();
-        began.elapsed()
-    };
     let own = Arc::clone(&users.parts.own);
     let answers = || assert!(own.inspect(Question::Totals).is_some(), "the engine does not answer");
     answers();
@@ -89,21 +94,20 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
         let (ours, theirs) = Connection::pair().unwrap();
         // Refused only when such a process does not live long enough.
         let _ = users.admit(user, theirs);
-        assert!(slowest(&answers) < Duration::from_millis(500), "round {round}");
+        assert!(time(answers) < Duration::from_millis(500), "round {round}");
         if round % 8 == 0 {
             let look = || {
-                users.totals();
+                users.overview();
                 users.counters();
-                users.users();
                 users.objects(Kind::Qps, Place { shard: 1, slot: 0 });
             };
-            assert!(slowest(&look) < Duration::from_secs(5), "round {round}");
+            assert!(time(look) < Duration::from_secs(5), "round {round}");
         }
         drop(ours);
         std::thread::sleep(Duration::from_millis(30));
     }
     let stop = || users.stop(Instant::now() + Duration::from_secs(1));
-    assert!(slowest(&stop) < Duration::from_secs(3));
+    assert!(time(stop) < Duration::from_secs(3));
     let began = Instant::now();
     let is_over = || {
         let table = users.table();
@@ -158,6 +162,49 @@ fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
     users.parts.own.stop();
 }
 
+/// Nor does any of them keep the daemon from ending.
+#[test]
+fn engine_processes_that_do_not_answer_are_waited_for_together_and_once() {
+    let (_listener, silent) = testbed::silent_listener();
+    let mut users = users(silent);
+    let sleeps = vec!["/bin/sleep".into(), "60".into()];
+    Arc::get_mut(&mut users).unwrap().starter = Starter::new(sleeps).unwrap();
+    let admit = |uid| {
+        let (ours, theirs) = Connection::pair().unwrap();
+        users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
+        ours
+    };
+    let mut clients: Vec<_> = (20_000..20_005).map(admit).collect();
+    let list = || {
+        let mut at = Some(Place { shard: 0, slot: 0 });
+        while let Some(from) = at {
+            at = users.objects(Kind::Qps, from).1;
+        }
+    };
+    assert!(time(list) < Duration::from_secs(2));
+    let told = users.overview().users;
+    assert_eq!(told.iter().filter(|(user, _)| !user.answers).count(), 5);
+    let again = || {
+        list();
+        users.counters();
+    };
+    assert!(time(again) < Duration::from_millis(500));
+    // One is new, and waited for.
+    clients.push(admit(20_005));
+    let asking = std::thread::spawn({
+        let users = Arc::clone(&users);
+        move || users.counters()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let end = || {
+        users.end();
+        asking.join().unwrap();
+    };
+    assert!(time(end) < Duration::from_millis(500));
+    users.stop(Instant::now());
+    users.parts.own.stop();
+}
+
 #[test]
 fn objects_that_a_process_invents_are_not_believed() {
     let from = Place { shard: 3, slot: 5 };
@@ -166,12 +213,13 @@ fn objects_that_a_process_invents_are_not_believed() {
         Object::Cq(report::Cq { cq: 1, client, capacity, written, polled, queues, broken })
     };
     let (own, foreign) = (first_number(3) + 1, first_number(4));
-    let told = vec![(4, cq(own)), (5, cq(own)), (6, cq(foreign)), (7, cq(own))];
+    let too_far = 1 << rnic_core::slab::SLOT_BITS;
+    let told = vec![(4, cq(own)), (5, cq(own)), (6, cq(foreign)), (7, cq(own)), (too_far, cq(own))];
     let slots = |kind| -> Vec<_> {
         let believed = believed(kind, from, told.clone());
-        believed.iter().map(|(place, _)| (place.shard, place.slot)).collect()
+        believed.iter().map(|(slot, _)| *slot).collect()
     };
-    assert_eq!(slots(Kind::Cqs), [(3, 5), (3, 7)]);
+    assert_eq!(slots(Kind::Cqs), [5, 7]);
     // Such a list could not be read where queue pairs were asked for.
     assert!(slots(Kind::Qps).is_empty());
 }
