@@ -12,6 +12,16 @@ pub fn meanings() -> impl Iterator<Item = (&'static str, &'static str)> {
 const AROUND: &[(&str, &str)] = &[
     ("shard_rx_lost", "Datagrams for another engine that it did not take in time."),
     ("shard_rx_misled", "Datagrams for an engine that does not exist, or receives by itself."),
+    ("shard_tx_trains", "Trains that engine processes handed over."),
+    ("shard_tx_lost", "Trains of engine processes for which the link had no room after all."),
+    (
+        "shard_cut_off_ring",
+        "Engine processes ended for indexes in shared memory that make no sense.",
+    ),
+    (
+        "shard_cut_off_wake_ups",
+        "Engine processes ended for wake-ups without end and without trains.",
+    ),
     ("loopback_trains", "Trains of datagrams that stayed within the device."),
     ("loopback_group_lost", "Datagrams to local members of a group that found no room."),
     ("link_rx_trains", "Reads from the link that brought datagrams (udp, af-packet)."),
@@ -53,7 +63,8 @@ mod tests {
 
     /// Counters are pairs of a name and a number in the source of links and engines.
     fn named_in(folder: &Path, names: &mut BTreeSet<String>) {
-        const PREFIXES: [&str; 4] = ["link_", "fault_", "loopback_", "shard_rx_"];
+        const PREFIXES: [&str; 6] =
+            ["link_", "fault_", "loopback_", "shard_rx_", "shard_tx_", "shard_cut_off_"];
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {

@@ -33,7 +33,9 @@ use capture::CaptureWire;
 pub use capture::{CaptureFeed, CaptureTap, Captured, capture, export, import};
 use composite::Composite;
 use cross_shard::Shards;
-pub use cross_shard::{Attachment, Branch, BranchStats, NewBranch, ShardRx, ShardWire, branch};
+pub use cross_shard::{
+    Attachment, Branch, BranchStats, Misuse, NewBranch, ShardRx, ShardWire, branch,
+};
 use fault::FaultWire;
 pub use fault::{Fault, FaultChange, MAX_FAULTS};
 pub use groups::{Joiner, Membership};

@@ -23,7 +23,7 @@ mod owner;
 mod shard_wire;
 
 pub(in crate::wire) use owner::Shards;
-pub use owner::{Branch, BranchStats, ShardRx};
+pub use owner::{Branch, BranchStats, Misuse, ShardRx};
 pub use shard_wire::ShardWire;
 
 use super::MAX_DATAGRAM;
@@ -39,8 +39,8 @@ use rustix::net::{
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 // The wire's capabilities as one word.
 const SEGMENTS_SHIFT: u32 = 20;
@@ -136,7 +136,7 @@ pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
     let theirs_to_write = woken.as_fd().try_clone_to_owned()?;
     let stats = Arc::new(BranchStats {
         alarm,
-        broken: AtomicBool::new(false),
+        cut_off: OnceLock::new(),
         tx_bytes: AtomicU64::new(0),
         tx_refused: AtomicU64::new(0),
         rx_lost: AtomicU64::new(0),
@@ -181,6 +181,9 @@ const QUANTUM: i64 = 128 * 1024;
 /// What a train costs at least, however short it is: about as many bytes are copied and checked in
 /// the time that its entry, its packets and their way back to a shard take.
 const SMALLEST: i64 = 8192;
+/// A shard wakes the owner for a train that it has published, so no more often than it publishes
+/// some. Those are taken, but for the few that the ring holds: twice as many are never needless.
+const MOST_NEEDLESS: u64 = 2 * TRAINS.slots as u64;
 /// Wake-ups taken in one go; a ready socket stays ready.
 const WAKES_AT_ONCE: usize = 16;
 

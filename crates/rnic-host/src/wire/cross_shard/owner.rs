@@ -2,7 +2,7 @@
 
 use super::entry::{WORDS, decode_tx, encode_rx};
 use super::memory::Area;
-use super::{DATAGRAMS, QUANTUM, SMALLEST, TRAINS, Waker, encode_caps};
+use super::{DATAGRAMS, MOST_NEEDLESS, QUANTUM, SMALLEST, TRAINS, Waker, encode_caps};
 use crate::wire::LinkCounters;
 use rnic_abi::hand_over::{Broken, Consumer, Producer};
 use rnic_abi::os::EventFd;
@@ -10,23 +10,32 @@ use rnic_abi::words::Words;
 use rnic_core::ports::{RxTrain, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What the owner counts of a further shard, for all to see.
 pub struct BranchStats {
-    /// Written when `broken` is set.
+    /// Written when it is cut off.
     pub(super) alarm: Arc<EventFd>,
-    pub(super) broken: AtomicBool,
+    pub(super) cut_off: OnceLock<Misuse>,
     pub(super) tx_bytes: AtomicU64,
     pub(super) tx_refused: AtomicU64,
     pub(super) rx_lost: AtomicU64,
 }
 
+/// What a shard did that no engine does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Misuse {
+    /// Indexes that make no sense.
+    Ring,
+    /// Wake-ups without end and without trains.
+    WakeUps,
+}
+
 impl BranchStats {
-    /// The shard broke its ring, and is cut off.
-    pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+    /// Why the shard is cut off, if it is.
+    pub fn cut_off(&self) -> Option<Misuse> {
+        self.cut_off.get().copied()
     }
 
     /// Bytes of datagrams that it has sent.
@@ -44,8 +53,8 @@ impl BranchStats {
         self.rx_lost.load(Ordering::Relaxed)
     }
 
-    fn break_off(&self) {
-        if !self.broken.swap(true, Ordering::AcqRel) {
+    fn break_off(&self, misuse: Misuse) {
+        if self.cut_off.set(misuse).is_ok() {
             let _ = self.alarm.wake();
         }
     }
@@ -90,6 +99,8 @@ pub(in crate::wire) struct Shards {
     /// Trains taken over, and those for which the wire had no room after all.
     sent: u64,
     lost: u64,
+    /// Shards cut off for their indexes, and for their wake-ups.
+    cut_off: [u64; 2],
     /// A train on its way from shared memory to the wire.
     scratch: Vec<u8>,
 }
@@ -123,7 +134,7 @@ impl Shards {
         for branch in &mut self.branches {
             match branch.trains.prepare_sleep() {
                 Ok(nothing) => may &= nothing && !branch.ends,
-                Err(Broken) => branch.stats.break_off(),
+                Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
         }
         may
@@ -136,18 +147,33 @@ impl Shards {
             if branch.woken.drain().unwrap_or(false) {
                 branch.needless += 1;
                 if branch.needless > MOST_NEEDLESS {
-                    branch.stats.break_off();
+                    branch.stats.break_off(Misuse::WakeUps);
                 }
             }
         }
-        self.branches.retain(|branch| !branch.stats.is_broken());
+        self.forget_cut_off();
+    }
+
+    fn forget_cut_off(&mut self) {
+        self.branches.retain(|branch| match branch.stats.cut_off() {
+            None => true,
+            Some(misuse) => {
+                self.cut_off[usize::from(misuse == Misuse::WakeUps)] += 1;
+                false
+            }
+        });
     }
 
     pub(in crate::wire) fn counters(&self) -> LinkCounters {
-        if self.sent + self.lost == 0 {
-            return Vec::new();
-        }
-        vec![("shard_tx_trains", self.sent), ("shard_tx_lost", self.lost)]
+        let [ring, wake_ups] = self.cut_off;
+        let all = [
+            ("shard_tx_trains", self.sent),
+            ("shard_tx_lost", self.lost),
+            ("shard_cut_off_ring", ring),
+            ("shard_cut_off_wake_ups", wake_ups),
+        ];
+        // None where no frame is handed over.
+        if all.iter().all(|(_, count)| *count == 0) { Vec::new() } else { all.into() }
     }
 
     /// Reserves on `wire` what the shards have sent; it leaves with the next submit.
@@ -166,13 +192,11 @@ impl Shards {
                     self.sent += sent;
                     self.lost += lost;
                 }
-                Err(Broken) => branch.stats.break_off(),
+                Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
         }
-        self.branches.retain_mut(|branch| {
-            let is_over = branch.ends && !branch.trains.any().unwrap_or(false);
-            !is_over && !branch.stats.is_broken()
-        });
+        self.forget_cut_off();
+        self.branches.retain_mut(|branch| !branch.ends || branch.trains.any().unwrap_or(false));
     }
 }
 
@@ -218,10 +242,6 @@ impl<W: Wire> Turn<'_, W> {
     }
 }
 
-/// A shard wakes the owner for a train that it has published, so no more often than it publishes
-/// some. Those are taken, but for the few that the ring holds: twice as many are never needless.
-const MOST_NEEDLESS: u64 = 2 * TRAINS.slots as u64;
-
 /// Copies a train's datagrams to where the wire wants them.
 fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
     let slot = wire.reserve(train)?;
@@ -246,7 +266,7 @@ impl ShardRx {
             Ok(_) => {
                 self.stats.rx_lost.fetch_add(1, Ordering::Relaxed);
             }
-            Err(Broken) => self.stats.break_off(),
+            Err(Broken) => self.stats.break_off(Misuse::Ring),
         }
     }
 

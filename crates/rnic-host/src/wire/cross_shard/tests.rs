@@ -179,13 +179,14 @@ fn a_shard_that_wakes_the_owner_for_nothing_is_cut_off() {
         }
         sleep(&mut owner, &mut receiver);
         exchange::take(&mut shard, &path.flow, &mut Seen::default());
-        assert!(!stats.is_broken(), "after {number}");
+        assert_eq!(stats.cut_off(), None, "after {number}");
     }
     for _ in 0..1000 {
         shard.owner.wake().unwrap();
         sleep(&mut owner, &mut receiver);
     }
-    assert!(stats.is_broken() && !honest.stats.is_broken());
+    assert_eq!((stats.cut_off(), honest.stats.cut_off()), (Some(Misuse::WakeUps), None));
+    assert!(owner.counters().contains(&("shard_cut_off_wake_ups", 1)));
 }
 
 /// Descriptors with a wake-up: the last `close` of one may take as long as its sender likes.
@@ -312,8 +313,8 @@ fn a_shard_that_writes_nonsense_is_cut_off_and_harms_no_other() {
             exchange::take(&mut good.wire, &path.flow, &mut seen);
             assert!(seen.numbers.ends_with(&[3 * number, 3 * number + 1, 3 * number + 2]));
         }
-        assert!(!good.stats.is_broken());
-        cut_off += u32::from(stats.is_broken());
+        assert_eq!(good.stats.cut_off(), None);
+        cut_off += u32::from(stats.cut_off() == Some(Misuse::Ring));
     }
     assert!(cut_off > 100, "only {cut_off} of 200 were noticed");
 }

@@ -13,6 +13,7 @@ use rnic_host::refusal::refuse;
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
+use rnic_host::wire::Misuse;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::net::IpAddr;
@@ -166,10 +167,12 @@ impl Attendant<'_> {
         if woken {
             let _ = engine.wake.drain();
         }
-        if engine.wire.as_ref().is_some_and(|wire| wire.is_broken()) {
-            return Err(
-                "misuses the memory that it shares with the daemon, or wakes it for nothing",
-            );
+        match engine.wire.as_ref().and_then(|wire| wire.cut_off()) {
+            None => {}
+            Some(Misuse::Ring) => {
+                return Err("writes nonsense into the memory that it shares with the daemon");
+            }
+            Some(Misuse::WakeUps) => return Err("wakes the daemon without end and sends nothing"),
         }
         engine.send_answers(&mut engine.state());
         self.users.tell_network(engine);
