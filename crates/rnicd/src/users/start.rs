@@ -14,37 +14,83 @@ use rnic_host::wire::{self, NewBranch};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The argument that makes `rnicd` an engine process, which no user gives.
 pub const ENGINE_PROCESS: &str = "--engine-process";
 
 /// Starts processes with the priority that the daemon had at its start: the thread that accepts
 /// clients has less.
-pub(super) struct Starter {
-    requests: Sender<(OwnedFd, Sender<io::Result<Child>>)>,
+///
+/// The thread that does it has a table of descriptors of its own. Until `exec` a new process has
+/// copies of that table's, and closes for good what the daemon closes meanwhile: with the daemon's
+/// table that would take as long as a user likes who [sent it](rnic_host::discard) descriptors.
+pub(super) struct Starter(Mutex<Way>);
+
+/// The way to the thread.
+struct Way {
+    /// For the socket of a process.
+    sockets: Connection,
+    requests: Sender<Sender<io::Result<Child>>>,
 }
 
 impl Starter {
     pub(super) fn new(command: Vec<OsString>) -> io::Result<Self> {
-        let (requests, asked) = bounded::<(OwnedFd, Sender<io::Result<Child>>)>(0);
+        let (requests, asked) = bounded::<Sender<io::Result<Child>>>(0);
+        let (sockets, theirs) = Connection::pair()?;
+        let (number, (tell, ready)) = (theirs.as_fd().as_raw_fd(), bounded(1));
         rnic_host::thread::spawn("rnic-starter", rnic_host::thread::STACK, move || {
-            for (socket, answer) in asked {
-                let _ = answer.send(spawn(&command, socket));
+            let sockets = match alone_with(number) {
+                Ok(sockets) => Connection::from(sockets),
+                Err(error) => return drop(tell.send(Err(error))),
+            };
+            let _ = tell.send(Ok(()));
+            for answer in asked {
+                let _ = answer.send(take(&sockets).and_then(|socket| spawn(&command, socket)));
             }
         })?;
-        Ok(Self { requests })
+        ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self(Mutex::new(Way { sockets, requests })))
     }
 
-    fn start(&self, socket: OwnedFd) -> io::Result<Child> {
+    fn start(&self, socket: &OwnedFd) -> io::Result<Child> {
+        let way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        way.sockets.try_send(&[0], &[socket.as_fd()])?;
         let (answer, answered) = bounded(1);
         let ends = || io::Error::from(io::ErrorKind::BrokenPipe);
-        self.requests.send((socket, answer)).map_err(|_| ends())?;
+        way.requests.send(answer).map_err(|_| ends())?;
         answered.recv().map_err(|_| ends())?
     }
+}
+
+/// Gives the calling thread a table of descriptors of its own, with the standard ones and this one,
+/// or a copy of this one where the kernel has no such call.
+#[allow(unsafe_code, reason = "no library wraps close_range")]
+fn alone_with(number: RawFd) -> io::Result<OwnedFd> {
+    let number_in_table = number.unsigned_abs();
+    // SAFETY: the caller has it open until this returns. In its own table this thread uses none of
+    // those that are closed.
+    unsafe {
+        let (next, end) = (number_in_table + 1, libc::c_uint::MAX);
+        let unshare = libc::CLOSE_RANGE_UNSHARE;
+        if libc::syscall(libc::SYS_close_range, next, end, unshare) != 0 {
+            return BorrowedFd::borrow_raw(number).try_clone_to_owned();
+        }
+        if number_in_table > 3 {
+            libc::syscall(libc::SYS_close_range, 3, number_in_table - 1, 0);
+        }
+        Ok(OwnedFd::from_raw_fd(number))
+    }
+}
+
+/// The socket of a process, which was sent before.
+fn take(sockets: &Connection) -> io::Result<OwnedFd> {
+    let (_, fds) = sockets.try_recv(&mut [0])?;
+    let [socket] = fds.exactly()?;
+    Ok(socket)
 }
 
 /// This very program, also when its file was replaced since.
@@ -52,8 +98,7 @@ pub(crate) fn this_program() -> Vec<OsString> {
     vec!["/proc/self/exe".into(), ENGINE_PROCESS.into()]
 }
 
-/// A process whose standard input is the socket. All other descriptors of the daemon are closed by
-/// `exec`.
+/// A process whose standard input is the socket. `exec` closes all others but the standard ones.
 fn spawn(command: &[OsString], socket: OwnedFd) -> io::Result<Child> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
     Command::new(program)
@@ -87,7 +132,7 @@ impl Users {
         let fds: Vec<_> = fds.collect();
         ours.send_message(&ToEngine::Start(Box::new(start)), &fds)?;
         drop(fds);
-        let child = self.starter.start(theirs.into())?;
+        let child = self.starter.start(&theirs.into())?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         // It is not waited for before: the number is its own.
@@ -135,5 +180,30 @@ impl Users {
                 None => EngineWire::HandOver,
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn processes_are_started_with_few_descriptors() {
+        let _files: Vec<_> = (0..20).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        let starter = Starter::new(vec!["/bin/true".into()]).unwrap();
+        for _ in 0..3 {
+            let (_ours, theirs) = Connection::pair().unwrap();
+            assert!(starter.start(&theirs.into()).unwrap().wait().unwrap().success());
+        }
+        // The standard ones, and the way here; what another test's has in hand just now.
+        let of = |task: &std::path::Path| {
+            let name = fs::read_to_string(task.join("comm")).ok()?;
+            let fds = fs::read_dir(task.join("fd")).ok()?.count();
+            (name.trim_end() == "rnic-starter").then_some(fds)
+        };
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let most = tasks.filter_map(|task| of(&task.unwrap().path())).max();
+        assert!(most.is_some_and(|most| most <= 8), "{most:?}");
     }
 }
