@@ -114,7 +114,10 @@ impl Stage {
     /// The daemon answers, also where processes give wrong answers or none.
     fn answers(&self) -> Result<()> {
         engine_process(&self.node, SOMEBODY)?;
-        ask(&self.node, "counters").map(drop)
+        for what in ["counters", "qp", "mr", "cq"] {
+            ask(&self.node, what)?;
+        }
+        Ok(())
     }
 
     /// Attacks in rounds. What share of their rate others kept, and how long they stood still.
@@ -238,6 +241,7 @@ fn withstands(test: &str, spec: Spec, ways: &[&str]) -> Result<()> {
     std::thread::sleep(Duration::from_millis(700));
     let ending = Instant::now();
     let log = stage.node.stop()?;
+    eprintln!("{test}: the end took {:.3} s", ending.elapsed().as_secs_f64());
     ensure!(ending.elapsed() < SOON, "the daemon took {:?} to end", ending.elapsed());
     let lines = log.lines().count();
     let most = LINES * (began.elapsed().as_secs() as usize / 10 + 1);

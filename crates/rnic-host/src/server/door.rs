@@ -46,7 +46,7 @@ impl Door {
         self.pause.into_iter().chain(self.turned_away.deadline()).min()
     }
 
-    /// Lets `admit` take a bounded number of clients, and answers those that it turns away.
+    /// Lets `admit` take clients for a bounded time, and answers those that it turns away.
     pub fn attend(&mut self, now: Instant, admit: impl Fn(Connection) -> Admitted) {
         self.turned_away.answer(now);
         if self.pause.is_some_and(|until| now < until) {
@@ -55,7 +55,13 @@ impl Door {
         self.pause = None;
         for _ in 0..AT_ONCE {
             match self.listener.accept() {
-                Ok(connection) => self.turned_away.add(admit(connection), now),
+                Ok(connection) => {
+                    self.turned_away.add(admit(connection), now);
+                    // One may need a process that has to be started.
+                    if now.elapsed() > TURN {
+                        return;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     tracing::error!("cannot accept a client: {error}");
@@ -71,5 +77,7 @@ impl Door {
 
 /// Clients let in before the daemon looks at something else.
 const AT_ONCE: usize = 32;
+/// How long clients may take until then.
+const TURN: Duration = Duration::from_millis(20);
 /// How long no client is let in when there is no descriptor left.
 const PAUSE: Duration = Duration::from_millis(50);
