@@ -14,6 +14,7 @@ use system_tests::fuse::Silence;
 use system_tests::inspect::{Census, ask, engine_process};
 use system_tests::lab::{own_loopback, skip};
 use system_tests::native::{self, VICTIM};
+use system_tests::paths::Scratch;
 use system_tests::place::{Node, Place};
 use system_tests::process::{Cmd, Running, User, wait_until};
 
@@ -175,5 +176,35 @@ fn clients_in_namespaces_of_their_own_are_who_they_are() -> Result<()> {
     drop(stream);
     before.returns(&stage.node, AWAY)?;
     stage.node.stop()?;
+    Ok(())
+}
+
+/// A daemon and programs of a user in a process namespace, from start to end.
+const INSIDE: &str = r#"
+    "$RNICD" --io loopback --device rnic0 --socket "$RNIC_SOCKET" & daemon=$!
+    until [ -S "$RNIC_SOCKET" ]; do sleep 0.05; done
+    user="setpriv --reuid=65534 --regid=65534 --clear-groups"
+    $user "$PINGPONG" -d rnic0 -g 0 -n 1000 & server=$!
+    until $user "$PINGPONG" -d rnic0 -g 0 -n 1000 127.0.0.1; do sleep 0.1; done
+    wait $server || exit
+    kill $daemon && wait $daemon
+"#;
+
+/// As in a container. Where `/proc` is still the host's, the numbers are other processes' there.
+#[test]
+fn a_daemon_in_a_process_namespace_serves_the_users_in_it() -> Result<()> {
+    let test = "a_daemon_in_a_process_namespace";
+    let Some(commons) = Commons::open(test, &["ibv_rc_pingpong"], &[])? else { return Ok(()) };
+    for options in [&["--pid", "--mount-proc"][..], &["--pid"]] {
+        let scratch = Scratch::new("inside")?;
+        let cmd = Cmd::new("unshare").args(options).args(["--fork", "--kill-child"]);
+        let cmd = cmd.args(["sh", "-c", INSIDE]).env("RNIC_SOCKET", scratch.join("socket"));
+        let cmd = cmd.env("RNICD", commons.dist.bin("rnicd"));
+        let cmd = cmd.env("PINGPONG", commons.lab.tools.program("ibv_rc_pingpong")?);
+        let output = cmd.env("LD_LIBRARY_PATH", commons.dist.lib()).limit(AWAY).run()?;
+        ensure!(output.success(), "{options:?}: {output}");
+        let served = format!("serves user {}", User::NOBODY.uid);
+        ensure!(output.stderr.contains(&served), "{options:?}: {output}");
+    }
     Ok(())
 }
