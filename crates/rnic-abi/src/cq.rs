@@ -98,17 +98,16 @@ impl CqProducer {
         Some(Self { words, mask: u64::from(capacity) - 1, written: 0, polled: 0 })
     }
 
-    /// Makes a ring of another size that starts with the completions not polled yet, and takes its
-    /// engine's side; an arming that was not answered moves along. `None` when memory and capacity
-    /// do not fit, or the completions do not.
+    /// Moves to an empty ring of another size, which starts with the completions not polled yet; an
+    /// arming that was not answered moves along. `None` when the completions do not fit. That takes
+    /// as long as there are completions: the ring was emptied when it was made.
     ///
     /// The application must not poll or arm meanwhile.
-    pub fn resized(&self, words: Words, capacity: u32) -> Option<Self> {
+    pub fn resized(&self, mut larger: Self) -> Option<Self> {
         let unpolled = self.written.wrapping_sub(self.polled());
-        if unpolled > u64::from(capacity).min(self.mask + 1) {
+        if unpolled > larger.mask.min(self.mask) + 1 {
             return None;
         }
-        let mut larger = Self::new(words, capacity)?;
         for index in self.written.wrapping_sub(unpolled)..self.written {
             let mut encoded = [0; CQE_WORDS];
             self.words.copy_out(slot(index, self.mask), &mut encoded);

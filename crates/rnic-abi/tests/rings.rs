@@ -24,6 +24,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
+/// The engine's side of a completion queue's ring that was just made.
+fn empty(capacity: u32) -> CqProducer {
+    CqProducer::new(Words::heap(cq_words(capacity).unwrap()), capacity).unwrap()
+}
+
 fn completion(number: u64) -> Cqe {
     let mut cqe = Cqe::new(number, 1, WcOpcode::Send);
     assert!(cqe.carry(&vec![number.to_le_bytes()[0]; (number % 65) as usize]));
@@ -135,7 +140,7 @@ proptest! {
                 prop_assert_eq!(producer.written(), before + u64::from(pushed));
             }
             let _ = producer.take_arm(true);
-            let _ = producer.resized(Words::heap(cq_words(8).unwrap()), 8);
+            let _ = producer.resized(empty(8));
         }
     }
 
@@ -261,9 +266,9 @@ fn a_resized_queue_starts_with_what_was_not_polled() {
     }
     assert_eq!(consumer.poll().unwrap().wr_id, 1);
     producer.push(&completion(5)).unwrap();
-    assert!(producer.resized(Words::heap(cq_words(2).unwrap()), 2).is_none(), "four do not fit");
+    assert!(producer.resized(empty(2)).is_none(), "four do not fit");
     let words = Words::heap(cq_words(8).unwrap());
-    let mut producer = producer.resized(words.clone(), 8).unwrap();
+    let mut producer = producer.resized(CqProducer::new(words.clone(), 8).unwrap()).unwrap();
     let mut consumer = CqConsumer::new(words, 8).unwrap();
     producer.push(&completion(6)).unwrap();
     let polled: Vec<u64> = std::iter::from_fn(|| consumer.poll()).map(|cqe| cqe.wr_id).collect();
@@ -334,7 +339,7 @@ fn an_arming_moves_to_the_larger_ring() {
     let producer = CqProducer::new(small.clone(), 4).unwrap();
     let consumer = CqConsumer::new(small, 4).unwrap();
     consumer.arm().set(ArmKind::Solicited);
-    let producer = producer.resized(large.clone(), 8).unwrap();
+    let producer = producer.resized(CqProducer::new(large.clone(), 8).unwrap()).unwrap();
     assert!(!producer.take_arm(false));
     assert!(producer.take_arm(true));
     assert!(!CqConsumer::new(large, 8).unwrap().arm().take() && !consumer.arm().take());

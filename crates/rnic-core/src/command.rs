@@ -8,7 +8,6 @@ use crate::ids::{HopId, SpaceId};
 use rnic_abi::cq::CqProducer;
 use rnic_abi::doorbell::{Doorbells, RecordIndex};
 use rnic_abi::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
-use rnic_abi::words::Words;
 use rnic_abi::work_queue::WorkConsumer;
 use roce_wire::mad::MAD_LEN;
 use roce_wire::{Flow, Gid, Qpn};
@@ -162,8 +161,8 @@ pub enum ClientCommand {
     ResizeCq {
         /// Handle.
         cq: u32,
-        /// Memory of the new ring.
-        ring: Words,
+        /// The engine's side of the new ring, which is empty.
+        ring: CqProducer,
         /// CQEs, a power of two.
         capacity: u32,
     },

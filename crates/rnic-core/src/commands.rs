@@ -88,7 +88,7 @@ impl Engine {
                 self.create_cq(Cq::new(client, ring_of(ring, capacity)?, capacity, channel))
             }
             ClientCommand::ResizeCq { cq, ring, capacity } => {
-                self.owned_cq(client, cq)?.resize(ring, capacity)?;
+                self.owned_cq(client, cq)?.resize(ring_of(ring, capacity)?, capacity)?;
                 Ok(Outcome::Done)
             }
             ClientCommand::DestroyCq { cq } => self.destroy_cq(client, cq),

@@ -3,7 +3,7 @@
 use crate::command::{ChannelId, ClientId, CommandError, Errno};
 use rnic_abi::cq::{CqOverflow, CqProducer};
 use rnic_abi::cqe::Cqe;
-use rnic_abi::words::{AtomicU64, Words};
+use rnic_abi::words::AtomicU64;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -61,9 +61,9 @@ impl Cq {
     }
 
     /// Moves to another ring. Nothing changes when that is refused.
-    pub(crate) fn resize(&mut self, ring: Words, capacity: u32) -> Result<(), CommandError> {
+    pub(crate) fn resize(&mut self, ring: CqProducer, capacity: u32) -> Result<(), CommandError> {
         // Rule: ResizeKeepsCompletions
-        let Some(ring) = self.ring.resized(ring, capacity) else {
+        let Some(ring) = self.ring.resized(ring) else {
             return Err(CommandError {
                 errno: Errno::Invalid,
                 reason: "the completion queue has more completions than would fit",

@@ -315,7 +315,8 @@ impl Host {
     /// Those of the verb; the queue is then as it was.
     pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), CommandError> {
         let words = Words::heap(cq_words(capacity).expect("a sane capacity"));
-        let (handle, ring) = (self.cqs[cq.0].handle, words.clone());
+        let ring = CqProducer::new(words.clone(), capacity).expect("memory of that size");
+        let handle = self.cqs[cq.0].handle;
         self.command(ClientCommand::ResizeCq { cq: handle, ring, capacity })?;
         self.cqs[cq.0].ring = CqConsumer::new(words, capacity).expect("memory of that size");
         Ok(())

@@ -146,8 +146,12 @@ impl Queues {
             return Err(refuse(libc::ENOENT, "no such completion queue"));
         }
         let (mut memory, capacity) = self.cq_ring(cqe)?;
-        let ring = memory.words();
-        if let Err(refusal) = self.link.execute(ClientCommand::ResizeCq { cq, ring, capacity }) {
+        // Emptied here: the engine has other things to do.
+        let resized = match CqProducer::new(memory.words(), capacity) {
+            Some(ring) => self.link.execute(ClientCommand::ResizeCq { cq, ring, capacity }),
+            None => Err(unexpected_outcome()),
+        };
+        if let Err(refusal) = resized {
             self.arenas.free(memory);
             return Err(refusal);
         }

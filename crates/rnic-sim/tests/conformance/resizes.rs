@@ -1,7 +1,7 @@
 //! Completion queues that change their size.
 
 use crate::dialogue;
-use rnic_abi::cq::ArmKind;
+use rnic_abi::cq::{ArmKind, CqProducer};
 use rnic_abi::words::Words;
 use rnic_core::command::{ClientCommand, ClientId, Command, Errno};
 use rnic_sim::pair::{PATIENCE, Pair};
@@ -69,7 +69,8 @@ fn an_arming_survives_another_size() {
 fn a_queue_of_another_client_has_its_size() {
     let mut d = dialogue();
     let cq = d.world.hosts()[0].cq_handle(d.nic.recv_cq);
-    let (ring, capacity) = (Words::heap(4096), 16);
+    let capacity = 16;
+    let ring = CqProducer::new(Words::heap(4096), capacity).expect("room");
     let resize = Command::Client(ClientId(2), ClientCommand::ResizeCq { cq, ring, capacity });
     let now = d.world.now();
     let refused = d.world.host(0).engine.execute(now, resize);

@@ -301,7 +301,7 @@ impl State {
         let cqe = cqe.next_power_of_two();
         let (ring, words) = self.ring(cq_words(cqe).unwrap(), fds);
         let object = self.cqs.get_mut(&cq).unwrap();
-        object.ring = object.ring.resized(words, cqe).unwrap();
+        object.ring = object.ring.resized(CqProducer::new(words, cqe).unwrap()).unwrap();
         Reply::Cq { cq, ring, cqe }
     }
 
