@@ -298,8 +298,8 @@ fn every_reference_gets_its_events() {
     assert_eq!(told, expected);
 }
 
-/// No key can be invalidated through a target, which binds no windows. Its programs must hear why it
-/// ends: the completion goes to the program of the queue.
+/// No key can be invalidated through a target, which binds no windows. Its programs must hear why
+/// it ends: the completion goes to the program of the queue.
 #[test]
 fn every_reference_hears_of_a_bad_invalidation() {
     let (mut d, _, [one, _]) = target();

@@ -55,8 +55,8 @@ impl Qp {
         }
     }
 
-    /// A completion tells the program why the connection ends. One of XRC goes to the program of the
-    /// shared receive queue, which need not be one of those that have the queue pair.
+    /// A completion tells the program why the connection ends. One of XRC goes to the program of
+    /// the shared receive queue, which need not be one of those that have the queue pair.
     fn is_told(&self, reported: bool) -> bool {
         // Rule: XrcErrorsRaised
         reported && self.target.is_none()
