@@ -126,6 +126,22 @@ pub const REFUSALS: &[Refusal] = &[
     Refusal { receive: "SUCCESS", ..refusal("receiver_late", "SUCCESS") },
     refusal("receiver_never", "RNR_RETRY_EXC_ERR"),
     refusal("peer_gone", "RETRY_EXC_ERR"),
+    refusal("window_1_write", "SUCCESS"),
+    refusal("window_2_write", "SUCCESS"),
+    refusal("window_2_read", "SUCCESS"),
+    refusal("window_2_without_right", "REM_ACCESS_ERR"),
+    Refusal {
+        // Linux 6.1 compares with the end of the region, not of the window.
+        rxe: Some(("SUCCESS", "none")),
+        ..refusal("window_2_behind_the_end", "REM_ACCESS_ERR")
+    },
+    refusal("window_2_after_local_inv", "REM_ACCESS_ERR"),
+    Refusal {
+        receive: "SUCCESS",
+        // It invalidates the window, and its completion does not say so.
+        rxe: Some(("REM_ACCESS_ERR", "without the key")),
+        ..refusal("window_2_after_send_inv", "REM_ACCESS_ERR")
+    },
 ];
 
 /// All of [`REFUSALS`] as cases.
