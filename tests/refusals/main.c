@@ -13,7 +13,7 @@ enum { ZONE = 65536, WINDOW = 4096, LATE_MS = 300, GONE_TIMEOUT = 12 };
 /* What the responder does about receiving. */
 enum receive { NONE, READY, READY_BAD_KEY, LATE, GONE };
 
-/* What XX
+/* What the requester's key belongs to: the region, or a window of its first WINDOW bytes, and how that
  * ends before the operation. */
 enum window { REGION, TYPE_1, TYPE_2, TYPE_2_UNTIL_LOCAL_INV, TYPE_2_UNTIL_SEND_INV };
 
