@@ -24,6 +24,11 @@ pub trait Place: Sync {
     /// The address under which the other side finds it, for TCP and for RDMA.
     fn address(&self) -> IpAddr;
 
+    /// That for RDMA, where it is another one.
+    fn rdma_address(&self) -> IpAddr {
+        self.address()
+    }
+
     /// Starts a program.
     ///
     /// # Errors
@@ -241,6 +246,7 @@ fn gid_of_line(line: &str) -> Option<(u32, IpAddr)> {
 pub struct OverV6<'a> {
     place: &'a dyn Place,
     gid_index: u32,
+    address: IpAddr,
 }
 
 impl<'a> OverV6<'a> {
@@ -264,7 +270,11 @@ impl<'a> OverV6<'a> {
     fn with(place: &'a dyn Place, wanted: impl Fn(IpAddr) -> bool) -> Result<Option<Self>> {
         let gids = gid_table(place)?;
         let found = gids.iter().find(|(_, gid)| wanted(*gid));
-        Ok(found.map(|(gid_index, _)| Self { place, gid_index: *gid_index }))
+        Ok(found.map(|(gid_index, address)| Self {
+            place,
+            gid_index: *gid_index,
+            address: *address,
+        }))
     }
 }
 
@@ -279,6 +289,10 @@ impl Place for OverV6<'_> {
 
     fn address(&self) -> IpAddr {
         self.place.address()
+    }
+
+    fn rdma_address(&self) -> IpAddr {
+        self.address
     }
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {

@@ -48,6 +48,24 @@ fn the_checker_over_every_packet_io() -> Result<()> {
     finish(&peer, &outcomes)
 }
 
+/// Our connection manager and the kernel's.
+#[test]
+fn programs_connect_by_address() -> Result<()> {
+    let Some(lab) = Lab::open("programs_connect_by_address", Need::Guest, &CONNECTING)? else {
+        return Ok(());
+    };
+    let peer = RxePeer::boot(&lab)?;
+    let nic = peer.nic(Io::AfPacket, &[])?;
+    let interop = InteropRun::new(&nic, &peer.guest)?;
+    let mut outcomes = Vec::new();
+    for wire in wires() {
+        outcomes.extend(interop.run(cases::BY_ADDRESS, wire)?);
+    }
+    outcomes.extend(interop.run(cases::PERFTEST_BY_ADDRESS, wires()[0])?);
+    nic.stop()?;
+    finish(&peer, &outcomes)
+}
+
 /// Early retransmissions, credits and marked packets do not disturb rxe.
 #[test]
 fn the_checker_with_the_behaviour_of_connectx() -> Result<()> {
@@ -61,6 +79,8 @@ fn the_checker_with_the_behaviour_of_connectx() -> Result<()> {
     nic.stop()?;
     finish(&peer, &outcomes)
 }
+
+const CONNECTING: [&str; 4] = ["rping", "ucmatose", "udaddy", "ib_write_bw"];
 
 fn open(test: &str) -> Result<Option<Lab>> {
     Lab::open(test, Need::Guest, &["ibv_rc_pingpong", "ib_write_bw"])

@@ -17,6 +17,8 @@ pub enum Case {
     Program(&'static str),
     /// One that sends datagrams, which have no path MTU of their own.
     Datagrams(&'static str),
+    /// One that connects by IP address, through librdmacm and the connection manager on the wire.
+    ByAddress(&'static str),
     /// The checker, which sends and receives at once; which side opens the connection is a
     /// parameter of its own.
     Checker {
@@ -52,6 +54,20 @@ pub const PROGRAMS: &[Case] = &[
     Case::Datagrams("ibv_ud_pingpong -c -s 999 -n 50"),
     Case::Datagrams("ib_send_bw -c UD -s 1000 -n 40"),
     Case::Datagrams("ib_send_lat -c UD -s 64 -n 50"),
+];
+
+/// Programs that connect by IP address, IPv4 or IPv6, and compare their data.
+pub const BY_ADDRESS: &[Case] = &[
+    Case::ByAddress("rping -C 10 -V -S 4000"),
+    Case::ByAddress("ucmatose -c 4 -C 10 -S 1000"),
+    Case::ByAddress("udaddy -c 2 -C 10 -S 1000"),
+];
+
+/// Those of perftest, whose address is always IPv4.
+pub const PERFTEST_BY_ADDRESS: &[Case] = &[
+    Case::ByAddress("ib_write_bw -R -s 65536 -n 40"),
+    Case::ByAddress("ib_send_bw -R -c UD -s 1000 -n 40"),
+    Case::ByAddress("ib_read_lat -R -s 64 -n 50 -o 16"),
 ];
 
 /// Every opcode and size with every byte, completion and their order checked: 0, 1, around the
@@ -155,7 +171,9 @@ impl Case {
     #[must_use]
     pub fn title(&self) -> String {
         match self {
-            Self::Program(line) | Self::Datagrams(line) => (*line).to_owned(),
+            Self::Program(line) | Self::Datagrams(line) | Self::ByAddress(line) => {
+                (*line).to_owned()
+            }
             Self::Checker { line, .. } => format!("checker {line}"),
             Self::Refusal(refusal) => format!("{}: {}", refusal.name, refusal.send),
         }
@@ -163,7 +181,7 @@ impl Case {
 
     pub(super) fn roles(&self) -> &[Role] {
         match self {
-            Self::Program(_) | Self::Datagrams(_) | Self::Refusal(_) => BOTH,
+            Self::Program(_) | Self::Datagrams(_) | Self::ByAddress(_) | Self::Refusal(_) => BOTH,
             Self::Checker { role, .. } => role,
         }
     }
@@ -171,7 +189,7 @@ impl Case {
     pub(super) fn dialogue(&self, path_mtu: u32) -> Dialogue {
         let line = match self {
             Self::Program(line) => format!("{line} -m {path_mtu}"),
-            Self::Datagrams(line) => (*line).to_owned(),
+            Self::Datagrams(line) | Self::ByAddress(line) => (*line).to_owned(),
             Self::Checker { line, .. } => format!("checker {line} -m {path_mtu} -x {path_mtu}"),
             Self::Refusal(refusal) => format!("{} -T 17 {}", native::REFUSALS, refusal.name),
         };
@@ -202,7 +220,10 @@ impl Case {
             Self::Program(_) | Self::Datagrams(_) => {
                 perftest::bandwidth(&said.client.stdout)?;
             }
-            Self::Checker { .. } => {}
+            Self::ByAddress(line) if line.contains("_bw ") => {
+                perftest::bandwidth(&said.client.stdout)?;
+            }
+            Self::Checker { .. } | Self::ByAddress(_) => {}
             Self::Refusal(refusal) => refusal.check(said, peer, ours)?,
         }
         Ok(())

@@ -68,6 +68,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const CM_LISTENS: Duration = Duration::from_secs(1);
 /// How long it may take, with other work on the machine, while clients are refused.
 const CM_PATIENCE: Duration = Duration::from_secs(15);
+/// How programs tell of `RDMA_CM_EVENT_REJECTED`, which is event 8.
+const REJECTED: [&str; 2] = ["REJECTED", "Unexpected CM event bl blka 8"];
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
 
@@ -132,7 +134,8 @@ impl Dialogue {
             let asked = self.attend(calling, &mut *serving);
             let too_early = |asked: &Output| {
                 let said = [&asked.stdout, &asked.stderr];
-                !asked.success() && said.iter().any(|text| text.contains("REJECTED"))
+                !asked.success()
+                    && said.iter().any(|text| REJECTED.iter().any(|word| text.contains(word)))
             };
             let again = self.listens_by_cm() && Instant::now() < deadline;
             if !(again && asked.as_ref().is_ok_and(too_early)) {
@@ -231,8 +234,8 @@ impl Dialogue {
     fn server_line(&self, at: &dyn Place, port: u16) -> Vec<String> {
         let mut line = self.common(at, port);
         match self.family {
-            Family::Rping => line.extend(["-s".into(), "-a".into(), at.address().to_string()]),
-            Family::RdmaCm => line.extend(["-b".into(), at.address().to_string()]),
+            Family::Rping => line.extend(["-s".into(), "-a".into(), at.rdma_address().to_string()]),
+            Family::RdmaCm => line.extend(["-b".into(), at.rdma_address().to_string()]),
             Family::Iperf3 => line.extend(["-s".into(), "-1".into()]),
             Family::Perftest | Family::Pingpong | Family::Qperf => {}
         }
@@ -242,10 +245,10 @@ impl Dialogue {
 
     fn client_line(&self, at: &dyn Place, server: &dyn Place, port: u16) -> Vec<String> {
         let mut line = self.common(at, port);
-        let address = server.address().to_string();
+        let (address, by_cm) = (server.address().to_string(), server.rdma_address().to_string());
         match self.family {
-            Family::Rping => line.extend(["-c".into(), "-a".into(), address]),
-            Family::RdmaCm => line.extend(["-s".into(), address]),
+            Family::Rping => line.extend(["-c".into(), "-a".into(), by_cm]),
+            Family::RdmaCm => line.extend(["-s".into(), by_cm]),
             Family::Iperf3 => line.extend(["-c".into(), address]),
             Family::Perftest | Family::Pingpong | Family::Qperf => line.push(address),
         }
