@@ -209,9 +209,14 @@ impl WorkConsumer {
     #[inline]
     pub fn copy(&self, index: u32, start: usize, out: &mut [u64]) {
         let stride = self.slots.shape.stride as usize;
+        let at = self.slots.start(index);
+        if start + out.len() <= stride {
+            return self.slots.words.copy_out(at + start, out);
+        }
+        // What lies behind the slot is not looked at.
         let start = start.min(stride);
         let len = out.len().min(stride - start);
-        self.slots.words.copy_out(self.slots.start(index) + start, &mut out[..len]);
+        self.slots.words.copy_out(at + start, &mut out[..len]);
         out[len..].fill(0);
     }
 

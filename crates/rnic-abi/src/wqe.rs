@@ -165,11 +165,11 @@ impl SendControl {
             ah: low(words[7]),
             srqn: high(words[7]),
         };
-        if usize::from(control.num_sge) > MAX_SGE || control.data_at() > stride {
-            return Err(BadWqe::SgeCount(control.num_sge));
-        }
-        if usize::from(control.data_len) > MAX_INLINE || control.words() > stride {
-            return Err(BadWqe::DataLength(control.data_len));
+        if usize::from(control.num_sge) > MAX_SGE
+            || usize::from(control.data_len) > MAX_INLINE
+            || control.words() > stride
+        {
+            return Err(control.too_long(stride));
         }
         let inline = control.flags.contains(SendFlags::INLINE);
         if inline && (control.num_sge != 0 || control.carried) {
@@ -180,6 +180,15 @@ impl SendControl {
             return Err(BadWqe::DataLength(control.data_len));
         }
         Ok(control)
+    }
+
+    /// What of a block does not fit.
+    #[cold]
+    fn too_long(&self, stride: usize) -> BadWqe {
+        if usize::from(self.num_sge) > MAX_SGE || self.data_at() > stride {
+            return BadWqe::SgeCount(self.num_sge);
+        }
+        BadWqe::DataLength(self.data_len)
     }
 
     /// Word of the slot where the SGEs start.

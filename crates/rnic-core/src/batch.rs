@@ -4,7 +4,7 @@
 //! a *delivery* (its completion). All pieces are written with as few [`Dma::write`] calls as
 //! possible; see [`delivery`](crate::delivery) for what follows.
 
-use crate::by_reference::{AREAS, Payload};
+use crate::by_reference::{AREAS, ARENA, Payload};
 use crate::ports::{Dma, MAX_DMA_RANGES, MemRange, Range, SpaceId};
 use rnic_abi::cqe::Cqe;
 use roce_wire::grh::GRH_LEN;
@@ -78,8 +78,8 @@ pub(crate) struct Batch {
 /// The memories that a call copies from and to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ends {
-    /// The sender's memory; none: the receive arena.
-    source: Option<SpaceId>,
+    /// As that of the [payload](Payload).
+    source: SpaceId,
     target: SpaceId,
 }
 
@@ -205,9 +205,8 @@ impl Batch {
             }
             ends = Some(piece.ends());
             match piece.from.source {
-                None => push_range(&mut self.from, piece.from.in_arena()),
-                Some(AREAS) => push_range(&mut self.from, piece.from.in_arena()),
-                Some(_) => push_mem_range(&mut self.referred, piece.from.in_memory()),
+                ARENA | AREAS => push_range(&mut self.from, piece.from.in_arena()),
+                _ => push_mem_range(&mut self.referred, piece.from.in_memory()),
             }
             push_mem_range(&mut self.to, piece.to);
             bytes += u64::from(piece.to.len);
@@ -231,9 +230,9 @@ impl Batch {
             let end = self.collect(start);
             let Ends { source, target } = first.ends();
             let written = match source {
-                None => dma.write(target, arena, &self.from, &self.to, &self.tails),
-                Some(AREAS) => dma.write(target, &self.areas, &self.from, &self.to, &self.tails),
-                Some(source) => dma.copy(source, &self.referred, target, &self.to, &self.tails),
+                ARENA => dma.write(target, arena, &self.from, &self.to, &self.tails),
+                AREAS => dma.write(target, &self.areas, &self.from, &self.to, &self.tails),
+                source => dma.copy(source, &self.referred, target, &self.to, &self.tails),
             };
             match written {
                 Ok(()) => start = end,

@@ -12,30 +12,37 @@ use roce_wire::datagram::ICRC_LEN;
 /// Payload on its way to application memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Payload {
-    /// The memory of its sender; none: the receive arena.
-    pub(crate) source: Option<SpaceId>,
+    /// The memory of its sender, or one of those below.
+    pub(crate) source: SpaceId,
     /// Address in that memory, or offset in the arena.
     at: u64,
     len: u32,
 }
 
+/// In place of a sender's memory: the receive arena. No memory has this number.
+pub(crate) const ARENA: SpaceId = SpaceId(u64::MAX);
 /// In place of a sender's memory: what the engine itself puts in front of a payload. No memory has
 /// this number.
-pub(crate) const AREAS: SpaceId = SpaceId(u64::MAX);
+pub(crate) const AREAS: SpaceId = SpaceId(u64::MAX - 1);
 
 impl Payload {
     #[inline]
     pub(crate) fn arrived(range: Range) -> Self {
-        Self { source: None, at: range.offset.into(), len: range.len }
+        Self { source: ARENA, at: range.offset.into(), len: range.len }
     }
 
     fn referred(space: SpaceId, from: MemRange) -> Self {
-        Self { source: Some(space), at: from.addr, len: from.len }
+        Self { source: space, at: from.addr, len: from.len }
     }
 
     /// Bytes of the engine's own.
     pub(crate) fn own(range: Range) -> Self {
-        Self { source: Some(AREAS), ..Self::arrived(range) }
+        Self { source: AREAS, ..Self::arrived(range) }
+    }
+
+    /// The sender whose memory it is still in.
+    pub(crate) fn lender(&self) -> Option<SpaceId> {
+        (self.source != ARENA).then_some(self.source)
     }
 
     #[inline]

@@ -44,7 +44,7 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     ctx.shared.batch = batch;
 }
 
-#[inline]
+#[inline(always)]
 fn deliver<T: Tap>(
     ctx: &mut Ctx<'_, T>,
     qps: &mut Slab<Qp>,

@@ -7,17 +7,18 @@ use crate::by_reference::{self, Payload};
 use crate::delivery;
 use crate::event::{DropReason, Event, NakReason, PacketInfo, Tap};
 use crate::groups::MAX_MEMBERS;
-use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, SpaceId, Wire};
+use crate::ports::{ArenaId, Dma, Host, MemRange, Ports, Range, RxIpId, RxTrain, Wire};
 use crate::qp::Qp;
 use crate::qp::packet::Packet;
-use crate::qp::verdict::{AtomicRequest, Deferred, Verdict};
+use crate::qp::responder::replies::ReplyKind;
+use crate::qp::verdict::{AtomicRequest, AtomicResult, Deferred, Verdict};
 use crate::qpn::{QpnCodec, shard_of};
 use crate::shared::Ctx;
 use crate::slab::Slab;
 use rnic_abi::verbs::WcStatus;
 use roce_wire::grh::{GRH_LEN, grh_area};
 use roce_wire::icrc::{self, IcrcCheck};
-use roce_wire::{Datagram, Ecn, Flow, Opcode, Psn, Qpn, Transport, datagram};
+use roce_wire::{Datagram, Ecn, Flow, Opcode, Qpn, Transport, datagram};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -30,11 +31,12 @@ pub(crate) struct Ingress {
     shard: u8,
     /// The last QP found: consecutive datagrams mostly have the same one.
     last: Option<(Qpn, u32)>,
-    /// Members of a group that did not get their copy yet; empty between two datagrams.
-    copies: Vec<u32>,
+    /// Members of the group that the datagram is for; empty between two datagrams.
+    members: Vec<u32>,
 }
 
-/// Where a datagram is.
+/// Where a datagram is. What is seldom run takes it by value, so that it needs no memory otherwise.
+#[derive(Clone, Copy)]
 struct Arrival<'a> {
     train: &'a RxTrain,
     bytes: &'a [u8],
@@ -56,7 +58,7 @@ impl Arrival<'_> {
 enum Receiver {
     /// The queue pair in this slot.
     Qp(u32),
-    /// The members of its group, here or in other shards: those here are next.
+    /// The members of its group, here or in other shards.
     Members,
     /// Another shard, or the control plane, which has it now.
     Elsewhere,
@@ -70,8 +72,8 @@ pub(crate) struct Target<'a, 'c, T> {
 
 impl Ingress {
     pub(crate) fn new(codec: QpnCodec, shard: u8) -> Self {
-        let copies = Vec::with_capacity(MAX_MEMBERS);
-        Self { trains: Vec::with_capacity(MAX_TRAINS), codec, shard, last: None, copies }
+        let members = Vec::with_capacity(MAX_MEMBERS);
+        Self { trains: Vec::with_capacity(MAX_TRAINS), codec, shard, last: None, members }
     }
 
     /// A QP went away: its number must not be found any more.
@@ -124,38 +126,35 @@ impl Ingress {
             return;
         }
         let step = (train.segment_len as usize).max(1);
+        target.ctx.shared.counters.rx_packets += bytes.len().div_ceil(step) as u64;
+        target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
         let mut offset = train.range.offset;
-        let mut datagrams = (0u16..).zip(bytes.chunks(step));
-        let mut next = datagrams.next();
-        // One to a group is looked at again for each member. That keeps a single call of `handle`,
-        // so that the compiler puts all of it in here: with a second one, or a loop around it, each
-        // packet of a connection takes a fifth more instructions.
-        while let Some((k, bytes)) = next {
+        for (k, bytes) in (0u16..).zip(bytes.chunks(step)) {
             let arrival = Arrival { train, bytes, offset, k };
-            let handled = match Datagram::parse(bytes) {
+            let receiver = match Datagram::parse(bytes) {
                 Ok(packet) => match self.classify(target, &packet, &arrival, ports.host) {
                     Ok(Receiver::Qp(slot)) => {
-                        target.handle(slot, &packet, &arrival, ports.dma, arena)
+                        target.take(slot, &packet, &arrival, ports.dma, arena);
+                        Ok(())
                     }
-                    Ok(Receiver::Members | Receiver::Elsewhere) => Ok(()),
+                    Ok(Receiver::Members) => {
+                        self.copy_to_members(target, &packet, arrival, ports.dma, arena);
+                        Ok(())
+                    }
+                    Ok(Receiver::Elsewhere) => Ok(()),
                     Err(reason) => Err(reason),
                 },
                 Err(_) => Err(DropReason::Malformed),
             };
-            if let Err(reason) = handled {
+            if let Err(reason) = receiver {
                 target.ctx.dropped(reason, info_of(bytes));
             }
-            // Rule: EachMemberForItself
-            if self.copies.is_empty() {
-                target.ctx.shared.counters.rx_packets += 1;
-                target.ctx.shared.counters.rx_bytes += bytes.len() as u64;
-                offset = offset.saturating_add(train.segment_len);
-                next = datagrams.next();
-            }
+            offset = offset.saturating_add(train.segment_len);
         }
     }
 
     /// Checks everything that needs no protocol state and finds the receiver.
+    #[inline(always)]
     fn classify<H: Host, T: Tap>(
         &mut self,
         target: &mut Target<'_, '_, T>,
@@ -163,9 +162,6 @@ impl Ingress {
         arrival: &Arrival<'_>,
         host: &mut H,
     ) -> Result<Receiver, DropReason> {
-        if let Some(member) = self.copies.pop() {
-            return Ok(Receiver::Qp(member));
-        }
         let flow = &arrival.train.flow;
         let hint = arrival.train.ip_id.hint(arrival.k);
         let trusted = arrival.train.is_internal;
@@ -178,20 +174,33 @@ impl Ingress {
             target.ctx.shared.counters.np_ecn_marked_roce_packets += 1;
         }
         let qpn = packet.bth().dest_qp;
-        if let Some((last, slot)) = self.last
-            && last == qpn
-        {
-            return Ok(Receiver::Qp(slot));
+        match self.last {
+            Some((last, slot)) if last == qpn => Ok(Receiver::Qp(slot)),
+            _ => self.find(target, packet, *arrival, check, host),
         }
+    }
+
+    /// Finds another receiver than the last one.
+    #[inline(never)]
+    fn find<H: Host, T: Tap>(
+        &mut self,
+        target: &mut Target<'_, '_, T>,
+        packet: &Datagram<'_>,
+        arrival: Arrival<'_>,
+        check: IcrcCheck,
+        host: &mut H,
+    ) -> Result<Receiver, DropReason> {
+        let Arrival { train, bytes, k, .. } = arrival;
+        let qpn = packet.bth().dest_qp;
         let shard = shard_of(qpn);
         if shard != self.shard {
-            let ip_id = RxIpId::Seen(check.ip_id(hint));
-            let train = RxTrain { ip_id, flow: check.flow(*flow), ..*arrival.train };
-            return self.elsewhere(target, qpn, &train, arrival.bytes, host);
+            let ip_id = RxIpId::Seen(check.ip_id(train.ip_id.hint(k)));
+            let train = RxTrain { ip_id, flow: check.flow(train.flow), ..*train };
+            return self.elsewhere(target, qpn, &train, bytes, host);
         }
         if qpn == Qpn::GSI {
             let info = packet_info(packet);
-            let dropped = target.ctx.take_management((packet, info), flow, host);
+            let dropped = target.ctx.take_management((packet, info), &train.flow, host);
             return dropped.map_or(Ok(Receiver::Elsewhere), Err);
         }
         let slot = self.codec.decode(qpn).slot;
@@ -226,11 +235,29 @@ impl Ingress {
             return Err(DropReason::Address);
         }
         let others = host.hand_over_to_members(train, datagram);
-        self.copies.extend(target.ctx.shared.groups.members(group).iter().rev());
-        if self.copies.is_empty() && !others {
+        self.members.extend(target.ctx.shared.groups.members(group));
+        if self.members.is_empty() && !others {
             return Err(DropReason::NoMember);
         }
         Ok(Receiver::Members)
+    }
+
+    /// Gives each member of a group its copy.
+    #[cold]
+    fn copy_to_members<D: Dma, T: Tap>(
+        &mut self,
+        target: &mut Target<'_, '_, T>,
+        packet: &Datagram<'_>,
+        arrival: Arrival<'_>,
+        dma: &mut D,
+        arena: &[u8],
+    ) {
+        for member in self.members.drain(..) {
+            // Rule: EachMemberForItself
+            if let Err(reason) = target.handle_datagram(member, packet, arrival, dma, arena) {
+                target.ctx.dropped(reason, info_of(arrival.bytes));
+            }
+        }
     }
 }
 
@@ -240,7 +267,24 @@ impl<T: Tap> Target<'_, '_, T> {
         delivery::flush(&mut self.ctx, self.qps, dma, arena);
     }
 
-    /// Checks what needs the QP and gives the packet to the half it is for.
+    /// Takes a packet that is for the QP in this slot, or drops it.
+    #[inline(never)]
+    fn take<D: Dma>(
+        &mut self,
+        slot: u32,
+        datagram: &Datagram<'_>,
+        arrival: &Arrival<'_>,
+        dma: &mut D,
+        arena: &[u8],
+    ) {
+        if let Err(reason) = self.handle(slot, datagram, arrival, dma, arena) {
+            self.ctx.dropped(reason, info_of(arrival.bytes));
+        }
+    }
+
+    /// Checks what needs the QP and gives the packet to the half it is for. There is one call of
+    /// this, and so of all that it calls: the compiler makes one function of them.
+    #[inline(always)]
     fn handle<D: Dma>(
         &mut self,
         slot: u32,
@@ -253,56 +297,82 @@ impl<T: Tap> Target<'_, '_, T> {
             self.flush(dma, arena);
         }
         let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
-        check_qp(qp, datagram, arrival)?;
+        // Rule: DatagramStandsAlone
+        if !qp.rules.is_connected {
+            return self.handle_datagram(slot, datagram, *arrival, dma, arena);
+        }
+        check_qp(qp, datagram)?;
+        // Rule: PeerAddress
+        if !qp.is_peer(&arrival.train.flow) {
+            return Err(DropReason::Address);
+        }
         qp.counters.rx_packets += 1;
         qp.counters.rx_bytes += arrival.bytes.len() as u64;
-        let info = datagram.opcode().info();
+        let info = datagram.info();
         if info.transport == Transport::Cnp {
             self.ctx.shared.counters.rp_cnp_handled += 1;
             return Ok(());
         }
         self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: packet_info(datagram) });
-        #[expect(clippy::cast_possible_truncation, reason = "a datagram is below 64 KiB")]
-        let range = Range {
-            offset: arrival.offset + datagram.payload_offset() as u32,
-            len: datagram.payload_len() as u32,
-        };
-        let bytes = payload_of(arrival, datagram.payload(), range, dma)?;
-        let packet = Packet { datagram, info, bytes };
-        // Rule: DatagramStandsAlone
+        let bytes = payload_of(arrival, datagram, dma)?;
+        let packet = Packet { datagram, info, psn: datagram.bth().psn, bytes };
         let verdict = if !info.is_request {
             qp.handle_response(&mut self.ctx, &packet)
-        } else if qp.rules.is_connected {
-            let named = match qp.rules.names_srq {
-                true => qp.follow_name(&mut self.ctx, &packet),
-                false => Ok(()),
-            };
-            match named {
-                Ok(()) => qp.handle_request(&mut self.ctx, &packet),
-                Err(verdict) => verdict,
-            }
+        } else if qp.rules.names_srq
+            && let Err(verdict) = qp.follow_name(&mut self.ctx, &packet)
+        {
+            verdict
         } else {
-            qp.handle_datagram(&mut self.ctx, &packet, &arrival.grh_area())
+            qp.handle_request(&mut self.ctx, &packet)
         };
         match verdict {
             Verdict::Done => Ok(()),
             Verdict::Drop(reason) => Err(reason),
-            Verdict::AfterFlush(deferred) => {
-                // Rule: AtomicAfterWrites
-                self.flush(dma, arena);
-                self.finish(slot, packet.psn(), deferred, dma)
-            }
+            Verdict::AfterFlush(deferred) => self.finish(slot, &packet, deferred, dma, arena),
+        }
+    }
+
+    /// The same where there is no connection. In line it would cost all other packets.
+    #[inline(never)]
+    fn handle_datagram<D: Dma>(
+        &mut self,
+        slot: u32,
+        datagram: &Datagram<'_>,
+        arrival: Arrival<'_>,
+        dma: &mut D,
+        arena: &[u8],
+    ) -> Result<(), DropReason> {
+        if self.ctx.shared.batch.is_full() {
+            self.flush(dma, arena);
+        }
+        let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
+        check_qp(qp, datagram)?;
+        check_datagram(qp, datagram, &arrival.train.flow)?;
+        qp.counters.rx_packets += 1;
+        qp.counters.rx_bytes += arrival.bytes.len() as u64;
+        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: packet_info(datagram) });
+        let info = datagram.info();
+        let bytes = payload_of(&arrival, datagram, dma)?;
+        let packet = Packet { datagram, info, psn: datagram.bth().psn, bytes };
+        match qp.handle_datagram(&mut self.ctx, &packet, &arrival.grh_area()) {
+            Verdict::Done => Ok(()),
+            Verdict::Drop(reason) => Err(reason),
+            Verdict::AfterFlush(deferred) => self.finish(slot, &packet, deferred, dma, arena),
         }
     }
 
     /// The part of a packet that needs the payload of earlier ones in memory.
+    #[inline(never)]
     fn finish<D: Dma>(
         &mut self,
         slot: u32,
-        psn: Psn,
+        packet: &Packet<'_>,
         deferred: Deferred,
         dma: &mut D,
+        arena: &[u8],
     ) -> Result<(), DropReason> {
+        // Rule: AtomicAfterWrites
+        self.flush(dma, arena);
         let qp = self.qps.by_slot_mut(slot as usize).ok_or(DropReason::NoQp)?;
         // Memory that could not be written may have ended the connection.
         if !qp.receives() {
@@ -311,19 +381,16 @@ impl<T: Tap> Target<'_, '_, T> {
         let ctx = &mut self.ctx;
         match deferred {
             Deferred::Nak(reason) => return qp.refuse(ctx, reason),
-            Deferred::BadReceive { wr_id, index } => qp.fail_receive(ctx, wr_id, index),
-            Deferred::Atomic(request) => match execute(dma, &request) {
-                Some(old) => qp.finish_atomic(ctx, psn, request.answer(old)),
-                None => return qp.refuse(ctx, NakReason::RemoteMemory),
+            Deferred::BadReceive => qp.fail_receive(ctx),
+            Deferred::Atomic => match qp.atomic_of(ctx, packet).and_then(|a| execute(dma, &a)) {
+                Ok(answer) => qp.finish_atomic(ctx, packet.psn, answer),
+                Err(reason) => return qp.refuse(ctx, reason),
             },
             Deferred::FailRequest(status) => qp.fail_request(ctx, status),
-            Deferred::StoreAtomic { space, addr, value } => {
-                if store(dma, space, addr, value) {
-                    qp.finish_own_atomic(ctx);
-                } else {
-                    qp.fail_request(ctx, WcStatus::LocProtErr);
-                }
-            }
+            Deferred::StoreAtomic => match qp.result_of(ctx, packet).and_then(|r| store(dma, r)) {
+                Ok(()) => qp.finish_own_atomic(ctx),
+                Err(status) => qp.fail_request(ctx, status),
+            },
         }
         Ok(())
     }
@@ -331,26 +398,31 @@ impl<T: Tap> Target<'_, '_, T> {
 
 /// Where the payload is. A payload that is passed by reference may have been deregistered since:
 /// then the packet is dropped, and its retransmission finds the key invalid.
+#[inline(always)]
 fn payload_of<D: Dma>(
     arrival: &Arrival<'_>,
-    payload: &[u8],
-    arrived: Range,
+    datagram: &Datagram<'_>,
     dma: &D,
 ) -> Result<Payload, DropReason> {
+    #[expect(clippy::cast_possible_truncation, reason = "a datagram is below 64 KiB")]
+    let arrived = Range {
+        offset: arrival.offset + datagram.payload_offset() as u32,
+        len: datagram.payload_len() as u32,
+    };
     if !arrival.train.is_internal {
         return Ok(Payload::arrived(arrived));
     }
-    let found = by_reference::find(arrival.bytes, payload, arrived);
-    match found.source {
+    let found = by_reference::find(arrival.bytes, datagram.payload(), arrived);
+    match found.lender() {
         Some(space) if !dma.copies_from(space, found.in_memory()) => Err(DropReason::LentGone),
         _ => Ok(found),
     }
 }
 
-/// Transport, state, partition and addresses must be those of the connection, or the Q_Key that of
-/// the queue pair.
-fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-    let fits = qp.rules.takes(datagram.opcode().transport());
+/// Transport, state and partition must be those of the queue pair.
+#[inline(always)]
+fn check_qp(qp: &Qp, datagram: &Datagram<'_>) -> Result<(), DropReason> {
+    let fits = qp.rules.takes(datagram.info().transport);
     // Rule: TransportFits
     if !fits {
         return Err(DropReason::Transport);
@@ -363,11 +435,7 @@ fn check_qp(qp: &Qp, datagram: &Datagram<'_>, arrival: &Arrival<'_>) -> Result<(
     if !datagram.bth().pkey.matches(qp.pkey()) {
         return Err(DropReason::PKey);
     }
-    if !qp.rules.is_connected {
-        return check_datagram(qp, datagram, &arrival.train.flow);
-    }
-    // Rule: PeerAddress
-    if qp.is_peer(&arrival.train.flow) { Ok(()) } else { Err(DropReason::Address) }
+    Ok(())
 }
 
 /// A datagram comes from anywhere, but its sender must know the Q_Key.
@@ -385,16 +453,20 @@ fn check_datagram(qp: &Qp, datagram: &Datagram<'_>, flow: &Flow) -> Result<(), D
     }
 }
 
-fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Option<u64> {
-    dma.atomic(request.space, request.addr, &mut |old| request.apply(old)).ok()
+/// Executes an atomic of the peer and says how it is answered.
+fn execute<D: Dma>(dma: &mut D, request: &AtomicRequest) -> Result<ReplyKind, NakReason> {
+    let old = dma.atomic(request.space, request.addr, &mut |old| request.apply(old));
+    old.map(|old| request.answer(old)).map_err(|_| NakReason::RemoteMemory)
 }
 
 /// Stores the result of our own atomic, in the byte order of this machine.
-fn store<D: Dma>(dma: &mut D, space: SpaceId, addr: u64, value: u64) -> bool {
+fn store<D: Dma>(dma: &mut D, result: AtomicResult) -> Result<(), WcStatus> {
+    let AtomicResult { space, addr, value } = result;
     // Rule: AtomicResultNative
     let bytes = value.to_ne_bytes();
     let from = [Range { offset: 0, len: 8 }];
-    dma.write(space, &bytes, &from, &[MemRange { addr, len: 8 }], &[]).is_ok()
+    let to = [MemRange { addr, len: 8 }];
+    dma.write(space, &bytes, &from, &to, &[]).map_err(|_| WcStatus::LocProtErr)
 }
 
 pub(crate) fn packet_info(datagram: &Datagram<'_>) -> PacketInfo {

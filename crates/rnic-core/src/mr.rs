@@ -114,8 +114,9 @@ pub struct MrTable {
     windows: Slab<Window>,
     /// By the upper 24 bits of their keys.
     by_index: HashMap<u32, Named, KeyHash>,
-    /// Handle of the region that was found last: the packets of a message mostly have the same.
-    last: Cell<u32>,
+    /// Slot of the region that was found last: the packets of a message mostly have the same. Its
+    /// key tells whether it still is that one.
+    last: Cell<usize>,
     secret: Secret,
     /// Numbers drawn for keys.
     drawn: u64,
@@ -277,17 +278,19 @@ impl MrTable {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, key: u32) -> Option<&Region> {
-        let last = self.regions.get(self.last.get()).filter(|region| region.key == key);
-        last.or_else(|| self.find_anew(key))
+        match self.regions.by_slot(self.last.get()) {
+            Some(region) if region.key == key => Some(region),
+            _ => self.find_anew(key),
+        }
     }
 
     #[inline(never)]
     fn find_anew(&self, key: u32) -> Option<&Region> {
         let Named::Region(handle) = *self.by_index.get(&(key >> 8))? else { return None };
         let region = self.regions.get(handle).filter(|region| region.key == key)?;
-        self.last.set(handle);
+        self.last.set(Slab::<Region>::slot_of(handle));
         Some(region)
     }
 

@@ -23,6 +23,11 @@ pub(crate) struct Recv {
 }
 
 impl Recv {
+    /// One that is invalid: nothing is left to do but to fail it.
+    pub(crate) fn broken(wr_id: u64, index: u32) -> Self {
+        Self { wr_id, index, room: 0, filled: 0, sge: 0, in_sge: 0 }
+    }
+
     /// The message is given up: the next one fills the WQE from its beginning.
     pub(crate) fn start_over(&mut self) {
         (self.filled, self.sge, self.in_sge) = (0, 0, 0);

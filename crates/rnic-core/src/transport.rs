@@ -14,10 +14,8 @@ pub(crate) struct TransportRules {
     /// It has one peer, so a packet must come from that peer's address. Without one, a queue pair
     /// has a Q_Key instead.
     pub(crate) is_connected: bool,
-    /// It may write into its peer's memory.
-    writes: bool,
-    /// It may read its peer's memory and change it atomically: that takes responses.
-    reads: bool,
+    /// The work requests that it takes: bit n for `ibv_wr_opcode` n.
+    work: u16,
     /// The responder answers: the requester repeats what is lost, and is told what is refused.
     pub(crate) is_reliable: bool,
     /// Its requests name the shared receive queue at the other end (XRC), so that one connection
@@ -45,29 +43,34 @@ pub(crate) enum Sequence {
 const RC: TransportRules = TransportRules {
     transport: Transport::Rc,
     is_connected: true,
-    writes: true,
-    reads: true,
+    work: ALL,
     is_reliable: true,
     names_srq: false,
 };
-const UC: TransportRules =
-    TransportRules { transport: Transport::Uc, reads: false, is_reliable: false, ..RC };
+const UC: TransportRules = TransportRules {
+    transport: Transport::Uc,
+    work: ALL & !READS & !SEND_INV,
+    is_reliable: false,
+    ..RC
+};
 const UD: TransportRules = TransportRules {
     transport: Transport::Ud,
     is_connected: false,
-    writes: false,
-    reads: false,
+    work: ALL & !WRITES & !READS & !SEND_INV,
     is_reliable: false,
     names_srq: false,
 };
 const XRC: TransportRules = TransportRules { transport: Transport::Xrc, names_srq: true, ..RC };
 
-/// Work requests that take a transport with access to memory of the peer: bit n for
-/// `ibv_wr_opcode` n.
+/// All work requests: bit n for `ibv_wr_opcode` n.
+const ALL: u16 = u16::MAX;
+/// Those that take a transport with access to memory of the peer.
 const WRITES: u16 = 1 << WrOpcode::Write as u16
     | 1 << WrOpcode::WriteImm as u16
     | 1 << WrOpcode::BindMw as u16
     | 1 << WrOpcode::LocalInv as u16;
+/// The one that invalidates a key of the peer.
+const SEND_INV: u16 = 1 << WrOpcode::SendInv as u16;
 /// Those that take a response.
 const READS: u16 = 1 << WrOpcode::Read as u16
     | 1 << WrOpcode::CmpSwap as u16
@@ -99,12 +102,8 @@ impl TransportRules {
     /// The send queue may be told to do this, as far as the transport is concerned.
     #[inline]
     pub(crate) fn allows(&self, opcode: WrOpcode) -> bool {
-        let among = |kind: u16| kind >> opcode.number() & 1 != 0;
-        // Rule: UcNoReads
-        (self.writes || !among(WRITES))
-            && (self.reads || !among(READS))
-            // Rule: UcInvalidatesNothing
-            && (self.is_reliable || opcode != WrOpcode::SendInv)
+        // Rule: UcNoReads, UcInvalidatesNothing
+        self.work >> opcode.number() & 1 != 0
     }
 
     /// What a request is whose PSN is `ahead` of the expected one. Where nothing is repeated there
@@ -137,7 +136,12 @@ impl TransportRules {
     /// asked for: [`allows`](Self::allows) refuses its work request.
     #[inline]
     pub(crate) fn form(&self, rc: Opcode) -> Opcode {
-        if self.transport == Transport::Rc { rc } else { rc.on(self.transport).unwrap_or(rc) }
+        if self.transport == Transport::Rc { rc } else { self.other_form(rc) }
+    }
+
+    #[inline(never)]
+    fn other_form(&self, rc: Opcode) -> Opcode {
+        rc.on(self.transport).unwrap_or(rc)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::headers::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CnpBody, Deth, Feth, Ieth, ImmDt, Rdeth, Reth, XrcEth,
 };
-use crate::opcode::{HeaderSet, Opcode};
+use crate::opcode::{HeaderSet, Opcode, OpcodeInfo};
 use crate::types::{Psn, Qpn};
 
 /// Bytes of the invariant CRC at the end of a datagram.
@@ -202,60 +202,60 @@ impl HeaderRepr {
     }
 }
 
-/// A checked view of a datagram. Extension headers are read when they are asked for: most packets
-/// of a long message have none.
+/// A checked view of a datagram. Its headers are read when they are asked for: most packets of a
+/// long message have no extension header, and of the base transport header few fields count.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    bth: Bth,
+    opcode: Opcode,
+    info: &'static OpcodeInfo,
+    bth: &'a [u8; Bth::LEN],
     bytes: &'a [u8],
     payload_offset: usize,
     payload_end: usize,
 }
 
 impl<'a> Datagram<'a> {
-    /// Checks lengths, padding and version, and reads the base transport header.
+    /// Checks lengths, padding, version and opcode.
     ///
     /// Rules that need a queue pair, such as payload length against the path MTU, are the engine's
     /// ([`crate::PayloadRule`]).
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Datagram<'a>, ParseError> {
-        let (bth_bytes, _) = bytes.split_first_chunk().ok_or(ParseError::TooShort)?;
+        let bth = bytes.first_chunk().ok_or(ParseError::TooShort)?;
         if bytes.len() < Bth::LEN + ICRC_LEN {
             return Err(ParseError::TooShort);
         }
-        let version = bth_bytes[1] & 0xf;
+        let version = bth[1] & 0xf;
         if version != 0 {
             return Err(ParseError::Version(version));
         }
-        let opcode =
-            Opcode::from_u8(bth_bytes[0]).ok_or(ParseError::UnknownOpcode(bth_bytes[0]))?;
-        let bth = Bth::from_bytes(opcode, bth_bytes);
-
-        let payload_offset = usize::from(opcode.info().header_len);
+        let opcode = Opcode::from_u8(bth[0]).ok_or(ParseError::UnknownOpcode(bth[0]))?;
+        let info = opcode.info();
+        let payload_offset = usize::from(info.header_len);
         let icrc_offset = bytes.len() - ICRC_LEN;
         if payload_offset > icrc_offset {
             return Err(ParseError::HeaderTruncated(opcode));
         }
         let payload_end = icrc_offset
-            .checked_sub(usize::from(bth.pad))
+            .checked_sub(usize::from(Bth::pad_of(bth)))
             .filter(|&end| end >= payload_offset)
             .ok_or(ParseError::PadTooLong)?;
         if !bytes.len().is_multiple_of(4) {
             return Err(ParseError::Unaligned);
         }
-        Ok(Datagram { bth, bytes, payload_offset, payload_end })
+        Ok(Datagram { opcode, info, bth, bytes, payload_offset, payload_end })
     }
 
-    /// The base transport header.
-    #[inline]
-    pub fn bth(&self) -> &Bth {
-        &self.bth
+    /// The base transport header. In line, only the fields that are used cost anything.
+    #[inline(always)]
+    pub fn bth(&self) -> Bth {
+        Bth::from_bytes(self.opcode, self.bth)
     }
 
     /// All headers.
     pub fn headers(&self) -> HeaderRepr {
         HeaderRepr {
-            bth: self.bth,
+            bth: self.bth(),
             rdeth: self.extension(HeaderSet::RDETH).map(Rdeth::from_bytes),
             deth: self.extension(HeaderSet::DETH).map(Deth::from_bytes),
             xrceth: self.xrceth(),
@@ -325,7 +325,7 @@ impl<'a> Datagram<'a> {
     /// The bytes of one extension header, if the opcode has it.
     #[inline]
     fn extension<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
-        let set = self.bth.opcode.info().headers;
+        let set = self.info.headers;
         if !set.has(header) {
             return None;
         }
@@ -335,7 +335,12 @@ impl<'a> Datagram<'a> {
     }
 
     pub fn opcode(&self) -> Opcode {
-        self.bth.opcode
+        self.opcode
+    }
+
+    /// What its opcode means.
+    pub fn info(&self) -> &'static OpcodeInfo {
+        self.info
     }
 
     /// The data, without padding and ICRC.
@@ -354,7 +359,7 @@ impl<'a> Datagram<'a> {
 
     /// Number of pad bytes.
     pub fn pad(&self) -> u8 {
-        self.bth.pad
+        Bth::pad_of(self.bth)
     }
 
     /// The pad bytes; zero when the sender is well-behaved.

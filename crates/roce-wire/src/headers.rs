@@ -63,41 +63,50 @@ impl Bth {
     }
 
     /// The opcode is passed because the caller already had to find out whether it is known.
+    #[inline(always)]
     pub(crate) fn from_bytes(opcode: Opcode, b: &[u8; Self::LEN]) -> Bth {
         Bth {
             opcode,
             solicited: b[1] & 0x80 != 0,
             mig_req: b[1] & 0x40 != 0,
-            pad: (b[1] >> 4) & 3,
+            pad: Self::pad_of(b),
             pkey: PKey(u16::from_be_bytes([b[2], b[3]])),
             fecn: b[4] & 0x80 != 0,
             becn: b[4] & 0x40 != 0,
             resv6: b[4] & 0x3f,
-            dest_qp: Qpn::new(be24([b[5], b[6], b[7]])),
+            dest_qp: Qpn::new(be32(b, 4)),
             ack_req: b[8] & 0x80 != 0,
             resv7: b[8] & 0x7f,
-            psn: Psn::new(be24([b[9], b[10], b[11]])),
+            psn: Psn::new(be32(b, 8)),
         }
     }
 
+    /// Writes the header to the front of `buf` and returns its length.
+    ///
+    /// # Panics
+    /// If `buf` is shorter.
+    #[inline(always)]
+    pub fn emit(&self, buf: &mut [u8]) -> usize {
+        buf[..Self::LEN].copy_from_slice(&self.to_bytes());
+        Self::LEN
+    }
+
+    /// The pad count of a header.
+    #[inline]
+    pub(crate) fn pad_of(b: &[u8; Self::LEN]) -> u8 {
+        (b[1] >> 4) & 3
+    }
+
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let pkey = self.pkey.0.to_be_bytes();
-        let qp = self.dest_qp.value().to_be_bytes();
-        let psn = self.psn.value().to_be_bytes();
-        [
-            self.opcode.code(),
-            flag(self.solicited, 7) | flag(self.mig_req, 6) | (self.pad & 3) << 4,
-            pkey[0],
-            pkey[1],
-            flag(self.fecn, 7) | flag(self.becn, 6) | self.resv6 & 0x3f,
-            qp[1],
-            qp[2],
-            qp[3],
-            flag(self.ack_req, 7) | self.resv7 & 0x7f,
-            psn[1],
-            psn[2],
-            psn[3],
-        ]
+        let flags = flag(self.solicited, 7) | flag(self.mig_req, 6) | (self.pad & 3) << 4;
+        let marks = flag(self.fecn, 7) | flag(self.becn, 6) | self.resv6 & 0x3f;
+        let ack_req = flag(self.ack_req, 7) | self.resv7 & 0x7f;
+        let [high, low] = self.pkey.0.to_be_bytes();
+        let mut b = [0; Self::LEN];
+        b[..4].copy_from_slice(&[self.opcode.code(), flags, high, low]);
+        b[4..8].copy_from_slice(&with_top_byte(marks, self.dest_qp.value()));
+        b[8..].copy_from_slice(&with_top_byte(ack_req, self.psn.value()));
+        b
     }
 }
 

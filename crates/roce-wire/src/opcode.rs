@@ -94,13 +94,17 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Does a payload of `len` bytes followed by `pad` pad bytes obey the rule under `mtu` bytes?
+    /// What most packets of long messages obey is asked first.
+    #[inline]
     pub const fn allows(self, len: usize, pad: u8, mtu: usize) -> bool {
+        if matches!(self, PayloadRule::FullMtu) {
+            return len == mtu && pad == 0;
+        }
         match self {
             PayloadRule::Zero => len == 0 && pad == 0,
-            PayloadRule::FullMtu => len == mtu && pad == 0,
-            PayloadRule::SomeUpToMtu => len >= 1 && len <= mtu,
-            PayloadRule::UpToMtu => len <= mtu,
             PayloadRule::Eight => len == 8 && pad == 0,
+            PayloadRule::SomeUpToMtu => len >= 1 && len <= mtu,
+            PayloadRule::FullMtu | PayloadRule::UpToMtu => len <= mtu,
         }
     }
 }
@@ -262,11 +266,9 @@ macro_rules! opcodes {
             pub const ALL: &'static [Opcode] = &[$(Opcode::$variant,)*];
 
             /// `None` for reserved and manufacturer codes.
+            #[inline]
             pub const fn from_u8(code: u8) -> Option<Opcode> {
-                match code {
-                    $($code => Some(Opcode::$variant),)*
-                    _ => None,
-                }
+                OPCODES[code as usize]
             }
 
             /// Asked several times for each packet: a load, without a branch.
@@ -275,6 +277,13 @@ macro_rules! opcodes {
                 &INFOS[self as usize]
             }
         }
+
+        /// By code.
+        static OPCODES: [Option<Opcode>; 256] = {
+            let mut opcodes = [None; 256];
+            $(opcodes[$code] = Some(Opcode::$variant);)*
+            opcodes
+        };
 
         /// By code; codes of no opcode have the first one's.
         static INFOS: [OpcodeInfo; 256] = {

@@ -1,6 +1,6 @@
 //! The headers of reserved trains, and payload that came with the WQEs.
 
-use super::headers::{datagram_headers, headers_of};
+use super::headers::{self, datagram_headers};
 use super::{Egress, Train};
 use crate::by_reference;
 use crate::ports::Wire;
@@ -16,7 +16,7 @@ impl Egress {
         for train in &self.trains {
             let arena = wire.tx(train.slot.arena);
             for (segment, datagram) in self.datagrams(train, arena) {
-                let start = headers_of(qp, segment, profile).emit(datagram);
+                let start = headers::write(qp, segment, profile, datagram);
                 if train.slot.is_internal {
                     by_reference::mark_carried(datagram);
                 }
@@ -48,10 +48,11 @@ impl Egress {
     ) -> impl Iterator<Item = (&'a Segment, &'a mut [u8])> {
         let segments = self.plan.get(train.first..train.end).unwrap_or(&[]);
         let rest = arena.get_mut(train.slot.offset as usize..).unwrap_or(&mut []);
-        let stride = (train.slot.stride as usize).max(1);
-        segments.iter().zip(rest.chunks_mut(stride)).map(|(segment, chunk)| {
-            let len = (segment.datagram_len as usize).min(chunk.len());
-            (segment, &mut chunk[..len])
+        let mut places = rest.chunks_mut((train.slot.stride as usize).max(1));
+        segments.iter().map_while(move |segment| {
+            let place = places.next()?;
+            let len = (segment.datagram_len as usize).min(place.len());
+            Some((segment, &mut place[..len]))
         })
     }
 }

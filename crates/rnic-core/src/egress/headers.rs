@@ -16,27 +16,60 @@ use roce_wire::{
     Syndrome, XrcEth,
 };
 
-/// The headers of a planned packet.
+/// The extension headers that most packets have no others than.
+const COMMON: HeaderSet = HeaderSet::RETH.with(HeaderSet::AETH).with(HeaderSet::IMM_DT);
+
+/// Writes the headers of a planned packet and returns their length. Where all the others are known
+/// to be missing, they cost nothing.
 #[inline(always)]
-pub(super) fn headers_of(qp: &Qp, segment: &Segment, profile: Profile) -> HeaderRepr {
+pub(super) fn write(qp: &Qp, segment: &Segment, profile: Profile, datagram: &mut [u8]) -> usize {
     // Rule: DestQpn
     let dest = qp.dest_qpn();
-    let mut headers = HeaderRepr::new(bth_of(qp, segment, dest));
-    headers.aeth = aeth_of(qp, segment, profile);
+    let bth = bth_of(qp, segment, dest);
+    let present = segment.opcode.info().headers;
+    if present == HeaderSet::NONE {
+        return bth.emit(datagram);
+    }
+    if !present.is_within(COMMON) {
+        return all_headers(qp, segment, profile, bth).emit(datagram);
+    }
     match segment.source {
         Source::Request { index, offset } => {
-            request_headers(&mut headers, qp, segment, index, offset)
+            request_headers(qp, segment, (index, offset), bth).emit(datagram)
+        }
+        Source::QueuedReply { .. } | Source::Ack => {
+            answer_headers(qp, segment, profile, bth).emit(datagram)
+        }
+    }
+}
+
+/// The headers of a planned packet that may have any.
+#[inline(never)]
+fn all_headers(qp: &Qp, segment: &Segment, profile: Profile, bth: Bth) -> HeaderRepr {
+    match segment.source {
+        Source::Request { index, offset } => {
+            let mut headers = request_headers(qp, segment, (index, offset), bth);
+            seldom_headers(&mut headers, &qp.sq.wr(index).control);
+            headers
         }
         Source::QueuedReply { nth, .. } => {
+            let mut headers = answer_headers(qp, segment, profile, bth);
             if let Some(ReplyKind::Atomic { value }) =
                 qp.responder.replies.get(nth).map(|reply| reply.kind)
             {
                 headers.atomic_ack = Some(AtomicAckEth { original: value });
             }
+            headers
         }
-        Source::Ack => {}
+        Source::Ack => answer_headers(qp, segment, profile, bth),
     }
-    headers
+}
+
+/// The common headers of an answer.
+#[inline(always)]
+fn answer_headers(qp: &Qp, segment: &Segment, profile: Profile, bth: Bth) -> HeaderRepr {
+    let aeth = aeth_of(qp, segment, profile);
+    HeaderRepr { aeth, ..HeaderRepr::new(bth) }
 }
 
 #[inline(always)]
@@ -110,56 +143,64 @@ fn no_credits() -> Syndrome {
     Syndrome::ACK
 }
 
-fn request_headers(headers: &mut HeaderRepr, qp: &Qp, segment: &Segment, index: u32, offset: u32) {
+/// The common headers of a request.
+#[inline(always)]
+fn request_headers(
+    qp: &Qp,
+    segment: &Segment,
+    (index, offset): (u32, u32),
+    bth: Bth,
+) -> HeaderRepr {
+    let mut headers = HeaderRepr::new(bth);
     let wr = qp.sq.wr(index);
     let control = &wr.control;
+    let info = segment.opcode.info();
+    if info.has(HeaderSet::RETH) {
+        // A READ asks for what its response packets hold, a WRITE announces everything.
+        // Rule: ReadRestart, WriteAnnouncesAll
+        let rest = wr.length - offset;
+        let dma_len = match control.opcode {
+            WrOpcode::Read => rest.min(segment.span.saturating_mul(qp.mtu)),
+            _ => rest,
+        };
+        let va = control.remote_addr.wrapping_add(offset.into());
+        headers.reth = Some(Reth { va, rkey: RKey(control.rkey), dma_len });
+    }
+    if info.has(HeaderSet::IMM_DT) {
+        // Rule: ImmediateSentRaw
+        let imm = control.imm_or_key;
+        headers.imm = Some(ImmDt(imm.to_ne_bytes()));
+    }
+    headers
+}
+
+/// The headers that few requests have.
+fn seldom_headers(headers: &mut HeaderRepr, control: &SendControl) {
     let info = headers.bth.opcode.info();
-    let rkey = RKey(control.rkey);
+    let (va, rkey) = (control.remote_addr, RKey(control.rkey));
     if info.has(HeaderSet::XRCETH) {
         // Rule: XrcNamesSrq
         headers.xrceth = Some(XrcEth::new(control.srqn));
     }
+    if info.has(HeaderSet::IETH) {
+        // Rule: InvalidateAtEnd
+        headers.ieth = Some(Ieth { rkey: RKey(control.imm_or_key) });
+    }
     match control.opcode {
         WrOpcode::CmpSwap => {
-            headers.atomic = Some(AtomicEth {
-                va: control.remote_addr,
-                rkey,
-                swap_or_add: control.swap,
-                compare: control.compare_add,
-            });
+            let (swap_or_add, compare) = (control.swap, control.compare_add);
+            headers.atomic = Some(AtomicEth { va, rkey, swap_or_add, compare });
         }
         WrOpcode::FetchAdd => {
             let add = control.compare_add;
-            let va = control.remote_addr;
             headers.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
         }
         WrOpcode::Flush => {
             headers.feth = feth_of(control);
             let dma_len = u32::try_from(control.compare_add).unwrap_or(u32::MAX);
-            headers.reth = Some(Reth { va: control.remote_addr, rkey, dma_len });
+            headers.reth = Some(Reth { va, rkey, dma_len });
         }
-        _ => {
-            if info.has(HeaderSet::RETH) {
-                // A READ asks for what its response packets hold, a WRITE announces everything.
-                // Rule: ReadRestart, WriteAnnouncesAll
-                let rest = wr.length - offset;
-                let dma_len = match control.opcode {
-                    WrOpcode::Read => rest.min(segment.span.saturating_mul(qp.mtu)),
-                    _ => rest,
-                };
-                let va = control.remote_addr.wrapping_add(offset.into());
-                headers.reth = Some(Reth { va, rkey, dma_len });
-            }
-            if info.has(HeaderSet::IMM_DT) {
-                // Rule: ImmediateSentRaw
-                let imm = control.imm_or_key;
-                headers.imm = Some(ImmDt(imm.to_ne_bytes()));
-            }
-            if info.has(HeaderSet::IETH) {
-                // Rule: InvalidateAtEnd
-                headers.ieth = Some(Ieth { rkey: RKey(control.imm_or_key) });
-            }
-        }
+        _ => {}
     }
 }
 

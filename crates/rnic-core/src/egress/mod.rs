@@ -419,9 +419,11 @@ impl Egress {
             };
             let arena = wire.tx(train.slot.arena);
             for (k, (segment, datagram)) in (0u16..).zip(self.datagrams(train, arena)) {
-                let end = datagram.len().saturating_sub(roce_wire::datagram::ICRC_LEN);
                 let pad = usize::from(segment.pad());
-                if let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end) {
+                let end = datagram.len().saturating_sub(roce_wire::datagram::ICRC_LEN);
+                if pad > 0
+                    && let Some(pad) = datagram.get_mut(end.saturating_sub(pad)..end)
+                {
                     // Rule: PadIsZero
                     pad.fill(0);
                 }

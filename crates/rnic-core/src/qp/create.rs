@@ -1,8 +1,8 @@
 //! Queue pairs as they are made.
 
 use super::Qp;
-use super::requester::Requester;
 use super::requester::sq::SendQueue;
+use super::requester::{Requester, Segmentation};
 use super::responder::Responder;
 use super::responder::rq::{NamedSrq, ReceiveSource};
 use super::target::Target;
@@ -109,6 +109,7 @@ impl Qp {
     }
 
     fn assemble(identity: QpIdentity, parts: Parts) -> Self {
+        let rules = TransportRules::of(parts.qp_type);
         Self {
             handle: identity.handle,
             slot: identity.slot,
@@ -116,7 +117,7 @@ impl Qp {
             client_id: identity.client_id,
             client_slot: identity.client_slot,
             qp_type: parts.qp_type,
-            rules: TransportRules::of(parts.qp_type),
+            rules,
             pd: parts.pd,
             receive_pd: parts.receives.pd,
             send_cq: parts.send_cq,
@@ -130,6 +131,7 @@ impl Qp {
             path: None,
             is_local: false,
             mtu: 0,
+            segmentation: Segmentation::none(rules),
             sq: parts.sq,
             responder: Responder::new(parts.receives.max_sges),
             receive_source: parts.receives.source,

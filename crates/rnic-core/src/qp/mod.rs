@@ -29,8 +29,8 @@ use crate::slab::Slab;
 use crate::time::Instant;
 use crate::transport::TransportRules;
 use plan::AddressId;
-use requester::Requester;
 use requester::sq::SendQueue;
+use requester::{Requester, Segmentation};
 use responder::Responder;
 use responder::rq::ReceiveSource;
 use rnic_abi::cqe::{Cqe, CqeFlags};
@@ -69,6 +69,7 @@ pub(crate) struct Qp {
     is_local: bool,
     /// Path MTU, bytes.
     pub(crate) mtu: u32,
+    segmentation: Segmentation,
     pub(crate) sq: SendQueue,
     pub(crate) receive_source: ReceiveSource,
     pub(crate) requester: Requester,
@@ -236,6 +237,8 @@ impl Qp {
             (QpState::Init, QpState::Rtr) => {
                 let mtu = if self.rules.is_connected { self.attr.path_mtu } else { LARGEST_MTU };
                 self.mtu = 128 << mtu;
+                let config = &ctx.shared.config;
+                self.segmentation = Segmentation::new(self.rules, self.mtu, config);
                 self.responder.start(&self.attr);
             }
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.attr),
@@ -271,6 +274,7 @@ impl Qp {
         self.path = None;
         self.is_local = false;
         self.mtu = 0;
+        self.segmentation = Segmentation::none(self.rules);
         self.deadline = None;
         self.attr = QpAttr::default();
     }

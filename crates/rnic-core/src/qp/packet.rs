@@ -8,20 +8,16 @@ use roce_wire::{Bth, Datagram, OpcodeInfo, Psn};
 pub(crate) struct Packet<'a> {
     pub(crate) datagram: &'a Datagram<'a>,
     pub(crate) info: &'static OpcodeInfo,
+    pub(crate) psn: Psn,
     /// Where the payload is. In an internal train the datagram may have no more than a note of
     /// that.
     pub(crate) bytes: Payload,
 }
 
 impl Packet<'_> {
-    #[inline]
-    pub(in crate::qp) fn bth(&self) -> &Bth {
+    #[inline(always)]
+    pub(in crate::qp) fn bth(&self) -> Bth {
         self.datagram.bth()
-    }
-
-    #[inline]
-    pub(crate) fn psn(&self) -> Psn {
-        self.bth().psn
     }
 
     /// Immediate data, raw, or the key to invalidate.

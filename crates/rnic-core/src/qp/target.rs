@@ -41,7 +41,7 @@ impl Qp {
         let domain = target.domain;
         // What is not the next request names nothing: it is executed already, or not at all.
         // Rule: XrcNameInSequence
-        let is_next = packet.psn() == self.responder.epsn;
+        let is_next = packet.psn == self.responder.epsn;
         let is_same = self.receive_source.named().is_some_and(|named| named.number == xrceth.srq);
         if !is_next || is_same {
             return Ok(());

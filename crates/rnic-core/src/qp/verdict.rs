@@ -5,7 +5,9 @@ use crate::event::{DropReason, NakReason};
 use crate::ports::SpaceId;
 use rnic_abi::verbs::WcStatus;
 
-/// What the queue pair says about a packet.
+/// What the queue pair says about a packet. Each packet has one, and each check of a request may end
+/// with one: what is deferred keeps its operands in the queue pair and the packet, so that this
+/// fits a register.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
     /// Nothing is left to do.
@@ -21,14 +23,16 @@ pub(crate) enum Deferred {
     /// A request cannot be executed: it is refused, and the connection ends.
     Nak(NakReason),
     /// A request takes a receive WQE that is invalid.
-    BadReceive { wr_id: u64, index: u32 },
+    BadReceive,
     /// A request is an atomic: it is executed and answered.
-    Atomic(AtomicRequest),
+    Atomic,
     /// A response fails the request that it is about.
     FailRequest(WcStatus),
     /// A response has the result of our atomic: it is stored, and the atomic is complete.
-    StoreAtomic { space: SpaceId, addr: u64, value: u64 },
+    StoreAtomic,
 }
+
+const _: () = assert!(size_of::<Verdict>() <= 8);
 
 impl Verdict {
     pub(super) const fn nak(reason: NakReason) -> Self {
@@ -40,12 +44,27 @@ impl Verdict {
     }
 }
 
+impl From<NakReason> for Verdict {
+    #[inline]
+    fn from(reason: NakReason) -> Self {
+        Self::nak(reason)
+    }
+}
+
 /// An atomic of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicRequest {
     pub(crate) space: SpaceId,
     pub(crate) addr: u64,
     pub(crate) update: Update,
+}
+
+/// The result of our own atomic, and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AtomicResult {
+    pub(crate) space: SpaceId,
+    pub(crate) addr: u64,
+    pub(crate) value: u64,
 }
 
 /// What becomes of a word.

@@ -27,6 +27,11 @@ impl HeaderSet {
         self.0 & other.0 == other.0
     }
 
+    /// It has no header that `other` has not.
+    pub const fn is_within(self, other: HeaderSet) -> bool {
+        self.0 & !other.0 == 0
+    }
+
     #[must_use]
     pub const fn with(self, other: HeaderSet) -> HeaderSet {
         HeaderSet(self.0 | other.0)

@@ -5,8 +5,7 @@
 
 use super::super::Qp;
 use super::super::packet::Packet;
-use super::super::verdict::{Deferred, Verdict};
-use super::segment::read_piece;
+use super::super::verdict::{AtomicResult, Deferred, Verdict};
 use super::sq::{Work, Wr};
 use crate::batch::{Piece, PieceKind};
 use crate::event::{DropReason, Event, Tap};
@@ -18,12 +17,13 @@ use roce_wire::{NakCode, Operation, Position, Psn, Syndrome};
 
 impl Qp {
     /// Looks at one response packet.
+    #[inline(always)]
     pub(crate) fn handle_response<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Verdict {
-        let psn = packet.psn();
+        let psn = packet.psn;
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
             return Verdict::Drop(DropReason::QpState);
         }
@@ -44,7 +44,7 @@ impl Qp {
     }
 
     fn handle_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
-        let psn = packet.psn();
+        let psn = packet.psn;
         let Some(aeth) = packet.datagram.aeth() else {
             return Verdict::Drop(DropReason::Malformed);
         };
@@ -92,7 +92,13 @@ impl Qp {
 
     /// Takes `una` up to `target`. SENDs and WRITEs on the way are acknowledged by that; a READ or
     /// atomic without its response is not: then `una` stops there and false is returned.
+    #[inline(always)]
     fn acknowledge<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, target: Psn) -> bool {
+        let is_ahead = self.requester.una().distance_from(target) < 0;
+        !is_ahead || self.acknowledge_up_to(ctx, target)
+    }
+
+    fn acknowledge_up_to<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, target: Psn) -> bool {
         let before = self.requester.una();
         let mut complete = true;
         while self.requester.una().distance_from(target) < 0 {
@@ -110,14 +116,21 @@ impl Qp {
             }
         }
         if self.requester.una() != before {
+            self.pass_done();
             self.progress(ctx);
         }
         complete
     }
 
+    /// The oldest WQE is answered by a response of its own, and so is local work behind it.
+    fn answer_oldest(&mut self) {
+        let end = self.sq.wr(self.requester.oldest()).end();
+        self.requester.ack_oldest(end, true);
+        self.pass_done();
+    }
+
     /// `una` moved: retries are available again, the timer starts over, completions may be due.
     fn progress<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        self.pass_done();
         self.requester.progress(&self.attr);
         let psn = self.requester.una().wrapping_sub(1);
         ctx.event(|| Event::Acked { qpn: self.qpn, psn });
@@ -127,34 +140,35 @@ impl Qp {
         self.activate(ctx);
     }
 
+    #[inline(never)]
     fn handle_read_response<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Verdict {
-        let psn = packet.psn();
+        let psn = packet.psn;
         // It acknowledges every SEND and WRITE before it.
         // Rule: ReadAcknowledgesEarlier
         if !self.acknowledge(ctx, psn) {
             return self.implied_nak(ctx, psn, false);
         }
         let index = self.requester.oldest();
-        let wr = *self.sq.wr(index);
+        let wr = self.sq.wr(index);
         // Rule: ReadResponseForRead
         if wr.control.opcode != WrOpcode::Read {
-            return self.handle_empty_response(ctx, packet, &wr);
+            return self.handle_empty_response(ctx, packet);
         }
-        let k = wr.packet_of(psn);
+        let (k, length) = (wr.packet_of(psn), wr.length);
         let is_last = k + 1 == wr.packets;
-        let piece = read_piece(self.window(&ctx.shared.config));
-        let ends_piece = is_last || (k + 1).is_multiple_of(piece);
-        let fits = fits_position(packet.info.position, k % piece, ends_piece);
+        let piece = self.segmentation.piece();
+        let ends_piece = is_last || piece.left(k) == 1;
+        let fits = fits_position(packet.info.position, piece.place(k), ends_piece);
         // Rule: ReadResponseSequence
         if !fits {
             return Verdict::fail(WcStatus::BadRespErr);
         }
         let offset = k * self.mtu;
-        let expected = wr.length.saturating_sub(offset).min(self.mtu);
+        let expected = length.saturating_sub(offset).min(self.mtu);
         // Rule: ReadResponseLength
         if packet.bytes.len() != expected {
             return Verdict::fail(WcStatus::LocLenErr);
@@ -162,13 +176,13 @@ impl Qp {
         if let Err(status) = self.gather_response(ctx, packet, index, offset, is_last) {
             return Verdict::fail(status);
         }
-        let begins_again = packet.info.position.is_start() && !k.is_multiple_of(piece);
+        let begins_again = packet.info.position.is_start() && piece.place(k) > 0;
         if begins_again {
             // This answers the repetition: nothing of the transmission before will follow.
             self.requester.forget_loss();
         }
         if is_last {
-            self.requester.ack_oldest(wr.end(), true);
+            self.answer_oldest();
         } else {
             self.requester.ack_response(psn, ends_piece);
         }
@@ -182,14 +196,14 @@ impl Qp {
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
-        wr: &Wr,
     ) -> Verdict {
+        let wr = self.sq.wr(self.requester.oldest());
         let is_empty = packet.info.position == Position::Only && packet.bytes.len() == 0;
         // Rule: EmptyResponse
         if !is_empty || !wr.is_answered_empty() {
             return Verdict::fail(WcStatus::BadRespErr);
         }
-        self.requester.ack_oldest(wr.end(), true);
+        self.answer_oldest();
         self.progress(ctx);
         Verdict::Done
     }
@@ -215,7 +229,7 @@ impl Qp {
                 slot: self.slot,
                 qpn: self.qpn,
                 kind: PieceKind::ReadResponse,
-                psn: packet.psn(),
+                psn: packet.psn,
                 msn: self.responder.msn,
                 space: target.space,
                 from: left.take(len),
@@ -224,41 +238,41 @@ impl Qp {
             });
         }
         if is_last {
-            ctx.shared.batch.end_message(self.slot, packet.psn());
+            ctx.shared.batch.end_message(self.slot, packet.psn);
         }
         Ok(())
     }
 
     fn handle_atomic_ack<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         // Rule: AtomicAcknowledgesEarlier
-        if !self.acknowledge(ctx, packet.psn()) {
-            return self.implied_nak(ctx, packet.psn(), false);
+        if !self.acknowledge(ctx, packet.psn) {
+            return self.implied_nak(ctx, packet.psn, false);
         }
-        let index = self.requester.oldest();
         // Rule: AtomicResponseForAtomic
-        if !self.sq.wr(index).is_atomic() {
+        if !self.sq.wr(self.requester.oldest()).is_atomic() {
             return Verdict::fail(WcStatus::BadRespErr);
         }
-        let Some(value) = packet.datagram.atomic_ack().map(|ack| ack.original) else {
-            return Verdict::Drop(DropReason::Malformed);
-        };
-        let Some(sge) = self.sq.sges(index).next() else {
-            return Verdict::fail(WcStatus::LocQpOpErr);
-        };
-        match ctx.shared.mrs.check(sge.lkey, self.pd, sge.addr, 8, AccessFlags::LOCAL_WRITE) {
-            Ok(target) => Verdict::AfterFlush(Deferred::StoreAtomic {
-                space: target.space,
-                addr: target.addr,
-                value,
-            }),
-            Err(_) => Verdict::fail(WcStatus::LocProtErr),
+        Verdict::AfterFlush(Deferred::StoreAtomic)
+    }
+
+    /// The result of the oldest outstanding atomic, which this packet brings.
+    pub(crate) fn result_of<T: Tap>(
+        &self,
+        ctx: &Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Result<AtomicResult, WcStatus> {
+        let value = packet.datagram.atomic_ack().ok_or(WcStatus::BadRespErr)?.original;
+        let sge = self.sq.sges(self.requester.oldest()).next().ok_or(WcStatus::LocQpOpErr)?;
+        let need = AccessFlags::LOCAL_WRITE;
+        match ctx.shared.mrs.check(sge.lkey, self.pd, sge.addr, 8, need) {
+            Ok(target) => Ok(AtomicResult { space: target.space, addr: target.addr, value }),
+            Err(_) => Err(WcStatus::LocProtErr),
         }
     }
 
     /// The result of the oldest outstanding atomic is in memory.
     pub(crate) fn finish_own_atomic<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        let end = self.sq.wr(self.requester.oldest()).end();
-        self.requester.ack_oldest(end, true);
+        self.answer_oldest();
         self.progress(ctx);
     }
 
@@ -386,12 +400,9 @@ impl Qp {
 
 /// Is a READ response at this place of the request possible? A restarted READ may begin with FIRST
 /// or ONLY anywhere, and responses to the request before it may still arrive in between.
+#[inline]
 fn fits_position(position: Position, k: u32, is_last: bool) -> bool {
-    match position {
-        // Rule: ReadRestartsAnywhere
-        Position::First => !is_last,
-        Position::Only => is_last,
-        Position::Middle => k > 0 && !is_last,
-        Position::Last => k > 0 && is_last,
-    }
+    // Rule: ReadRestartsAnywhere
+    let may_be_here = position.is_start() || k > 0;
+    may_be_here && position.is_end() == is_last
 }

@@ -18,12 +18,12 @@ pub(crate) use state::{Cursor, Requester};
 
 use super::Qp;
 use super::plan::{AddressId, Budget, Segment, Source};
-use crate::config::EngineConfig;
 use crate::event::{Event, Tap};
 use crate::shared::{Ctx, Shared};
 use rnic_abi::verbs::{QpState, SendFlags, WcStatus};
 use roce_wire::Psn;
-use segment::{Segmentation, segment};
+pub(crate) use segment::Segmentation;
+use segment::{request, segment};
 use sq::{FetchRules, Work, Wr};
 
 impl Cursor {
@@ -44,22 +44,7 @@ enum Permit {
     Never,
 }
 
-/// Far below the half of all PSNs that may be in flight at most.
-const MAX_WINDOW: u32 = 1 << 20;
-
 impl Qp {
-    /// Packets that may be unacknowledged: a power of two.
-    #[inline]
-    pub(crate) fn window(&self, config: &EngineConfig) -> u32 {
-        // No acknowledgement would ever open it again: only the budget of a visit limits those.
-        // Rule: UcWaitsForNothing
-        if !self.rules.is_reliable {
-            return MAX_WINDOW;
-        }
-        let packets = (config.window_bytes / self.mtu.max(1)).clamp(2, MAX_WINDOW);
-        1 << packets.ilog2()
-    }
-
     /// Appends the requests that may leave now. Returns true when the budget ended it.
     pub(crate) fn plan_requests<T: Tap>(
         &mut self,
@@ -77,14 +62,18 @@ impl Qp {
             plan.clear();
             return false;
         }
-        let how = self.segmentation(&ctx.shared.config);
+        let how = self.segmentation;
         let mut cursor = self.requester.cursor();
         let mut reads = self.requester.reads();
         while let Some(run) = self.admissible(ctx, (cursor, reads), how.window, budget) {
             let wr = self.sq.wr(cursor.index);
             let mut psn = cursor.psn;
             for _ in 0..run {
-                let next = segment(wr, cursor.index, psn, &how);
+                let next = if wr.is_read_or_atomic() {
+                    request(wr, cursor.index, psn, &how)
+                } else {
+                    segment(wr, cursor.index, psn, &how)
+                };
                 if !budget.take(&next) {
                     return true;
                 }
@@ -113,16 +102,6 @@ impl Qp {
         true
     }
 
-    /// How its messages are cut into packets.
-    #[inline]
-    fn segmentation(&self, config: &EngineConfig) -> Segmentation {
-        let window = self.window(config);
-        // Rule: UcAsksForNoAck
-        let ack_interval =
-            if self.rules.is_reliable { config.profile.ack_interval(window) } else { 0 };
-        Segmentation { rules: self.rules, mtu: self.mtu, window, ack_interval }
-    }
-
     /// Packets of the WQE at the cursor that may leave now; `None` when neither they nor what
     /// follows may. READs and atomics are single packets.
     #[inline]
@@ -137,15 +116,8 @@ impl Qp {
             return None;
         }
         let wr = self.sq.wr(cursor.index);
-        match wr.work {
-            Work::Wire => {}
-            Work::Fault(_) => {
-                self.retire_later(ctx);
-                return None;
-            }
-            Work::Local => return self.do_local(ctx, cursor, reads, budget),
-            // Rule: LocalWorkOnce
-            Work::Done => return Some(0),
+        if !matches!(wr.work, Work::Wire) {
+            return self.admit_other(ctx, (cursor, reads), budget);
         }
         // Rule: Window
         let room = window.saturating_sub(self.requester.ahead(cursor.psn));
@@ -171,7 +143,27 @@ impl Qp {
         }
     }
 
+    /// The same for a WQE without packets.
+    #[cold]
+    fn admit_other<T: Tap>(
+        &mut self,
+        ctx: &mut Ctx<'_, T>,
+        (cursor, reads): (Cursor, u32),
+        budget: &mut Budget,
+    ) -> Option<u32> {
+        match self.sq.wr(cursor.index).work {
+            Work::Wire | Work::Fault(_) => {
+                self.retire_later(ctx);
+                None
+            }
+            Work::Local => self.do_local(ctx, cursor, reads, budget),
+            // Rule: LocalWorkOnce
+            Work::Done => Some(0),
+        }
+    }
+
     /// Copies the next WQE out of the ring, if one is posted and may be started.
+    #[inline(never)]
     fn fetch<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> bool {
         // Rule: SqdHoldsNew, RtrSendsNothing
         if self.attr.state != QpState::Rts || self.sq.waiting() == 0 {

@@ -35,6 +35,7 @@ impl Qp {
 
     /// Starts the ACK timer over while something is outstanding or waits for the wire, stops it
     /// otherwise. During a wait it stands still: the QP has one deadline.
+    #[inline(always)]
     pub(crate) fn restart_timer<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         if self.requester.wait().is_some() {
             return;

@@ -49,14 +49,16 @@ pub(crate) struct Wr {
 }
 
 impl Wr {
-    fn empty() -> Self {
+    /// One that cannot be understood.
+    #[cold]
+    fn broken(wr_id: u64, first: Psn) -> Self {
         Self {
-            control: SendControl::new(WrOpcode::Send, SendFlags::empty(), 0),
+            control: SendControl::new(WrOpcode::Send, SendFlags::empty(), wr_id),
             length: 0,
-            first: Psn::ZERO,
+            first,
             packets: 0,
             responds: false,
-            work: Work::Wire,
+            work: Work::Fault(malformed()),
         }
     }
 
@@ -85,8 +87,13 @@ impl Wr {
     }
 
     pub(crate) fn is_atomic(&self) -> bool {
-        matches!(self.control.opcode, WrOpcode::CmpSwap | WrOpcode::FetchAdd)
+        is_atomic(self.control.opcode)
     }
+}
+
+#[inline]
+fn is_atomic(opcode: WrOpcode) -> bool {
+    matches!(opcode, WrOpcode::CmpSwap | WrOpcode::FetchAdd)
 }
 
 /// What a WQE is checked against when it is fetched.
@@ -201,9 +208,7 @@ impl SendQueue {
     /// The SGEs of a fetched WQE.
     #[inline]
     pub(crate) fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
-        let count = usize::from(self.wr(index).control.num_sge);
-        let (pairs, _) = self.body(index).as_chunks::<SGE_WORDS>();
-        pairs.iter().take(count).map(|pair| Sge::decode(*pair))
+        sges_of(&self.wr(index).control, self.body(index))
     }
 
     /// The parts of these SGEs that hold `len` bytes of the message, from `offset` on.
@@ -241,127 +246,34 @@ impl SendQueue {
 
     /// Copies the next WQE, validates the copy and gives it PSNs from `first` on. The ring must
     /// have one [`waiting`](Self::waiting).
+    #[inline(always)]
     pub(crate) fn fetch(&mut self, rules: &FetchRules, mrs: &MrTable, first: Psn) -> &Wr {
         if self.wrs.is_empty() {
-            let capacity = self.ring.capacity() as usize;
-            self.wrs = vec![Wr::empty(); capacity];
-            self.bodies = vec![0; capacity * self.body_words];
+            self.make_room();
         }
         let mut words = [0; CONTROL_WORDS];
-        let stride = self.ring.stride();
         let index = self.ring.fetch(&mut words);
         let slot = self.slot(index);
-        let mut wr = Wr { first, ..Wr::empty() };
-        wr.control.wr_id = words[1];
-        match SendControl::decode(&words, stride) {
+        let wr = match SendControl::decode(&words, self.ring.stride()) {
             Ok(control) => {
-                wr.control = control;
-                wr.responds = responds(control.opcode);
                 let start = slot * self.body_words;
                 let len = control.words() - CONTROL_WORDS;
-                self.ring.copy(index, CONTROL_WORDS, &mut self.bodies[start..start + len]);
+                let body = &mut self.bodies[start..start + len];
+                self.ring.copy(index, CONTROL_WORDS, body);
+                admit(control, body, rules, mrs, first)
             }
-            Err(_) => wr.work = Work::Fault(malformed()),
-        }
-        self.wrs[slot] = wr;
-        if wr.work == Work::Wire {
-            self.admit(index, rules, mrs);
-        }
-        &self.wrs[slot]
-    }
-
-    fn admit(&mut self, index: u32, rules: &FetchRules, mrs: &MrTable) {
-        let checked = self.check(index, rules, mrs);
-        let wr = self.wr_mut(index);
-        match checked {
-            Ok(length) => {
-                if is_local(wr.control.opcode) {
-                    wr.work = Work::Local;
-                    return;
-                }
-                wr.length = length;
-                // Rule: ReadPsns, EmptyMessagePsn
-                wr.packets = length.div_ceil(rules.mtu.max(1)).max(1);
-            }
-            Err(status) => wr.work = Work::Fault(status),
-        }
-    }
-
-    /// What the table of completion errors says about WQEs that cannot be executed.
-    fn check(&self, index: u32, rules: &FetchRules, mrs: &MrTable) -> Result<u32, WcStatus> {
-        let wr = self.wr(index);
-        let control = &wr.control;
-        let inline = control.flags.contains(SendFlags::INLINE);
-        let need = match control.opcode {
-            opcode if !rules.transport.allows(opcode) => return Err(WcStatus::LocQpOpErr),
-            WrOpcode::Send
-            | WrOpcode::SendImm
-            | WrOpcode::SendInv
-            | WrOpcode::Write
-            | WrOpcode::WriteImm => AccessFlags::empty(),
-            // Rule: LocalWorkHasNoData
-            opcode if is_local(opcode) => {
-                let has_data = inline || control.carried || control.num_sge > 0;
-                return if has_data { Err(malformed()) } else { Ok(0) };
-            }
-            WrOpcode::Read | WrOpcode::CmpSwap | WrOpcode::FetchAdd => {
-                // Rule: InlineSendsOnly
-                if inline || control.carried {
-                    return Err(WcStatus::LocQpOpErr);
-                }
-                // Rule: SinkIsWritable
-                AccessFlags::LOCAL_WRITE
-            }
-            _ => match self.check_placement(index)? {
-                Some(need) => need,
-                None => return Ok(0),
-            },
+            Err(_) => Wr::broken(words[1], first),
         };
-        // Rule: MaxSge
-        if u32::from(control.num_sge) > rules.max_sge {
-            return Err(WcStatus::LocQpOpErr);
-        }
-        let sges = self.sges(index);
-        let length: u64 = sges.map(|sge| u64::from(sge.length)).sum();
-        let length = if inline { u64::from(control.data_len) } else { length };
-        // Rule: MaxMessage
-        if length > MAX_MESSAGE {
-            return Err(WcStatus::LocLenErr);
-        }
-        if control.carried && length != u64::from(control.data_len) {
-            return Err(WcStatus::LocQpOpErr);
-        }
-        let word = control.num_sge == 1 && length == 8;
-        // Rule: AtomicSink
-        if wr.is_atomic() && !word {
-            return Err(WcStatus::LocLenErr);
-        }
-        // Rule: EmptySgeMeansNothing
-        let means = |sge: &Sge| sge.length > 0;
-        for sge in self.sges(index).filter(means) {
-            mrs.check(sge.lkey, rules.pd, sge.addr, u64::from(sge.length), need)
-                .map_err(|_| protection_error())?;
-        }
-        u32::try_from(length).map_err(|_| WcStatus::LocLenErr)
+        let place = &mut self.wrs[slot];
+        *place = wr;
+        place
     }
 
-    /// What ATOMIC_WRITE and FLUSH need besides: rights of the SGEs, or none where there are none.
     #[cold]
-    fn check_placement(&self, index: u32) -> Result<Option<AccessFlags>, WcStatus> {
-        let control = &self.wr(index).control;
-        match control.opcode {
-            WrOpcode::Flush => check_flush(control).map(|()| None),
-            _ => {
-                let gathered: u64 = self.sges(index).map(|sge| u64::from(sge.length)).sum();
-                let is_inline = control.flags.contains(SendFlags::INLINE);
-                let length = if is_inline { control.data_len.into() } else { gathered };
-                // Rule: AtomicWriteSource
-                if length != 8 {
-                    return Err(WcStatus::LocLenErr);
-                }
-                Ok(Some(AccessFlags::empty()))
-            }
-        }
+    fn make_room(&mut self) {
+        let capacity = self.ring.capacity() as usize;
+        self.wrs = vec![Wr::broken(0, Psn::ZERO); capacity];
+        self.bodies = vec![0; capacity * self.body_words];
     }
 
     /// WQEs below `retired` are complete: their slots may be used again.
@@ -387,6 +299,109 @@ impl SendQueue {
         self.retired = index.wrapping_add(1);
         self.release();
         Some((index, wr_id, opcode))
+    }
+}
+
+/// The SGEs of a WQE, which are the first words behind its control block.
+#[inline]
+fn sges_of<'a>(control: &SendControl, body: &'a [u64]) -> impl Iterator<Item = Sge> + use<'a> {
+    let count = usize::from(control.num_sge);
+    let (pairs, _) = body.as_chunks::<SGE_WORDS>();
+    pairs.iter().take(count).map(|pair| Sge::decode(*pair))
+}
+
+/// Gives a WQE its place.
+#[inline(always)]
+fn admit(control: SendControl, body: &[u64], rules: &FetchRules, mrs: &MrTable, first: Psn) -> Wr {
+    let responds = responds(control.opcode);
+    let (length, packets, work) = match check(&control, body, rules, mrs) {
+        Ok(_) if is_local(control.opcode) => (0, 0, Work::Local),
+        // Rule: ReadPsns, EmptyMessagePsn
+        Ok(length) => (length, length.div_ceil(rules.mtu.max(1)).max(1), Work::Wire),
+        Err(status) => (0, 0, Work::Fault(status)),
+    };
+    Wr { control, length, first, packets, responds, work }
+}
+
+/// What the table of completion errors says about WQEs that cannot be executed; otherwise the bytes
+/// of the message.
+#[inline(always)]
+fn check(
+    control: &SendControl,
+    body: &[u64],
+    rules: &FetchRules,
+    mrs: &MrTable,
+) -> Result<u32, WcStatus> {
+    if !rules.transport.allows(control.opcode) {
+        return Err(WcStatus::LocQpOpErr);
+    }
+    let need = match control.opcode {
+        WrOpcode::Send
+        | WrOpcode::SendImm
+        | WrOpcode::SendInv
+        | WrOpcode::Write
+        | WrOpcode::WriteImm => AccessFlags::empty(),
+        _ => match check_other(control, body)? {
+            Some(need) => need,
+            None => return Ok(0),
+        },
+    };
+    // Rule: MaxSge
+    if u32::from(control.num_sge) > rules.max_sge {
+        return Err(WcStatus::LocQpOpErr);
+    }
+    let length = length_of(control, body);
+    // Rule: MaxMessage
+    if length > MAX_MESSAGE {
+        return Err(WcStatus::LocLenErr);
+    }
+    if control.carried && length != u64::from(control.data_len) {
+        return Err(WcStatus::LocQpOpErr);
+    }
+    let is_word = || control.num_sge == 1 && length == 8;
+    // Rule: AtomicSink
+    if is_atomic(control.opcode) && !is_word() {
+        return Err(WcStatus::LocLenErr);
+    }
+    // Rule: EmptySgeMeansNothing
+    let means = |sge: &Sge| sge.length > 0;
+    for sge in sges_of(control, body).filter(means) {
+        mrs.check(sge.lkey, rules.pd, sge.addr, u64::from(sge.length), need)
+            .map_err(|_| protection_error())?;
+    }
+    u32::try_from(length).map_err(|_| WcStatus::LocLenErr)
+}
+
+/// Bytes of the message.
+#[inline]
+fn length_of(control: &SendControl, body: &[u64]) -> u64 {
+    if control.flags.contains(SendFlags::INLINE) {
+        return control.data_len.into();
+    }
+    sges_of(control, body).map(|sge| u64::from(sge.length)).sum()
+}
+
+/// What WQEs need that are neither a SEND nor a WRITE: rights of the SGEs, or none where there are
+/// none.
+#[inline(never)]
+fn check_other(control: &SendControl, body: &[u64]) -> Result<Option<AccessFlags>, WcStatus> {
+    let inline = control.flags.contains(SendFlags::INLINE);
+    match control.opcode {
+        // Rule: LocalWorkHasNoData
+        opcode if is_local(opcode) => {
+            let has_data = inline || control.carried || control.num_sge > 0;
+            if has_data { Err(malformed()) } else { Ok(None) }
+        }
+        WrOpcode::Flush => check_flush(control).map(|()| None),
+        WrOpcode::AtomicWrite => {
+            // Rule: AtomicWriteSource
+            let fits = length_of(control, body) == 8;
+            if fits { Ok(Some(AccessFlags::empty())) } else { Err(WcStatus::LocLenErr) }
+        }
+        // Rule: InlineSendsOnly
+        _ if inline || control.carried => Err(WcStatus::LocQpOpErr),
+        // Rule: SinkIsWritable
+        _ => Ok(Some(AccessFlags::LOCAL_WRITE)),
     }
 }
 

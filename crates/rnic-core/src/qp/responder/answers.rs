@@ -5,7 +5,7 @@ use super::super::plan::{Budget, Segment, Source};
 use super::replies::ReplyKind;
 use crate::event::{NakReason, Tap};
 use crate::shared::Ctx;
-use roce_wire::Opcode;
+use roce_wire::{Opcode, Position};
 
 impl Qp {
     /// Appends queued replies. Returns true when the budget ended it.
@@ -13,19 +13,28 @@ impl Qp {
     pub(crate) fn plan_replies(&self, budget: &mut Budget, plan: &mut Vec<Segment>) -> bool {
         let mut nth = 0;
         while let Some(reply) = self.responder.replies.get(nth) {
-            let total = match reply.kind {
-                ReplyKind::Read { len, .. } => len,
-                ReplyKind::Atomic { .. } | ReplyKind::Done => 0,
-            };
-            for k in reply.sent..reply.limit {
-                let len = (total - k * self.mtu).min(self.mtu);
-                let psn = reply.first.wrapping_add(k);
-                let opcode = self.rules.form(reply.opcode(k));
-                let next = Segment::new(Source::QueuedReply { nth, k }, opcode, psn, len);
-                if !budget.take(&next) {
-                    return true;
+            let mut add = |k: u32, opcode, len| {
+                let (source, psn) = (Source::QueuedReply { nth, k }, reply.first.wrapping_add(k));
+                let next = Segment::new(source, self.rules.form(opcode), psn, len);
+                let fits = budget.take(&next);
+                if fits {
+                    plan.push(next);
                 }
-                plan.push(next);
+                fits
+            };
+            let mut left = reply.sent..reply.limit;
+            let fits = match reply.kind {
+                ReplyKind::Read { len, .. } => left.all(|k| {
+                    let position = Position::new(k == 0, k + 1 == reply.packets);
+                    let len = (len - k * self.mtu).min(self.mtu);
+                    add(k, Opcode::rc_read_response(position), len)
+                }),
+                ReplyKind::Atomic { .. } => left.all(|k| add(k, Opcode::RcAtomicAck, 0)),
+                // Rule: DoneIsEmptyRead
+                ReplyKind::Done => left.all(|k| add(k, Opcode::RcReadRespOnly, 0)),
+            };
+            if !fits {
+                return true;
             }
             nth += 1;
         }

@@ -2,13 +2,13 @@
 
 use super::super::Qp;
 use super::super::packet::Packet;
-use super::super::verdict::{AtomicRequest, Deferred, Update, Verdict};
+use super::super::verdict::{AtomicRequest, Update, Verdict};
 use super::replies::ReplyKind;
 use super::{Checked, MAX_DMA_LEN, OpenMessage, packets_of};
 use crate::batch::{Piece, PieceKind};
 use crate::by_reference::Payload;
 use crate::event::{NakReason, Tap};
-use crate::mr::{KeyFault, Target};
+use crate::mr::Target;
 use crate::ports::{MemRange, SpaceId};
 use crate::shared::Ctx;
 use rnic_abi::cqe::{CqeFlags, MAX_CARRIED};
@@ -16,6 +16,7 @@ use rnic_abi::verbs::{AccessFlags, WcOpcode, WcStatus};
 use roce_wire::{AtomicEth, Operation, Psn, Reth, Trailer};
 
 impl Qp {
+    #[inline(always)]
     pub(in crate::qp) fn execute_send<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -48,7 +49,7 @@ impl Qp {
             let byte_len = u32::try_from(total).unwrap_or(u32::MAX);
             self.deliver(ctx, packet, WcOpcode::Recv, byte_len, carried, 0);
         }
-        self.responder.accept(packet.psn(), 1, ends, self.must_answer(packet));
+        self.responder.accept(packet.psn, 1, ends, self.must_answer(packet));
         Ok(())
     }
 
@@ -103,7 +104,7 @@ impl Qp {
             slot: self.slot,
             qpn: self.qpn,
             kind,
-            psn: packet.psn(),
+            psn: packet.psn,
             msn: self.responder.msn,
             space,
             from: packet.bytes,
@@ -154,11 +155,12 @@ impl Qp {
             // Its length was checked against MAX_CARRIED.
             let _ = cqe.carry(carried);
         }
-        ctx.shared.batch.end_message(self.slot, packet.psn());
-        let at = (packet.psn(), self.responder.msn);
+        ctx.shared.batch.end_message(self.slot, packet.psn);
+        let at = (packet.psn, self.responder.msn);
         ctx.shared.batch.deliver(self.slot, self.recv_cq, at, cqe);
     }
 
+    #[inline(always)]
     pub(in crate::qp) fn execute_write<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -191,7 +193,7 @@ impl Qp {
         } else {
             self.responder.written += u64::from(len);
         }
-        self.responder.accept(packet.psn(), 1, ends, self.must_answer(packet));
+        self.responder.accept(packet.psn, 1, ends, self.must_answer(packet));
         Ok(())
     }
 
@@ -212,6 +214,7 @@ impl Qp {
     }
 
     /// Where this WRITE packet's data goes: from its RETH, or after the previous packet.
+    #[inline(always)]
     fn write_position<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -229,15 +232,15 @@ impl Qp {
         Ok((reth.va, reth.rkey.0, reth.dma_len))
     }
 
-    pub(super) fn check_reth(&self, packet: &Packet<'_>) -> Checked<Reth> {
+    pub(super) fn check_reth(&self, packet: &Packet<'_>) -> Result<Reth, NakReason> {
         match packet.datagram.reth() {
             // Rule: MaxDmaLength
             Some(reth) if reth.dma_len <= MAX_DMA_LEN => Ok(reth),
-            _ => Err(Verdict::nak(NakReason::Length)),
+            _ => Err(NakReason::Length),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn check_key<T: Tap>(
         &self,
         ctx: &Ctx<'_, T>,
@@ -245,12 +248,12 @@ impl Qp {
         va: u64,
         len: u32,
         need: AccessFlags,
-    ) -> Checked<Target> {
+    ) -> Result<Target, NakReason> {
         ctx.shared
             .mrs
             // Rule: AtomicNeedsRight, ReadNeedsRight, WriteNeedsRight
             .check_remote(rkey, self.through(), va, len.into(), need)
-            .map_err(|fault: KeyFault| Verdict::nak(NakReason::Key(fault)))
+            .map_err(NakReason::Key)
     }
 
     pub(in crate::qp) fn execute_read<T: Tap>(
@@ -266,7 +269,7 @@ impl Qp {
         let packets = packets_of(reth.dma_len, self.mtu);
         let (va, rkey, len, pd) = (reth.va, reth.rkey.0, reth.dma_len, self.pd);
         let kind = ReplyKind::Read { va, rkey, len, pd };
-        self.reply(packet.psn(), packets, kind);
+        self.reply(packet.psn, packets, kind);
         Ok(())
     }
 
@@ -282,25 +285,24 @@ impl Qp {
         self.responder.replies.push_new(kind, psn, packets);
     }
 
-    pub(in crate::qp) fn prepare_atomic<T: Tap>(
-        &mut self,
-        ctx: &mut Ctx<'_, T>,
+    pub(super) fn prepare_atomic<T: Tap>(
+        &self,
+        ctx: &Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Checked<Verdict> {
+    ) -> Result<AtomicRequest, NakReason> {
         let Some(AtomicEth { va, rkey, swap_or_add, compare }) = packet.datagram.atomic() else {
-            return Err(Verdict::nak(NakReason::NotAllowed));
+            return Err(NakReason::NotAllowed);
         };
         // Rule: AtomicAlignment
         if !va.is_multiple_of(8) {
-            return Err(Verdict::nak(NakReason::Alignment));
+            return Err(NakReason::Alignment);
         }
         let target = self.check_key(ctx, rkey.0, va, 8, AccessFlags::REMOTE_ATOMIC)?;
         let update = match packet.info.operation {
             Operation::CmpSwap => Update::Swap { compare, swap: swap_or_add },
             _ => Update::Add(swap_or_add),
         };
-        let (space, addr) = (target.space, target.addr);
-        Ok(Verdict::AfterFlush(Deferred::Atomic(AtomicRequest { space, addr, update })))
+        Ok(AtomicRequest { space: target.space, addr: target.addr, update })
     }
 
     /// The atomic was executed, and is answered so.

@@ -1,6 +1,6 @@
 //! The responder half: what incoming requests do.
 //!
-//! * this file: the checks of a request, duplicates and gaps.
+//! * this file: the checks of a request, duplicates and gaps. `unexpected`: which of these it is.
 //! * `rq`: where receives come from.
 //! * `datagram`: requests of a queue pair without a connection.
 //! * `placement`: FLUSH and ATOMIC_WRITE.
@@ -19,6 +19,7 @@ mod nak;
 mod placement;
 pub(crate) mod replies;
 pub(crate) mod rq;
+mod unexpected;
 
 use super::Qp;
 use super::packet::Packet;
@@ -26,7 +27,6 @@ use super::verdict::{Deferred, Verdict};
 use crate::event::{DropReason, Event, NakReason, Tap};
 use crate::recv_queue::{NoRecv, Recv};
 use crate::shared::Ctx;
-use crate::transport::Sequence;
 use replies::ReplyQueue;
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpAttr, QpState};
 use rnic_abi::wqe::Sge;
@@ -131,7 +131,7 @@ impl Responder {
     /// The next packet in sequence was accepted. A NAK that is not sent yet is out of date: its
     /// place takes an ACK of everything so far, or a NAK for the next packet where that was dropped
     /// meanwhile. The peer takes what was dropped for sent, and would wait for its timer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn accept(&mut self, psn: Psn, packets: u32, ends_message: bool, ack_req: bool) {
         let ahead = psn.wrapping_add(packets);
         let passed = (self.epsn.value() ^ ahead.value()) / replies::MEMORY;
@@ -207,20 +207,16 @@ impl Responder {
 
 impl Qp {
     /// Looks at one request packet.
+    #[inline(always)]
     pub(crate) fn handle_request<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
         packet: &Packet<'_>,
     ) -> Verdict {
-        let psn = packet.psn();
-        let ahead = psn.distance_from(self.responder.epsn);
-        match self.rules.sequence(ahead, packet.info.position.is_start()) {
-            Sequence::Next => {}
-            Sequence::Gap => return self.handle_gap(ctx, psn),
-            Sequence::Duplicate => return self.handle_duplicate(ctx, packet),
-            Sequence::Anew => self.begin_anew(ctx, psn),
-            Sequence::Rest => return self.skip_rest(ctx),
-            Sequence::Late => return Verdict::Drop(DropReason::Duplicate),
+        if packet.psn != self.responder.epsn
+            && let Err(verdict) = self.handle_unexpected(ctx, packet)
+        {
+            return verdict;
         }
         match self.execute_request(ctx, packet) {
             Ok(step) | Err(step) => step,
@@ -235,6 +231,7 @@ impl Qp {
     }
 
     /// The packet in sequence: all checks, then the effect.
+    #[inline(always)]
     fn execute_request<T: Tap>(
         &mut self,
         ctx: &mut Ctx<'_, T>,
@@ -264,31 +261,6 @@ impl Qp {
             self.responder.established = true;
             self.raise(ctx, AsyncEventType::CommEst);
         }
-    }
-
-    /// What was expected is lost for good: a message begins with this PSN.
-    #[cold]
-    fn begin_anew<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, psn: Psn) {
-        let expected = self.responder.epsn;
-        if psn.distance_from(expected) > 0 {
-            self.count_gap(ctx);
-            ctx.event(|| Event::Lost { qpn: self.qpn, psn: expected });
-        }
-        self.responder.give_up_message();
-        self.responder.epsn = psn;
-    }
-
-    /// Part of the open message is lost for good, and so is what follows of it.
-    #[cold]
-    fn skip_rest<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) -> Verdict {
-        self.count_gap(ctx);
-        self.responder.give_up_message();
-        Verdict::Drop(DropReason::OutOfSequence)
-    }
-
-    fn count_gap<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
-        self.counters.out_of_sequence += 1;
-        ctx.shared.counters.out_of_sequence += 1;
     }
 
     /// PSN ahead of the expected one: one NAK per gap, with the expected PSN in it.
@@ -328,7 +300,7 @@ impl Qp {
     /// owed already stays: the duplicate may be a late copy that nothing will follow.
     fn handle_duplicate<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, packet: &Packet<'_>) -> Verdict {
         self.counters.duplicates += 1;
-        let (psn, epsn) = (packet.psn(), self.responder.epsn);
+        let (psn, epsn) = (packet.psn, self.responder.epsn);
         let mut end = psn.wrapping_add(1);
         match packet.info.operation {
             Operation::Send | Operation::Write => self.responder.acknowledge_again(psn),
@@ -372,12 +344,13 @@ impl Qp {
     }
 
     /// A message goes on with its own kind or ends; nothing interleaves.
+    #[inline(always)]
     fn check_opcode_sequence(&mut self, packet: &Packet<'_>) -> Checked {
-        let follows = match (packet.info.operation, self.responder.message) {
-            (Operation::Send, OpenMessage::Send)
-            | (Operation::Write, OpenMessage::Write { .. }) => !packet.info.position.is_start(),
-            (_, OpenMessage::None) => packet.info.position.is_start(),
-            _ => false,
+        let (operation, is_start) = (packet.info.operation, packet.info.position.is_start());
+        let follows = match self.responder.message {
+            OpenMessage::None => is_start,
+            OpenMessage::Send => operation == Operation::Send && !is_start,
+            OpenMessage::Write { .. } => operation == Operation::Write && !is_start,
         };
         if !follows && packet.info.position.is_start() && !self.rules.is_reliable {
             // The end of the open message was cut off.
@@ -394,12 +367,9 @@ impl Qp {
     fn check_operation(&self, packet: &Packet<'_>) -> Checked {
         let need = match packet.info.operation {
             Operation::Send => return Ok(()),
-            Operation::Write | Operation::AtomicWrite => AccessFlags::REMOTE_WRITE,
+            Operation::Write => AccessFlags::REMOTE_WRITE,
             Operation::ReadRequest => AccessFlags::REMOTE_READ,
-            Operation::CmpSwap | Operation::FetchAdd => AccessFlags::REMOTE_ATOMIC,
-            Operation::Flush => Self::flush_rights(packet)?,
-            // No other request is one of this transport.
-            _ => return Err(Verdict::nak(NakReason::NotAllowed)),
+            _ => Self::rights_of_other(packet)?,
         };
         // Rule: QpAccess
         if self.attr.access.contains(need) {
@@ -436,14 +406,23 @@ impl Qp {
                 self.responder.recv = Some(recv);
                 Ok(())
             }
-            Err(NoRecv::Empty) if self.rules.is_reliable => Err(self.send_rnr_nak(ctx)),
-            Err(NoRecv::Empty) => {
+            Err(why) => Err(self.without_receive(ctx, why)),
+        }
+    }
+
+    /// A message needs a receive WQE and cannot have one.
+    #[cold]
+    fn without_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, why: NoRecv) -> Verdict {
+        match why {
+            NoRecv::Empty if self.rules.is_reliable => self.send_rnr_nak(ctx),
+            NoRecv::Empty => {
                 self.responder.give_up_message();
                 // Rule: UcNoReceiveDropped
-                Err(Verdict::Drop(DropReason::NoReceive))
+                Verdict::Drop(DropReason::NoReceive)
             }
-            Err(NoRecv::Broken { wr_id, index }) => {
-                Err(Verdict::AfterFlush(Deferred::BadReceive { wr_id, index }))
+            NoRecv::Broken { wr_id, index } => {
+                self.responder.recv = Some(Recv::broken(wr_id, index));
+                Verdict::AfterFlush(Deferred::BadReceive)
             }
         }
     }

@@ -63,14 +63,9 @@ impl Qp {
     }
 
     /// Refuses the request at the expected PSN because the receive WQE is invalid.
-    pub(crate) fn fail_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, wr_id: u64, index: u32) {
-        if !self.receives() {
-            return;
-        }
+    pub(crate) fn fail_receive<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         self.retire(ctx);
-        let cqe = self.recv_cqe(ctx.now, wr_id, index, WcStatus::LocQpOpErr);
-        self.receive_source.release(index);
-        ctx.complete(self.recv_cq, &cqe);
+        self.fail_current_receive(ctx, WcStatus::LocQpOpErr);
         self.end_with_nak(ctx, self.responder.epsn, NakReason::Local, true);
     }
 

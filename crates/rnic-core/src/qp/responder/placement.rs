@@ -46,16 +46,38 @@ impl Qp {
     ) -> Checked<Verdict> {
         match packet.info.operation {
             Operation::Flush => self.execute_flush(ctx, packet),
+            _ => Ok(Verdict::AfterFlush(Deferred::Atomic)),
+        }
+    }
+
+    /// What an atomic of the peer does.
+    #[inline(never)]
+    pub(crate) fn atomic_of<T: Tap>(
+        &self,
+        ctx: &Ctx<'_, T>,
+        packet: &Packet<'_>,
+    ) -> Result<AtomicRequest, NakReason> {
+        match packet.info.operation {
             Operation::AtomicWrite => self.prepare_atomic_write(ctx, packet),
             _ => self.prepare_atomic(ctx, packet),
         }
     }
 
+    /// The rights that such requests need of the queue pair.
+    #[inline(never)]
+    pub(super) fn rights_of_other(packet: &Packet<'_>) -> Result<AccessFlags, NakReason> {
+        match packet.info.operation {
+            Operation::AtomicWrite => Ok(AccessFlags::REMOTE_WRITE),
+            Operation::CmpSwap | Operation::FetchAdd => Ok(AccessFlags::REMOTE_ATOMIC),
+            Operation::Flush => Self::flush_rights(packet),
+            // No other request is one of this transport.
+            _ => Err(NakReason::NotAllowed),
+        }
+    }
+
     /// The rights that a FLUSH needs of queue pair and region.
-    #[cold]
-    pub(super) fn flush_rights(packet: &Packet<'_>) -> Checked<AccessFlags> {
-        let rights = packet.datagram.feth().and_then(rights);
-        rights.ok_or(Verdict::nak(NakReason::NotAllowed))
+    fn flush_rights(packet: &Packet<'_>) -> Result<AccessFlags, NakReason> {
+        packet.datagram.feth().and_then(rights).ok_or(NakReason::NotAllowed)
     }
 
     /// Nothing is left to do but to answer: no answer leaves before the payload of everything
@@ -76,29 +98,28 @@ impl Qp {
         };
         // Rule: FlushNeedsRight
         self.check_key(ctx, reth.rkey.0, va, len, need)?;
-        self.finish_atomic(ctx, packet.psn(), ReplyKind::Done);
+        self.finish_atomic(ctx, packet.psn, ReplyKind::Done);
         Ok(Verdict::Done)
     }
 
     fn prepare_atomic_write<T: Tap>(
-        &mut self,
-        ctx: &mut Ctx<'_, T>,
+        &self,
+        ctx: &Ctx<'_, T>,
         packet: &Packet<'_>,
-    ) -> Checked<Verdict> {
+    ) -> Result<AtomicRequest, NakReason> {
         let reth = self.check_reth(packet)?;
         let word = packet.datagram.payload().first_chunk();
         // Rule: AtomicWriteLength
         let Some(word) = word.filter(|_| reth.dma_len == WORD) else {
-            return Err(Verdict::nak(NakReason::Length));
+            return Err(NakReason::Length);
         };
         // Rule: AtomicWriteAlignment
         if !reth.va.is_multiple_of(WORD.into()) {
-            return Err(Verdict::nak(NakReason::Alignment));
+            return Err(NakReason::Alignment);
         }
         let target = self.check_key(ctx, reth.rkey.0, reth.va, WORD, AccessFlags::REMOTE_WRITE)?;
         // The bytes are stored as they came.
         let update = Update::Store(u64::from_ne_bytes(*word));
-        let (space, addr) = (target.space, target.addr);
-        Ok(Verdict::AfterFlush(Deferred::Atomic(AtomicRequest { space, addr, update })))
+        Ok(AtomicRequest { space: target.space, addr: target.addr, update })
     }
 }

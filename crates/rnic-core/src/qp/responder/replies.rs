@@ -7,7 +7,7 @@
 //! Everything here lies before the expected PSN, less than 2^24 of them: the distance from there
 //! orders it, where comparing two PSNs, which only see half as far, would not.
 
-use roce_wire::{Opcode, Position, Psn};
+use roce_wire::Psn;
 use std::collections::VecDeque;
 
 /// What is replied.
@@ -50,18 +50,6 @@ impl QueuedReply {
     /// One past the PSN of the last packet that will be sent.
     fn end(&self) -> Psn {
         self.first.wrapping_add(self.limit)
-    }
-
-    /// Opcode of its `k`-th packet.
-    pub(crate) fn opcode(&self, k: u32) -> Opcode {
-        match self.kind {
-            ReplyKind::Read { .. } => {
-                Opcode::rc_read_response(Position::new(k == 0, k + 1 == self.packets))
-            }
-            ReplyKind::Atomic { .. } => Opcode::RcAtomicAck,
-            // Rule: DoneIsEmptyRead
-            ReplyKind::Done => Opcode::RcReadRespOnly,
-        }
     }
 }
 
