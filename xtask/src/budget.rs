@@ -18,9 +18,24 @@ use system_tests::packages::Apt;
 use system_tests::paths::{self, Scratch};
 use system_tests::process::{Cmd, is_root};
 
-/// Cases of `tools/rnic-bench/benches/hot.rs`. The path MTU is 4096.
-const CASES: [&str; 5] = ["write-8", "write-65536", "write-1048576", "send-8", "read-65536"];
-const SIDES: [&str; 2] = ["requester", "responder"];
+const BOTH: &[&str] = &["requester", "responder"];
+const RESPONDER: &[&str] = &["responder"];
+/// Cases of `tools/rnic-bench/benches/hot.rs`, and the sides that count. The path MTU is 4096.
+const CASES: [(&str, &[&str]); 7] = [
+    ("write-8", BOTH),
+    ("write-65536", BOTH),
+    ("write-1048576", BOTH),
+    ("send-8", BOTH),
+    ("read-65536", BOTH),
+    ("srq-8", RESPONDER),
+    ("crowded-srq-8", RESPONDER),
+];
+/// What one count may be at most of another, in hundredths: a receive of a shared queue costs
+/// little more than one of an own queue, and idle queue pairs that share it cost nothing.
+const AT_MOST: [(&str, u64, &str); 2] = [
+    ("srq-8 responder", 115, "send-8 responder"),
+    ("crowded-srq-8 responder", 100, "srq-8 responder"),
+];
 /// Messages that are counted; more would change nothing.
 const MESSAGES: u64 = 64;
 /// How far a count may be from the budget.
@@ -37,13 +52,19 @@ pub(crate) fn run(write: bool) -> Result<()> {
     provide_valgrind()?;
     let program = build()?;
     let mut counts = Counts::new();
-    for case in CASES {
-        for side in SIDES {
+    for (case, sides) in CASES {
+        for side in sides {
             let instructions = count(&program, case, side)?;
             println!("{case:<16} {side:<12} {instructions:>8} instructions per message");
             counts.insert(format!("{case} {side}"), instructions);
         }
     }
+    let excess = excess(&counts);
+    ensure!(
+        excess.is_empty(),
+        "a hot path costs too much beside another:\n  {}",
+        excess.join("\n  ")
+    );
     if write {
         let file = file();
         return fs::write(&file, render(&counts))
@@ -180,6 +201,18 @@ fn compare(budget: &Counts, counts: &Counts) -> Vec<String> {
     keys.into_iter().filter_map(fault).collect()
 }
 
+/// The counts that are too large beside another one.
+fn excess(counts: &Counts) -> Vec<String> {
+    let fault = |(key, hundredths, than): &(&str, u64, &str)| {
+        let (Some(count), Some(other)) = (counts.get(*key), counts.get(*than)) else {
+            return Some(format!("{key} or {than} was not counted"));
+        };
+        let is_excess = count * 100 > other * hundredths;
+        is_excess.then(|| format!("{key}: {count}, more than {hundredths} % of {than}: {other}"))
+    };
+    AT_MOST.iter().filter_map(fault).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +230,18 @@ mod tests {
     fn a_budget_survives_writing_and_reading() {
         let counts = Counts::from([("write-8 requester".to_owned(), 812)]);
         assert_eq!(parse(&render(&counts)).unwrap(), counts);
+    }
+
+    #[test]
+    fn a_path_may_cost_as_much_beside_another_and_no_more() {
+        let counts = |srq, crowded| {
+            let counts = [("send-8", 1000), ("srq-8", srq), ("crowded-srq-8", crowded)];
+            counts.map(|(case, count)| (format!("{case} responder"), count)).into()
+        };
+        assert!(excess(&counts(1150, 1150)).is_empty());
+        assert_eq!(excess(&counts(1151, 1151)).len(), 1);
+        assert_eq!(excess(&counts(1000, 1001)).len(), 1);
+        assert_eq!(excess(&Counts::new()).len(), 2);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The engine's hot paths: two engines connected by a wire that swaps buffers, and memory that is
 //! not copied.
 //!
+//! A case is `OPERATION-BYTES`. The operations are `write`, `read`, `send`; `srq`, a SEND to a queue
+//! pair that takes its receives from a shared queue, as a few idle queue pairs do; and
+//! `crowded-srq`, the same where they are many.
+//!
 //! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting
 //! instructions: it warms up, then runs MESSAGES messages. The turns that count are
 //! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of
@@ -11,7 +15,7 @@ mod node;
 use std::hint::black_box;
 use std::time::Instant as Clock;
 
-use node::{BASE, Node, START, attrs, send_control};
+use node::{BASE, Node, Receives, START, attrs, send_control};
 use rnic_abi::verbs::{QpAttr, WrOpcode};
 use rnic_core::Instant;
 use rnic_core::ports::{
@@ -26,14 +30,19 @@ const DEPTH: usize = 32;
 /// Warm-up messages, which are not counted.
 const WARM_UP: usize = 2 * DEPTH;
 
+/// Idle queue pairs that share a receive queue with the busy one.
+const FEW: u32 = 10;
+const MANY: u32 = 10_000;
+
 /// What is timed, and how many messages of it.
-const CASES: [(&str, usize); 6] = [
+const CASES: [(&str, usize); 7] = [
     ("write-65536", 20_000),
     ("read-65536", 20_000),
     ("send-65536", 20_000),
     ("write-4096", 200_000),
     ("send-64", 500_000),
     ("send-2", 500_000),
+    ("srq-2", 500_000),
 ];
 
 struct SwapWire {
@@ -148,9 +157,9 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(opcode: WrOpcode, len: u32) -> Self {
-        let mut requester = Node::new(1, SwapWire::new(), NoDma);
-        let mut responder = Node::new(2, SwapWire::new(), NoDma);
+    fn new(opcode: WrOpcode, len: u32, receives: Receives) -> Self {
+        let mut requester = Node::new(1, SwapWire::new(), NoDma, Receives::Own);
+        let mut responder = Node::new(2, SwapWire::new(), NoDma, receives);
         let attr = QpAttr { path_mtu: 5, ..attrs() };
         let (ips, qpns) = ((requester.ip, responder.ip), (requester.qpn, responder.qpn));
         requester.connect(ips.1, qpns.1, attr);
@@ -235,12 +244,14 @@ fn time((case, messages): (&str, usize)) {
 }
 
 fn stage(case: &str) -> Stage {
-    let (opcode, len) = case.split_once('-').expect("OPCODE-BYTES");
-    let opcode = match opcode {
-        "write" => WrOpcode::Write,
-        "read" => WrOpcode::Read,
-        "send" => WrOpcode::Send,
-        other => panic!("no case has the opcode {other}"),
+    let (operation, len) = case.rsplit_once('-').expect("OPERATION-BYTES");
+    let (opcode, receives) = match operation {
+        "write" => (WrOpcode::Write, Receives::Own),
+        "read" => (WrOpcode::Read, Receives::Own),
+        "send" => (WrOpcode::Send, Receives::Own),
+        "srq" => (WrOpcode::Send, Receives::Shared { idle: FEW }),
+        "crowded-srq" => (WrOpcode::Send, Receives::Shared { idle: MANY }),
+        other => panic!("there is no operation {other}"),
     };
-    Stage::new(opcode, len.parse().expect("a number of bytes"))
+    Stage::new(opcode, len.parse().expect("a number of bytes"), receives)
 }

@@ -14,7 +14,7 @@ use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, 
 use rnic_core::ports::SpaceId;
 use rnic_core::{
     ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Host,
-    Instant, NewQp, NewReceives, Outcome, Path, Ports, Turn, Wire,
+    Instant, NewQp, NewReceives, NewSrq, Outcome, Path, Ports, Turn, Wire,
 };
 use roce_wire::Flow;
 use std::net::{IpAddr, Ipv4Addr};
@@ -44,6 +44,8 @@ pub(crate) struct Node<W, D> {
     pub(crate) ip: IpAddr,
     bell: Bell,
     cq: CqConsumer,
+    pd: u32,
+    cq_handle: u32,
     qp: u32,
     pub(crate) qpn: u32,
     sq: WorkProducer,
@@ -60,6 +62,23 @@ const CAPS: QpCaps = QpCaps {
     max_inline_data: 256,
 };
 const CQE: u32 = 1024;
+/// Queue pairs that are only there post nothing.
+const IDLE_CAPS: QpCaps = QpCaps { max_send_wr: 1, max_send_sge: 1, max_inline_data: 0, ..CAPS };
+
+/// The doorbell records of the QP. Those behind them are of queue pairs that are only there.
+const SQ_RECORD: u32 = 0;
+const RQ_RECORD: u32 = 1;
+const IDLE_RECORDS: u32 = 2;
+
+/// Where the QP takes its receives from.
+#[derive(Clone, Copy)]
+pub(crate) enum Receives {
+    Own,
+    /// A shared receive queue, which so many queue pairs share that are only there.
+    Shared {
+        idle: u32,
+    },
+}
 
 /// The attributes of an ordinary connection.
 pub(crate) fn attrs() -> QpAttr {
@@ -80,6 +99,31 @@ pub(crate) fn attrs() -> QpAttr {
     }
 }
 
+impl Receives {
+    /// With the handle of the shared receive queue, and how many queue pairs are to share it.
+    fn make(
+        self,
+        pd: u32,
+        queue: EngineQueue,
+        client: &mut impl FnMut(ClientCommand) -> Outcome,
+    ) -> (NewReceives, Option<(u32, u32)>) {
+        let idle = match self {
+            Self::Own => return (NewReceives::Own(queue), None),
+            Self::Shared { idle } => idle,
+        };
+        let (max_wr, max_sge) = (CAPS.max_recv_wr, CAPS.max_recv_sge);
+        let new = NewSrq { pd, queue, max_wr, max_sge, xrc: None };
+        let Outcome::NewSrq { srq, .. } = client(ClientCommand::CreateSrq(new)) else {
+            panic!("no SRQ")
+        };
+        (NewReceives::Shared(srq), Some((srq, idle)))
+    }
+}
+
+fn record(index: u32) -> RecordIndex {
+    RecordIndex::new(index).unwrap()
+}
+
 fn all_access() -> AccessFlags {
     AccessFlags::LOCAL_WRITE
         | AccessFlags::REMOTE_READ
@@ -95,7 +139,7 @@ fn queue(wr: u32, stride: usize) -> (WorkProducer, WorkConsumer) {
 }
 
 impl<W: Wire, D: Dma> Node<W, D> {
-    pub(crate) fn new(last_octet: u8, wire: W, dma: D) -> Self {
+    pub(crate) fn new(last_octet: u8, wire: W, dma: D, receives: Receives) -> Self {
         let mut engine = Engine::new(EngineConfig::new([11, 22]), START);
         let area = Words::heap(AREA_WORDS);
         let doorbells = Doorbells::new(area.clone()).unwrap();
@@ -114,6 +158,8 @@ impl<W: Wire, D: Dma> Node<W, D> {
         let (sq, sq_engine) =
             queue(CAPS.max_send_wr, send_stride(CAPS.max_send_sge, CAPS.max_inline_data));
         let (rq, rq_engine) = queue(CAPS.max_recv_wr, recv_stride(CAPS.max_recv_sge));
+        let rq_engine = EngineQueue { ring: rq_engine, record: record(RQ_RECORD) };
+        let (receives, idle) = receives.make(pd, rq_engine, &mut client);
         let new = NewQp {
             pd,
             qp_type: QpType::Rc,
@@ -121,11 +167,8 @@ impl<W: Wire, D: Dma> Node<W, D> {
             recv_cq: cq_handle,
             caps: CAPS,
             sq_sig_all: false,
-            sq: EngineQueue { ring: sq_engine, record: RecordIndex::new(0).unwrap() },
-            rq: NewReceives::Own(EngineQueue {
-                ring: rq_engine,
-                record: RecordIndex::new(1).unwrap(),
-            }),
+            sq: EngineQueue { ring: sq_engine, record: record(SQ_RECORD) },
+            rq: receives,
         };
         let Outcome::Qp { qp, qpn } = client(ClientCommand::CreateQp(Box::new(new))) else {
             panic!("no QP")
@@ -138,6 +181,8 @@ impl<W: Wire, D: Dma> Node<W, D> {
             ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last_octet)),
             bell: Bell::new(area).unwrap(),
             cq,
+            pd,
+            cq_handle,
             qp,
             qpn,
             sq,
@@ -148,24 +193,63 @@ impl<W: Wire, D: Dma> Node<W, D> {
         let register = ClientCommand::RegMr { pd, space: SPACE, addr, length, iova: addr, access };
         let Outcome::Mr { lkey, .. } = node.command(register) else { panic!("no MR") };
         node.key = lkey;
+        if let Some((srq, idle)) = idle {
+            (0..idle).for_each(|nth| node.add_idle(srq, nth));
+        }
         node
+    }
+
+    /// Adds a queue pair to the shared receive queue that could receive, by turns one with a peer
+    /// and one for datagrams.
+    fn add_idle(&mut self, srq: u32, nth: u32) {
+        let (_, ring) = queue(1, send_stride(IDLE_CAPS.max_send_sge, IDLE_CAPS.max_inline_data));
+        let qp_type = if nth.is_multiple_of(2) { QpType::Rc } else { QpType::Ud };
+        let new = NewQp {
+            pd: self.pd,
+            qp_type,
+            send_cq: self.cq_handle,
+            recv_cq: self.cq_handle,
+            caps: IDLE_CAPS,
+            sq_sig_all: false,
+            sq: EngineQueue { ring, record: record(IDLE_RECORDS + nth) },
+            rq: NewReceives::Shared(srq),
+        };
+        let Outcome::Qp { qp, .. } = self.command(ClientCommand::CreateQp(Box::new(new))) else {
+            panic!("no QP")
+        };
+        match qp_type {
+            QpType::Ud => self.open(qp),
+            _ => self.connect_qp(qp, self.ip, nth, attrs()),
+        }
+    }
+
+    /// Takes a QP without a connection from RESET to RTS.
+    fn open(&mut self, qp: u32) {
+        let to = |state| QpAttr { state, port_num: 1, qkey: 1, ..QpAttr::default() };
+        let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
+        self.modify(qp, init, to(QpState::Init), None);
+        self.modify(qp, AttrMask::STATE, to(QpState::Rtr), None);
+        self.modify(qp, AttrMask::STATE | AttrMask::SQ_PSN, to(QpState::Rts), None);
     }
 
     fn command(&mut self, command: ClientCommand) -> Outcome {
         self.engine.execute(START, Command::Client(CLIENT, command)).expect("command refused")
     }
 
-    fn modify(&mut self, mask: AttrMask, attr: QpAttr, path: Option<Path>) {
-        let qp = self.qp;
+    fn modify(&mut self, qp: u32, mask: AttrMask, attr: QpAttr, path: Option<Path>) {
         self.command(ClientCommand::ModifyQp { qp, mask, attr, path });
     }
 
     /// Takes the QP from RESET to RTS.
     pub(crate) fn connect(&mut self, peer: IpAddr, dest_qpn: u32, attr: QpAttr) {
+        self.connect_qp(self.qp, peer, dest_qpn, attr);
+    }
+
+    fn connect_qp(&mut self, qp: u32, peer: IpAddr, dest_qpn: u32, attr: QpAttr) {
         let attr = QpAttr { dest_qpn, ..attr };
         let to = |state| QpAttr { state, ..attr };
         let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-        self.modify(init, to(QpState::Init), None);
+        self.modify(qp, init, to(QpState::Init), None);
         let rtr = AttrMask::STATE
             | AttrMask::AV
             | AttrMask::PATH_MTU
@@ -175,14 +259,14 @@ impl<W: Wire, D: Dma> Node<W, D> {
             | AttrMask::MIN_RNR_TIMER;
         let flow = Flow::new(self.ip, peer, 0);
         let path = Path { attr: attr.ah, flow, hop: Default::default() };
-        self.modify(rtr, to(QpState::Rtr), Some(path));
+        self.modify(qp, rtr, to(QpState::Rtr), Some(path));
         let rts = AttrMask::STATE
             | AttrMask::TIMEOUT
             | AttrMask::RETRY_CNT
             | AttrMask::RNR_RETRY
             | AttrMask::SQ_PSN
             | AttrMask::MAX_QP_RD_ATOMIC;
-        self.modify(rts, to(QpState::Rts), None);
+        self.modify(qp, rts, to(QpState::Rts), None);
     }
 
     /// Posts a send WQE with SGEs.
@@ -192,7 +276,7 @@ impl<W: Wire, D: Dma> Node<W, D> {
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
         assert!(self.sq.free() > 0, "the send queue is full");
         self.sq.push(&words);
-        let _ = self.bell.ring(RecordIndex::new(0).unwrap(), self.sq.producer());
+        let _ = self.bell.ring(record(SQ_RECORD), self.sq.producer());
         self.engine.client_rang(START, CLIENT);
     }
 
@@ -202,7 +286,7 @@ impl<W: Wire, D: Dma> Node<W, D> {
         words.extend(sges.iter().flat_map(|sge| sge.encode()));
         assert!(self.rq.free() > 0, "the receive queue is full");
         self.rq.push(&words);
-        self.bell.publish(RecordIndex::new(1).unwrap(), self.rq.producer());
+        self.bell.publish(record(RQ_RECORD), self.rq.producer());
     }
 
     pub(crate) fn poll(&mut self) -> Vec<Cqe> {
