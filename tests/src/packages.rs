@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 39] = [
+const PACKAGE_OF: [(&str, &str); 40] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -46,6 +46,7 @@ const PACKAGE_OF: [(&str, &str); 39] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
     ("fi_info", "libfabric-bin"),
+    ("fi_pingpong", "libfabric-bin"),
     ("ibstat", "infiniband-diags"),
     ("ucx_info", "ucx-utils"),
     ("ucx_perftest", "ucx-utils"),

@@ -1,12 +1,15 @@
 //! libfabric's own tools, unmodified: its verbs provider asks both libraries when it starts.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need};
-use system_tests::place::{Host, Node};
+use system_tests::place::{Host, Node, Place};
+use system_tests::process::wait_until;
+use system_tests::programs::next_port;
 
 /// Its provider asks the connection manager for the device, and connects by it.
 #[test]
@@ -20,5 +23,39 @@ fn fi_info_finds_the_device() -> Result<()> {
     let output = node.cmd("fi_info")?.args(["-p", "verbs"]).run()?;
     ensure!(output.success() && output.stdout.contains("rnic0"), "{output}");
     node.stop()?;
+    Ok(())
+}
+
+/// Endpoints of each type, with every byte compared (`-c`): datagrams, connections, and reliable
+/// datagrams that libfabric makes of connections.
+#[test]
+fn fi_pingpong_over_endpoints_of_every_type() -> Result<()> {
+    let name = "fi_pingpong_over_endpoints_of_every_type";
+    let Some(lab) = Lab::open(name, Need::Root, &["fi_pingpong"])? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    for (provider, endpoint) in [("verbs", "dgram"), ("verbs", "msg"), ("verbs;ofi_rxm", "rdm")] {
+        pingpong(&pair.left, &pair.right, provider, endpoint)
+            .with_context(|| format!("{endpoint} over {provider}"))?;
+    }
+    pair.stop()
+}
+
+fn pingpong(server: &Node, client: &Node, provider: &str, endpoint: &str) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let port = next_port();
+    let text = port.to_string();
+    let common = ["-p", provider, "-e", endpoint, "-c", "-I", "100"];
+    let with = |more: &[&str]| -> Vec<String> {
+        common.iter().chain(more).map(|arg| (*arg).to_owned()).collect()
+    };
+    let serving = server.start("fi_pingpong", &with(&["-B", &text]), LIMIT)?;
+    wait_until("listening server", Duration::from_secs(10), || server.listens(port))
+        .with_context(|| serving.said())?;
+    let address = server.address().to_string();
+    let calling = client.start("fi_pingpong", &with(&["-P", &text, &address]), LIMIT)?;
+    let called = calling.wait()?;
+    ensure!(called.success(), "{called}\nserver: {}", serving.said());
+    let served = serving.wait()?;
+    ensure!(served.success(), "{served}\nclient: {called}");
     Ok(())
 }

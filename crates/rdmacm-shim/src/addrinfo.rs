@@ -5,7 +5,7 @@ use std::{
     ptr,
 };
 
-use libc::{addrinfo, sockaddr};
+use libc::{addrinfo, sa_family_t, sockaddr};
 use verbs_abi::{
     IBV_QPT_RC, IBV_QPT_UD, RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_TCP, RDMA_PS_UDP,
     Zeroed, rdma_addrinfo,
@@ -44,6 +44,14 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         }
     }
     let is_datagram = space == RDMA_PS_UDP as c_int || qp_type == IBV_QPT_UD as c_int;
+    if node.is_null() && service.is_null() {
+        // SAFETY: by contract.
+        let made = unsafe { complete(hints, is_datagram) };
+        return code(made.map(|made| {
+            // SAFETY: by contract.
+            unsafe { *result = made };
+        }));
+    }
     wanted.ai_socktype = if is_datagram { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
     let mut found = ptr::null_mut();
     // SAFETY: by contract, and the rest are local variables.
@@ -64,16 +72,38 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     }))
 }
 
+/// What the hints say, without a name to look up.
+///
 /// # Safety
-/// `found` came from getaddrinfo.
-unsafe fn describe(
-    found: &addrinfo,
-    (flags, is_datagram): (c_int, bool),
-    hints: Option<&rdma_addrinfo>,
-) -> Result<*mut rdma_addrinfo> {
+/// Lengths in the hints belong to their addresses.
+unsafe fn complete(hints: Option<&rdma_addrinfo>, is_datagram: bool) -> Result<*mut rdma_addrinfo> {
+    let hints = hints.ok_or(Errno(libc::EINVAL))?;
+    let [src, dst] = [(hints.ai_src_addr, hints.ai_src_len), (hints.ai_dst_addr, hints.ai_dst_len)]
+        .map(|(address, len)| {
+            (!address.is_null() && len > 0).then_some((address.cast_const(), len))
+        });
+    let some = dst.or(src).ok_or(Errno(libc::EINVAL))?;
+    if some.1 < size_of::<sa_family_t>() as u32 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let mut info = blank(hints.ai_flags, is_datagram, Some(hints));
+    // SAFETY: by contract, and it has a family.
+    unsafe {
+        info.ai_family = (*some.0).sa_family.into();
+        if let Some(src) = src {
+            (info.ai_src_addr, info.ai_src_len) = (copy(src)?, src.1);
+        }
+        if let Some(dst) = dst {
+            (info.ai_dst_addr, info.ai_dst_len) = (copy(dst)?, dst.1);
+        }
+    }
+    Ok(Box::into_raw(Box::new(info)))
+}
+
+/// Without addresses.
+fn blank(flags: c_int, is_datagram: bool, hints: Option<&rdma_addrinfo>) -> rdma_addrinfo {
     let mut info = rdma_addrinfo::zeroed();
     info.ai_flags = flags;
-    info.ai_family = found.ai_family;
     let (space, qp_type) =
         if is_datagram { (RDMA_PS_UDP, IBV_QPT_UD) } else { (RDMA_PS_TCP, IBV_QPT_RC) };
     info.ai_port_space = space as c_int;
@@ -81,6 +111,18 @@ unsafe fn describe(
     if info.ai_qp_type == 0 {
         info.ai_qp_type = qp_type as c_int;
     }
+    info
+}
+
+/// # Safety
+/// `found` came from getaddrinfo.
+unsafe fn describe(
+    found: &addrinfo,
+    (flags, is_datagram): (c_int, bool),
+    hints: Option<&rdma_addrinfo>,
+) -> Result<*mut rdma_addrinfo> {
+    let mut info = blank(flags, is_datagram, hints);
+    info.ai_family = found.ai_family;
     let address = (found.ai_addr.cast_const(), found.ai_addrlen);
     // SAFETY: lengths belong to their addresses.
     unsafe {

@@ -26,6 +26,7 @@ fn bind(id: &mut Id, device: &Device, local: SocketAddr) -> Result<()> {
     if id.inner().handle.is_some() {
         return Err(Errno(libc::EINVAL));
     }
+    let local = on_device(device, local)?;
     let address = (!is_wildcard(&local)).then(|| local.ip());
     if let Some(address) = address {
         id.attach(device, address)?;
@@ -112,21 +113,26 @@ fn post(id: &Id, device: &Device, event: rdma_cm_event_type, status: c_int) -> R
     device.done(CmRequest::Post { id: id.handle()?, what: event, status })
 }
 
-/// Addresses of both ends. A loopback address that the device does not have stands for the device.
+/// A loopback address that the device does not have stands for its first address: programs bind to
+/// one to learn what device there is.
+fn on_device(device: &Device, address: SocketAddr) -> Result<SocketAddr> {
+    let own = || device.addresses().map(|(_, address)| address);
+    if !address.ip().is_loopback() || own().any(|ip| ip == address.ip()) {
+        return Ok(address);
+    }
+    let first = own().find(|ip| ip.is_ipv4() == address.is_ipv4());
+    Ok(SocketAddr::new(first.ok_or(Errno(libc::EADDRNOTAVAIL))?, address.port()))
+}
+
+/// Addresses of both ends.
 fn both_ends(
     device: &Device,
     wanted: Option<SocketAddr>,
     remote: SocketAddr,
 ) -> Result<(SocketAddr, SocketAddr)> {
     let own: Vec<IpAddr> = device.addresses().map(|(_, address)| address).collect();
-    let remote = match remote.ip().is_loopback() && !own.contains(&remote.ip()) {
-        true => {
-            let same = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4();
-            let first = own.iter().find(same).ok_or(Errno(libc::ENODEV))?;
-            SocketAddr::new(*first, remote.port())
-        }
-        false => remote,
-    };
+    let remote = on_device(device, remote)?;
+    let wanted = wanted.map(|wanted| on_device(device, wanted)).transpose()?;
     let port = wanted.map_or(0, |wanted| wanted.port());
     let local = match wanted.filter(|wanted| !is_wildcard(wanted)) {
         Some(wanted) => wanted.ip(),
