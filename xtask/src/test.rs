@@ -39,6 +39,7 @@ const BESIDE: [&[&str]; 2] = [
         "pyverbs",
         "libfabric",
         "laboratory",
+        "qperf",
     ],
     &["rxe_interop", "rxe_rough_link", "rxe_errors", "rxe_kernel_io", "rxe_peer", "interop_ssh"],
 ];
