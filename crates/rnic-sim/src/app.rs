@@ -112,7 +112,18 @@ impl Host {
         if words.len() > app.rq.stride {
             return Err(PostError::Invalid);
         }
-        let index = app.rq.ring.push(&words);
+        self.publish_recv(qp, wr_id, &words, sges);
+        Ok(())
+    }
+
+    /// Posts a receive with more SGEs than there is room for, as no library does.
+    pub fn post_invalid_recv(&mut self, qp: QpId, wr_id: u64) {
+        self.publish_recv(qp, wr_id, &RecvControl { num_sge: u8::MAX, wr_id }.encode(), &[]);
+    }
+
+    fn publish_recv(&mut self, qp: QpId, wr_id: u64, words: &[u64], sges: &[Sge]) {
+        let app = &mut self.qps[qp.0];
+        let index = app.rq.ring.push(words);
         app.rq.oracle.post(Posted { index, wr_id, signaled: true, opcode: None });
         app.receives.push_back(sges.to_vec());
         self.bell.publish(app.rq.record, app.rq.ring.producer());
@@ -120,7 +131,6 @@ impl Host {
             self.called = true;
             self.rang |= self.bell.ring(app.rq.record, app.rq.ring.producer());
         }
-        Ok(())
     }
 
     /// Polls one completion, and has the oracles judge it.

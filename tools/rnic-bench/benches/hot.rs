@@ -1,8 +1,8 @@
 //! The engine's hot paths: two engines connected by a wire that swaps buffers, and memory that is
 //! not copied.
 //!
-//! A case is `OPERATION-BYTES`. The operations are `write`, `read`, `send`; `srq`, a SEND to a queue
-//! pair that takes its receives from a shared queue, as a few idle queue pairs do; and
+//! A case is `OPERATION-BYTES`. The operations are `write`, `read`, `send`; `srq`, a SEND to a
+//! queue pair that takes its receives from a shared queue, as a few idle queue pairs do; and
 //! `crowded-srq`, the same where they are many.
 //!
 //! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting

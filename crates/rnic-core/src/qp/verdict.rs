@@ -5,8 +5,8 @@ use crate::event::{DropReason, NakReason};
 use crate::ports::SpaceId;
 use rnic_abi::verbs::WcStatus;
 
-/// What the queue pair says about a packet. Each packet has one, and each check of a request may end
-/// with one: what is deferred keeps its operands in the queue pair and the packet, so that this
+/// What the queue pair says about a packet. Each packet has one, and each check of a request may
+/// end with one: what is deferred keeps its operands in the queue pair and the packet, so that this
 /// fits a register.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {

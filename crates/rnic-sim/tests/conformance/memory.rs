@@ -215,6 +215,18 @@ fn a_fault_of_a_read_sink_flushes_the_receives_of_the_burst_behind_it() {
     d.expect_silence();
 }
 
+/// It is the program's all the same: without a completion its slot would never be free.
+#[test]
+fn a_receive_that_is_invalid_is_flushed_when_a_fault_of_the_burst_is_before_it() {
+    let mut d = dialogue();
+    protect(&mut d, PAGE, PageAccess::Hole);
+    let qp = d.nic.qp;
+    d.world.host(0).post_invalid_recv(qp, 1);
+    d.say_all(&[write_only(&d, 0, PAGE, &[1; 8]), send_only(&d, 1, &[2; 8])]);
+    d.expect_aeth(d.peer_psn(0), OPERATIONAL, 0);
+    assert_eq!(statuses(&d.received()), [(1, WcStatus::WrFlushErr)]);
+}
+
 #[test]
 fn a_receive_that_a_write_into_missing_memory_took_fails_with_a_local_access_error() {
     let mut d = dialogue();

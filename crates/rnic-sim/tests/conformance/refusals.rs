@@ -340,6 +340,18 @@ fn a_receive_with_a_bad_lkey_is_the_responders_fault() {
 }
 
 #[test]
+fn a_receive_that_is_invalid_is_the_responders_fault() {
+    let mut d = dialogue();
+    let qp = d.nic.qp;
+    d.world.host(0).post_invalid_recv(qp, 1);
+    d.recv(2, &[]);
+    d.say(&send_only(&d, 0, &[1; 8]));
+    d.expect_aeth(d.peer_psn(0), OPERATIONAL, 0);
+    let expected = [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&d.received()), expected);
+}
+
+#[test]
 fn what_precedes_a_refused_request_is_acknowledged_by_its_nak() {
     let mut d = dialogue();
     d.recv(1, &[d.nic.mr.sge(64, 8)]);
