@@ -12,6 +12,7 @@ pub mod maps;
 pub mod memory;
 pub mod paths;
 pub mod peer;
+pub mod process;
 
 pub use connection::{Connection, Descriptors};
 pub use event_fd::EventFd;

@@ -5,7 +5,7 @@
 //! and disappears with its process, even after SIGKILL. Connecting to it tells the owner's pid and
 //! user. Any user may take such a name, so root's daemon ignores the claims of other users.
 
-use rnic_abi::os::Connection;
+use rnic_abi::os::{Connection, process};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{
@@ -194,7 +194,8 @@ impl std::fmt::Display for Other {
             return write!(f, "a process of user {uid} in another pid namespace");
         };
         write!(f, "process {pid} of user {uid}")?;
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = process::folder(pid).and_then(|own| fs::read(own.join("cmdline")));
+        let line = line.unwrap_or_default();
         let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let line: String = words.join(" ").trim().chars().take(MOST_OF_A_LINE).collect();
         if line.is_empty() { Ok(()) } else { write!(f, " (`{}`)", line.escape_default()) }

@@ -1,5 +1,6 @@
 //! The process at the other end of a control connection.
 
+use super::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -60,7 +61,7 @@ fn open_by_pid(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let peer = credentials(socket)?;
     let pid = i32::try_from(peer.pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid))?;
+    let status = std::fs::read_to_string(process::folder(peer.pid)?.join("status"))?;
     let uid = effective_uid_in(&status);
     // Read before the process is seen alive: what was read was about the process of the pidfd.
     if uid == Some(peer.uid) && !has_exited(&pidfd)? {

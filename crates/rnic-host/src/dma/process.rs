@@ -1,8 +1,10 @@
 //! The memory of another process, by `process_vm_readv` and `process_vm_writev`.
 
 use super::{Mapping, NOTHING, Run, pieces};
+use rnic_abi::os::process;
 use rnic_core::ports::{DmaFault, MAX_DMA_RANGES, MemRange, Range};
 use std::io;
+use std::path::Path;
 
 /// A client process.
 #[derive(Debug)]
@@ -217,16 +219,18 @@ type ProcessVm = unsafe extern "C" fn(
 
 /// A thread of `pid` that has not ended: `/proc/PID/task` also lists zombies.
 fn living_thread(pid: libc::pid_t) -> Option<libc::pid_t> {
-    std::fs::read_dir(format!("/proc/{pid}/task"))
+    let threads = process::folder(pid.cast_unsigned()).ok()?.join("task");
+    std::fs::read_dir(&threads)
         .ok()?
         .take(MAX_THREADS)
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .find(|thread| is_alive(pid, *thread))
+        .find(|thread| is_alive(&threads, *thread))
 }
 
-fn is_alive(pid: libc::pid_t, thread: libc::pid_t) -> bool {
+fn is_alive(threads: &Path, thread: libc::pid_t) -> bool {
     // "1234 (any name) S ...": Z is a zombie, X is dead.
-    let stat = std::fs::read(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
+    let stat = threads.join(thread.to_string()).join("stat");
+    let stat = std::fs::read(stat).unwrap_or_default();
     let name_ends = stat.iter().rposition(|byte| *byte == b')');
     let state = name_ends.and_then(|at| stat.get(at + 2));
     state.is_some_and(|state| !b"ZXx".contains(state))

@@ -1,6 +1,7 @@
 //! What of a client's address space is memory, as `/proc/PID/maps` tells.
 
 use rnic_abi::os::maps::{Area, visit};
+use rnic_abi::os::process;
 use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -8,12 +9,13 @@ use std::ops::ControlFlow;
 /// The first address from `first` to `last` that has no memory with the rights asked for; `None`
 /// when all have, or their state is unknown.
 pub(super) fn hole(pid: u32, first: u64, last: u64, writable: bool) -> Option<u64> {
-    hole_in(File::open(format!("/proc/{pid}/maps")).ok()?, first, last, writable)
+    hole_in(File::open(process::folder(pid).ok()?.join("maps")).ok()?, first, last, writable)
 }
 
 /// Bytes of the address space of a process, memory or not yet; 0 when they are unknown.
 pub(super) fn size(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let text = process::folder(pid).and_then(|own| std::fs::read_to_string(own.join("statm")));
+    let text = text.unwrap_or_default();
     let pages = text.split(' ').next().and_then(|pages| pages.parse::<u64>().ok());
     pages.unwrap_or(0).saturating_mul(rustix::param::page_size() as u64)
 }

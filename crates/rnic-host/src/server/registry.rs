@@ -3,7 +3,7 @@
 use super::xrc::Targets;
 use crate::dma::{slot_of, space_id};
 use crate::report;
-use rnic_abi::os::{Credentials, EventFd};
+use rnic_abi::os::{Credentials, EventFd, process};
 use rnic_core::SpaceId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -162,6 +162,6 @@ impl Registry {
 }
 
 fn command_of(pid: u32) -> Option<String> {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    let name = std::fs::read_to_string(process::folder(pid).ok()?.join("comm")).ok()?;
     Some(name.trim_end().to_owned())
 }

@@ -49,9 +49,10 @@ fn end_all_threads() {
 }
 
 fn states(pid: libc::pid_t) -> Vec<bool> {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let folder = Path::new("/proc").join(pid.to_string()).join("task");
+    let Ok(threads) = std::fs::read_dir(&folder) else { return Vec::new() };
     let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    threads.map(|thread| is_alive(pid, thread)).collect()
+    threads.map(|thread| is_alive(&folder, thread)).collect()
 }
 
 #[test]
