@@ -195,3 +195,51 @@ fn what_another_client_has_made_is_of_no_use() {
         assert!(answer.is_ok(), "{request:?}: {answer:?}");
     }
 }
+
+/// What the daemon gives is exactly what a client takes here: there is no more of any kind, until
+/// that client has ended.
+#[test]
+fn everything_is_charged_and_given_back() {
+    let quota = [
+        (Resource::Pds, 2),
+        (Resource::Channels, 1),
+        (Resource::Cqs, 1),
+        (Resource::Mrs, 3),
+        (Resource::Qps, 5),
+        (Resource::Ahs, 2),
+        (Resource::DeviceMemoryBytes, 4096),
+    ];
+    let daemon = Daemon::start("charges", &quota);
+    let memory = vec![0; 4096];
+    for _ in 0..3 {
+        let client = daemon.open();
+        let own = everything(&client, &memory);
+        let group = Request::Multicast { qp: own.datagrams, gid: GROUP, attach: true };
+        client.call(&group).unwrap();
+        let mut elsewhere = GROUP;
+        elsewhere[15] = 4;
+        for (what, one_more) in [
+            ("PD", Request::AllocPd),
+            ("domain of XRC", Request::OpenXrcd { create: true, exclusive: false }),
+            ("channel", Request::CreateChannel),
+            ("CQ", Request::CreateCq { cqe: 10, channel: None, comp_vector: 0 }),
+            ("region", registration(own.pd, memory.as_ptr() as u64, 64)),
+            ("null region", Request::RegNullMr { pd: own.pd }),
+            ("region of device memory", region_of(own.pd, own.dm)),
+            ("window", Request::AllocMw { pd: own.pd, kind: 2 }),
+            ("QP", Request::CreateQp(queue_pair(own.pd, own.cq))),
+            ("target", target_of(own.xrcd)),
+            ("target that is there", open(own.xrcd, own.target.1)),
+            ("SRQ", srq_of(own.pd, None)),
+            ("SRQ of XRC", srq_of(own.pd, Some((own.xrcd, own.cq)))),
+            ("address handle", Request::CreateAh { pd: own.pd, attr: address() }),
+            ("membership", Request::Multicast { qp: own.datagrams, gid: elsewhere, attach: true }),
+            ("device memory", Request::AllocDm { length: 1 }),
+        ] {
+            assert_eq!(client.errno(&one_more), libc::ENOMEM, "{what}");
+        }
+        drop(client);
+        daemon.settle();
+        assert_eq!(daemon.totals(), [0, 0, 0]);
+    }
+}
