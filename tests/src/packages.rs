@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 40] = [
+const PACKAGE_OF: [(&str, &str); 42] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -45,6 +45,8 @@ const PACKAGE_OF: [(&str, &str); 40] = [
     ("ethtool", "ethtool"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
+    ("mpirun", "openmpi-bin"),
+    ("mpicc", "libopenmpi-dev"),
     ("fi_info", "libfabric-bin"),
     ("fi_pingpong", "libfabric-bin"),
     ("ibstat", "infiniband-diags"),

@@ -40,6 +40,7 @@ const BESIDE: [&[&str]; 2] = [
         "libfabric",
         "laboratory",
         "qperf",
+        "mpi",
     ],
     &["rxe_interop", "rxe_rough_link", "rxe_errors", "rxe_kernel_io", "rxe_peer", "interop_ssh"],
 ];
