@@ -70,8 +70,8 @@ pub struct Args {
     /// Vendor behaviour where implementations differ [default: spec]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
-    /// Serve counters over HTTP in the OpenMetrics format, for Prometheus; whoever reaches the
-    /// address can read them
+    /// Serve counters over HTTP in the OpenMetrics format, for Prometheus; a program that
+    /// reaches the address can read them
     #[arg(long, value_name = "IP:PORT|unix:PATH")]
     pub metrics: Option<Address>,
     /// Exit when the last client has disconnected

@@ -1,8 +1,8 @@
 //! `rnicd --metrics`: the device's numbers over HTTP, in the text format of OpenMetrics 1.0.
 //!
-//! Whoever reaches the address may ask as often as it likes, slowly or with nonsense. So one thread
-//! serves one connection at a time, each for a second at most: that costs scrapers time, and the
-//! engines nothing but the questions that are answered.
+//! A program that reaches the address may ask as often as it likes, slowly or with nonsense. So one
+//! thread serves one connection at a time, each for a second at most: that costs scrapers time, and
+//! the engines nothing but the questions that are answered.
 
 mod text;
 
