@@ -1,12 +1,15 @@
 //! Our NIC against Linux's rxe in an emulated machine: third-party programs, and the checker on
 //! both ends.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use system_tests::daemon::Io;
 use system_tests::inspect::ask;
 use system_tests::interop::peers::RxePeer;
 use system_tests::interop::{InteropRun, Outcome, Wire, all_well, cases, wires};
 use system_tests::lab::{Lab, Need, long_form};
+use system_tests::place::Place;
 
 /// Every program over IPv4 and IPv6 and both path MTUs, each side as server and as client. The long
 /// form combines all of these.
@@ -62,8 +65,19 @@ fn programs_connect_by_address() -> Result<()> {
         outcomes.extend(interop.run(cases::BY_ADDRESS, wire)?);
     }
     outcomes.extend(interop.run(cases::PERFTEST_BY_ADDRESS, wires()[0])?);
+    is_refused(&nic, &peer.guest)?;
+    is_refused(&peer.guest, &nic)?;
     nic.stop()?;
     finish(&peer, &outcomes)
+}
+
+/// A client hears at once that no program listens at a port.
+fn is_refused(client: &dyn Place, host: &dyn Place) -> Result<()> {
+    let args = ["-c", "-a", &host.address().to_string(), "-p", "999"].map(str::to_owned);
+    let said = client.start("rping", &args, Duration::from_secs(30))?.wait()?;
+    let text = format!("{}{}", said.stdout, said.stderr);
+    ensure!(!said.success() && text.contains("REJECTED"), "{said}");
+    Ok(())
 }
 
 /// Early retransmissions, credits and marked packets do not disturb rxe.
