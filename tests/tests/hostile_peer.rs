@@ -58,17 +58,20 @@ enum Way {
     GhostResponse,
     /// Correct, for a QP that does not exist.
     NoSuchQp,
+    /// Correct, in the peer's name, but a request or response of another transport: XRC, UC, UD.
+    OtherTransport,
     /// A random opcode and length, from a host that is not a peer.
     Malformed,
 }
 
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     Way::Fuzzed,
     Way::BadIcrc,
     Way::WrongSource,
     Way::Replayed,
     Way::GhostResponse,
     Way::NoSuchQp,
+    Way::OtherTransport,
     Way::Malformed,
 ];
 
@@ -168,6 +171,13 @@ impl Intruder {
             Way::NoSuchQp => {
                 let qpn = u32::try_from(self.random(1 << 24)).ok()?;
                 frame.set_qpn(qpn);
+                frame.seal();
+            }
+            Way::OtherTransport => {
+                const XRC: u8 = 0xa0;
+                let transports = [XRC, XRC, 0x20, 0x60];
+                let transport = transports[self.random(transports.len())];
+                frame.set(frame.bth(), frame.opcode() & 0x1f | transport);
                 frame.seal();
             }
             Way::Malformed => {
@@ -301,6 +311,7 @@ fn noticed(left: &Node, right: &Node) -> Result<()> {
         "rx_icrc_encapsulated",
         "rx_bad_address",
         "rx_no_qp",
+        "rx_bad_transport",
         "rx_ghost_response",
         "duplicate_request",
     ];
