@@ -1,7 +1,7 @@
 //! Unmodified qperf, which connects through the connection manager (`-cm 1`).
 //!
-//! Only its tests of reliable connections can run on RoCE: it connects UC and UD queue pairs itself,
-//! by LIDs and without a global route, whatever `-cm` says.
+//! Only its tests of reliable connections can run on RoCE: it connects UC and UD queue pairs
+//! itself, by LIDs and without a global route, whatever `-cm` says.
 
 use anyhow::{Result, ensure};
 use system_tests::daemon::Io;

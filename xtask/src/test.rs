@@ -25,8 +25,8 @@ const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
 ];
 
-/// System tests that measure no time of others and mostly wait: these lists run at the same time. All
-/// others run alone.
+/// System tests that measure no time of others and mostly wait: these lists run at the same time.
+/// All others run alone.
 const BESIDE: [&[&str]; 2] = [
     &[
         "perftest",
