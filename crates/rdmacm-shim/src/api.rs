@@ -15,7 +15,9 @@ pub(crate) use crate::{
     devices::{rdma_free_devices, rdma_get_devices},
     endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request},
     events::{rdma_ack_cm_event, rdma_establish, rdma_get_cm_event, rdma_notify},
+    multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast},
     options::rdma_set_option,
     qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp, rdma_init_qp_attr},
+    srq::{rdma_create_srq, rdma_create_srq_ex, rdma_destroy_srq},
     strings::rdma_event_str,
 };

@@ -3,6 +3,8 @@
 use std::{
     ffi::{c_int, c_void},
     net::{IpAddr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
 };
 
 use libc::sockaddr;
@@ -16,7 +18,7 @@ use verbs_abi::{
 use crate::{
     channel::{Channel, complete},
     error::{Errno, Result, code},
-    id::{self, Id, is_wildcard, raw, read_address},
+    id::{self, Id, is_wildcard, raw, read_address, scope_of},
     qp,
     session::{Device, MAX_DEPTH},
 };
@@ -27,10 +29,12 @@ fn bind(id: &mut Id, device: &Device, local: SocketAddr) -> Result<()> {
         return Err(Errno(libc::EINVAL));
     }
     let local = on_device(device, local)?;
-    let address = (!is_wildcard(&local)).then(|| local.ip());
-    if let Some(address) = address {
-        id.attach(device, address)?;
+    if !is_wildcard(&local) {
+        id.attach(device, local.ip())?;
     }
+    // Like a TCP listener, one at `::` takes what is for IPv4 addresses unless its program objects.
+    let takes_all = local.is_ipv6() && is_wildcard(&local) && !id.inner().options.one_family;
+    let address = (!takes_all).then(|| local.ip());
     // SAFETY: every identifier has a channel.
     let channel = unsafe { (*id.public.channel.cast::<Channel>()).handle };
     let request = CmRequest::Bind {
@@ -43,7 +47,9 @@ fn bind(id: &mut Id, device: &Device, local: SocketAddr) -> Result<()> {
     let Reply::Bound { id: handle, port } = device.call(request)?.0 else {
         return Err(Errno(libc::EPROTO));
     };
-    id.set_addresses(SocketAddr::new(local.ip(), port), None);
+    let mut local = local;
+    local.set_port(port);
+    id.set_addresses(local, None);
     id.inner().handle = Some(handle);
     id::remember(handle, id);
     Ok(())
@@ -94,18 +100,48 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
         if id.inner().handle.is_none() {
             bind(id, device, local)?;
         }
-        let port = id.local().map_or(0, |local| local.port());
-        let local = SocketAddr::new(local.ip(), port);
+        let mut local = local;
+        local.set_port(id.local().map_or(0, |local| local.port()));
         id.attach(device, local.ip())?;
         id.set_addresses(local, Some(remote));
         id.inner().flow_label = flow_label(local.port(), remote.port());
-        let found = device.reach(&id.address_vector());
-        match found {
-            Ok(()) => post(id, device, RDMA_CM_EVENT_ADDR_RESOLVED, 0)?,
-            Err(Errno(errno)) => post(id, device, RDMA_CM_EVENT_ADDR_ERROR, -errno)?,
+        let (handle, attr) = (id.handle()?, id.address_vector());
+        let look = move || {
+            let (what, status) = match device.reach(&attr) {
+                Ok(()) => (RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+                Err(Errno(errno)) => (RDMA_CM_EVENT_ADDR_ERROR, -errno),
+            };
+            device.done(CmRequest::Post { id: handle, what, status })
+        };
+        if id.inner().is_sync {
+            look()?;
+        } else {
+            aside(look)?;
         }
         complete(id)
     }))
+}
+
+/// Does what may take seconds in a thread of its own, unless there are many already.
+fn aside(look: impl Fn() -> Result<()> + Send + Clone + 'static) -> Result<()> {
+    static BUSY: AtomicUsize = AtomicUsize::new(0);
+    let started = match BUSY.fetch_add(1, Ordering::Relaxed) < MAX_ASIDE {
+        true => {
+            let look = look.clone();
+            let work = move || {
+                // Fails only when the identifier, or the daemon, is gone.
+                let _ = look();
+                BUSY.fetch_sub(1, Ordering::Relaxed);
+            };
+            thread::Builder::new().name("rdma_resolve".into()).spawn(work).is_ok()
+        }
+        false => false,
+    };
+    if started {
+        return Ok(());
+    }
+    BUSY.fetch_sub(1, Ordering::Relaxed);
+    look()
 }
 
 /// The event follows on the channel, as of a request that takes its time.
@@ -116,7 +152,7 @@ fn post(id: &Id, device: &Device, event: rdma_cm_event_type, status: c_int) -> R
 /// A loopback address that the device does not have stands for its first address: programs bind to
 /// one to learn what device there is.
 fn on_device(device: &Device, address: SocketAddr) -> Result<SocketAddr> {
-    let own = || device.addresses().map(|(_, address)| address);
+    let own = || device.addresses().into_iter().map(|(_, address)| address);
     if !address.ip().is_loopback() || own().any(|ip| ip == address.ip()) {
         return Ok(address);
     }
@@ -130,7 +166,7 @@ fn both_ends(
     wanted: Option<SocketAddr>,
     remote: SocketAddr,
 ) -> Result<(SocketAddr, SocketAddr)> {
-    let own: Vec<IpAddr> = device.addresses().map(|(_, address)| address).collect();
+    let own: Vec<IpAddr> = device.addresses().into_iter().map(|(_, address)| address).collect();
     let remote = on_device(device, remote)?;
     let wanted = wanted.map(|wanted| on_device(device, wanted)).transpose()?;
     let port = wanted.map_or(0, |wanted| wanted.port());
@@ -139,7 +175,9 @@ fn both_ends(
         None if own.contains(&remote.ip()) => remote.ip(),
         None => source_for(remote)?,
     };
-    Ok((SocketAddr::new(local, port), remote))
+    let mut local = SocketAddr::new(local, port);
+    id::set_scope(&mut local, scope_of(Some(remote)).max(scope_of(wanted)));
+    Ok((local, remote))
 }
 
 /// The address that the kernel's routes lead there from.
@@ -380,7 +418,9 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     }))
 }
 
-/// Requests that may wait where a program leaves that open.
-const DEFAULT_BACKLOG: u32 = 128;
+/// Threads that look for a peer.
+const MAX_ASIDE: usize = 32;
+/// Requests that may wait where a program leaves that open, as Linux has it.
+const DEFAULT_BACKLOG: u32 = 1024;
 /// Exponent: about half a second.
 const ACK_TIMEOUT: u8 = 17;

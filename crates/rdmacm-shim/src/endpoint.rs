@@ -14,6 +14,7 @@ use crate::{
     events,
     id::{self, Id},
     qp::{rdma_create_qp, rdma_destroy_qp},
+    srq::rdma_destroy_srq,
 };
 
 /// What the queue pairs of a listening endpoint's connections are made with.
@@ -86,6 +87,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: by contract.
     unsafe {
         rdma_destroy_qp(id);
+        rdma_destroy_srq(id);
         rdma_destroy_id(id);
     }
 }

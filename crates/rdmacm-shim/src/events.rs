@@ -7,17 +7,17 @@ use rnic_abi::control::{
 };
 use verbs_abi::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
-    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE, Zeroed, ibv_gid, rdma_cm_event,
-    rdma_cm_event_param, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
-    rdma_ud_param,
+    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_MULTICAST_ERROR,
+    RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_TIMEWAIT_EXIT,
+    RDMA_CM_EVENT_UNREACHABLE, RDMA_UDP_QKEY, Zeroed, ibv_gid, rdma_cm_event, rdma_cm_event_param,
+    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 
 use crate::{
     channel::Channel,
     error::{Errno, Result, code},
     id::{self, Id, OfId, Terms},
-    qp,
+    multicast, qp,
     session::{MAX_DEPTH, address_of},
 };
 
@@ -109,6 +109,7 @@ fn of_notice(notice: CmNotice) -> Option<Box<Event>> {
             event.public.listen_id = known.cast();
             event.has_target((0, 0), None);
         }
+        CmHappening::Posted(RDMA_CM_EVENT_MULTICAST_JOIN, _) => event.of_group(known)?,
         what => event.of_known(known, what),
     }
     Some(event)
@@ -165,7 +166,12 @@ fn make_id(
     let new = Id::new(public.channel.cast(), public.context, public.ps);
     // SAFETY: just made.
     let id = unsafe { &mut *new };
-    let address = |raw, port| SocketAddr::new(address_of(ibv_gid { raw }), port);
+    let scope = id::scope_of(listener.local());
+    let address = |raw, port| {
+        let mut address = SocketAddr::new(address_of(ibv_gid { raw }), port);
+        id::set_scope(&mut address, scope);
+        address
+    };
     let local = address(from.local, from.local_port);
     id.set_addresses(local, Some(address(from.remote, from.remote_port)));
     if id.attach(device, local.ip()).is_err() {
@@ -197,7 +203,13 @@ impl Event {
 
     /// True for what was on its way when its identifier got another channel: it follows there.
     fn is_of_other_channel(&self, channel: &Channel) -> bool {
-        if self.public.event == RDMA_CM_EVENT_CONNECT_REQUEST {
+        // These are more than their numbers.
+        let whole = [
+            RDMA_CM_EVENT_CONNECT_REQUEST,
+            RDMA_CM_EVENT_MULTICAST_JOIN,
+            RDMA_CM_EVENT_MULTICAST_ERROR,
+        ];
+        if whole.contains(&self.public.event) {
             return false;
         }
         // SAFETY: it has this event, so that it is not destroyed.
@@ -232,6 +244,26 @@ impl Event {
             qp_num: offer.qpn,
         };
         self.public.param = rdma_cm_event_param { conn };
+    }
+
+    /// The identifier has joined a group, or could not. `None` when it has left it meanwhile.
+    fn of_group(&mut self, known: *mut Id) -> Option<()> {
+        // SAFETY: it has this event, so that it is not destroyed.
+        let id = unsafe { &*known };
+        let (membership, joined) = multicast::joined(id)?;
+        match joined {
+            Ok(()) => self.is(known, RDMA_CM_EVENT_MULTICAST_JOIN, 0),
+            Err(Errno(errno)) => self.is(known, RDMA_CM_EVENT_MULTICAST_ERROR, -errno),
+        }
+        let ud = rdma_ud_param {
+            private_data: ptr::without_provenance(membership.context),
+            private_data_len: 0,
+            ah_attr: multicast::address_vector(id, &membership),
+            qp_num: multicast::GROUP_QPN,
+            qkey: RDMA_UDP_QKEY,
+        };
+        self.public.param = rdma_cm_event_param { ud };
+        Some(())
     }
 
     fn has_target(&mut self, (qp_num, qkey): (u32, u32), id: Option<&Id>) {

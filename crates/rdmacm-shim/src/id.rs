@@ -18,6 +18,7 @@ use crate::{
     channel::Channel,
     endpoint::Model,
     error::{Errno, Result},
+    multicast::Membership,
     session::{self, Device, gid_of},
 };
 
@@ -40,6 +41,7 @@ pub(crate) struct Inner {
     pub(crate) flow_label: u32,
     pub(crate) options: Options,
     pub(crate) terms: Terms,
+    pub(crate) groups: Vec<Membership>,
     /// Of a listening endpoint.
     pub(crate) model: Option<Model>,
 }
@@ -49,6 +51,8 @@ pub(crate) struct Inner {
 pub(crate) struct Options {
     pub(crate) tos: u8,
     pub(crate) reuse: bool,
+    /// At `::`, what is for IPv4 addresses is not for it.
+    pub(crate) one_family: bool,
     pub(crate) ack_timeout: Option<u8>,
 }
 
@@ -91,6 +95,7 @@ impl Id {
             flow_label: 0,
             options: Options::default(),
             terms: Terms::default(),
+            groups: Vec::new(),
             model: None,
         };
         Box::into_raw(Box::new(Self { public, inner: Mutex::new(inner) }))
@@ -123,7 +128,7 @@ impl Id {
 
     /// It is on the device, at this address of it.
     pub(crate) fn attach(&mut self, device: &Device, local: IpAddr) -> Result<()> {
-        let found = device.addresses().find(|(_, address)| *address == local);
+        let found = device.addresses().into_iter().find(|(_, address)| *address == local);
         let (index, _) = found.ok_or(Errno(libc::EADDRNOTAVAIL))?;
         self.inner().sgid_index = index;
         self.public.verbs = device.context;
@@ -279,10 +284,29 @@ pub(crate) fn read_address(address: *const sockaddr) -> Option<SocketAddr> {
             AF_INET6 => {
                 let v6 = address.cast::<sockaddr_in6>().read_unaligned();
                 let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr).to_canonical();
-                Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
+                let mut address = SocketAddr::new(ip, u16::from_be(v6.sin6_port));
+                set_scope(&mut address, v6.sin6_scope_id);
+                Some(address)
             }
             _ => None,
         }
+    }
+}
+
+/// The interface of a link-local address.
+pub(crate) fn scope_of(address: Option<SocketAddr>) -> u32 {
+    match address {
+        Some(SocketAddr::V6(v6)) => v6.scope_id(),
+        _ => 0,
+    }
+}
+
+/// Says which interface the address is of, if it is one that has to say so.
+pub(crate) fn set_scope(address: &mut SocketAddr, scope: u32) {
+    if let SocketAddr::V6(v6) = address
+        && v6.ip().is_unicast_link_local()
+    {
+        v6.set_scope_id(scope);
     }
 }
 
@@ -303,6 +327,7 @@ pub(crate) fn write_address(storage: &mut sockaddr_storage, address: SocketAddr)
                 (*to).sin6_family = AF_INET6 as u16;
                 (*to).sin6_port = v6.port().to_be();
                 (*to).sin6_addr.s6_addr = v6.ip().octets();
+                (*to).sin6_scope_id = v6.scope_id();
             }
         }
     }

@@ -32,8 +32,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
         match name {
             RDMA_OPTION_ID_TOS => inner.options.tos = byte(bytes)?,
             RDMA_OPTION_ID_REUSEADDR => inner.options.reuse = number(bytes)? != 0,
-            // An address of one family never takes what is for the other.
-            RDMA_OPTION_ID_AFONLY => drop(number(bytes)?),
+            RDMA_OPTION_ID_AFONLY => inner.options.one_family = number(bytes)? != 0,
             RDMA_OPTION_ID_ACK_TIMEOUT => {
                 let exponent = byte(bytes)?;
                 if exponent > 31 {

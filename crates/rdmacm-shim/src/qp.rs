@@ -30,6 +30,9 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
         // SAFETY: by contract.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno(libc::EINVAL))?;
         let pd = if pd.is_null() { id.public.pd } else { pd };
+        if attr.srq.is_null() {
+            attr.srq = id.public.srq;
+        }
         let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
         prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;
         // SAFETY: by contract.
@@ -51,6 +54,9 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
             attr.pd = id.public.pd;
+        }
+        if attr.srq.is_null() {
+            attr.srq = id.public.srq;
         }
         let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
         prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;

@@ -10,7 +10,7 @@ use std::{
 
 use rnic_abi::{
     ABI_VERSION,
-    control::{CmRequest, Reply, Request},
+    control::{CmRequest, GidEntry, Reply, Request},
     os::{Connection, Descriptors, candidate_socket_paths},
 };
 use verbs_abi::{Zeroed, ibv_ah_attr, ibv_context, ibv_device, ibv_gid, ibv_pd, ibv_port_attr};
@@ -126,16 +126,14 @@ impl Device {
         attr
     }
 
-    /// Addresses of the device with their indexes.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = (u8, IpAddr)> {
-        let len = self.port().gid_tbl_len.clamp(0, 256);
-        (0..len).filter_map(|index| {
-            let mut gid = ibv_gid::default();
-            // SAFETY: the context is open, and the GID a local variable.
-            let failed = unsafe { verbs::ibv_query_gid(self.context, 1, index, &raw mut gid) };
-            let is_used = failed == 0 && gid != ibv_gid::default();
-            is_used.then(|| Some((u8::try_from(index).ok()?, address_of(gid)))).flatten()
-        })
+    /// Addresses of the device with their indexes, in one message: a table has many empty places.
+    pub(crate) fn addresses(&self) -> Vec<(u8, IpAddr)> {
+        let answer = self.connection().call(&Request::QueryGids { start: 0 }, &[]);
+        let Ok((Ok(Reply::Gids(gids)), _)) = answer else { return Vec::new() };
+        let of_entry = |entry: GidEntry| {
+            Some((u8::try_from(entry.index).ok()?, address_of(ibv_gid { raw: entry.gid })))
+        };
+        gids.into_iter().filter_map(of_entry).collect()
     }
 
     /// Whether the way to a peer is found. May take seconds.

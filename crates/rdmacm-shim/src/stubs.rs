@@ -1,6 +1,6 @@
-//! Implementations of exported names that are not supported: each fails as its kind of call fails.
+//! What is behind exported names that are not supported.
 //!
-//! The functions take no arguments, whatever the caller passes; the calling conventions allow that.
+//! The function takes no arguments, whatever the caller passes; the calling conventions allow that.
 
 use std::{
     env,
@@ -14,12 +14,6 @@ pub(crate) extern "C" fn err_minus1() -> isize {
     explain();
     set_errno(libc::EOPNOTSUPP);
     -1
-}
-
-/// For calls without a result, and for those that may truthfully return 0: nothing to do, or an
-/// empty answer.
-pub(crate) extern "C" fn nop() -> usize {
-    0
 }
 
 /// Prints once per process why nothing works, when the user asked for details: from an errno value
@@ -38,7 +32,7 @@ pub(crate) fn debug(text: &str) {
     }
 }
 
-const WHY: &str = "rsockets, multicast groups and some rarer calls are not supported yet";
+const WHY: &str = "rsockets and some rarer calls are not supported yet";
 
 pub(crate) fn set_errno(value: c_int) {
     // SAFETY: __errno_location returns the valid address of the calling thread's errno.
@@ -50,9 +44,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_fails_in_its_own_way() {
+    fn what_is_not_supported_says_so() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
         assert_eq!((err_minus1(), errno()), (-1, Some(libc::EOPNOTSUPP)));
-        assert_eq!(nop(), 0);
     }
 }

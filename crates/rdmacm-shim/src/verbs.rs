@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use verbs_abi::{
     ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_gid, ibv_pd,
-    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_srq,
+    ibv_srq_init_attr,
 };
 
 #[rustfmt::skip]
@@ -14,7 +15,6 @@ unsafe extern "C" {
     pub(crate) fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
     pub(crate) fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
     pub(crate) fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
-    pub(crate) fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     pub(crate) fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     pub(crate) fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
     pub(crate) fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
@@ -25,5 +25,9 @@ unsafe extern "C" {
     pub(crate) fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
     pub(crate) fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub(crate) fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    pub(crate) fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    pub(crate) fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
+    pub(crate) fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
+    pub(crate) fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub(crate) fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> c_int;
 }

@@ -32,4 +32,4 @@ impl Outbox {
 }
 
 /// The control plane sends again what it needs, so that more would only be older.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING: usize = 1024;

@@ -68,8 +68,11 @@ impl server::Connections for OwnConnections {
     }
 
     fn counters(&self) -> Numbers {
-        let counters = self.0.state().cm.counters();
-        counters.iter().map(|(name, value)| (name.into(), value)).collect()
+        let state = self.0.state();
+        let (ids, listeners) = (state.cm.len() as u64, state.cm.listeners() as u64);
+        let now = [("cm_ids", ids), ("cm_listeners", listeners)];
+        let counted = state.cm.counters();
+        counted.iter().chain(now).map(|(name, value)| (name.into(), value)).collect()
     }
 }
 
@@ -191,7 +194,7 @@ impl Connections {
 /// Most identifiers of one user, those that peers' requests make included.
 const MAX_OF_USER: usize = 8192;
 /// Datagrams that wait for the thread.
-const MAX_ARRIVALS: usize = 1024;
+const MAX_ARRIVALS: usize = 4096;
 /// Datagrams that are handled before timers are looked at.
 const AT_ONCE: usize = 64;
 /// How long to sleep when nothing is due.

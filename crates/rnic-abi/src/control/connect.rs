@@ -26,7 +26,7 @@ pub enum CmRequest {
         channel: u32,
         /// Port space.
         space: u16,
-        /// GID of the address; absent for all.
+        /// GID of the address; that of an unspecified one for all of its family, absent for all.
         address: Option<[u8; 16]>,
         /// 0 for any that is free.
         port: u16,

@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 impl Cm {
-    /// A new identifier, which has a port of `space`: at one address or at all, `number` or, with
-    /// 0, any. Others of the user may have the same if both are `shared`. Returns the identifier
-    /// and the port.
+    /// A new identifier, which has a port of `space`: at one address, at all of a family (its
+    /// unspecified address) or at all there are, `number` or, with 0, any. Others of the user may
+    /// have the same if both are `shared`. Returns the identifier and the port.
     ///
     /// # Errors
     /// [`CmError::AddressInUse`], [`CmError::Full`].
@@ -66,7 +66,7 @@ impl Cm {
     }
 
     pub(super) fn listens(&self, handle: u32) -> bool {
-        self.ids.get(handle).is_some_and(|id| matches!(id.state, State::Listening { .. }))
+        self.ids.get(handle).is_some_and(|id| id.state.listens())
     }
 
     /// Events go there from now on.

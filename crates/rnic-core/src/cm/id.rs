@@ -35,6 +35,7 @@ impl Id {
 pub(super) struct Port {
     pub(super) space: PortSpace,
     pub(super) number: u16,
+    /// One, the unspecified one for all of its family, or none for all.
     pub(super) address: Option<IpAddr>,
     /// Others of this user that say so, too, may have it.
     pub(super) sharers: Option<u8>,
@@ -76,6 +77,10 @@ impl State {
     /// Its program has to decide.
     pub(super) fn is_pending(self) -> bool {
         matches!(self, Self::ReqReceived | Self::SidrReceived)
+    }
+
+    pub(super) fn listens(self) -> bool {
+        matches!(self, Self::Listening { .. })
     }
 
     /// The queue pairs of both ends belong to the connection.

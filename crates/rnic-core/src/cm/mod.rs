@@ -87,6 +87,8 @@ pub struct Cm {
     out: VecDeque<Outgoing>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
+    /// Identifiers that listen.
+    listeners: usize,
     drawn: u64,
 }
 
@@ -114,6 +116,7 @@ impl Cm {
             out: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
+            listeners: 0,
             drawn: 0,
         }
     }
@@ -141,6 +144,11 @@ impl Cm {
     /// Counters.
     pub fn counters(&self) -> CmCounters {
         self.counters
+    }
+
+    /// Identifiers that listen.
+    pub fn listeners(&self) -> usize {
+        self.listeners
     }
 
     /// Identifiers there are, those that end by themselves too.
@@ -260,6 +268,12 @@ impl Cm {
     fn enter(&mut self, handle: u32, state: State) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         let before = std::mem::replace(&mut id.state, state);
+        if before.listens() {
+            self.listeners = self.listeners.saturating_sub(1);
+        }
+        if state.listens() {
+            self.listeners += 1;
+        }
         let Some(link) = &id.link else { return };
         let (local, remote) = (link.local_qpn, (link.route.remote, link.remote_qpn));
         let listener = link.listener;

@@ -4,7 +4,7 @@ use super::id::Port;
 use super::types::CmError;
 use roce_wire::cm::PortSpace;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -60,8 +60,8 @@ impl Ports {
         of.filter(move |(other, _)| overlap(other, &port)).map(|(_, handle)| *handle)
     }
 
-    /// Identifiers to which what is sent to this address and port may be for, the one that named
-    /// the address first.
+    /// Identifiers to which what is sent to this address and port may be for: the one that named
+    /// the address, those that take its family, those that take all.
     pub(super) fn candidates(
         &self,
         space: PortSpace,
@@ -72,15 +72,26 @@ impl Ports {
         let at = move |wanted: Option<IpAddr>| {
             of.iter().filter(move |(port, _)| port.address == wanted).map(|(_, handle)| *handle)
         };
-        at(Some(address)).chain(at(None))
+        at(Some(address)).chain(at(Some(all_like(address)))).chain(at(None))
     }
 }
 
 /// What is sent to one of them may be for the other one.
 fn overlap(one: &Port, other: &Port) -> bool {
     match (one.address, other.address) {
-        (Some(one), Some(other)) => one == other,
+        (Some(one), Some(other)) => {
+            let is_all = one.is_unspecified() || other.is_unspecified();
+            one == other || is_all && one.is_ipv4() == other.is_ipv4()
+        }
         _ => true,
+    }
+}
+
+/// All addresses of the same family.
+fn all_like(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -7,6 +7,7 @@ use roce_wire::cm::{
     AboutMessage, CmMessage, CmaHeader, PortSpace, RejectReason, Req, TransportType, service_id,
 };
 use roce_wire::{Gid, Qpn};
+use std::net::{IpAddr, Ipv6Addr};
 
 #[track_caller]
 fn refuses(change: impl Fn(&mut Req), reason: RejectReason) {
@@ -212,6 +213,30 @@ fn a_listener_at_an_address_comes_before_one_at_all() {
     let Happening::Request(request) = event.what else { panic!("{event:?}") };
     assert_eq!(request.listener, here);
     assert_ne!(here, elsewhere);
+}
+
+#[test]
+fn a_listener_at_all_addresses_of_a_family_leaves_the_other_family() {
+    let all = [IpAddr::from([0_u8; 4]), IpAddr::from([0_u16; 8])];
+    let mut talk = Talk::with(PortSpace::Udp);
+    let mut listen = |at| {
+        let (id, _) = talk.cm.bind(OWNER, PortSpace::Tcp, at, PORT, false)?;
+        talk.cm.listen(id, 1).map(|()| id)
+    };
+    let v6 = listen(Some(all[1])).expect("free");
+    let v4 = listen(Some(all[0])).expect("of the other family");
+    for taken in [None, Some(address(0)), Some(all[0]), Some(Ipv6Addr::LOCALHOST.into())] {
+        assert_eq!(listen(taken), Err(CmError::AddressInUse), "{taken:?}");
+    }
+    talk.say(CmMessage::Req(req()));
+    let event = talk.cm.next_event().expect("an event");
+    let Happening::Request(request) = event.what else { panic!("{event:?}") };
+    assert_eq!(request.listener, v4);
+    talk.cm.release(talk.now, v4).expect("it is there");
+    assert!(talk.cm.next_mad().is_none());
+    talk.say(CmMessage::Req(Req { local_comm_id: 9, local_qpn: Qpn::new(0x99), ..req() }));
+    talk.is_refused(RejectReason::INVALID_SERVICE_ID);
+    assert_ne!(v4, v6);
 }
 
 #[test]

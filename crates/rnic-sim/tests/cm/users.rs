@@ -52,6 +52,9 @@ fn no_user_shares_a_port_with_another_one() {
 fn a_listener_listens_once() {
     let mut talk = Talk::listening();
     assert_eq!(talk.cm.listen(talk.listener, 9), Err(CmError::State));
+    assert_eq!(talk.cm.listeners(), 1);
+    talk.cm.release(talk.now, talk.listener).expect("it is there");
+    assert_eq!(talk.cm.listeners(), 0);
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn more_management_datagrams_than_the_wire_takes_are_refused() {
     let path = Path { attr: AhAttr::default(), flow: Flow::new(ip, PEER, 4791), hop: HopId(0) };
     let outgoing = OutgoingMad { path, dest: Qpn::new(PEER_QPN), mad: [1; MAD_LEN] };
     let sent = (0..).take_while(|_| d.world.host(0).send_mad(outgoing).is_ok()).count();
-    assert_eq!(sent, 256);
-    let heard: Vec<_> = std::iter::from_fn(|| Some(d.hear_burst())).take(10).flatten().collect();
+    assert_eq!(sent, 1024);
+    let heard: Vec<_> = std::iter::from_fn(|| Some(d.hear_burst())).take(100).flatten().collect();
     assert_eq!(heard.len(), sent);
 }

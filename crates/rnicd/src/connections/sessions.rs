@@ -84,7 +84,7 @@ impl CmSession {
             return Err(refuse(libc::EACCES, text));
         }
         let address = address.map(|gid| Gid(gid).to_ip());
-        if let Some(address) = address {
+        if let Some(address) = address.filter(|address| !address.is_unspecified()) {
             self.manager.check_own(address)?;
         }
         let bound = state.cm.bind(owner, space, address, port, shared);
