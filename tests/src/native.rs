@@ -23,6 +23,8 @@ pub const ERRORS: &str = "errors";
 pub const REFUSALS: &str = "refusals";
 /// A program that watches a page of its own memory: `tests/watch`.
 pub const WATCH: &str = "watch";
+/// Calls of librdmacm, right and wrong ones: `tests/cm`.
+pub const CM: &str = "cm";
 /// A program that makes as many objects as a device claims to support: `tests/promise`.
 pub const PROMISE: &str = "promise";
 /// Threads that share a context, and children that inherit it: `tests/crowd`.
@@ -56,6 +58,14 @@ pub fn errors() -> Result<PathBuf> {
 /// As [`build`].
 pub fn refusals() -> Result<PathBuf> {
     build(REFUSALS, &["common", "refusals"])
+}
+
+/// Compiles [`CM`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn cm() -> Result<PathBuf> {
+    build(CM, &["cm"])
 }
 
 /// Compiles [`PROMISE`] and returns the folder it is in.
@@ -143,7 +153,7 @@ pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
         .arg("-o")
         .arg(&fresh)
         .args(&files)
-        .args(["-Wl,--as-needed", "-libverbs"])
+        .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs"])
         .limit(Duration::from_secs(60))
         .check()?;
     std::fs::rename(&fresh, folder.join(program))?;
@@ -169,11 +179,15 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn provide_header() -> Result<()> {
-    let header = Path::new("/usr/include/infiniband/verbs.h");
-    if !header.exists() {
-        let why = "the helper programs need the package libibverbs-dev, which only root installs";
-        ensure!(is_root(), "{why}");
-        Apt::system().install(&["libibverbs-dev"])?;
+    let headers = ["/usr/include/infiniband/verbs.h", "/usr/include/rdma/rdma_cma.h"];
+    if !headers.iter().all(|header| Path::new(header).exists()) {
+        let packages = ["libibverbs-dev", "librdmacm-dev"];
+        let [first, second] = packages;
+        ensure!(
+            is_root(),
+            "the helper programs need {first} and {second}: only root installs them"
+        );
+        Apt::system().install(&packages)?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::paths;
 use crate::process::{Cmd, is_root};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 42] = [
+const PACKAGE_OF: [(&str, &str); 43] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -34,6 +34,7 @@ const PACKAGE_OF: [(&str, &str); 42] = [
     ("rping", "rdmacm-utils"),
     ("ucmatose", "rdmacm-utils"),
     ("udaddy", "rdmacm-utils"),
+    ("mckey", "rdmacm-utils"),
     ("rdma_client", "rdmacm-utils"),
     ("rdma_server", "rdmacm-utils"),
     ("rstream", "rdmacm-utils"),

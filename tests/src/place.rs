@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::daemon::Daemon;
 use crate::dist::Dist;
+use crate::inspect;
 use crate::netns::{self, End};
 use crate::packages::Toolbox;
 use crate::process::{Cmd, Output, Running, User, shell_code};
@@ -34,6 +35,14 @@ pub trait Place: Sync {
     /// # Errors
     /// When it cannot be started.
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>>;
+
+    /// How many identifiers of the RDMA CM listen, where that can be known.
+    ///
+    /// # Errors
+    /// When the place cannot be asked.
+    fn cm_listeners(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 
     /// Whether a program of this place listens on a TCP port.
     ///
@@ -200,6 +209,10 @@ impl Place for Node {
 
     fn start(&self, program: &str, args: &[String], limit: Duration) -> Result<Box<dyn Job>> {
         Ok(Box::new(self.cmd(program)?.args(args).limit(limit).start()?))
+    }
+
+    fn cm_listeners(&self) -> Result<Option<u64>> {
+        inspect::counter(self, "cm_listeners").map(Some)
     }
 
     fn listens(&self, port: u16) -> Result<bool> {

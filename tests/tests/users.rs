@@ -46,6 +46,10 @@ impl Place for Theirs<'_> {
         Ok(Box::new(cmd.start()?))
     }
 
+    fn cm_listeners(&self) -> Result<Option<u64>> {
+        self.node.cm_listeners()
+    }
+
     fn listens(&self, port: u16) -> Result<bool> {
         self.node.listens(port)
     }

@@ -131,17 +131,12 @@ impl Dialogue {
         let deadline = Instant::now() + CM_PATIENCE;
         let asked = loop {
             let calling = client.start(&self.program, &args, self.limit)?;
-            let asked = self.attend(calling, &mut *serving);
-            let too_early = |asked: &Output| {
-                let said = [&asked.stdout, &asked.stderr];
-                !asked.success()
-                    && said.iter().any(|text| REJECTED.iter().any(|word| text.contains(word)))
-            };
-            let again = self.listens_by_cm() && Instant::now() < deadline;
-            if !(again && asked.as_ref().is_ok_and(too_early)) {
-                break asked;
+            match self.attend(calling, &mut *serving, Instant::now() < deadline) {
+                Ok(Some(asked)) => break Ok(asked),
+                // It came too early. What it did may have ended its server.
+                Ok(None) => serving = self.serve_again(server, port, serving)?,
+                Err(error) => break Err(error),
             }
-            std::thread::sleep(CM_LISTENS);
         };
         let asked = match asked {
             Ok(asked) if asked.success() => asked,
@@ -182,11 +177,39 @@ impl Dialogue {
         Ok(())
     }
 
-    /// Waits for the client, but only for a limited time after its server failed.
-    fn attend(&self, mut calling: Box<dyn Job>, serving: &mut dyn Job) -> Result<Output> {
+    fn serve_again(
+        &self,
+        place: &dyn Place,
+        port: u16,
+        before: Box<dyn Job>,
+    ) -> Result<Box<dyn Job>> {
+        // Kills it.
+        drop(before);
+        std::thread::sleep(CM_LISTENS);
+        self.serve(place, port)
+    }
+
+    /// Waits for the client, but only for a limited time after its server failed. `None` when the
+    /// RDMA CM has refused it and it may try again: a server of perftest listens twice, the second
+    /// time after it has told its client to go on, and a client that is refused then uses what it
+    /// has freed.
+    fn attend(
+        &self,
+        mut calling: Box<dyn Job>,
+        serving: &mut dyn Job,
+        may_again: bool,
+    ) -> Result<Option<Output>> {
         let mut failed: Option<Instant> = None;
         let limit = self.limit + ORPHANED;
+        let is_refused = |calling: &dyn Job| {
+            let said = calling.said();
+            let refused = REJECTED.iter().any(|word| said.contains(word));
+            may_again && self.listens_by_cm() && refused
+        };
         wait_until("end of the client", limit, || {
+            if is_refused(&*calling) {
+                return Ok(true);
+            }
             if serving.exit_code()?.is_some_and(|code| code != 0) {
                 let since = *failed.get_or_insert_with(Instant::now);
                 ensure!(
@@ -197,15 +220,19 @@ impl Dialogue {
             }
             Ok(calling.exit_code()?.is_some())
         })?;
-        calling.wait()
+        if is_refused(&*calling) {
+            return Ok(None);
+        }
+        calling.wait().map(Some)
     }
 
     /// Starts the server and waits until a client can call it.
     fn serve(&self, place: &dyn Place, port: u16) -> Result<Box<dyn Job>> {
+        let by_cm = self.listens_by_cm();
+        let before = if by_cm { place.cm_listeners()? } else { None };
         let mut job = place.start(&self.program, &self.server_line(place, port), self.limit)?;
-        if self.listens_by_cm() {
-            // The RDMA CM has no table of listeners.
-            std::thread::sleep(CM_LISTENS);
+        if by_cm {
+            wait_for_listener(place, before, &mut *job)?;
             return Ok(job);
         }
         let mut ended = false;
@@ -269,6 +296,27 @@ impl Dialogue {
         };
         place.split_whitespace().map(str::to_owned).chain(self.args.iter().cloned()).collect()
     }
+}
+
+/// Waits until one more identifier listens than `before`. Not every client that comes too early
+/// says that it was refused.
+fn wait_for_listener(place: &dyn Place, before: Option<u64>, job: &mut dyn Job) -> Result<()> {
+    let Some(mut fewest) = before else {
+        // The RDMA CM of the kernel has no table of listeners.
+        std::thread::sleep(CM_LISTENS);
+        return Ok(());
+    };
+    let deadline = Instant::now() + CM_PATIENCE;
+    while Instant::now() < deadline && job.exit_code()?.is_none() {
+        let now = place.cm_listeners()?.unwrap_or(0);
+        if now > fewest {
+            break;
+        }
+        // That of an earlier program may be about to go.
+        fewest = now;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 impl fmt::Display for Dialogue {

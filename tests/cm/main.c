@@ -1,0 +1,329 @@
+/* cm ADDRESS
+ *
+ * What librdmacm answers to calls that make sense and to calls that do not, between identifiers of
+ * one process at an address of the device. Prints each answer that is wrong. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100 };
+
+static const char *address;
+static int failures;
+
+#define EXPECT(want, call) do { \
+	errno = 0; \
+	int got = (call) ? errno : 0; \
+	if (got != (want)) { \
+		fprintf(stderr, "%d: %s: %s instead of %s\n", __LINE__, #call, strerror(got), strerror(want)); \
+		failures++; \
+	} } while (0)
+#define HOLDS(what) do { \
+	if (!(what)) { \
+		fprintf(stderr, "%d: not so: %s\n", __LINE__, #what); \
+		failures++; \
+	} } while (0)
+
+static struct sockaddr *at(const char *ip, int port)
+{
+	static struct sockaddr_in found[4];
+	static int next;
+	struct sockaddr_in *in = &found[next++ % 4];
+	*in = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port) };
+	inet_pton(AF_INET, ip, &in->sin_addr);
+	return (struct sockaddr *)in;
+}
+
+static struct rdma_cm_id *new_id(struct rdma_event_channel *channel, enum rdma_port_space space)
+{
+	struct rdma_cm_id *id = NULL;
+	EXPECT(0, rdma_create_id(channel, &id, NULL, space));
+	if (!id)
+		exit(1);
+	return id;
+}
+
+static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted, int line)
+{
+	struct rdma_cm_event *event;
+	while (rdma_get_cm_event(channel, &event))
+		if (errno != EINTR) {
+			perror("rdma_get_cm_event");
+			exit(1);
+		}
+	if (event->event != wanted) {
+		fprintf(stderr, "%d: %s instead of %s\n", line, rdma_event_str(event->event), rdma_event_str(wanted));
+		exit(1);
+	}
+	return event;
+}
+#define COMES(channel, what) EXPECT(0, rdma_ack_cm_event(next(channel, what, __LINE__)))
+
+static void is_silent(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_event *event;
+	int flags = fcntl(channel->fd, F_GETFL);
+	fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK);
+	EXPECT(EAGAIN, rdma_get_cm_event(channel, &event));
+	fcntl(channel->fd, F_SETFL, flags);
+}
+
+static void make_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 } };
+	EXPECT(0, rdma_create_qp(id, NULL, &attr));
+}
+
+static struct rdma_cm_id *new_listener(struct rdma_event_channel *channel, int port)
+{
+	struct rdma_cm_id *id = new_id(channel, RDMA_PS_TCP);
+	EXPECT(0, rdma_bind_addr(id, at(address, port)));
+	EXPECT(0, rdma_listen(id, 8));
+	return id;
+}
+
+/* Both ends of a connection on its way, and the channels of each. */
+struct pair {
+	struct rdma_event_channel *listens, *calls;
+	struct rdma_cm_id *listener, *caller, *called;
+};
+
+static void open_channels(struct pair *p)
+{
+	p->listens = rdma_create_event_channel();
+	p->calls = rdma_create_event_channel();
+	HOLDS(p->listens && p->calls);
+}
+
+/* As far as `steps`; each is a state in which an identifier may be destroyed. */
+static void advance(struct pair *p, int steps)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
+	struct rdma_cm_event *event;
+	p->listener = new_listener(p->listens, PORT);
+	p->caller = new_id(p->calls, RDMA_PS_TCP);
+	p->called = NULL;
+	for (int step = 0; step < steps; step++)
+		switch (step) {
+		case 0:
+			EXPECT(0, rdma_resolve_addr(p->caller, NULL, at(address, PORT), 2000));
+			break;
+		case 1:
+			COMES(p->calls, RDMA_CM_EVENT_ADDR_RESOLVED);
+			EXPECT(0, rdma_resolve_route(p->caller, 2000));
+			COMES(p->calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
+			make_qp(p->caller);
+			break;
+		case 2:
+			EXPECT(0, rdma_connect(p->caller, &param));
+			break;
+		case 3:
+			event = next(p->listens, RDMA_CM_EVENT_CONNECT_REQUEST, __LINE__);
+			HOLDS(event->listen_id == p->listener);
+			p->called = event->id;
+			EXPECT(0, rdma_ack_cm_event(event));
+			make_qp(p->called);
+			break;
+		case 4:
+			EXPECT(0, rdma_accept(p->called, &param));
+			break;
+		case 5:
+			COMES(p->calls, RDMA_CM_EVENT_ESTABLISHED);
+			COMES(p->listens, RDMA_CM_EVENT_ESTABLISHED);
+			break;
+		case 6:
+			EXPECT(0, rdma_disconnect(p->called));
+			break;
+		case 7:
+			COMES(p->calls, RDMA_CM_EVENT_DISCONNECTED);
+			COMES(p->listens, RDMA_CM_EVENT_DISCONNECTED);
+			break;
+		}
+}
+
+static void destroy(struct rdma_cm_id *id)
+{
+	if (!id)
+		return;
+	if (id->qp)
+		rdma_destroy_qp(id);
+	EXPECT(0, rdma_destroy_id(id));
+}
+
+static void states(void)
+{
+	for (int steps = 0; steps <= 8; steps++)
+		for (int first = 0; first < 2; first++) {
+			struct pair p;
+			open_channels(&p);
+			advance(&p, steps);
+			destroy(first ? p.caller : p.called);
+			destroy(first ? p.called : p.caller);
+			destroy(p.listener);
+			rdma_destroy_event_channel(p.listens);
+			rdma_destroy_event_channel(p.calls);
+		}
+}
+
+static void mistakes(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id = NULL, *other;
+	int yes = 1;
+	EXPECT(EINVAL, rdma_create_id(channel, &id, NULL, 0x999));
+	id = new_id(channel, RDMA_PS_TCP);
+	EXPECT(EADDRNOTAVAIL, rdma_bind_addr(id, at("192.0.2.1", 0)));
+	EXPECT(EINVAL, rdma_connect(id, NULL));
+	EXPECT(EINVAL, rdma_resolve_route(id, 1000));
+	EXPECT(EINVAL, rdma_listen(NULL, 1));
+	EXPECT(0, rdma_bind_addr(id, at(address, PORT)));
+	EXPECT(EINVAL, rdma_bind_addr(id, at(address, PORT)));
+	EXPECT(EINVAL, rdma_accept(id, NULL));
+	EXPECT(EINVAL, rdma_reject(id, NULL, 0));
+	EXPECT(EINVAL, rdma_disconnect(id));
+	EXPECT(EINVAL, rdma_join_multicast(id, at("239.1.2.3", 0), NULL));
+	EXPECT(0, rdma_listen(id, 4));
+	EXPECT(EINVAL, rdma_listen(id, 4));
+	EXPECT(EINVAL, rdma_get_request(id, &other));
+	other = new_id(channel, RDMA_PS_TCP);
+	EXPECT(EADDRINUSE, rdma_bind_addr(other, at(address, PORT)));
+	EXPECT(EADDRINUSE, rdma_bind_addr(other, at("0.0.0.0", PORT)));
+	EXPECT(ENOSYS, rdma_set_option(other, RDMA_OPTION_ID, 99, &yes, sizeof yes));
+	EXPECT(EINVAL, rdma_set_option(other, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &yes, sizeof yes));
+	is_silent(channel);
+	destroy(other);
+	destroy(id);
+	id = new_id(channel, RDMA_PS_UDP);
+	EXPECT(EINVAL, rdma_join_multicast(id, at("239.1.2.3", 0), NULL));
+	EXPECT(0, rdma_bind_addr(id, at(address, 0)));
+	EXPECT(EINVAL, rdma_join_multicast(id, at(address, 0), NULL));
+	EXPECT(EADDRNOTAVAIL, rdma_leave_multicast(id, at("239.1.2.3", 0)));
+	EXPECT(0, rdma_join_multicast(id, at("239.1.2.3", 0), channel));
+	struct rdma_cm_event *event = next(channel, RDMA_CM_EVENT_MULTICAST_JOIN, __LINE__);
+	HOLDS(event->param.ud.private_data == channel && event->param.ud.qp_num == 0xffffff);
+	EXPECT(0, rdma_ack_cm_event(event));
+	EXPECT(0, rdma_leave_multicast(id, at("239.1.2.3", 0)));
+	destroy(id);
+	rdma_destroy_event_channel(channel);
+}
+
+/* A shared receive queue is offered, private data arrives, and what is too long is refused. */
+static void offers(void)
+{
+	static const char data[REJ_DATA + 1] = "greetings";
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = DEPTH, .max_sge = 1 } };
+	struct rdma_conn_param param = { .private_data = data, .retry_count = 7 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *called;
+	struct pair p;
+	int mask = 0;
+	open_channels(&p);
+	advance(&p, 1);
+	COMES(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED);
+	EXPECT(0, rdma_resolve_route(p.caller, 2000));
+	COMES(p.calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	EXPECT(0, rdma_create_srq(p.caller, NULL, &shared));
+	EXPECT(EINVAL, rdma_create_srq(p.caller, NULL, &shared));
+	make_qp(p.caller);
+	HOLDS(p.caller->srq && p.caller->qp->srq == p.caller->srq);
+	param.private_data_len = REQ_DATA + 1;
+	EXPECT(EINVAL, rdma_connect(p.caller, &param));
+	param.private_data_len = REQ_DATA;
+	EXPECT(0, rdma_connect(p.caller, &param));
+	event = next(p.listens, RDMA_CM_EVENT_CONNECT_REQUEST, __LINE__);
+	called = event->id;
+	HOLDS(event->param.conn.srq == 1 && event->param.conn.private_data_len == REQ_DATA);
+	HOLDS(!memcmp(event->param.conn.private_data, data, REQ_DATA));
+	EXPECT(0, rdma_ack_cm_event(event));
+	make_qp(called);
+	EXPECT(0, rdma_migrate_id(called, channel));
+	EXPECT(EINVAL, rdma_reject(called, data, REJ_DATA + 1));
+	EXPECT(0, rdma_accept(called, NULL));
+	COMES(p.calls, RDMA_CM_EVENT_ESTABLISHED);
+	COMES(channel, RDMA_CM_EVENT_ESTABLISHED);
+	EXPECT(0, rdma_init_qp_attr(p.caller, &attr, &mask));
+	HOLDS((mask & IBV_QP_AV) && attr.dest_qp_num == called->qp->qp_num);
+	EXPECT(EINVAL, rdma_establish(p.caller));
+	EXPECT(0, rdma_disconnect(p.caller));
+	COMES(channel, RDMA_CM_EVENT_DISCONNECTED);
+	rdma_destroy_qp(p.caller);
+	rdma_destroy_srq(p.caller);
+	destroy(p.caller);
+	destroy(called);
+	destroy(p.listener);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+	rdma_destroy_event_channel(channel);
+}
+
+/* What is on its way to the old channel comes to the new one. */
+static void migrates(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct pair p;
+	open_channels(&p);
+	advance(&p, 4);
+	destroy(p.caller);
+	/* It has told its peer by now. */
+	usleep(WAIT_MS * 1000);
+	EXPECT(0, rdma_migrate_id(p.called, channel));
+	is_silent(p.listens);
+	COMES(channel, RDMA_CM_EVENT_REJECTED);
+	destroy(p.called);
+	destroy(p.listener);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+	rdma_destroy_event_channel(channel);
+}
+
+static bool is_gone;
+
+static void *destroys(void *id)
+{
+	EXPECT(0, rdma_destroy_id(id));
+	__atomic_store_n(&is_gone, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* An identifier is not destroyed before its events are acknowledged. */
+static void waits(void)
+{
+	struct rdma_cm_event *event;
+	pthread_t thread;
+	struct pair p;
+	open_channels(&p);
+	advance(&p, 1);
+	event = next(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED, __LINE__);
+	pthread_create(&thread, NULL, destroys, p.caller);
+	usleep(WAIT_MS * 1000);
+	HOLDS(!__atomic_load_n(&is_gone, __ATOMIC_ACQUIRE));
+	EXPECT(0, rdma_ack_cm_event(event));
+	pthread_join(thread, NULL);
+	destroy(p.listener);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2)
+		return 2;
+	address = argv[1];
+	mistakes();
+	states();
+	offers();
+	migrates();
+	waits();
+	return failures != 0;
+}
