@@ -44,7 +44,7 @@ struct Rows {
 const ENGINE: Rows = Rows {
     source: "crates/rnic-core/src",
     rows: &[
-        &["groups", "ids", "profile", "secret", "slab", "time", "transport"],
+        &["counting", "groups", "ids", "profile", "secret", "slab", "time", "transport"],
         &["cm", "command", "permutation", "ports", "wheel"],
         &["qpn"],
         &["ah", "by_reference", "clients", "cq", "modify_qp", "mr"],

@@ -3,33 +3,6 @@
 use crate::event::{DropReason, NakReason};
 use roce_wire::{NakCode, Syndrome};
 
-macro_rules! counters {
-    (
-        $(#[doc = $about:literal])+
-        $counters:ident: $($(#[doc = $meaning:literal])+ $name:ident,)*
-    ) => {
-        $(#[doc = $about])+
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
-        pub struct $counters { $($(#[doc = $meaning])+ pub $name: u64,)* }
-
-        impl $counters {
-            /// Every counter's name and its meaning, in one or more sentences.
-            pub const MEANINGS: &[(&'static str, &'static str)] =
-                &[$((stringify!($name), concat!($($meaning),+).trim_ascii()),)*];
-
-            /// Every counter with its name, in a fixed order.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
-            }
-
-            /// Adds those of another.
-            pub fn add(&mut self, other: &Self) {
-                $(self.$name = self.$name.wrapping_add(other.$name);)*
-            }
-        }
-    };
-}
-
 counters! {
     /// Counters of one port (and shard). Plain numbers: one thread writes.
     Counters:

@@ -18,6 +18,9 @@
 //!    behaviour: [`profile`]; and observation: [`event`], [`counters`].
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod counting;
+
 mod active;
 mod ah;
 mod batch;

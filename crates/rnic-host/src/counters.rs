@@ -2,11 +2,18 @@
 //! [`rnic_core::Counters`].
 
 use rnic_core::Counters;
+use rnic_core::cm::CmCounters;
 
 /// Every counter that a daemon may show, with its meaning. `docs/counters.md` has the same rows.
 pub fn meanings() -> impl Iterator<Item = (&'static str, &'static str)> {
-    Counters::MEANINGS.iter().chain(AROUND).copied()
+    Counters::MEANINGS.iter().chain(AROUND).chain(CmCounters::MEANINGS).copied()
 }
+
+/// What a daemon shows beside them, which goes up and down.
+pub const GAUGES: &[(&str, &str)] = &[
+    ("cm_ids", "Identifiers that programs have in the connection manager."),
+    ("cm_listeners", "Those that listen."),
+];
 
 /// Those of the way between an engine and the network, and between engines.
 const AROUND: &[(&str, &str)] = &[
@@ -109,7 +116,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/counters.md");
         let text = fs::read_to_string(path).unwrap();
         let (port, qp) = text.split_once("## Of a queue pair").unwrap();
-        assert_eq!(rows(port), meanings().collect());
+        assert_eq!(rows(port), meanings().chain(GAUGES.iter().copied()).collect());
         assert_eq!(rows(qp), QpCounters::MEANINGS.iter().copied().collect());
     }
 }

@@ -155,7 +155,9 @@ impl Exporter {
         let reply = match request(client, deadline)? {
             Request::Metrics => {
                 let totals = self.service.engines.overview().totals;
-                let body = text::render(&self.service, self.counted.now(), totals);
+                let mut numbers = self.counted.now().clone();
+                numbers.extend(self.service.connections.counters());
+                let body = text::render(&self.service, &numbers, totals);
                 response("200 OK", text::CONTENT_TYPE, &body)
             }
             Request::Elsewhere => {

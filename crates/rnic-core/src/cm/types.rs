@@ -248,22 +248,9 @@ pub enum CmError {
     QpInUse,
 }
 
-macro_rules! counters {
-    ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// What the connection manager counts.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-        pub struct CmCounters { $($(#[$meta])* pub $name: u64,)* }
-
-        impl CmCounters {
-            /// Every counter with its name.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
-            }
-        }
-    };
-}
-
 counters! {
+    /// What the connection manager counts.
+    CmCounters:
     /// Messages sent.
     cm_sent,
     /// Messages sent again because there was no answer.

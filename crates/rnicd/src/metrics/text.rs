@@ -1,6 +1,6 @@
 //! The text.
 
-use rnic_host::counters::meanings;
+use rnic_host::counters::{GAUGES, meanings};
 use rnic_host::inspect::Numbers;
 use rnic_host::report::Totals;
 use rnic_host::server::Service;
@@ -40,6 +40,15 @@ fn of(labels: &Labels<'_>, counted: &Numbers, totals: Totals, is_active: bool) -
     );
     for (kind, count) in [("qp", totals.qps), ("cq", totals.cqs), ("mr", totals.mrs)] {
         let _ = writeln!(text, "soft_rnic_objects{{device=\"{device}\",kind=\"{kind}\"}} {count}");
+    }
+    for (name, meaning) in GAUGES {
+        let Some(number) = counted.get(*name) else { continue };
+        let _ = write!(
+            text,
+            "# TYPE soft_rnic_{name} gauge\n# HELP soft_rnic_{name} {}\n\
+             soft_rnic_{name}{{device=\"{device}\"}} {number}\n",
+            escaped(meaning)
+        );
     }
     for (name, meaning) in meanings() {
         let Some(number) = counted.get(name) else { continue };
