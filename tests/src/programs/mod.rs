@@ -68,8 +68,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const CM_LISTENS: Duration = Duration::from_secs(1);
 /// How long it may take, with other work on the machine, while clients are refused.
 const CM_PATIENCE: Duration = Duration::from_secs(15);
-/// How programs tell of `RDMA_CM_EVENT_REJECTED`, which is event 8; of datagrams the kernel says that
-/// the peer is unreachable, with the status of its SIDR_REP.
+/// How programs tell of `RDMA_CM_EVENT_REJECTED`, which is event 8; of datagrams the kernel says
+/// that the peer is unreachable, with the status of its SIDR_REP.
 const REJECTED: [&str; 3] =
     ["REJECTED", "Unexpected CM event bl blka 8", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 /// How long a client may go on after its server failed.
