@@ -8,10 +8,14 @@
 
 mod connect;
 mod events;
+mod inspect;
 mod objects;
 
-pub use connect::{CmHappening, CmNotice, CmOffer, CmRequest, CmSource, CmTarget, MAX_CM_EVENT};
+pub use connect::{
+    CmHappening, CmNotice, CmOffer, CmRequest, CmService, CmSource, CmTarget, MAX_CM_EVENT,
+};
 pub use events::{AsyncEvent, CompletionEvent};
+pub use inspect::{FaultChange, Inspect};
 pub use objects::{DeviceInfo, DeviceLimits, GidEntry, PortInfo, QueuePlace, RingPlace};
 
 use crate::verbs::{AccessFlags, AhAttr, AttrMask, QpAttr, QpCaps, QpType};
@@ -261,6 +265,9 @@ pub enum Request {
         /// Attach or detach.
         attach: bool,
     },
+    /// Makes a satellite of this program: its engine is to be in the program itself. Answer:
+    /// [`Reply::Done`] with one descriptor, the socket over which daemon and satellite talk.
+    StartFunction,
     /// For the connection manager, in a session of its own. Answers are those of the request.
     Connections(CmRequest),
     /// For the `rnic` command: what exists. Answer: [`Reply::Inspected`].
@@ -270,44 +277,17 @@ pub enum Request {
         /// Where to continue: 0 at first, then what the last reply says.
         from: u32,
     },
-    /// For the `rnic` command: faults that disturb what arrives. Only for root and the daemon's own
+    /// For the `rnic` command: faults that disturb packets. Only for root and the daemon's own
     /// user. Answer: [`Reply::Inspected`], an array of those in force afterwards.
     Faults(FaultChange),
-    /// For the `rnic` command, with one descriptor beside it: writes what the device sends and
-    /// receives to it, as pcapng, until the session ends. Only for root and the daemon's own user.
-    /// Answer: [`Reply::Done`].
-    Capture,
-}
-
-/// What `rnic fault` does to the faults in force.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum FaultChange {
-    /// Lists them only.
-    Keep,
-    /// Adds faults.
-    Add {
-        /// As `rnic fault add` takes them, e.g. `drop=0.01,qp=0x11`.
-        faults: Vec<String>,
-        /// Seeds the random choices: equal seeds treat equal arrivals alike.
-        seed: Option<u64>,
+    /// For the `rnic` command, with one descriptor beside it: writes to it what happens, until the
+    /// session ends. Only for root and the daemon's own user. Answer: [`Reply::Done`].
+    Observe {
+        /// What the device sends and receives.
+        frames: bool,
+        /// What its engines do.
+        events: bool,
     },
-    /// Removes all.
-    Clear,
-}
-
-/// What `rnic status|qp|mr|cq|counters` ask for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Inspect {
-    /// Daemon, devices, sessions, totals.
-    Status,
-    /// Queue pairs.
-    Qps,
-    /// Memory regions.
-    Mrs,
-    /// Completion queues.
-    Cqs,
-    /// Counters of port and engine.
-    Counters,
 }
 
 /// Arguments of [`Request::CreateQp`].

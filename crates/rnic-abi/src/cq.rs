@@ -122,7 +122,7 @@ impl CqProducer {
     /// # Errors
     /// [`CqOverflow`] when the application's consumer index says that the ring is full, or is
     /// itself impossible.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
         if self.written.wrapping_sub(self.polled) > self.mask {
             self.polled = self.words.at(AT_CONSUMER).load(Ordering::Acquire);

@@ -3,20 +3,25 @@
 
 mod address;
 mod connection;
+mod descriptor;
 pub mod event_fd;
+pub mod function;
 #[cfg(not(loom))]
 pub mod futex;
 mod listener;
 mod lock_file;
 pub mod maps;
 pub mod memory;
+mod of_process;
 pub mod paths;
 pub mod peer;
 pub mod process;
 
 pub use connection::{Connection, Descriptors};
+pub use descriptor::{Descriptor, Inode};
 pub use event_fd::EventFd;
 pub use listener::Listener;
+pub use of_process::OfProcess;
 pub use paths::{
     candidate_socket_paths, default_socket_path, files_beside, named_socket_paths, own_directories,
     own_directory,

@@ -1,6 +1,7 @@
 //! Address handles: where datagrams go, resolved once.
 
 use crate::command::{ClientId, Path};
+use crate::owned::Owned;
 use crate::profile::Profile;
 use roce_wire::flow::udp_source_port;
 
@@ -11,6 +12,12 @@ pub(crate) struct AddressHandle {
     pub(crate) client: ClientId,
     pub(crate) pd: u32,
     pub(crate) path: Path,
+}
+
+impl Owned for AddressHandle {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
 }
 
 impl AddressHandle {

@@ -343,7 +343,7 @@ pub struct NewXrcSrq {
 
 /// A file that stands for an XRC domain: whichever clients of a user can open it share the domain.
 /// The control plane learns it from a descriptor, and keeps that open as long as the domain.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct XrcFile {
     /// User of the client.
     pub user: u32,

@@ -10,10 +10,10 @@ use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::modify_qp::{self, AttrLimits};
 use crate::mr::{MrKeys, NewMr};
+use crate::owned::Owned;
 use crate::qp::Qp;
 use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Pd};
-use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::time::Instant;
 use rnic_abi::control::AsyncEvent;
@@ -65,9 +65,7 @@ impl Engine {
             ClientCommand::AllocPd => self.alloc_pd(client),
             ClientCommand::DeallocPd { pd } => self.dealloc_pd(client, pd),
             ClientCommand::RegMr { pd, space, addr, length, iova, access } => {
-                self.owned_pd(client, pd)?;
-                let new = NewMr { client, pd, space, addr, length, iova, access };
-                self.shared.mrs.register(new).map(mr_outcome)
+                self.reg_mr(NewMr { client, pd, space, addr, length, iova, access })
             }
             ClientCommand::CheckAccess { pd, lkey, addr, length, access } => {
                 self.owned_pd(client, pd)?;
@@ -80,10 +78,7 @@ impl Engine {
             }
             ClientCommand::AllocMw { pd, kind } => self.alloc_mw(client, pd, kind),
             ClientCommand::DeallocMw { mw } => self.dealloc_mw(client, mw),
-            ClientCommand::DeregMr { mr } => {
-                self.shared.mrs.deregister(client, mr)?;
-                Ok(Outcome::Done)
-            }
+            ClientCommand::DeregMr { mr } => self.dereg_mr(client, mr),
             ClientCommand::CreateCq { ring, capacity, channel } => {
                 self.create_cq(Cq::new(client, ring_of(ring, capacity)?, capacity, channel))
             }
@@ -117,23 +112,23 @@ impl Engine {
     fn remove_client(&mut self, now: Instant, client: ClientId) -> CommandResult {
         self.shared.clients.slot_of(client).ok_or(NO_CLIENT)?;
         self.shared.mrs.remove_client(client);
-        for qp in handles(&self.qps, |qp: &Qp| is_of(qp, client)) {
+        for qp in self.qps.of(client) {
             self.remove_qp(now, qp);
         }
         for reference in self.shared.xrc.references_of(client) {
             let _ = self.close_reference(now, reference);
         }
-        for srq in handles(&self.shared.srqs, |srq: &Srq| srq.client == client) {
+        for srq in self.shared.srqs.of(client) {
             let _ = self.destroy_srq(client, srq);
         }
         self.shared.xrc.remove_client(client);
-        for ah in handles(&self.shared.ahs, |ah: &AddressHandle| ah.client == client) {
+        for ah in self.shared.ahs.of(client) {
             self.shared.ahs.remove(ah);
         }
-        for cq in handles(&self.shared.cqs, |cq: &Cq| cq.client == client) {
+        for cq in self.shared.cqs.of(client) {
             self.shared.cqs.remove(cq);
         }
-        for pd in handles(&self.shared.pds, |pd: &Pd| pd.client == client) {
+        for pd in self.shared.pds.of(client) {
             self.shared.pds.remove(pd);
         }
         self.shared.clients.remove(client);
@@ -171,8 +166,7 @@ impl Engine {
     }
 
     fn dealloc_pd(&mut self, client: ClientId, pd: u32) -> CommandResult {
-        let users = self.owned_pd(client, pd)?.users;
-        let used = users > 0 || self.shared.mrs.pd_in_use(pd);
+        let used = self.owned_pd(client, pd)?.users > 0;
         // Rule: DomainInUse
         if used {
             return Err(refuse(
@@ -251,8 +245,8 @@ impl Engine {
             self.shared.clients.bind(client_slot, record, Some(owner));
         }
         self.owned_pd(client, pd)?.users += 1;
-        self.owned_cq(client, send_cq)?.users += 1;
-        self.owned_cq(client, recv_cq)?.users += 1;
+        self.owned_cq(client, send_cq)?.add_qp(identity.handle);
+        self.owned_cq(client, recv_cq)?.add_qp(identity.handle);
         Ok(Outcome::Qp { qp: identity.handle, qpn: identity.qpn.value() })
     }
 
@@ -276,7 +270,7 @@ impl Engine {
         self.shared.clients.bind(client_slot, record, Some(RecordOwner::Srq));
         self.owned_pd(client, pd)?.users += 1;
         if let Some(xrc) = xrc {
-            self.owned_cq(client, xrc.cq)?.users += 1;
+            self.owned_cq(client, xrc.cq)?.add_srq(handle);
         }
         Ok(Outcome::NewSrq { srq: handle, srqn: xrc.map_or(0, |xrc| xrc.number) })
     }
@@ -435,15 +429,15 @@ impl Engine {
             self.shared.clients.bind(qp.client_slot, record, None);
         }
         // Those of a target are a shared receive queue's, which counts there itself.
-        if qp.target.is_some() {
-            return;
+        if let Some(target) = &qp.target {
+            return self.shared.xrc.remove_target(target.domain, handle);
         }
         if let Some(pd) = self.shared.pds.get_mut(qp.pd) {
             pd.users -= 1;
         }
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
-                cq.users -= 1;
+                cq.remove_qp(handle);
             }
         }
     }
@@ -462,9 +456,15 @@ fn mr_outcome(keys: MrKeys) -> Outcome {
     Outcome::Mr { mr: keys.mr, lkey: keys.lkey, rkey: keys.rkey }
 }
 
-/// It was made for this client. An XRC target belongs to a domain.
+impl Owned for Qp {
+    /// An XRC target belongs to a domain.
+    fn owner(&self) -> Option<ClientId> {
+        self.target.is_none().then_some(self.client_id)
+    }
+}
+
 fn is_of(qp: &Qp, client: ClientId) -> bool {
-    qp.client_id == client && qp.target.is_none()
+    qp.owner() == Some(client)
 }
 
 fn ring_of(ring: CqProducer, capacity: u32) -> Result<CqProducer, CommandError> {
@@ -478,8 +478,4 @@ fn state_of(qp: &mut Qp) -> Outcome {
     attr.sq_psn = qp.requester.cursor().psn.value();
     attr.rq_psn = qp.responder.epsn.value();
     Outcome::QpState { attr, caps: qp.caps, sq_sig_all: qp.sq_sig_all }
-}
-
-fn handles<T>(slab: &Slab<T>, mut wanted: impl FnMut(&T) -> bool) -> Vec<u32> {
-    slab.iter().filter(|(_, object)| wanted(object)).map(|(handle, _)| handle).collect()
 }

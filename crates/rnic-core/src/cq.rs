@@ -1,9 +1,11 @@
 //! Completion queues: the only place that writes CQEs and fires completion events.
 
 use crate::command::{ChannelId, ClientId, CommandError, Errno};
+use crate::owned::Owned;
 use rnic_abi::cq::{CqOverflow, CqProducer};
 use rnic_abi::cqe::Cqe;
 use rnic_abi::words::AtomicU64;
+use std::collections::BTreeSet;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -12,8 +14,12 @@ pub(crate) struct Cq {
     ring: CqProducer,
     pub(crate) capacity: u32,
     pub(crate) channel: Option<ChannelId>,
-    /// Queues of QPs that complete here.
+    /// Queues that complete here.
     pub(crate) users: u32,
+    /// The queue pairs that they are of.
+    qps: BTreeSet<u32>,
+    /// Shared receive queues of XRC domains among them.
+    srqs: BTreeSet<u32>,
     /// On the engine's list of CQs whose arming must be looked at.
     pub(crate) is_dirty: bool,
     /// Something written since the last look was solicited or in error.
@@ -24,6 +30,12 @@ pub(crate) struct Cq {
     woken_at: u64,
     pub(crate) completion_events: u64,
     pub(crate) async_events: u64,
+}
+
+impl Owned for Cq {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
 }
 
 /// Threads woken in one visit of a CQ.
@@ -42,6 +54,8 @@ impl Cq {
             capacity,
             channel,
             users: 0,
+            qps: BTreeSet::new(),
+            srqs: BTreeSet::new(),
             is_dirty: false,
             solicited: false,
             broken: false,
@@ -49,6 +63,40 @@ impl Cq {
             completion_events: 0,
             async_events: 0,
         }
+    }
+
+    /// The queue pairs whose queues complete here.
+    pub(crate) fn qps(&self) -> impl Iterator<Item = u32> {
+        self.qps.iter().copied()
+    }
+
+    /// The shared receive queues of XRC that complete here.
+    pub(crate) fn srqs(&self) -> impl Iterator<Item = u32> {
+        self.srqs.iter().copied()
+    }
+
+    /// One of the queues of a queue pair completes here.
+    pub(crate) fn add_qp(&mut self, qp: u32) {
+        self.users += 1;
+        self.qps.insert(qp);
+    }
+
+    /// One of the queues of a queue pair that is gone completed here.
+    pub(crate) fn remove_qp(&mut self, qp: u32) {
+        self.users -= 1;
+        self.qps.remove(&qp);
+    }
+
+    /// The receives of a shared receive queue of XRC complete here.
+    pub(crate) fn add_srq(&mut self, srq: u32) {
+        self.users += 1;
+        self.srqs.insert(srq);
+    }
+
+    /// They did, and it is gone.
+    pub(crate) fn remove_srq(&mut self, srq: u32) {
+        self.users -= 1;
+        self.srqs.remove(&srq);
     }
 
     /// Writes a completion.

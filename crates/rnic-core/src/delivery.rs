@@ -26,7 +26,7 @@ pub(crate) fn flush<D: Dma, T: Tap>(
     // Rule: DataBeforeCompletion
     batch.write_all(dma, arena);
     for piece in &batch.pieces {
-        ctx.event(|| Event::Placed { qpn: piece.qpn, bytes: piece.to.len });
+        ctx.event(|| Event::Placed { qpn: piece.qpn, psn: piece.psn, bytes: piece.to.len });
     }
     for fault in &batch.faults {
         take_back(qps, &batch, fault);

@@ -15,30 +15,30 @@
 use crate::clients::RecordOwner;
 use crate::command::ClientId;
 use crate::config::EngineConfig;
-use crate::counters::{Counters, QpCounters};
-use crate::cq::Cq;
+use crate::counters::Counters;
 use crate::egress::Egress;
-use crate::event::{Event, Tap};
+use crate::event::Tap;
 use crate::ingress::{Ingress, Target};
 use crate::mr::Region;
+use crate::owned::OwnedSlab;
 use crate::ports::{Dma, Host, Ports, Wire};
 use crate::qp::Qp;
 use crate::qpn::{MAX_QPS, QpnCodec};
 use crate::shared::{Ctx, Shared};
-use crate::slab::Slab;
 use crate::time::Instant;
+use crate::view::{self, CqView, QpView};
 use crate::wheel::TimerKey;
 use rnic_abi::cpu_hints::CpuHints;
 use rnic_abi::cq::CqProducer;
-use rnic_abi::verbs::{QpAttr, QpCaps, QpType};
 use roce_wire::Qpn;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// One shard of a NIC: it owns its QPs completely.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) shared: Shared,
-    pub(crate) qps: Slab<Qp>,
+    pub(crate) qps: OwnedSlab<Qp>,
     pub(crate) codec: QpnCodec,
     pub(crate) ingress: Ingress,
     egress: Egress,
@@ -86,56 +86,6 @@ impl Turn {
     }
 }
 
-/// A queue pair, for display.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct QpView {
-    /// Handle.
-    pub qp: u32,
-    /// Number.
-    pub qpn: u32,
-    /// Owner.
-    pub client: ClientId,
-    /// Transport.
-    pub qp_type: QpType,
-    /// Protection domain.
-    pub pd: u32,
-    /// Completion queues of send and receive queue.
-    pub cqs: (u32, u32),
-    /// Attributes.
-    pub attr: QpAttr,
-    /// Capabilities.
-    pub caps: QpCaps,
-    /// Send WQEs fetched and not complete.
-    pub outstanding: u32,
-    /// Requests sent and not acknowledged, as PSNs: oldest, next to be sent.
-    pub in_flight: (u32, u32),
-    /// Next PSN expected from the peer.
-    pub expected_psn: u32,
-    /// READ responses and atomic results owed to the peer.
-    pub replies: u32,
-    /// Counters.
-    pub counters: QpCounters,
-}
-
-/// A completion queue, for display.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CqView {
-    /// Handle.
-    pub cq: u32,
-    /// Owner.
-    pub client: ClientId,
-    /// CQEs it holds.
-    pub capacity: u32,
-    /// Completions written.
-    pub written: u64,
-    /// Completions that the application says it polled.
-    pub polled: u64,
-    /// Work queues that complete there.
-    pub users: u32,
-    /// It overflowed and is unusable.
-    pub broken: bool,
-}
-
 impl Engine {
     /// An engine without clients.
     pub fn new(config: EngineConfig, now: Instant) -> Self {
@@ -143,7 +93,7 @@ impl Engine {
         let max_qp = (config.limits.max_qp as usize).min(MAX_QPS);
         Self {
             shared: Shared::new(config, now),
-            qps: Slab::new(max_qp),
+            qps: OwnedSlab::new(max_qp),
             codec,
             ingress: Ingress::new(codec, config.shard),
             egress: Egress::new(config.shard),
@@ -276,7 +226,7 @@ impl Engine {
             rang += 1;
             let (RecordOwner::Sq(slot) | RecordOwner::Rq(slot)) = owner else { return };
             if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
-                tap.on(now, || Event::Doorbell { qpn: qp.qpn, wqes: qp.posted(owner) });
+                tap.on(now, || qp.rang(owner));
                 if !qp.is_active {
                     qp.is_active = true;
                     active.push_back(qp.client_slot, slot);
@@ -324,16 +274,19 @@ impl Engine {
         self.egress.transmit(&mut ctx, &mut self.qps, ports)
     }
 
+    /// Breaks the completion queue of one side of a queue pair as an overflow does. Its queue pairs
+    /// follow at the end of the next half turn.
+    pub fn break_cq<T: Tap>(&mut self, now: Instant, qpn: Qpn, receive: bool, tap: &mut T) {
+        let slot = self.codec.decode(qpn).slot;
+        let Some(qp) = self.qps.by_slot(slot as usize).filter(|qp| qp.qpn == qpn) else { return };
+        let cq = if receive { qp.recv_cq } else { qp.send_cq };
+        Ctx { now, shared: &mut self.shared, tap }.break_cq(cq);
+    }
+
     /// An overflowed CQ takes its QPs with it: QP_FATAL for each.
     fn fail_broken_cqs<T: Tap>(&mut self, now: Instant, tap: &mut T) {
         while let Some(cq) = self.shared.broken_cqs.pop() {
-            let users: Vec<u32> = self
-                .qps
-                .iter()
-                // Rule: OverflowEndsQps
-                .filter(|(_, qp)| qp.send_cq == cq || qp.recv_cq == cq)
-                .map(|(handle, _)| handle)
-                .collect();
+            let users = self.users_of_cq(cq);
             let mut ctx = Ctx { now, shared: &mut self.shared, tap };
             for handle in users {
                 if let Some(qp) = self.qps.get_mut(handle) {
@@ -341,6 +294,20 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Handles of the queue pairs that complete at a CQ. A target of XRC does so while the shared
+    /// receive queue that its peer named last does.
+    fn users_of_cq(&self, cq: u32) -> Vec<u32> {
+        let Some(queue) = self.shared.cqs.get(cq) else { return Vec::new() };
+        let xrc = queue.srqs().filter_map(|srq| self.shared.srqs.get(srq)?.xrc);
+        let domains: BTreeSet<u32> = xrc.map(|xrc| xrc.domain).collect();
+        let targets = domains.into_iter().flat_map(|domain| self.shared.xrc.targets_of(domain));
+        let completes_here = |handle: &u32| {
+            // Rule: OverflowEndsQps
+            self.qps.get(*handle).is_some_and(|qp| qp.send_cq == cq || qp.recv_cq == cq)
+        };
+        queue.qps().chain(targets).filter(completes_here).collect()
     }
 
     /// Threads that sleep and completion events for armed CQs, then async events.
@@ -377,23 +344,24 @@ impl Engine {
 
     /// All queue pairs.
     pub fn qps(&self) -> impl Iterator<Item = QpView> {
-        self.qps.iter().map(|(_, qp)| view(qp))
+        self.qps.iter().map(|(_, qp)| view::of_qp(qp, &self.shared))
     }
 
     /// One queue pair.
     pub fn qp(&self, handle: u32) -> Option<QpView> {
-        self.qps.get(handle).map(view)
+        self.qps.get(handle).map(|qp| view::of_qp(qp, &self.shared))
     }
 
     /// The queue pair with this number.
     pub fn qp_by_number(&self, qpn: Qpn) -> Option<QpView> {
         let slot = self.codec.decode(qpn).slot;
-        self.qps.by_slot(slot as usize).filter(|qp| qp.qpn == qpn).map(view)
+        let found = self.qps.by_slot(slot as usize).filter(|qp| qp.qpn == qpn);
+        found.map(|qp| view::of_qp(qp, &self.shared))
     }
 
     /// All completion queues.
     pub fn cqs(&self) -> impl Iterator<Item = CqView> {
-        self.shared.cqs.iter().map(|(handle, cq)| cq_view(handle, cq))
+        self.shared.cqs.iter().map(|(handle, cq)| view::of_cq(handle, cq))
     }
 
     /// All memory regions with their handles.
@@ -413,12 +381,12 @@ impl Engine {
 
     /// The queue pairs in some slots.
     pub fn qps_within(&self, slots: Range<usize>) -> impl Iterator<Item = QpView> {
-        self.qps.within(slots).map(|(_, qp)| view(qp))
+        self.qps.within(slots).map(|(_, qp)| view::of_qp(qp, &self.shared))
     }
 
     /// The completion queues in some slots.
     pub fn cqs_within(&self, slots: Range<usize>) -> impl Iterator<Item = CqView> {
-        self.shared.cqs.within(slots).map(|(handle, cq)| cq_view(handle, cq))
+        self.shared.cqs.within(slots).map(|(handle, cq)| view::of_cq(handle, cq))
     }
 
     /// The memory regions in some slots, with their handles.
@@ -446,35 +414,5 @@ impl Engine {
     /// Asks all programs, those of later contexts too, to share CPUs like this.
     pub fn ask_programs(&mut self, hints: CpuHints) {
         self.shared.clients.ask(hints);
-    }
-}
-
-fn view(qp: &Qp) -> QpView {
-    QpView {
-        qp: qp.handle,
-        qpn: qp.qpn.value(),
-        client: qp.client_id,
-        qp_type: qp.qp_type,
-        pd: qp.pd,
-        cqs: (qp.send_cq, qp.recv_cq),
-        attr: qp.attr,
-        caps: qp.caps,
-        outstanding: qp.sq.fetched().wrapping_sub(qp.sq.retired),
-        in_flight: (qp.requester.una().value(), qp.requester.cursor().psn.value()),
-        expected_psn: qp.responder.epsn.value(),
-        replies: qp.responder.replies.len(),
-        counters: qp.counters,
-    }
-}
-
-fn cq_view(handle: u32, cq: &Cq) -> CqView {
-    CqView {
-        cq: handle,
-        client: cq.client,
-        capacity: cq.capacity,
-        written: cq.written(),
-        polled: cq.polled(),
-        users: cq.users,
-        broken: cq.broken,
     }
 }

@@ -1,7 +1,9 @@
 //! Names that the engine and those around it use for the same things.
 
 /// A device context: one session of the daemon.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize,
+)]
 pub struct ClientId(pub u32);
 
 /// A completion channel of a client.

@@ -18,7 +18,7 @@ use crate::slab::Slab;
 use rnic_abi::verbs::WcStatus;
 use roce_wire::grh::{GRH_LEN, grh_area};
 use roce_wire::icrc::{self, IcrcCheck};
-use roce_wire::{Datagram, Ecn, Flow, Opcode, Qpn, Transport, datagram};
+use roce_wire::{Datagram, Ecn, Flow, Qpn, Transport};
 
 /// Trains of one burst.
 pub(crate) const MAX_TRAINS: usize = 64;
@@ -147,7 +147,7 @@ impl Ingress {
                 Err(_) => Err(DropReason::Malformed),
             };
             if let Err(reason) = receiver {
-                target.ctx.dropped(reason, info_of(bytes));
+                target.ctx.dropped(reason, PacketInfo::of(bytes));
             }
             offset = offset.saturating_add(train.segment_len);
         }
@@ -196,10 +196,10 @@ impl Ingress {
         if shard != self.shard {
             let ip_id = RxIpId::Seen(check.ip_id(train.ip_id.hint(k)));
             let train = RxTrain { ip_id, flow: check.flow(train.flow), ..*train };
-            return self.elsewhere(target, qpn, &train, bytes, host);
+            return self.elsewhere(target, (packet, qpn), &train, bytes, host);
         }
         if qpn == Qpn::GSI {
-            let info = packet_info(packet);
+            let info = packet.into();
             let dropped = target.ctx.take_management((packet, info), &train.flow, host);
             return dropped.map_or(Ok(Receiver::Elsewhere), Err);
         }
@@ -219,14 +219,15 @@ impl Ingress {
     #[cold]
     fn elsewhere<H: Host, T: Tap>(
         &mut self,
-        target: &Target<'_, '_, T>,
-        qpn: Qpn,
+        target: &mut Target<'_, '_, T>,
+        (packet, qpn): (&Datagram<'_>, Qpn),
         train: &RxTrain,
         datagram: &[u8],
         host: &mut H,
     ) -> Result<Receiver, DropReason> {
         if qpn != Qpn::MULTICAST {
             host.hand_over(shard_of(qpn), train, datagram);
+            target.ctx.event(|| Event::HandedOver { packet: packet.into() });
             return Ok(Receiver::Elsewhere);
         }
         let group = train.flow.dst;
@@ -236,8 +237,11 @@ impl Ingress {
         }
         let others = host.hand_over_to_members(train, datagram);
         self.members.extend(target.ctx.shared.groups.members(group));
-        if self.members.is_empty() && !others {
-            return Err(DropReason::NoMember);
+        if self.members.is_empty() {
+            if !others {
+                return Err(DropReason::NoMember);
+            }
+            target.ctx.event(|| Event::HandedOver { packet: packet.into() });
         }
         Ok(Receiver::Members)
     }
@@ -255,7 +259,7 @@ impl Ingress {
         for member in self.members.drain(..) {
             // Rule: EachMemberForItself
             if let Err(reason) = target.handle_datagram(member, packet, arrival, dma, arena) {
-                target.ctx.dropped(reason, info_of(arrival.bytes));
+                target.ctx.dropped(reason, PacketInfo::of(arrival.bytes));
             }
         }
     }
@@ -278,7 +282,7 @@ impl<T: Tap> Target<'_, '_, T> {
         arena: &[u8],
     ) {
         if let Err(reason) = self.handle(slot, datagram, arrival, dma, arena) {
-            self.ctx.dropped(reason, info_of(arrival.bytes));
+            self.ctx.dropped(reason, PacketInfo::of(arrival.bytes));
         }
     }
 
@@ -308,12 +312,12 @@ impl<T: Tap> Target<'_, '_, T> {
         }
         qp.counters.rx_packets += 1;
         qp.counters.rx_bytes += arrival.bytes.len() as u64;
+        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: datagram.into() });
         let info = datagram.info();
         if info.transport == Transport::Cnp {
             self.ctx.shared.counters.rp_cnp_handled += 1;
             return Ok(());
         }
-        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: packet_info(datagram) });
         let bytes = payload_of(arrival, datagram, dma)?;
         let packet = Packet { datagram, info, psn: datagram.bth().psn, bytes };
         let verdict = if !info.is_request {
@@ -350,7 +354,7 @@ impl<T: Tap> Target<'_, '_, T> {
         check_datagram(qp, datagram, &arrival.train.flow)?;
         qp.counters.rx_packets += 1;
         qp.counters.rx_bytes += arrival.bytes.len() as u64;
-        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: packet_info(datagram) });
+        self.ctx.event(|| Event::Received { qpn: qp.qpn, packet: datagram.into() });
         let info = datagram.info();
         let bytes = payload_of(&arrival, datagram, dma)?;
         let packet = Packet { datagram, info, psn: datagram.bth().psn, bytes };
@@ -467,26 +471,4 @@ fn store<D: Dma>(dma: &mut D, result: AtomicResult) -> Result<(), WcStatus> {
     let from = [Range { offset: 0, len: 8 }];
     let to = [MemRange { addr, len: 8 }];
     dma.write(space, &bytes, &from, &to, &[]).map_err(|_| WcStatus::LocProtErr)
-}
-
-pub(crate) fn packet_info(datagram: &Datagram<'_>) -> PacketInfo {
-    let bth = datagram.bth();
-    PacketInfo {
-        opcode: bth.opcode,
-        dest_qpn: bth.dest_qp,
-        psn: bth.psn,
-        ack_req: bth.ack_req,
-        payload: u32::try_from(datagram.payload_len()).unwrap_or(u32::MAX),
-        aeth: datagram.aeth().map(|aeth| (aeth.syndrome.to_u8(), aeth.msn.value())),
-    }
-}
-
-/// What can be said about a dropped datagram.
-fn info_of(bytes: &[u8]) -> Option<PacketInfo> {
-    if let Ok(datagram) = Datagram::parse(bytes) {
-        return Some(packet_info(&datagram));
-    }
-    let (opcode, dest_qpn, psn) = datagram::peek(bytes)?;
-    let opcode = Opcode::from_u8(opcode)?;
-    Some(PacketInfo { opcode, dest_qpn, psn, ack_req: false, payload: 0, aeth: None })
 }

@@ -11,10 +11,15 @@ use rnic_abi::verbs::QpState;
 const STEP: u32 = 1 << 16;
 
 impl Engine {
+    /// A queue pair by its handle, or by that of a reference to it.
+    fn by_any_handle(&self, handle: u32) -> u32 {
+        self.shared.xrc.referred(handle).unwrap_or(handle)
+    }
+
     /// The queue pair is in RTS, nothing is posted, under way, waited for, or owed to its
     /// peer.
     pub fn is_at_rest(&self, qp: u32) -> bool {
-        self.qps.get(qp).is_some_and(|qp| {
+        self.qps.get(self.by_any_handle(qp)).is_some_and(|qp| {
             let clients = &self.shared.clients;
             let posted = qp.sq.record.map_or(0, |at| clients.producer(qp.client_slot, at));
             qp.attr.state == QpState::Rts
@@ -28,6 +33,7 @@ impl Engine {
     /// As if the queue pair, which must be [at rest](Self::is_at_rest), had sent and received so
     /// many packets of WRITEs that were never posted.
     pub fn leap(&mut self, qp: u32, sent: u32, received: u32) {
+        let qp = self.by_any_handle(qp);
         if let Some(qp) = self.qps.get_mut(qp) {
             qp.leap(sent, received);
         }

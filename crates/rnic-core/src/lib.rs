@@ -20,6 +20,8 @@
 
 #[macro_use]
 mod counting;
+#[macro_use]
+pub mod event;
 
 mod active;
 mod ah;
@@ -35,7 +37,6 @@ mod cq;
 mod delivery;
 mod egress;
 pub mod engine;
-pub mod event;
 mod groups;
 mod ids;
 mod ingress;
@@ -45,6 +46,7 @@ mod management;
 pub mod modify_qp;
 pub mod mr;
 mod outbox;
+mod owned;
 mod permutation;
 pub mod ports;
 pub mod profile;
@@ -57,6 +59,7 @@ pub mod slab;
 mod srq;
 pub mod time;
 mod transport;
+mod view;
 pub mod wheel;
 mod xrc;
 
@@ -66,9 +69,10 @@ pub use command::{
 };
 pub use config::EngineConfig;
 pub use counters::{Counters, QpCounters};
-pub use engine::{CqView, Engine, QpView, Turn};
+pub use engine::{Engine, Turn};
 pub use event::{DropReason, Event, NakReason, Tap};
 pub use ports::{Dma, DmaFault, HopId, Host, Ports, SpaceId, Wire};
 pub use profile::Profile;
 pub use secret::Secret;
 pub use time::Instant;
+pub use view::{CqView, QpView, Receives, TimerReason};

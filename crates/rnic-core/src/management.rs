@@ -41,6 +41,7 @@ impl<T: Tap> Ctx<'_, T> {
                     payload: MAD_LEN as u32,
                     aeth: None,
                 },
+                message: None,
                 retransmit: false,
             });
         }

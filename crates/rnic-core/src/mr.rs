@@ -13,6 +13,7 @@ mod windows;
 pub use windows::{Bind, BindFault, Window};
 
 use crate::command::{ClientId, CommandError, Errno, no_such};
+use crate::owned::{Owned, OwnedSlab};
 use crate::ports::SpaceId;
 use crate::secret::{Purpose, Secret, low32};
 use crate::slab::Slab;
@@ -62,6 +63,12 @@ pub struct Region {
     pub windows: u32,
 }
 
+impl Owned for Region {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.mr.client)
+    }
+}
+
 /// The queue pair through which a peer accesses memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Through {
@@ -85,9 +92,9 @@ pub struct Target {
     pub is_window: bool,
 }
 
-/// Why an access is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KeyFault {
+reasons! {
+    /// Why an access is refused.
+    KeyFault:
     /// No region has this key, and no bound window.
     UnknownKey,
     /// The region or window belongs to another protection domain.
@@ -110,8 +117,10 @@ enum Named {
 /// The regions and windows of a shard.
 #[derive(Debug)]
 pub struct MrTable {
-    regions: Slab<Region>,
-    windows: Slab<Window>,
+    regions: OwnedSlab<Region>,
+    windows: OwnedSlab<Window>,
+    /// By slot of a queue pair: the first of the windows of type 2 that it bound.
+    first_of_qp: Vec<Option<u32>>,
     /// By the upper 24 bits of their keys.
     by_index: HashMap<u32, Named, KeyHash>,
     /// Slot of the region that was found last: the packets of a message mostly have the same. Its
@@ -146,8 +155,9 @@ impl MrTable {
     /// An empty table of at most `max` regions and windows; `secret` makes the keys unpredictable.
     pub fn new([max_mr, max_mw]: [usize; 2], secret: Secret) -> Self {
         Self {
-            regions: Slab::new(max_mr),
-            windows: Slab::new(max_mw),
+            regions: OwnedSlab::new(max_mr),
+            windows: OwnedSlab::new(max_mw),
+            first_of_qp: Vec::new(),
             by_index: HashMap::default(),
             last: Cell::new(0),
             secret,
@@ -218,22 +228,11 @@ impl MrTable {
     /// Removes every region and window of a client.
     pub fn remove_client(&mut self, client: ClientId) {
         self.remove_windows_of(client);
-        let doomed: Vec<u32> = self
-            .regions
-            .iter()
-            .filter(|(_, region)| region.mr.client == client)
-            .map(|(handle, _)| handle)
-            .collect();
-        for handle in doomed {
+        for handle in self.regions.of(client) {
             if let Some(region) = self.regions.remove(handle) {
                 self.by_index.remove(&(region.key >> 8));
             }
         }
-    }
-
-    /// True while a region of this protection domain exists.
-    pub fn pd_in_use(&self, pd: u32) -> bool {
-        self.regions.iter().any(|(_, region)| region.mr.pd == pd)
     }
 
     /// Checks a local access of `len` bytes at `va` and says where they are.

@@ -84,6 +84,11 @@ impl RecvQueue {
         self.ring.available(self.producer).unwrap_or(0)
     }
 
+    /// WQEs posted and not yet fetched, as the doorbell record says now.
+    pub(crate) fn posted(&self, clients: &Clients, client: u32) -> u32 {
+        self.ring.available(clients.producer(client, self.record)).unwrap_or(0)
+    }
+
     /// Takes the next WQE into use; its SGEs replace those in `sges`.
     pub(crate) fn take(
         &mut self,

@@ -12,8 +12,8 @@ use crate::event::{DropReason, Event, PacketInfo, Tap};
 use crate::groups::Groups;
 use crate::mr::MrTable;
 use crate::outbox::Outbox;
+use crate::owned::{Owned, OwnedSlab};
 use crate::recv_queue::{NoRecv, Recv};
-use crate::slab::Slab;
 use crate::srq::Srq;
 use crate::time::Instant;
 use crate::wheel::Wheel;
@@ -32,17 +32,23 @@ pub(crate) struct Pd {
     pub(crate) users: u32,
 }
 
+impl Owned for Pd {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
+}
+
 /// Everything of an engine but its QPs and scratch memory.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) clients: Clients,
-    pub(crate) pds: Slab<Pd>,
+    pub(crate) pds: OwnedSlab<Pd>,
     pub(crate) mrs: MrTable,
-    pub(crate) cqs: Slab<Cq>,
-    pub(crate) srqs: Slab<Srq>,
+    pub(crate) cqs: OwnedSlab<Cq>,
+    pub(crate) srqs: OwnedSlab<Srq>,
     pub(crate) xrc: Xrc,
-    pub(crate) ahs: Slab<AddressHandle>,
+    pub(crate) ahs: OwnedSlab<AddressHandle>,
     pub(crate) groups: Groups,
     pub(crate) wheel: Wheel,
     pub(crate) active: ActiveQps,
@@ -67,15 +73,15 @@ impl Shared {
         Self {
             config,
             clients: Clients::default(),
-            pds: Slab::new(config.limits.max_pd as usize),
+            pds: OwnedSlab::new(config.limits.max_pd as usize),
             mrs: MrTable::new(
                 [config.limits.max_mr, config.limits.max_mw].map(|max| max as usize),
                 config.secret,
             ),
-            cqs: Slab::new(config.limits.max_cq as usize),
-            srqs: Slab::new((config.limits.max_srq as usize).min(MAX_SRQS)),
+            cqs: OwnedSlab::new(config.limits.max_cq as usize),
+            srqs: OwnedSlab::new((config.limits.max_srq as usize).min(MAX_SRQS)),
             xrc: Xrc::new(&config),
-            ahs: Slab::new(config.limits.max_ah as usize),
+            ahs: OwnedSlab::new(config.limits.max_ah as usize),
             groups: Groups::default(),
             wheel: Wheel::new(now),
             active: ActiveQps::default(),
@@ -152,7 +158,7 @@ impl<T: Tap> Ctx<'_, T> {
             return false;
         }
         if cq.push(cqe).is_err() {
-            self.overflowed(cq_handle);
+            self.break_cq(cq_handle);
             return false;
         }
         if !cq.is_dirty {
@@ -165,6 +171,7 @@ impl<T: Tap> Ctx<'_, T> {
         }
         self.event(|| Event::Completed {
             qpn: Qpn::new(cqe.qpn),
+            message: (!cqe.flags.contains(CqeFlags::RECV)).then_some(cqe.wqe_index),
             status: cqe.status,
             receive: cqe.flags.contains(CqeFlags::RECV),
             wr_id: cqe.wr_id,
@@ -174,8 +181,8 @@ impl<T: Tap> Ctx<'_, T> {
 
     /// CQ_ERR now; its QPs follow.
     #[cold]
-    fn overflowed(&mut self, handle: u32) {
-        let Some(cq) = self.shared.cqs.get_mut(handle) else { return };
+    pub(crate) fn break_cq(&mut self, handle: u32) {
+        let Some(cq) = self.shared.cqs.get_mut(handle).filter(|cq| !cq.broken) else { return };
         cq.broken = true;
         // Rule: OverflowTold
         cq.async_events += 1;

@@ -2,6 +2,7 @@
 
 use crate::clients::Clients;
 use crate::command::ClientId;
+use crate::owned::Owned;
 use crate::recv_queue::{NoRecv, Recv, RecvQueue};
 use rnic_abi::wqe::Sge;
 
@@ -21,6 +22,12 @@ pub(crate) struct Srq {
     pub(crate) users: u32,
     /// What one of an XRC domain has besides.
     pub(crate) xrc: Option<XrcSrq>,
+}
+
+impl Owned for Srq {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
 }
 
 /// What a shared receive queue of an XRC domain has besides.

@@ -9,11 +9,13 @@ use crate::command::{
     ClientId, CommandError, Errno, NewXrcSrq, XrcFile, XrcOpen, invalid, no_such, refuse,
 };
 use crate::config::EngineConfig;
+use crate::owned::{Owned, OwnedSlab};
 use crate::permutation::Permutation;
 use crate::qpn::MAX_QPS;
 use crate::secret::Purpose;
 use crate::slab::{SLOT_BITS, Slab};
 use crate::srq::XrcSrq;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bits of a shared receive queue's number that name its slot; the other eight tell how often the
 /// slot was used again.
@@ -28,11 +30,13 @@ const _: () = assert!(MAX_QPS <= IS_REFERENCE as usize);
 const NO_XRCD: CommandError = no_such("no such XRC domain");
 
 /// A domain.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Domain {
     /// What stands for it.
     file: Option<XrcFile>,
     openings: u32,
+    /// Handles of its targets.
+    targets: BTreeSet<u32>,
 }
 
 /// A client takes part in a domain.
@@ -42,6 +46,12 @@ struct Opening {
     domain: u32,
     /// Shared receive queues and references of this client.
     users: u32,
+}
+
+impl Owned for Opening {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
 }
 
 /// A client refers to a target.
@@ -54,12 +64,20 @@ pub(crate) struct Reference {
     pub(crate) async_events: u64,
 }
 
+impl Owned for Reference {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
+}
+
 /// All of XRC but the targets and the shared receive queues themselves.
 #[derive(Debug)]
 pub(crate) struct Xrc {
     domains: Slab<Domain>,
-    openings: Slab<Opening>,
-    references: Slab<Reference>,
+    /// Those that files stand for.
+    by_file: BTreeMap<XrcFile, u32>,
+    openings: OwnedSlab<Opening>,
+    references: OwnedSlab<Reference>,
     numbers: Permutation<12, 12>,
 }
 
@@ -68,8 +86,9 @@ impl Xrc {
         let max = config.limits.max_pd as usize;
         Self {
             domains: Slab::new(max),
-            openings: Slab::new(max),
-            references: Slab::new((config.limits.max_qp as usize).min(MAX_QPS)),
+            by_file: BTreeMap::new(),
+            openings: OwnedSlab::new(max),
+            references: OwnedSlab::new((config.limits.max_qp as usize).min(MAX_QPS)),
             numbers: Permutation::new(config.secret, Purpose::SrqNumbers),
         }
     }
@@ -96,6 +115,13 @@ impl Xrc {
     /// A reference by its handle.
     pub(crate) fn reference_mut(&mut self, handle: u32) -> Option<&mut Reference> {
         self.references.get_mut(handle & !IS_REFERENCE)
+    }
+
+    /// The target's own handle, where this is a reference to it.
+    #[cfg(feature = "leap")]
+    pub(crate) fn referred(&self, handle: u32) -> Option<u32> {
+        let is_reference = handle & IS_REFERENCE != 0;
+        is_reference.then(|| self.references.get(handle & !IS_REFERENCE)).flatten().map(|it| it.qp)
     }
 
     /// The target's own handle, where a client has this reference to it; `None` where the handle
@@ -146,10 +172,9 @@ impl Xrc {
 
     /// A client makes or joins a domain, and knows it by the handle from then on.
     pub(crate) fn open(&mut self, client: ClientId, how: XrcOpen) -> Result<u32, CommandError> {
-        let stands_for = |domain: &Domain| how.file.is_some() && domain.file == how.file;
         // Rule: DomainOfFile
-        let there = self.domains.iter().find(|(_, domain)| stands_for(domain));
-        let domain = match there.map(|(handle, _)| handle) {
+        let there = how.file.and_then(|file| self.by_file.get(&file).copied());
+        let domain = match there {
             None if how.file.is_some() && !how.create => {
                 return Err(refuse(Errno::Again, "no XRC domain has this file yet"));
             }
@@ -158,8 +183,10 @@ impl Xrc {
             }
             Some(domain) => domain,
             None => {
-                let domain = Domain { file: how.file, openings: 0 };
-                self.domains.insert(domain).map_err(|_| full())?
+                let domain = Domain { file: how.file, openings: 0, targets: BTreeSet::new() };
+                let handle = self.domains.insert(domain).map_err(|_| full())?;
+                self.by_file.extend(how.file.map(|file| (file, handle)));
+                handle
             }
         };
         let opening = Opening { client, domain, users: 0 };
@@ -193,24 +220,43 @@ impl Xrc {
     }
 
     fn forget_if_unused(&mut self, domain: u32) {
-        if self.domains.get(domain).is_some_and(|domain| domain.openings == 0) {
-            self.domains.remove(domain);
+        let Some(found) = self.domains.get(domain).filter(|domain| domain.openings == 0) else {
+            return;
+        };
+        if let Some(file) = found.file {
+            self.by_file.remove(&file);
         }
+        self.domains.remove(domain);
     }
 
     /// The client takes part in no domain any more. What it had there is gone already.
     pub(crate) fn remove_client(&mut self, client: ClientId) {
-        let of_client = |(_, opening): &(u32, &Opening)| opening.client == client;
-        let left: Vec<u32> =
-            self.openings.iter().filter(of_client).map(|(handle, _)| handle).collect();
-        left.into_iter().for_each(|opening| self.leave(opening));
+        self.openings.of(client).into_iter().for_each(|opening| self.leave(opening));
+    }
+
+    /// A target was made in a domain.
+    pub(crate) fn add_target(&mut self, domain: u32, qp: u32) {
+        if let Some(domain) = self.domains.get_mut(domain) {
+            domain.targets.insert(qp);
+        }
+    }
+
+    /// A target of a domain is gone.
+    pub(crate) fn remove_target(&mut self, domain: u32, qp: u32) {
+        if let Some(domain) = self.domains.get_mut(domain) {
+            domain.targets.remove(&qp);
+        }
+    }
+
+    /// The targets of a domain.
+    pub(crate) fn targets_of(&self, domain: u32) -> impl Iterator<Item = u32> {
+        self.domains.get(domain).into_iter().flat_map(|domain| domain.targets.iter().copied())
     }
 
     /// The references of a client.
     pub(crate) fn references_of(&self, client: ClientId) -> Vec<u32> {
-        let of_client = |(_, reference): &(u32, &Reference)| reference.client == client;
-        let found = self.references.iter().filter(of_client);
-        found.map(|(handle, _)| handle | IS_REFERENCE).collect()
+        let own = self.references.of(client).into_iter();
+        own.map(|handle| handle | IS_REFERENCE).collect()
     }
 
     /// A further reference to a target, by that target's own handle.

@@ -2,12 +2,15 @@
 
 use crate::conversations::Conversations;
 use crate::file::Packet;
-use crate::link::{self, Other};
+use crate::link::{self, Other, Seen};
+use crate::remark::Remark;
 use crate::report::{self, Capture, Report};
 use crate::requests::{Cause, Requests};
 use crate::responses::{Meaning, Refusal, Responses};
+use crate::story::{Storyteller, Tally};
+use rnic_page::Story;
 use roce_wire::cm::CmMad;
-use roce_wire::{Datagram, Ecn, Flow, Frame, FrameError, Psn, Qpn, Transport};
+use roce_wire::{Bth, Datagram, Ecn, Flow, Frame, FrameError, Psn, Qpn, Transport};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -58,10 +61,18 @@ pub struct Explainer {
     /// Directions without a peer, by their addresses.
     alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
     conversations: Conversations,
+    /// Keeps packets, where a story is wanted.
+    teller: Option<Storyteller>,
     space: Vec<u8>,
 }
 
 impl Explainer {
+    /// One that also [tells](Self::tell) what it saw.
+    #[must_use]
+    pub fn telling() -> Self {
+        Self { teller: Some(Storyteller::default()), ..Self::default() }
+    }
+
     /// The next packet of the capture.
     pub fn packet(&mut self, packet: &Packet<'_>) {
         self.capture.packets += 1;
@@ -70,7 +81,7 @@ impl Explainer {
         self.capture.length_ns = self.capture.length_ns.max(nanos(at));
         let mut space = std::mem::take(&mut self.space);
         match link::frame(packet, &mut space) {
-            Ok(seen) => self.frame(&seen.frame, seen.is_whole, at),
+            Ok(seen) => self.frame(&seen, packet.comment, at),
             Err(Other::Frame(FrameError::UdpPort(_) | FrameError::Protocol(_))) => {}
             Err(Other::Frame(FrameError::EtherType(_))) => {}
             Err(Other::Frame(error)) => self.other(error.to_string()),
@@ -79,17 +90,44 @@ impl Explainer {
         self.space = space;
     }
 
-    fn frame(&mut self, frame: &Frame<'_>, is_whole: bool, at: Duration) {
+    fn frame(&mut self, Seen { frame, captured }: &Seen<'_>, comment: &[u8], at: Duration) {
+        let captured = *captured;
+        let is_whole = captured == frame.payload().len();
         self.capture.roce_packets += 1;
         self.capture.cut_packets += u64::from(!is_whole);
+        let cut = || "RoCEv2: the headers were not captured".to_owned();
+        if captured < Bth::LEN {
+            return self.other(cut());
+        }
         let datagram = match Datagram::parse(frame.payload()) {
             Ok(datagram) => datagram,
             Err(error) => return self.other(format!("RoCEv2: {error}")),
         };
+        if captured < datagram.payload_offset() {
+            return self.other(cut());
+        }
         let Some(index) = self.direction(&frame.flow, &datagram, at) else {
             self.capture.of_further_connections += 1;
             return;
         };
+        let was = Tally::of(&self.directions[index]);
+        self.look(index, (frame, is_whole), &datagram, at);
+        if let Some(teller) = &mut self.teller {
+            let change = (index, was, Tally::of(&self.directions[index]));
+            let seen = (&datagram, frame.payload(), captured);
+            let remark = Remark::of(comment);
+            teller.packet((self.capture.packets, at), &frame.flow, seen, change, remark);
+        }
+    }
+
+    /// A packet of a direction.
+    fn look(
+        &mut self,
+        index: usize,
+        (frame, is_whole): (&Frame<'_>, bool),
+        datagram: &Datagram<'_>,
+        at: Duration,
+    ) {
         let direction = &mut self.directions[index];
         direction.last = at;
         if is_whole && !frame.verify_icrc().is_good() {
@@ -101,14 +139,14 @@ impl Explainer {
         if datagram.opcode().transport() == Transport::Cnp {
             direction.notifications += 1;
         } else if datagram.opcode().transport() == Transport::Ud {
-            direction.requests.datagram(&datagram);
+            direction.requests.datagram(datagram);
             if is_whole {
-                self.manager_message(&frame.flow, &datagram, at);
+                self.manager_message(&frame.flow, datagram, at);
             }
         } else if datagram.opcode().is_request() {
-            direction.requests.packet(&datagram, at, frame.ip_id);
+            direction.requests.packet(datagram, at, frame.ip_id);
         } else {
-            self.response(index, &datagram, at);
+            self.response(index, datagram, at);
         }
     }
 
@@ -225,11 +263,21 @@ impl Explainer {
 
     /// What follows from all packets. The file ended within one if it `is_cut`.
     #[must_use]
-    pub fn finish(mut self, is_cut: bool) -> Report {
+    pub fn finish(self, is_cut: bool) -> Report {
+        self.tell(is_cut, "").0
+    }
+
+    /// The same, and a story called `name`, which has packets if this is one that
+    /// [tells](Self::telling).
+    #[must_use]
+    pub fn tell(mut self, is_cut: bool, name: &str) -> (Report, Story) {
         self.capture.is_cut = is_cut;
         self.capture.refused = self.others.into_iter().collect();
         self.capture.further_conversations = self.conversations.untold;
-        report::of(self.capture, &self.directions, self.conversations.into_list())
+        let list = self.conversations.into_list();
+        let report = report::of(self.capture, &self.directions, list);
+        let story = self.teller.unwrap_or_default().tell(name, &report, &self.directions);
+        (report, story)
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Packet<'a> {
     pub bytes: &'a [u8],
     /// Bytes that it had on the wire.
     pub whole_len: usize,
+    /// What the file says of it; empty where it says nothing.
+    pub comment: &'a [u8],
 }
 
 /// Where a packet lies in the buffer of the reader.
@@ -54,6 +56,8 @@ struct Found {
     start: usize,
     len: usize,
     whole_len: usize,
+    /// Where its comment begins, and how long that is.
+    comment: (usize, usize),
 }
 
 #[derive(Debug)]
@@ -119,9 +123,11 @@ impl<R: Read> Reader<R> {
             }
             other => other?,
         };
-        Ok(found.map(|Found { at, link, start, len, whole_len }| {
+        Ok(found.map(|Found { at, link, start, len, whole_len, comment: (said, said_len) }| {
             self.last = at;
-            Packet { at, link, bytes: &self.input.buffer[start..start + len], whole_len }
+            let buffer = &self.input.buffer;
+            let comment = buffer.get(said..said + said_len).unwrap_or_default();
+            Packet { at, link, bytes: &buffer[start..start + len], whole_len, comment }
         }))
     }
 
@@ -168,7 +174,7 @@ impl<R: Read> Input<R> {
             return Err(self.damaged("a packet is longer than any network's"));
         }
         self.fill_all(len)?;
-        Ok(Some(Found { at, link, start: 0, len, whole_len }))
+        Ok(Some(Found { at, link, start: 0, len, whole_len, comment: (0, 0) }))
     }
 
     /// Puts the next bytes of the file into the buffer; false at the end of the file.

@@ -14,6 +14,7 @@
 //! | [`report`] | the result: facts, as JSON too |
 //! | `findings` | what follows from the facts, for people |
 //! | `text` | the report as text |
+//! | `story`, `remark` | its packets and the comments on them, for a page in a browser |
 #![forbid(unsafe_code)]
 
 mod conversations;
@@ -23,14 +24,17 @@ mod findings;
 mod latency;
 mod link;
 mod missing;
+mod remark;
 pub mod report;
 mod requests;
 mod responses;
 mod sent;
+mod story;
 mod text;
 
 pub use explainer::Explainer;
 pub use report::Report;
+pub use rnic_page::{Story, html};
 
 use file::{FileError, Reader};
 use std::io::Read;
@@ -39,11 +43,33 @@ use std::io::Read;
 ///
 /// # Errors
 /// When it is no capture, is damaged, or cannot be read.
-pub fn explain(from: impl Read, mut progress: impl FnMut(u64)) -> Result<Report, FileError> {
+pub fn explain(from: impl Read, progress: impl FnMut(u64)) -> Result<Report, FileError> {
+    let (explainer, is_cut) = read(from, Explainer::default(), progress)?;
+    Ok(explainer.finish(is_cut))
+}
+
+/// The same, and a story called `name` of the first packets and of those around what went wrong.
+///
+/// # Errors
+/// As [`explain`].
+pub fn tell(
+    from: impl Read,
+    name: &str,
+    progress: impl FnMut(u64),
+) -> Result<(Report, Story), FileError> {
+    let (explainer, is_cut) = read(from, Explainer::telling(), progress)?;
+    Ok(explainer.tell(is_cut, name))
+}
+
+/// Shows a capture to an explainer; true if the file ends within a packet.
+fn read(
+    from: impl Read,
+    mut explainer: Explainer,
+    mut progress: impl FnMut(u64),
+) -> Result<(Explainer, bool), FileError> {
     /// Packets between two reports of progress.
-    const STEP: u64 = 1 << 16;
+    const STEP: u64 = 1 << 13;
     let mut reader = Reader::new(from)?;
-    let mut explainer = Explainer::default();
     let mut count = 0u64;
     while let Some(packet) = reader.next_packet()? {
         explainer.packet(&packet);
@@ -52,5 +78,5 @@ pub fn explain(from: impl Read, mut progress: impl FnMut(u64)) -> Result<Report,
             progress(reader.position());
         }
     }
-    Ok(explainer.finish(reader.is_cut()))
+    Ok((explainer, reader.is_cut()))
 }

@@ -35,15 +35,15 @@ pub(crate) enum Other {
     Frame(FrameError),
 }
 
-/// A frame, and whether all of it was captured.
+/// A frame, and how many bytes of its datagram were captured.
 pub(crate) struct Seen<'a> {
     pub(crate) frame: Frame<'a>,
-    pub(crate) is_whole: bool,
+    pub(crate) captured: usize,
 }
 
 /// Finds the frame in a packet. `space` holds what has to be put together: a frame whose link has
-/// other headers than Ethernet, or whose end was not captured. Headers are complete in the latter;
-/// zeros stand for the rest.
+/// other headers than Ethernet, or whose end was not captured. Zeros stand for the end of the
+/// latter, which may begin within the headers of the datagram.
 pub(crate) fn frame<'a>(packet: &Packet<'a>, space: &'a mut Vec<u8>) -> Result<Seen<'a>, Other> {
     let is_whole = packet.bytes.len() >= packet.whole_len;
     let missing = packet.whole_len.min(LONGEST).saturating_sub(packet.bytes.len());
@@ -74,7 +74,9 @@ pub(crate) fn frame<'a>(packet: &Packet<'a>, space: &'a mut Vec<u8>) -> Result<S
         space
     };
     let frame = Frame::parse(bytes).map_err(Other::Frame)?;
-    Ok(Seen { frame, is_whole })
+    let datagram = frame.payload_range();
+    let end = bytes.len() - missing;
+    Ok(Seen { frame, captured: end.clamp(datagram.start, datagram.end) - datagram.start })
 }
 
 #[cfg(test)]
@@ -95,9 +97,13 @@ mod tests {
     }
 
     fn seen(link: u32, bytes: &[u8], whole_len: usize) -> Result<(usize, bool), Other> {
-        let packet = Packet { at: Duration::ZERO, link: LinkType(link), bytes, whole_len };
+        let (at, link) = (Duration::ZERO, LinkType(link));
+        let packet = Packet { at, link, bytes, whole_len, comment: &[] };
         let mut space = Vec::new();
-        frame(&packet, &mut space).map(|seen| (seen.frame.payload().len(), seen.is_whole))
+        frame(&packet, &mut space).map(|seen| {
+            let len = seen.frame.payload().len();
+            (len, seen.captured == len)
+        })
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Captures of real implementations, with what is known of them.
 
-use rnic_explain::{Report, explain};
+use rnic_explain::{Report, explain, tell};
 use roce_wire::{Datagram, Frame, Opcode, Transport};
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -100,4 +100,45 @@ fn no_packet_that_was_sent_again_is_overlooked() {
         looked_at += 1;
     }
     assert_eq!(looked_at, 35);
+}
+
+/// The page of a capture has the packets that the report counts, while there are few.
+#[test]
+fn the_story_of_a_capture_agrees_with_its_report() {
+    for name in ["rxe/loss_rc_write_read.pcap", "rxe/dup_reorder_rc_mix.pcap", "rxe/rc_mix.pcap"] {
+        let file = File::open(folder().join(name)).unwrap();
+        let (told, story) = tell(file, name, |_| {}).unwrap();
+        assert_eq!(told, report(name));
+        assert!(story.steps.is_sorted_by_key(|step| step.at));
+        let sent = told.connections.iter().flat_map(|connection| &connection.sent);
+        let (mut repeated, mut copies) = (0, 0);
+        for sent in sent {
+            repeated += sent.repeated;
+            copies += sent.copies_made_by_the_network;
+        }
+        if told.capture.roce_packets <= 500 {
+            assert_eq!(story.steps.len() as u64, told.capture.roce_packets, "{name}");
+            let flights = || story.steps.iter().filter_map(|step| step.flight.as_ref());
+            assert_eq!(flights().filter(|flight| flight.again).count() as u64, repeated, "{name}");
+            let copied = flights().filter(|flight| flight.fate.as_deref() == Some("duplicated"));
+            assert_eq!(copied.count() as u64, copies, "{name}");
+        }
+        assert!(story.steps.iter().all(|step| step.blocks.len() == 1 && step.qp.is_some()));
+    }
+}
+
+/// A long capture makes no long page: the beginning is there, and what went wrong behind it.
+#[test]
+fn of_a_long_capture_only_what_matters_is_kept() {
+    let bytes = fs::read(folder().join("rxe/rc_mix.pcap")).unwrap();
+    let (head, packets) = bytes.split_at(24);
+    let mut long = head.to_vec();
+    for _ in 0..200 {
+        long.extend_from_slice(packets);
+    }
+    let (report, story) = tell(&long[..], "long", |_| {}).unwrap();
+    assert!(report.capture.roce_packets > 9_000, "{}", report.capture.roce_packets);
+    assert!((500..=2010).contains(&story.steps.len()), "{}", story.steps.len());
+    let said = story.about.last().unwrap();
+    assert!(said.contains("the first ones, and those around what went wrong"), "{said}");
 }

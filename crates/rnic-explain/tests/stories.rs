@@ -2,7 +2,7 @@
 
 use rnic_explain::file::{LinkType, Packet};
 use rnic_explain::report::{Connection, Sent};
-use rnic_explain::{Explainer, Report};
+use rnic_explain::{Explainer, Report, Story as Page};
 use roce_wire::{
     Aeth, Bth, Flow, FrameHeader, HeaderRepr, MacAddr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Reth,
     Syndrome,
@@ -40,9 +40,20 @@ impl Story {
     }
 
     fn frame(&mut self, bytes: &[u8]) {
+        self.cut_frame(bytes, bytes.len());
+    }
+
+    /// A frame of which only the first bytes are captured.
+    fn cut_frame(&mut self, bytes: &[u8], captured: usize) {
         self.now += Duration::from_micros(10);
-        let whole_len = bytes.len();
-        self.explainer.packet(&Packet { at: self.now, link: LinkType(1), bytes, whole_len });
+        let (whole_len, bytes) = (bytes.len(), &bytes[..captured]);
+        self.commented_frame((bytes, whole_len), "");
+    }
+
+    /// A frame with what is said of it.
+    fn commented_frame(&mut self, (bytes, whole_len): (&[u8], usize), comment: &str) {
+        let (at, link, comment) = (self.now, LinkType(1), comment.as_bytes());
+        self.explainer.packet(&Packet { at, link, bytes, whole_len, comment });
     }
 
     /// SENDs of a packet each, by their place behind the first PSN.
@@ -300,4 +311,65 @@ fn a_flood_of_connections_takes_bounded_memory() {
     let report = story.end();
     assert_eq!(report.connections.len(), 65_536);
     assert_eq!(report.capture.of_further_connections, 70_000 - 65_536);
+}
+
+/// Of a packet, as a page has it: title and bytes in hexadecimal, and the names of the fields.
+fn shown(page: &Page, at: usize) -> (&str, &str, Vec<&str>) {
+    let [block] = &page.steps[at].blocks[..] else { panic!("{:?}", page.steps[at]) };
+    let names = block.fields.iter().map(|field| field.name.as_str()).collect();
+    (&block.title, &block.hex, names)
+}
+
+#[test]
+fn what_was_not_captured_is_not_shown_as_zeros() {
+    const HEADERS: usize = 14 + 20 + 8 + 12;
+    let mut story = Story { explainer: Explainer::telling(), ..Story::default() };
+    let mut bytes = frame(A, send(0), 16, 1);
+    bytes[HEADERS..HEADERS + 16].fill(0xab);
+    // The headers and 4 bytes of 16; all but the ICRC; the headers alone.
+    for captured in [HEADERS + 4, HEADERS + 16, HEADERS] {
+        story.cut_frame(&bytes, captured);
+    }
+    // Not even the headers: neither their opcode is known, nor the length of what is written.
+    let mut write = request(Opcode::RcWriteOnly, 3);
+    write.reth = Some(Reth { va: 0x1000, rkey: RKey(7), dma_len: 16 });
+    let write = frame(A, write, 16, 2);
+    for captured in [HEADERS - 12, HEADERS - 1, HEADERS + 15] {
+        story.cut_frame(&write, captured);
+    }
+    let (report, page) = story.explainer.tell(false, "cut");
+    assert_eq!((report.capture.roce_packets, report.capture.cut_packets), (6, 6));
+    let cut = "RoCEv2: the headers were not captured".to_owned();
+    assert_eq!(report.capture.refused, [(cut, 3)]);
+    assert_eq!(page.steps.len(), 3);
+    for (at, payload) in [(0, "abababab"), (1, &*"ab".repeat(16)), (2, "")] {
+        let (title, hex, names) = shown(&page, at);
+        assert_eq!(&hex[24..], payload, "{title}");
+        assert!(!names.contains(&"ICRC") && title.contains("16 bytes of payload"), "{title}");
+        assert_eq!(names.contains(&"payload"), !payload.is_empty());
+    }
+}
+
+#[test]
+fn what_a_capture_says_of_a_packet_is_on_its_page() {
+    let mut story = Story { explainer: Explainer::telling(), ..Story::default() };
+    // Behind those that are there in any case.
+    for place in 0..600 {
+        story.packet(A, send(place), 8);
+    }
+    let bytes = frame(A, send(600), 8, 9_999);
+    let nasty = "</script><img src=x onerror=alert(1)>";
+    for comment in ["message 0x000011/5; fault 1: drop; never reached the wire", nasty] {
+        story.commented_frame((&bytes, bytes.len()), comment);
+        story.now += Duration::from_millis(20);
+    }
+    let (_, page) = story.explainer.tell(false, "commented");
+    let of = |text: &str| page.steps.iter().find(|step| step.text.iter().any(|said| said == text));
+    let lost = of("message 0x000011/5; fault 1: drop; never reached the wire").unwrap();
+    assert_eq!(lost.reason.as_deref(), Some("fault 1: drop"));
+    assert_eq!(lost.flight.as_ref().unwrap().fate.as_deref(), Some("lost"));
+    assert!(of(nasty).is_some());
+    let html = rnic_explain::html(&page);
+    assert_eq!(html.matches("</script>").count(), 2, "the data's and the program's");
+    assert!(!html.contains("<img"), "a comment is markup");
 }

@@ -90,6 +90,34 @@ impl Host {
         self.called = true;
     }
 
+    /// The words of the send queue's slot that a request was written to so many requests ago; 0 is
+    /// the last one. With them its index.
+    pub fn send_slot(&self, qp: QpId, ago: u32) -> (u32, Vec<u64>) {
+        slot_of(&self.qps[qp.0].sq, ago)
+    }
+
+    /// The same of the receive queue.
+    pub fn recv_slot(&self, qp: QpId, ago: u32) -> (u32, Vec<u64>) {
+        slot_of(&self.qps[qp.0].rq, ago)
+    }
+
+    /// Doorbell record and producer index of a send queue.
+    pub fn send_doorbell(&self, qp: QpId) -> (u32, u32) {
+        let queue = &self.qps[qp.0].sq;
+        (queue.record.value(), queue.ring.producer())
+    }
+
+    /// Requests in a send queue whose slots the engine has not released.
+    pub fn sends_in_use(&mut self, qp: QpId) -> u32 {
+        self.qps[qp.0].sq.ring.in_use()
+    }
+
+    /// The application wrote its eventfd, as the engine sleeps, and the engine's thread has not
+    /// looked at it.
+    pub fn has_rung(&self) -> bool {
+        self.rang
+    }
+
     /// Publishes a producer index that no send queue of that size can have, silently.
     pub fn break_sends(&mut self, qp: QpId) {
         let queue = &self.qps[qp.0].sq;
@@ -241,6 +269,13 @@ fn judge(queue: &mut AppQueue, cqe: &Cqe) -> Result<(), String> {
         return Err(format!("a completion names another doorbell record: {cqe:?}"));
     }
     queue.oracle.complete(cqe).map(drop)
+}
+
+fn slot_of(queue: &AppQueue, ago: u32) -> (u32, Vec<u64>) {
+    let index = queue.ring.producer().wrapping_sub(ago + 1);
+    let mut words = vec![0; queue.stride];
+    queue.ring.read_back(index, &mut words);
+    (index, words)
 }
 
 fn word(bytes: &[u8]) -> u64 {

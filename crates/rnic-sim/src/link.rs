@@ -257,21 +257,35 @@ impl Link {
         self.strikes.iter().filter(|strike| strike.count > 0).count()
     }
 
-    /// Carries a packet that these follow: what arrives, and when.
+    /// Carries a packet that these follow, and does what was chosen for it, if anything: what
+    /// arrives, and when; and what was done to it on purpose.
     pub(crate) fn carry(
         &mut self,
         now: Instant,
-        mut packet: Packet,
+        packet: Packet,
         followers: &[Packet],
-    ) -> Vec<(Instant, Packet)> {
+        chosen: Option<Blow>,
+    ) -> (Vec<(Instant, Packet)>, Option<Blow>) {
         self.counts.sent += 1;
         let arrival = self.arrival(now, packet.bytes.len());
         if packet.bytes.len() > self.faults.mtu as usize {
             self.counts.oversized += 1;
-            return Vec::new();
+            return (Vec::new(), None);
         }
-        let blow = self.strikes.iter_mut().find_map(|s| s.hits(&packet).then_some(s.blow));
+        let struck = self.strikes.iter_mut().find_map(|s| s.hits(&packet).then_some(s.blow));
+        let blow = chosen.or(struck);
         self.counts.struck += u64::from(blow.is_some());
+        (self.arrivals(packet, followers, arrival, blow), blow)
+    }
+
+    /// What becomes of a packet that this is done to, and that would arrive then.
+    fn arrivals(
+        &mut self,
+        mut packet: Packet,
+        followers: &[Packet],
+        arrival: Instant,
+        blow: Option<Blow>,
+    ) -> Vec<(Instant, Packet)> {
         if blow == Some(Blow::Drop) {
             return Vec::new();
         }
@@ -401,7 +415,7 @@ mod tests {
         let mut link = Link::new(Faults { jitter: 10_000, ..Faults::default() }, Rng::new(1));
         let mut last = Instant::ZERO;
         for k in 0..100 {
-            let arrivals = link.carry(Instant::from_nanos(k), packet(7), &[]);
+            let (arrivals, _) = link.carry(Instant::from_nanos(k), packet(7), &[], None);
             assert_eq!(arrivals.len(), 1);
             assert!(arrivals[0].0 >= last);
             last = arrivals[0].0;
@@ -414,7 +428,7 @@ mod tests {
         link.strike(Strike::new(Blow::Drop).psn(3).after(1));
         let mut arrived = Vec::new();
         for number in [3, 4, 3, 3] {
-            for (_, packet) in link.carry(Instant::ZERO, packet(number), &[]) {
+            for (_, packet) in link.carry(Instant::ZERO, packet(number), &[], None).0 {
                 arrived.push(psn(&packet));
             }
         }
@@ -426,7 +440,7 @@ mod tests {
     fn a_flipped_bit_is_always_noticed() {
         let mut link = Link::new(Faults { corrupt: 1_000_000, ..Faults::default() }, Rng::new(9));
         for k in 0..200 {
-            let (_, packet) = link.carry(Instant::ZERO, packet(k), &[]).remove(0);
+            let (_, packet) = link.carry(Instant::ZERO, packet(k), &[], None).0.remove(0);
             assert!(!icrc::verify(&packet.flow, IpIdHint::Known(0), &packet.bytes).is_good());
             assert!(!icrc::verify(&packet.flow, IpIdHint::Predicted(0), &packet.bytes).is_good());
         }

@@ -7,6 +7,71 @@ use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
 use roce_wire::{Flow, Gid};
 use std::net::IpAddr;
 
+/// What `ibv_modify_qp` is called with: attributes, and which of them count.
+impl Connection {
+    /// RESET to INIT.
+    pub fn init(&self) -> (AttrMask, QpAttr) {
+        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let attr =
+            QpAttr { state: QpState::Init, port_num: 1, access: self.access, ..QpAttr::default() };
+        (mask, attr)
+    }
+
+    /// INIT to RTR of a queue pair of this type.
+    pub fn rtr(&self, qp_type: QpType, peer: IpAddr, peer_qpn: u32) -> (AttrMask, QpAttr) {
+        let answers = AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
+        let mask = AttrMask::STATE
+            | AttrMask::AV
+            | AttrMask::PATH_MTU
+            | AttrMask::DEST_QPN
+            | AttrMask::RQ_PSN
+            | where_one_of(qp_type, [QpType::Rc, QpType::XrcRecv], answers);
+        let dgid = Gid::from_ip(peer).0;
+        let attr = QpAttr {
+            state: QpState::Rtr,
+            ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
+            path_mtu: self.path_mtu,
+            dest_qpn: peer_qpn,
+            rq_psn: self.rq_psn,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            ..QpAttr::default()
+        };
+        (mask, attr)
+    }
+
+    /// RTR to RTS of a queue pair of this type.
+    pub fn rts(&self, qp_type: QpType) -> (AttrMask, QpAttr) {
+        let retries = AttrMask::TIMEOUT
+            | AttrMask::RETRY_CNT
+            | AttrMask::RNR_RETRY
+            | AttrMask::MAX_QP_RD_ATOMIC;
+        let mask = AttrMask::STATE
+            | AttrMask::SQ_PSN
+            | where_one_of(qp_type, [QpType::Rc, QpType::XrcSend], retries)
+            | where_one_of(qp_type, [QpType::XrcRecv], AttrMask::TIMEOUT);
+        let attr = QpAttr {
+            state: QpState::Rts,
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            sq_psn: self.sq_psn,
+            max_rd_atomic: self.max_rd_atomic,
+            ..QpAttr::default()
+        };
+        (mask, attr)
+    }
+}
+
+/// These attributes, if they mean something to a queue pair of its type.
+fn where_one_of<const N: usize>(
+    qp_type: QpType,
+    types: [QpType; N],
+    attributes: AttrMask,
+) -> AttrMask {
+    if types.contains(&qp_type) { attributes } else { AttrMask::empty() }
+}
+
 impl Host {
     /// Modifies a queue pair. `peer` is the address that `AV` means.
     ///
@@ -66,13 +131,7 @@ impl Host {
     /// # Panics
     /// When the engine refuses.
     pub fn to_init(&mut self, qp: QpId, connection: &Connection) {
-        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-        let attr = QpAttr {
-            state: QpState::Init,
-            port_num: 1,
-            access: connection.access,
-            ..QpAttr::default()
-        };
+        let (mask, attr) = connection.init();
         self.modify(qp, mask, attr, None).expect("RESET to INIT");
     }
 
@@ -81,24 +140,8 @@ impl Host {
     /// # Panics
     /// When the engine refuses.
     pub fn to_rtr(&mut self, qp: QpId, connection: &Connection, peer: IpAddr, peer_qpn: u32) {
-        let answers = AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER;
-        let mask = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | self.where_one_of(qp, [QpType::Rc, QpType::XrcRecv], answers);
-        let dgid = Gid::from_ip(peer).0;
-        let attr = QpAttr {
-            state: QpState::Rtr,
-            ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
-            path_mtu: connection.path_mtu,
-            dest_qpn: peer_qpn,
-            rq_psn: connection.rq_psn,
-            max_dest_rd_atomic: connection.max_dest_rd_atomic,
-            min_rnr_timer: connection.min_rnr_timer,
-            ..QpAttr::default()
-        };
+        let qp_type = self.qps[qp.0].setup.qp_type;
+        let (mask, attr) = connection.rtr(qp_type, peer, peer_qpn);
         self.modify(qp, mask, attr, Some(peer)).expect("INIT to RTR");
     }
 
@@ -107,35 +150,8 @@ impl Host {
     /// # Panics
     /// When the engine refuses.
     pub fn to_rts(&mut self, qp: QpId, connection: &Connection) {
-        let retries = AttrMask::TIMEOUT
-            | AttrMask::RETRY_CNT
-            | AttrMask::RNR_RETRY
-            | AttrMask::MAX_QP_RD_ATOMIC;
-        let mask = AttrMask::STATE
-            | AttrMask::SQ_PSN
-            | self.where_one_of(qp, [QpType::Rc, QpType::XrcSend], retries)
-            | self.where_one_of(qp, [QpType::XrcRecv], AttrMask::TIMEOUT);
-        let attr = QpAttr {
-            state: QpState::Rts,
-            timeout: connection.timeout,
-            retry_cnt: connection.retry_cnt,
-            rnr_retry: connection.rnr_retry,
-            sq_psn: connection.sq_psn,
-            max_rd_atomic: connection.max_rd_atomic,
-            ..QpAttr::default()
-        };
+        let (mask, attr) = connection.rts(self.qps[qp.0].setup.qp_type);
         self.modify(qp, mask, attr, None).expect("RTR to RTS");
-    }
-
-    /// These attributes, if they mean something to a queue pair of its type.
-    fn where_one_of<const N: usize>(
-        &self,
-        qp: QpId,
-        types: [QpType; N],
-        attributes: AttrMask,
-    ) -> AttrMask {
-        let means = types.contains(&self.qps[qp.0].setup.qp_type);
-        if means { attributes } else { AttrMask::empty() }
     }
 
     /// What it sends arrives, or it says that it does not.

@@ -8,9 +8,11 @@
 //! replay it, prints the last events of each engine, and writes what the links carried to a pcap
 //! file.
 
+mod report;
+
 use crate::arrivals::Arrivals;
 use crate::host::Host;
-use crate::link::{FaultCounts, Faults, Link, Strike};
+use crate::link::{Blow, FaultCounts, Faults, Link, Strike};
 use crate::pcap::Capture;
 use crate::port::{Packet, PortConfig};
 use crate::rng::Rng;
@@ -23,7 +25,6 @@ use rnic_core::secret::Secret;
 use rnic_core::time::Instant;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
 
 /// A host of the world.
 pub type HostId = usize;
@@ -116,9 +117,34 @@ pub struct World {
     without_completion: u32,
     capture: Capture,
     strays: Vec<(Instant, Packet)>,
+    /// Packets that left any host so far.
+    sent: u64,
+    /// What happens to those with these numbers.
+    chosen: BTreeMap<u64, Blow>,
+    /// Packets on links since the last look, where something looks.
+    carried: Option<Vec<Carried>>,
     rng: Rng,
     faults: Faults,
     quiet: bool,
+}
+
+/// A packet that a host sent over a link.
+#[derive(Clone, Debug)]
+pub struct Carried {
+    /// Its number among all packets of the world, from 1.
+    pub number: u64,
+    /// When it left.
+    pub at: Instant,
+    /// Where from.
+    pub from: HostId,
+    /// Where to.
+    pub to: HostId,
+    /// As it left.
+    pub packet: Packet,
+    /// As it arrives: never, once or twice.
+    pub arrivals: Vec<(Instant, Packet)>,
+    /// What was done to it on purpose.
+    pub blow: Option<Blow>,
 }
 
 /// Turns without any effect after which an engine is considered to spin.
@@ -170,6 +196,9 @@ impl World {
             without_completion: 0,
             capture: Capture::new(CAPTURE_BYTES),
             strays: Vec::new(),
+            sent: 0,
+            chosen: BTreeMap::new(),
+            carried: None,
             rng,
             faults: config.faults,
             quiet: false,
@@ -220,6 +249,21 @@ impl World {
     /// Adds a fault for chosen packets of one direction.
     pub fn strike(&mut self, from: HostId, to: HostId, strike: Strike) {
         self.link(from, to).strike(strike);
+    }
+
+    /// Adds a fault for the packet with this number among all that hosts send, from 1.
+    pub fn strike_number(&mut self, number: u64, blow: Blow) {
+        self.chosen.insert(number, blow);
+    }
+
+    /// Packets that links carried since the last call. From the first call on they are kept.
+    pub fn take_carried(&mut self) -> Vec<Carried> {
+        self.carried.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// What the links carried, as it left its host.
+    pub fn capture(&self) -> &Capture {
+        &self.capture
     }
 
     /// Faults of all links.
@@ -383,7 +427,14 @@ impl World {
             return;
         };
         let now = self.now;
-        for (at, packet) in self.link(from, to).carry(now, packet.clone(), followers) {
+        self.sent += 1;
+        let chosen = self.chosen.remove(&self.sent);
+        let (arrivals, blow) = self.link(from, to).carry(now, packet.clone(), followers, chosen);
+        if let Some(carried) = &mut self.carried {
+            let (number, packet, arrivals) = (self.sent, packet.clone(), arrivals.clone());
+            carried.push(Carried { number, at: now, from, to, packet, arrivals, blow });
+        }
+        for (at, packet) in arrivals {
             self.arrive(to, at, packet);
         }
     }
@@ -430,54 +481,6 @@ impl World {
             self.fail("the world does not come to rest");
         }
     }
-
-    /// Ends the test with everything that is known. The details come from [`Drop`].
-    ///
-    /// # Panics
-    /// Always.
-    pub fn fail(&self, why: &str) -> ! {
-        panic!("seed {}: {why}", self.seed);
-    }
-
-    /// A failure of this world is expected: it prints nothing.
-    pub fn be_quiet(&mut self) {
-        self.quiet = true;
-    }
-
-    fn report(&self) {
-        eprintln!("--- the world of seed {} at {} ns ---", self.seed, self.now.as_nanos());
-        for (id, host) in self.hosts.iter().enumerate() {
-            eprintln!("--- last events of host {id}, {} ---\n{}", host.ip, host.trace);
-            for qp in host.engine.qps() {
-                eprintln!("{qp:?}");
-            }
-            eprintln!("{:?}", host.engine.counters());
-        }
-        eprintln!("faults: {:?}", self.fault_counts());
-        match self.write_capture() {
-            Ok(path) => eprintln!("what the links carried: {}", path.display()),
-            Err(error) => eprintln!("the capture could not be written: {error}"),
-        }
-        let (seed, trace) = (sweep::SEED, sweep::TRACE);
-        eprintln!("replay: {seed}={} {trace}=1 cargo test -p rnic-sim TEST", self.seed);
-    }
-
-    fn write_capture(&self) -> std::io::Result<PathBuf> {
-        let folder = target_folder().join("rnic-sim");
-        std::fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("seed-{}.pcap", self.seed));
-        let mut file = std::io::BufWriter::new(std::fs::File::create(&path)?);
-        self.capture.write(&mut file)?;
-        Ok(path)
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if std::thread::panicking() && !self.quiet {
-            self.report();
-        }
-    }
 }
 
 fn address(id: HostId, ipv6: bool) -> IpAddr {
@@ -486,12 +489,5 @@ fn address(id: HostId, ipv6: bool) -> IpAddr {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))
     } else {
         IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
-    }
-}
-
-fn target_folder() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"),
     }
 }

@@ -119,6 +119,7 @@ pub fn seal(flow: &Flow, ip_id: u16, datagram: &mut [u8]) {
 }
 
 /// Checks the ICRC of a received datagram (base transport header to ICRC).
+#[inline(always)]
 pub fn verify(flow: &Flow, ip_id: IpIdHint, datagram: &[u8]) -> IcrcCheck {
     let Some((covered, received)) = datagram.split_last_chunk::<ICRC_LEN>() else {
         return IcrcCheck::Bad;

@@ -452,6 +452,11 @@ impl Opcode {
         self.info().name
     }
 
+    /// The opcode that has exactly this [name](Self::name).
+    pub fn named(name: &str) -> Option<Opcode> {
+        Self::ALL.iter().copied().find(|opcode| opcode.name() == name)
+    }
+
     pub const fn transport(self) -> Transport {
         self.info().transport
     }

@@ -93,6 +93,20 @@ pub struct ibv_context {
     pub abi_compat: usize,
 }
 
+/// What our libibverbs has for our librdmacm only: behind `priv_` of its contexts.
+#[repr(C)]
+pub struct own_verbs {
+    /// Registers memory that is a mapping of the first bytes of a sealed memory file, which the
+    /// daemon may map too. Takes the descriptor of the file.
+    pub reg_file_mr: unsafe extern "C" fn(
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+        file: c_int,
+    ) -> *mut ibv_mr,
+}
+
 /// The value of `abi_compat` that says that a [`verbs_context`] lies around the context.
 pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
 

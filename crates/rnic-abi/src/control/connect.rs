@@ -33,6 +33,15 @@ pub enum CmRequest {
         /// Others that share may have the same port.
         shared: bool,
     },
+    /// Asks for the way to a peer: [`CmHappening::Resolved`] follows.
+    Resolve {
+        /// Identifier.
+        id: u32,
+        /// The peer, or a group.
+        to: CmTarget,
+        /// How long it may take.
+        limit_ms: u32,
+    },
     /// Peers may connect to it.
     Listen {
         /// Identifier.
@@ -47,8 +56,8 @@ pub enum CmRequest {
         id: u32,
         /// The peer.
         to: CmTarget,
-        /// UC, else RC.
-        unreliable: bool,
+        /// Kind of the queue pairs.
+        service: CmService,
         /// The own queue pair.
         offer: CmOffer,
         /// 3 bits.
@@ -129,6 +138,17 @@ pub enum CmRequest {
     },
 }
 
+/// Kinds of connected queue pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum CmService {
+    /// RC.
+    Reliable,
+    /// UC.
+    Unreliable,
+    /// XRC, from an initiator to a target.
+    Extended,
+}
+
 /// A peer, and how to reach it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CmTarget {
@@ -179,8 +199,8 @@ pub enum CmHappening {
     Request {
         /// Where from.
         from: CmSource,
-        /// UC, else RC.
-        unreliable: bool,
+        /// Kind of the queue pairs.
+        service: CmService,
         /// The peer's queue pair.
         offer: CmOffer,
         /// First PSN that the peer expects.
@@ -199,6 +219,8 @@ pub enum CmHappening {
         /// Where from.
         from: CmSource,
     },
+    /// The way to the peer is found (0), or is not (an errno value).
+    Resolved(i32),
     /// The peer accepts.
     Response {
         /// The peer's queue pair.

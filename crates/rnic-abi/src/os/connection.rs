@@ -3,7 +3,7 @@
 use super::address::{self, KIND};
 use super::invalid;
 use super::peer::{self, Credentials};
-use crate::control::{self, Answer, MAX_DESCRIPTORS, MAX_MESSAGE, Request};
+use crate::control::{self, Answer, CmRequest, MAX_DESCRIPTORS, MAX_MESSAGE, Request};
 use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -151,13 +151,17 @@ impl Connection {
     /// One request and the answer to it. Not for two threads at a time.
     ///
     /// # Errors
-    /// `ConnectionReset` or `BrokenPipe` when the daemon is gone; else as
+    /// EMFILE when this process has no room for the descriptors that the answer may bring, and then
+    /// nothing was asked; `ConnectionReset` or `BrokenPipe` when the daemon is gone; else as
     /// [`recv_message`](Self::recv_message).
     pub fn call(
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<(Answer, Descriptors)> {
+        // An answer without room for its descriptors is lost, and with it what the request made.
+        let room = (0..brought_by(request)).map(|_| self.0.try_clone());
+        drop(room.collect::<io::Result<Vec<_>>>()?);
         self.send_message(request, fds)?;
         self.recv_message()?
             .ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
@@ -203,6 +207,21 @@ impl From<Connection> for OwnedFd {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Most descriptors that the answer to a request brings. Rings come with that of new memory.
+fn brought_by(request: &Request) -> usize {
+    match request {
+        Request::OpenDevice { .. } => 3,
+        Request::CreateQp(_) => 2,
+        Request::CreateCq { .. }
+        | Request::ResizeCq { .. }
+        | Request::CreateSrq { .. }
+        | Request::CreateChannel
+        | Request::AllocDm { .. }
+        | Request::Connections(CmRequest::OpenChannel) => 1,
+        _ => 0,
     }
 }
 

@@ -86,6 +86,15 @@ fn unsealed(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Frees the pages of the first `len` bytes, whatever has them mapped: they read as zeros.
+///
+/// # Errors
+/// What the kernel says.
+pub fn discard(fd: impl AsFd, len: u64) -> io::Result<()> {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| fallocate(&fd, hole, 0, len))?)
+}
+
 /// Allocates the pages of a range of words.
 ///
 /// # Errors

@@ -11,7 +11,9 @@
 //! name: every user may make folders in `/tmp`. The root of a user namespace has the number of the
 //! host's root, whose folders there are another user's.
 //!
-//! A program that is not root's looks at its own user's places first and then at root's daemon.
+//! A program that is not root's looks at its own user's places first and then at root's daemons:
+//! the one at `/run/rnicd/rnicd.sock` and those at further sockets in that folder, as a service for
+//! each of several interfaces has them.
 
 use super::invalid;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -33,7 +35,7 @@ pub fn default_socket_path() -> io::Result<PathBuf> {
     }
     let system = Path::new(SYSTEM_DIRECTORY);
     if user.uid == 0 && make_directory(system, 0o755).is_ok() && check_own(system, 0).is_ok() {
-        return Ok(PathBuf::from(SYSTEM));
+        return Ok(system.join(FILE));
     }
     Ok(own_directory()?.join(FILE))
 }
@@ -79,6 +81,8 @@ struct User {
     runtime: Option<PathBuf>,
     /// Where folders are made when neither of the two is usable.
     temporary: PathBuf,
+    /// The folder of root's daemons.
+    system: PathBuf,
 }
 
 impl User {
@@ -96,7 +100,8 @@ impl User {
             .filter(|path| !path.as_os_str().is_empty())
             .collect();
         let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
-        Self { uid, named, runtime, temporary: PathBuf::from("/tmp") }
+        let (temporary, system) = ("/tmp".into(), SYSTEM_DIRECTORY.into());
+        Self { uid, named, runtime, temporary, system }
     }
 
     fn candidates(self) -> Vec<PathBuf> {
@@ -104,12 +109,23 @@ impl User {
             return self.named;
         }
         let own = self.directories().into_iter().map(|directory| directory.join(FILE));
-        let system = PathBuf::from(SYSTEM);
+        let system = self.system_sockets();
         if self.uid == 0 {
-            std::iter::once(system).chain(own).collect()
+            system.into_iter().chain(own).collect()
         } else {
-            own.chain([system]).collect()
+            own.chain(system).collect()
         }
+    }
+
+    fn system_sockets(&self) -> Vec<PathBuf> {
+        let first = self.system.join(FILE);
+        let found = fs::read_dir(&self.system).into_iter().flatten().flatten();
+        let mut further: Vec<_> = found
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "sock") && *path != first)
+            .collect();
+        further.sort();
+        std::iter::once(first).chain(further).collect()
     }
 
     fn temporaries(&self) -> impl Iterator<Item = PathBuf> {
@@ -185,7 +201,6 @@ fn check_own(path: &Path, uid: u32) -> io::Result<()> {
 }
 
 const SYSTEM_DIRECTORY: &str = "/run/rnicd";
-const SYSTEM: &str = "/run/rnicd/rnicd.sock";
 const FILE: &str = "rnicd.sock";
 /// Names to try in `/tmp`.
 const TEMPORARIES: u32 = 8;
@@ -215,7 +230,7 @@ mod tests {
         /// A user whose temporary folders are made in this one.
         fn user(&self, uid: u32, runtime: Option<&Path>) -> User {
             let user = User::new(uid, None, runtime.map(OsString::from));
-            User { temporary: self.0.clone(), ..user }
+            User { temporary: self.0.clone(), system: self.0.join("system"), ..user }
         }
     }
 
@@ -235,13 +250,27 @@ mod tests {
         let uid = home.uid();
         let own = home.0.join(FILE);
         let looked_at = |uid, runtime| place.user(uid, runtime).candidates();
-        let system = PathBuf::from(SYSTEM);
+        let system = place.0.join("system/rnicd.sock");
         let expected = if uid == 0 { [system.clone(), own.clone()] } else { [own, system.clone()] };
         assert_eq!(looked_at(uid, Some(&home.0)), expected);
-        assert_eq!(looked_at(uid, None), paths(&[SYSTEM]));
-        assert_eq!(looked_at(uid, Some(Path::new("relative"))), paths(&[SYSTEM]));
+        let only_system = std::slice::from_ref(&system);
+        assert_eq!(looked_at(uid, None), only_system);
+        assert_eq!(looked_at(uid, Some(Path::new("relative"))), only_system);
         // As `sudo` may leave it: another user's.
         assert_eq!(looked_at(uid + 1, Some(&home.0)), [system]);
+    }
+
+    #[test]
+    fn each_of_roots_daemons_is_found() {
+        let place = Folder::new("several");
+        let system = place.0.join("system");
+        fs::create_dir(&system).unwrap();
+        for name in ["eth2.sock", "eth1.sock", "rnicd.sock", "eth1.sock.files"] {
+            fs::write(system.join(name), "").unwrap();
+        }
+        let found = place.user(place.uid(), None).candidates();
+        let expected = ["rnicd.sock", "eth1.sock", "eth2.sock"].map(|name| system.join(name));
+        assert_eq!(found, expected);
     }
 
     #[test]

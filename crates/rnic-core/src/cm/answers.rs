@@ -24,9 +24,11 @@ impl Cm {
 
     fn take_first_rep(&mut self, from: &From, rep: &Rep, handle: u32) {
         let comms = (rep.remote_comm_id, rep.local_comm_id);
-        let fault = match is_usable(rep.local_qpn) {
+        let link = self.ids.get(handle).and_then(|id| id.link.as_ref());
+        let Some(qpn) = link.map(|link| messages::qpn_of_rep(link, rep)) else { return };
+        let fault = match is_usable(qpn) {
             false => Some(RejectReason::NO_QP),
-            true => self.check_stale(from, rep.local_qpn).err(),
+            true => self.check_stale(from, qpn).err(),
         };
         if let Some(reason) = fault {
             self.refuse(from, comms, AboutMessage::Rep, reason);
@@ -35,13 +37,13 @@ impl Cm {
         }
         let Some(link) = self.ids.get_mut(handle).and_then(|id| id.link.as_mut()) else { return };
         link.remote_comm = rep.local_comm_id;
-        link.remote_qpn = rep.local_qpn;
-        let remote = (link.route.remote, rep.local_qpn);
+        link.remote_qpn = qpn;
+        let remote = (link.route.remote, qpn);
         self.by_remote_qpn.insert(remote, handle);
         self.enter(handle, State::RepReceived);
         self.set_deadline(handle, Some(from.now.after(DECISION)));
         let response = Response {
-            offer: messages::offer_of_rep(rep),
+            offer: messages::offer_of_rep(rep, qpn),
             starting_psn: rep.starting_psn,
             ack_delay: rep.target_ack_delay,
         };
@@ -53,7 +55,8 @@ impl Cm {
     fn take_duplicate_rep(&mut self, from: &From, rep: &Rep, handle: u32) {
         let Some(id) = self.ids.get(handle) else { return };
         let Some(link) = &id.link else { return };
-        if (link.remote_comm, link.remote_qpn) != (rep.local_comm_id, rep.local_qpn) {
+        let said = (rep.local_comm_id, messages::qpn_of_rep(link, rep));
+        if (link.remote_comm, link.remote_qpn) != said {
             self.counters.cm_strangers += 1;
             return;
         }
@@ -104,14 +107,7 @@ impl Cm {
                 self.tell(handle, refused, private);
                 self.end(handle);
             }
-            State::Established => {
-                self.tell(handle, Happening::Disconnected, PrivateData::NONE);
-                self.linger(from.now, handle);
-            }
-            State::DreqSent => {
-                self.tell(handle, Happening::Disconnected, PrivateData::NONE);
-                self.linger(from.now, handle);
-            }
+            State::Established | State::DreqSent => self.is_over(from.now, handle),
             _ => self.counters.cm_out_of_state += 1,
         }
     }
@@ -173,8 +169,7 @@ impl Cm {
         let named = self.named_by_both(from, drep.remote_comm_id, drep.local_comm_id);
         let Some(handle) = named else { return };
         if self.state_of(handle) == State::DreqSent {
-            self.tell(handle, Happening::Disconnected, PrivateData::NONE);
-            self.linger(from.now, handle);
+            self.is_over(from.now, handle);
         } else {
             self.counters.cm_out_of_state += 1;
         }

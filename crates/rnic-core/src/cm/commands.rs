@@ -4,7 +4,7 @@ use super::id::{Id, Link, Port, State, time_of};
 use super::types::{CmError, Connect, Happening, Offer, Owner, PrivateData, Route};
 use super::{
     Cm, DECISION, Kind, MAX_REJ_PRIVATE, MAX_REP_PRIVATE, MAX_REQ_PRIVATE, MAX_SIDR_REP_PRIVATE,
-    MAX_SIDR_REQ_PRIVATE, SIDR_LINGER, messages, req_patience,
+    MAX_SIDR_REQ_PRIVATE, SIDR_LINGER, messages, remove_own, req_patience,
 };
 use crate::time::Instant;
 use roce_wire::cm::{AboutMessage, CmMessage, PortSpace, RejectReason, SidrStatus, TransportType};
@@ -101,6 +101,7 @@ impl Cm {
             local_qpn: connect.offer.qpn,
             psn,
             timewait: time_of(connect.ack_timeout),
+            is_xrc: connect.transport == TransportType::Extended,
             ..self.new_link(connect.route, comm)
         };
         let request = messages::req(self.config.guid, port, connect, comm, psn);
@@ -153,6 +154,7 @@ impl Cm {
             tries: 0,
             was_put_off: false,
             timewait: Duration::ZERO,
+            is_xrc: false,
         }
     }
 
@@ -348,6 +350,11 @@ impl Cm {
         let id = self.ids.get_mut(handle).ok_or(CmError::NoSuchId)?;
         let owner = id.owner.take().ok_or(CmError::NoSuchId)?;
         let state = id.state;
+        if let Some(link) = &id.link {
+            // The program may destroy its queue pair now, and another one gets its number.
+            // Rule: ReleasedQp
+            remove_own(&mut self.by_local_qpn, &link.local_qpn, handle);
+        }
         self.by_owner.remove(&(owner, handle));
         if let Some(port) = id.port.take() {
             self.ports.give(port, handle);
@@ -439,7 +446,7 @@ impl Cm {
 /// Numbers that messages can carry.
 fn check_connect(connect: &Connect) -> Result<(), CmError> {
     let Connect { offer, retry_count, ack_timeout, private, transport, .. } = connect;
-    let good = matches!(transport, TransportType::Rc | TransportType::Uc)
+    let good = !matches!(transport, TransportType::Rd)
         && *retry_count <= 7
         && offer.rnr_retry_count <= 7
         && *ack_timeout <= 31

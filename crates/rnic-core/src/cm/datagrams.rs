@@ -40,6 +40,7 @@ impl Cm {
             tries: 0,
             was_put_off: false,
             timewait: Duration::ZERO,
+            is_xrc: false,
         };
         let filed = (Kind::Lookup, State::SidrReceived);
         let Some(handle) = self.file(from.now, found.owner, filed, link) else {

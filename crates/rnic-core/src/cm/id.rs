@@ -122,6 +122,8 @@ pub(super) struct Link {
     pub(super) was_put_off: bool,
     /// How long packets may be on the way after the end.
     pub(super) timewait: Duration,
+    /// From an XRC initiator to a target.
+    pub(super) is_xrc: bool,
 }
 
 /// A time in the form of messages: about 4.096 us times two to this power, at least a millisecond.

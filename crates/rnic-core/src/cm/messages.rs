@@ -19,6 +19,10 @@ pub(super) fn req(guid: u64, port: Port, connect: &Connect, comm: u32, psn: Psn)
     let Connect { route, offer, .. } = connect;
     let mut private_data = connect.private.area(CmaHeader::LEN)?;
     put_header(&mut private_data, port, route);
+    let is_xrc = connect.transport == TransportType::Extended;
+    // An XRC initiator answers nothing, so that what is said of answers says nothing.
+    // Rule: XrcReq
+    let offer = if is_xrc { initiator(offer) } else { *offer };
     Some(Req {
         local_comm_id: comm,
         vendor_id: 0,
@@ -35,14 +39,14 @@ pub(super) fn req(guid: u64, port: Port, connect: &Connect, comm: u32, psn: Psn)
         flow_control: offer.flow_control,
         starting_psn: psn,
         local_cm_response_timeout: RESPONSE_TIMEOUT,
-        retry_count: connect.retry_count,
+        retry_count: if is_xrc { 0 } else { connect.retry_count },
         pkey: PKey::DEFAULT,
         path_mtu_code: connect.mtu_code,
         rdc_exists: false,
         rnr_retry_count: offer.rnr_retry_count,
         max_cm_retries: MAX_RETRIES,
         srq: offer.srq,
-        extended_transport: 0,
+        extended_transport: if is_xrc { XRC } else { 0 },
         primary: CmPath {
             local_lid: NO_LID,
             remote_lid: NO_LID,
@@ -61,6 +65,11 @@ pub(super) fn req(guid: u64, port: Port, connect: &Connect, comm: u32, psn: Psn)
     })
 }
 
+/// What an XRC initiator says of itself.
+fn initiator(offer: &Offer) -> Offer {
+    Offer { responder_resources: 0, rnr_retry_count: 0, srq: false, ..*offer }
+}
+
 /// The header in front of private data.
 fn put_header(private: &mut [u8], port: Port, route: &Route) {
     let header = CmaHeader { src_port: port.number, src: route.local, dst: route.remote };
@@ -70,21 +79,27 @@ fn put_header(private: &mut [u8], port: Port, route: &Route) {
 }
 
 pub(super) fn rep(guid: u64, link: &Link, offer: &Offer, private: &PrivateData) -> Option<Rep> {
+    // The number of an XRC target is in another field, and it has nothing outstanding.
+    // Rule: XrcRep
+    let (local_qpn, local_eecn) = match link.is_xrc {
+        true => (Qpn::SMI, offer.qpn.value()),
+        false => (offer.qpn, 0),
+    };
     Some(Rep {
         local_comm_id: link.local_comm,
         remote_comm_id: link.remote_comm,
         local_qkey: QKey(0),
-        local_qpn: offer.qpn,
+        local_qpn,
         vendor_id: 0,
-        local_eecn: 0,
+        local_eecn,
         starting_psn: link.psn,
         responder_resources: offer.responder_resources,
-        initiator_depth: offer.initiator_depth,
+        initiator_depth: if link.is_xrc { 0 } else { offer.initiator_depth },
         target_ack_delay: ACK_DELAY,
         failover_accepted: 0,
-        flow_control: offer.flow_control,
+        flow_control: !link.is_xrc && offer.flow_control,
         rnr_retry_count: offer.rnr_retry_count,
-        srq: offer.srq,
+        srq: link.is_xrc || offer.srq,
         local_ca_guid: guid,
         private_data: private.area(0)?,
     })
@@ -178,10 +193,15 @@ pub(super) fn offer_of_req(req: &Req) -> Offer {
     }
 }
 
+/// The queue pair of a REP's sender.
+pub(super) fn qpn_of_rep(link: &Link, rep: &Rep) -> Qpn {
+    if link.is_xrc { Qpn::new(rep.local_eecn) } else { rep.local_qpn }
+}
+
 /// What a REP says of its sender's queue pair.
-pub(super) fn offer_of_rep(rep: &Rep) -> Offer {
+pub(super) fn offer_of_rep(rep: &Rep, qpn: Qpn) -> Offer {
     Offer {
-        qpn: rep.local_qpn,
+        qpn,
         srq: rep.srq,
         responder_resources: rep.responder_resources,
         initiator_depth: rep.initiator_depth,
@@ -190,7 +210,14 @@ pub(super) fn offer_of_rep(rep: &Rep) -> Offer {
     }
 }
 
-/// Whether REQs of this transport are understood.
-pub(super) fn is_known(transport: TransportType) -> bool {
-    matches!(transport, TransportType::Rc | TransportType::Uc)
+/// Whether the transport of a REQ is understood.
+pub(super) fn is_known(req: &Req) -> bool {
+    match req.transport {
+        TransportType::Rc | TransportType::Uc => true,
+        TransportType::Extended => req.extended_transport == XRC,
+        TransportType::Rd => false,
+    }
 }
+
+/// Of the extended transports.
+const XRC: u8 = 1;

@@ -221,7 +221,7 @@ impl Cm {
     fn send(&mut self, route: Route, transaction: u64, message: CmMessage) {
         self.counters.cm_sent += 1;
         let mad = CmMad::new(transaction, message).to_bytes();
-        self.out.push_back(Outgoing { route, mad, is_first: false });
+        self.out.push_back(Outgoing { route, mad, user: None });
     }
 
     /// Sends a message that is sent again until its answer comes.
@@ -233,13 +233,15 @@ impl Cm {
         message: CmMessage,
     ) {
         let mad = CmMad::new(transaction, message).to_bytes();
-        let Some(link) = self.ids.get_mut(handle).and_then(|id| id.link.as_mut()) else { return };
+        let Some(id) = self.ids.get_mut(handle) else { return };
+        let Some(link) = &mut id.link else { return };
         link.last = Some(mad);
         link.tries = MAX_RETRIES;
         let (route, until) = (link.route, now.after(link.patience));
         let is_first = matches!(message, CmMessage::Req(_) | CmMessage::SidrReq(_));
+        let user = is_first.then_some(id.user);
         self.counters.cm_sent += 1;
-        self.out.push_back(Outgoing { route, mad, is_first });
+        self.out.push_back(Outgoing { route, mad, user });
         self.set_deadline(handle, Some(until));
     }
 
@@ -247,10 +249,11 @@ impl Cm {
     fn send_last(&mut self, handle: u32) {
         let Some(id) = self.ids.get(handle) else { return };
         let is_first = matches!(id.state, State::ReqSent | State::SidrSent);
+        let user = is_first.then_some(id.user);
         let link = id.link.as_ref();
         if let Some((route, mad)) = link.and_then(|link| Some((link.route, link.last?))) {
             self.counters.cm_retransmitted += 1;
-            self.out.push_back(Outgoing { route, mad, is_first });
+            self.out.push_back(Outgoing { route, mad, user });
         }
     }
 

@@ -5,7 +5,10 @@ use super::id::{Link, State, time_of};
 use super::receive::From;
 use super::types::{Happening, Owner, PrivateData, Request};
 use super::{Cm, Kind, messages};
-use roce_wire::cm::{AboutMessage, CmaHeader, PortSpace, RejectReason, Req, service_id_parts};
+use crate::time::Instant;
+use roce_wire::cm::{
+    AboutMessage, CmaHeader, PortSpace, RejectReason, Req, TransportType, service_id_parts,
+};
 use roce_wire::{Gid, Qpn};
 
 /// A listener that something is for.
@@ -15,6 +18,11 @@ pub(super) struct Found {
     pub(super) space: PortSpace,
     /// Own port and the peer's.
     pub(super) ports: (u16, u16),
+}
+
+/// XRC is only for listeners of the space that has queue pairs of all kinds.
+fn is_misplaced(req: &Req, space: PortSpace) -> bool {
+    req.transport == TransportType::Extended && space != PortSpace::Ib
 }
 
 impl Cm {
@@ -27,6 +35,10 @@ impl Cm {
             return self.refuse_req(from, req, reason);
         }
         match self.find_listener(from, req.service_id, &req.private_data) {
+            // Rule: XrcPortSpace
+            Ok(found) if is_misplaced(req, found.space) => {
+                self.refuse_req(from, req, RejectReason::INVALID_TRANSPORT);
+            }
             Ok(found) => self.offer_to(from, req, &found),
             Err(reason) => self.refuse_req(from, req, reason),
         }
@@ -42,7 +54,7 @@ impl Cm {
 
     /// What no listener could accept.
     fn check_req(&mut self, from: &From, req: &Req) -> Result<(), RejectReason> {
-        if !messages::is_known(req.transport) {
+        if !messages::is_known(req) {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
         // Rule: ReqQpn
@@ -74,7 +86,12 @@ impl Cm {
                 self.ask_to_disconnect(from.now, old);
                 self.linger(from.now, old);
             }
-            State::DreqSent => self.linger(from.now, old),
+            // Both want the old one to end, and the peer has ended it: only its answer is lost.
+            // Rule: StaleDisconnect
+            State::DreqSent => {
+                self.is_over(from.now, old);
+                return Ok(());
+            }
             // The peer gave it up, and its message about that is lost.
             _ => {
                 let reason = RejectReason::STALE_CONNECTION.0;
@@ -83,6 +100,12 @@ impl Cm {
             }
         }
         Err(RejectReason::STALE_CONNECTION)
+    }
+
+    /// The peer knows, too, that the connection has ended.
+    pub(super) fn is_over(&mut self, now: Instant, handle: u32) {
+        self.tell(handle, Happening::Disconnected, PrivateData::NONE);
+        self.linger(now, handle);
     }
 
     pub(super) fn find_listener(
@@ -127,6 +150,7 @@ impl Cm {
             tries: 0,
             was_put_off: false,
             timewait: time_of(req.primary.local_ack_timeout),
+            is_xrc: req.transport == TransportType::Extended,
         };
         let psn = link.psn;
         let filed = (Kind::Connection, State::ReqReceived);

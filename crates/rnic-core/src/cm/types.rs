@@ -112,7 +112,7 @@ pub struct Connect {
     pub route: Route,
     /// Port of the listener.
     pub port: u16,
-    /// [`TransportType::Rc`] or [`TransportType::Uc`].
+    /// [`TransportType::Rc`], [`TransportType::Uc`] or, for XRC, [`TransportType::Extended`].
     pub transport: TransportType,
     /// The own queue pair.
     pub offer: Offer,
@@ -179,7 +179,7 @@ pub struct Request {
     pub space: PortSpace,
     /// Own port and the peer's.
     pub ports: (u16, u16),
-    /// [`TransportType::Rc`] or [`TransportType::Uc`].
+    /// [`TransportType::Rc`], [`TransportType::Uc`] or, for XRC, [`TransportType::Extended`].
     pub transport: TransportType,
     /// The peer's queue pair.
     pub offer: Offer,
@@ -226,9 +226,9 @@ pub struct Outgoing {
     pub route: Route,
     /// What.
     pub mad: [u8; MAD_LEN],
-    /// A program of ours has asked for it, and not what came from that address, which may be
-    /// forged.
-    pub is_first: bool,
+    /// Whose program has asked for it; none where it answers what came from that address, which
+    /// may be forged.
+    pub user: Option<u8>,
 }
 
 /// Why the connection manager does not do what a program asks for.

@@ -7,6 +7,19 @@ use crate::mr::NewMr;
 use rnic_abi::verbs::AccessFlags;
 
 impl Engine {
+    pub(super) fn reg_mr(&mut self, new: NewMr) -> CommandResult {
+        self.owned_pd(new.client, new.pd)?;
+        let keys = self.shared.mrs.register(new)?;
+        self.owned_pd(new.client, new.pd)?.users += 1;
+        Ok(mr_outcome(keys))
+    }
+
+    pub(super) fn dereg_mr(&mut self, client: ClientId, mr: u32) -> CommandResult {
+        let pd = self.shared.mrs.deregister(client, mr)?.mr.pd;
+        self.owned_pd(client, pd)?.users -= 1;
+        Ok(Outcome::Done)
+    }
+
     pub(super) fn rereg_mr(
         &mut self,
         client: ClientId,
@@ -24,7 +37,10 @@ impl Engine {
             place.unwrap_or(MrPlace { space, addr, length, iova });
         let (pd, access) = (pd.unwrap_or(old.pd), access.unwrap_or(old.access));
         let new = NewMr { client, pd, space, addr, length, iova, access };
-        self.shared.mrs.reregister(mr, new).map(mr_outcome)
+        let keys = self.shared.mrs.reregister(mr, new)?;
+        self.owned_pd(client, old.pd)?.users -= 1;
+        self.owned_pd(client, pd)?.users += 1;
+        Ok(mr_outcome(keys))
     }
 
     pub(super) fn alloc_mw(

@@ -24,8 +24,9 @@ impl Engine {
 
     pub(super) fn add_qp(&mut self, qp: Qp) -> Result<(), CommandError> {
         let client_slot = qp.client_slot;
-        self.qps.insert(qp).map_err(|_| NO_QP_LEFT)?;
+        let handle = self.qps.insert(qp).map_err(|_| NO_QP_LEFT)?;
         // Room for every QP once, so that the data path never grows these lists.
+        self.shared.mrs.make_room_for(handle);
         self.shared.active.add(client_slot);
         let qps = self.qps.len();
         self.shared.retiring.reserve(qps.saturating_sub(self.shared.retiring.len()) + 1);

@@ -7,6 +7,7 @@ use crate::qp::{Qp, Target};
 use crate::srq::XrcSrq;
 use crate::time::Instant;
 use roce_wire::Qpn;
+use std::collections::BTreeSet;
 
 impl Engine {
     pub(super) fn open_xrcd(&mut self, client: ClientId, how: XrcOpen) -> CommandResult {
@@ -22,9 +23,10 @@ impl Engine {
         let domain = self.shared.xrc.domain_of(client, xrcd)?;
         let identity = self.next_identity(client)?;
         let reference = self.shared.xrc.refer(client, xrcd, identity.handle)?;
-        let target = Target { domain, refs: vec![reference] };
+        let target = Target { domain, refs: BTreeSet::from([reference]) };
         let qp = Qp::new_target(identity, target).ok_or(invalid("an impossible queue"))?;
         self.add_qp(qp)?;
+        self.shared.xrc.add_target(domain, identity.handle);
         Ok(Outcome::Qp { qp: reference, qpn: identity.qpn.value() })
     }
 
@@ -39,7 +41,7 @@ impl Engine {
             return Err(invalid("the domain has no such XRC target"));
         };
         let reference = self.shared.xrc.refer(client, xrcd, handle)?;
-        target.refs.push(reference);
+        target.refs.insert(reference);
         Ok(Outcome::Qp { qp: reference, qpn })
     }
 
@@ -48,7 +50,7 @@ impl Engine {
         let gone = self.shared.xrc.unrefer(reference).ok_or(no_such("no such queue pair"))?;
         let left = self.qps.get_mut(gone.qp).and_then(|qp| {
             let refs = &mut qp.target.as_deref_mut()?.refs;
-            refs.retain(|other| *other != reference);
+            refs.remove(&reference);
             refs.first().copied()
         });
         // Rule: TargetLastsWhileReferred
@@ -82,10 +84,9 @@ impl Engine {
     pub(super) fn forget_xrc_srq(&mut self, gone: &XrcSrq) {
         self.shared.xrc.release(gone.opening);
         if let Some(cq) = self.shared.cqs.get_mut(gone.cq) {
-            cq.users -= 1;
+            cq.remove_srq(gone.handle);
         }
-        let all: Vec<u32> = self.qps.iter().map(|(handle, _)| handle).collect();
-        for handle in all {
+        for handle in self.shared.xrc.targets_of(gone.domain) {
             if let Some(qp) = self.qps.get_mut(handle) {
                 qp.forget_srq(gone.handle);
             }

@@ -9,6 +9,7 @@ use crate::qp::Qp;
 use crate::qp::plan::{Segment, Source};
 
 impl Egress {
+    #[inline(always)]
     pub(super) fn write_headers<W: Wire>(&self, profile: Profile, qp: &Qp, wire: &mut W) {
         if !qp.rules.is_connected {
             return self.write_datagram_headers(qp, wire);

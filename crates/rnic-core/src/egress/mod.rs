@@ -452,7 +452,12 @@ impl Egress {
                 qp.counters.retransmitted_packets += 1;
             }
             let packet = || info_of(qp, segment, profile);
-            ctx.event(|| Event::Sent { qpn: qp.qpn, packet: packet(), retransmit });
+            ctx.event(|| Event::Sent {
+                qpn: qp.qpn,
+                message: segment.source.message(),
+                packet: packet(),
+                retransmit,
+            });
             match segment.source {
                 Source::Request { index, .. } => {
                     requests = true;

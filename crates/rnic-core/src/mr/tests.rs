@@ -1,7 +1,7 @@
 //! Keys and ranges.
 
-use super::{KeyFault, MrTable, NewMr, WHOLE_SPACE};
-use crate::command::{ClientId, Errno};
+use super::{Bind, BindFault, KeyFault, MrTable, NewMr, Through, WHOLE_SPACE};
+use crate::command::{ClientId, Errno, WindowType};
 use crate::ports::SpaceId;
 use crate::secret::Secret;
 use proptest::prelude::*;
@@ -112,6 +112,66 @@ proptest! {
         if let Ok(target) = table.check(key, 7, va, len, AccessFlags::empty()) {
             prop_assert!(target.addr >= 0x10_000);
             prop_assert!(target.addr.checked_add(len).unwrap() <= 0x11_000);
+        }
+    }
+}
+
+/// A table with a region in which windows can be bound, and the region's key.
+fn table_for_windows(count: usize) -> (MrTable, u32) {
+    let mut table = MrTable::new([8, count], Secret::new([1, 2]));
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
+    let lkey = table.register(new_mr(access)).unwrap().lkey;
+    for qp in 0..3 {
+        table.make_room_for(qp);
+    }
+    (table, lkey)
+}
+
+fn bind(table: &mut MrTable, qp: u32, key: u32, lkey: u32) -> Result<(), BindFault> {
+    let access = u64::from(AccessFlags::REMOTE_READ.bits());
+    let bind = Bind { key, lkey, start: 0x9000_0000, length: 16, access };
+    table.bind(Through { pd: 7, qp }, &bind)
+}
+
+proptest! {
+    /// However windows are bound, invalidated and destroyed: a queue pair that ends takes those
+    /// with it that it had bound, and no other.
+    #[test]
+    fn windows_end_with_the_queue_pair_that_bound_them(
+        steps in proptest::collection::vec((0u32..3, 0usize..6, 0u8..8), 1..60),
+    ) {
+        let (mut table, lkey) = table_for_windows(6);
+        let client = ClientId(1);
+        let made = (0..6).map(|_| table.alloc_window(client, 7, WindowType::Two).unwrap());
+        let mut windows: Vec<(u32, u32)> = made.collect();
+        let mut bound_by = [None; 6];
+        for (qp, nth, what) in steps {
+            let (mw, key) = windows[nth];
+            match what {
+                0..=4 => {
+                    let result = bind(&mut table, qp, key, lkey);
+                    prop_assert_eq!(result.is_ok(), bound_by[nth].is_none());
+                    bound_by[nth] = bound_by[nth].or(Some(qp));
+                }
+                5 => {
+                    let result = table.invalidate(key, Through { pd: 7, qp });
+                    prop_assert_eq!(result.is_ok(), bound_by[nth] == Some(qp));
+                    bound_by[nth] = bound_by[nth].filter(|by| *by != qp);
+                }
+                6 => {
+                    prop_assert!(table.dealloc_window(client, mw).is_ok());
+                    windows[nth] = table.alloc_window(client, 7, WindowType::Two).unwrap();
+                    bound_by[nth] = None;
+                }
+                _ => {
+                    table.unbind_windows_of(qp);
+                    bound_by = bound_by.map(|by| by.filter(|by| *by != qp));
+                }
+            }
+            for ((mw, _), by) in windows.iter().zip(bound_by) {
+                let window = table.windows().find(|(handle, _)| handle == mw).unwrap().1;
+                prop_assert_eq!(window.is_bound(), by.is_some());
+            }
         }
     }
 }

@@ -7,6 +7,8 @@
 
 use super::{KeyFault, MrTable, Named, Target, Through, error};
 use crate::command::{ClientId, CommandError, Errno, WindowType, no_such};
+use crate::owned::Owned;
+use crate::slab::Slab;
 use rnic_abi::verbs::AccessFlags;
 use rnic_abi::wqe::SendControl;
 
@@ -22,6 +24,9 @@ pub struct Window {
     /// Its key; the low byte is that of the last bind.
     pub key: u32,
     bound: Option<Bound>,
+    /// Its neighbours among the windows that a queue pair bound; type 2.
+    previous: Option<u32>,
+    next: Option<u32>,
 }
 
 /// What a window is bound to.
@@ -51,9 +56,9 @@ pub struct Bind {
     pub access: u64,
 }
 
-/// Why a bind is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum BindFault {
+reasons! {
+    /// Why a bind is refused.
+    BindFault:
     /// No window has this key, or it is of another protection domain than the queue pair.
     Window,
     /// A window of type 2 is bound already.
@@ -89,6 +94,12 @@ impl From<&SendControl> for Bind {
     }
 }
 
+impl Owned for Window {
+    fn owner(&self) -> Option<ClientId> {
+        Some(self.client)
+    }
+}
+
 impl Window {
     /// Whether peers can use it.
     pub fn is_bound(&self) -> bool {
@@ -111,7 +122,7 @@ impl MrTable {
         let key = self.fresh_key();
         let handle = self
             .windows
-            .insert(Window { client, pd, kind, key, bound: None })
+            .insert(Window { client, pd, kind, key, bound: None, previous: None, next: None })
             .map_err(|_| error(Errno::NoMem, "the device has no free memory window"))?;
         self.by_index.insert(key >> 8, Named::Window(handle));
         Ok((handle, key))
@@ -131,22 +142,60 @@ impl MrTable {
     }
 
     pub(super) fn remove_windows_of(&mut self, client: ClientId) {
-        for mw in self.windows_that(|window| window.client == client) {
+        for mw in self.windows.of(client) {
             let _ = self.dealloc_window(client, mw);
         }
     }
 
     /// A queue pair is gone, or will have another peer: its windows are not bound any more.
     pub fn unbind_windows_of(&mut self, qp: u32) {
-        let of_qp = |window: &Window| window.kind == WindowType::Two && window.is_bound_by(qp);
-        for mw in self.windows_that(of_qp) {
+        let mut next = self.first_of(qp);
+        while let Some(mw) = next {
+            next = self.windows.get(mw).and_then(|window| window.next);
             // Rule: WindowEndsWithQp
             self.unbind(mw);
         }
     }
 
-    fn windows_that(&self, wanted: impl Fn(&Window) -> bool) -> Vec<u32> {
-        self.windows.iter().filter(|(_, window)| wanted(window)).map(|(mw, _)| mw).collect()
+    /// A queue pair was made: its binds must not grow the table.
+    pub fn make_room_for(&mut self, qp: u32) {
+        let slots = Slab::<()>::slot_of(qp) + 1;
+        if self.first_of_qp.len() < slots {
+            self.first_of_qp.resize(slots, None);
+        }
+    }
+
+    fn first_of(&self, qp: u32) -> Option<u32> {
+        *self.first_of_qp.get(Slab::<()>::slot_of(qp))?
+    }
+
+    /// Puts a window among those that this queue pair bound.
+    fn enlist(&mut self, mw: u32, qp: u32) {
+        let Some(first) = self.first_of_qp.get_mut(Slab::<()>::slot_of(qp)) else { return };
+        let second = first.replace(mw);
+        if let Some(window) = second.and_then(|second| self.windows.get_mut(second)) {
+            window.previous = Some(mw);
+        }
+        if let Some(window) = self.windows.get_mut(mw) {
+            (window.previous, window.next) = (None, second);
+        }
+    }
+
+    /// Takes a window out from among those that this queue pair bound.
+    fn delist(&mut self, mw: u32, qp: u32) {
+        let Some(window) = self.windows.get(mw) else { return };
+        let Window { previous, next, .. } = *window;
+        if let Some(window) = next.and_then(|next| self.windows.get_mut(next)) {
+            window.previous = previous;
+        }
+        match previous.and_then(|previous| self.windows.get_mut(previous)) {
+            Some(window) => window.next = next,
+            None => {
+                if let Some(first) = self.first_of_qp.get_mut(Slab::<()>::slot_of(qp)) {
+                    *first = next;
+                }
+            }
+        }
     }
 
     /// All windows with their handles.
@@ -192,6 +241,9 @@ impl MrTable {
         if let Some(window) = self.windows.get_mut(mw) {
             (window.key, window.bound) = (bind.key, bound);
         }
+        if is_two {
+            self.enlist(mw, through.qp);
+        }
         Ok(())
     }
 
@@ -231,9 +283,14 @@ impl MrTable {
     }
 
     fn unbind(&mut self, mw: u32) {
-        let bound = self.windows.get_mut(mw).and_then(|window| window.bound.take());
-        if let Some(region) = bound.and_then(|bound| self.regions.get_mut(bound.region)) {
+        let Some(window) = self.windows.get_mut(mw) else { return };
+        let is_two = window.kind == WindowType::Two;
+        let Some(bound) = window.bound.take() else { return };
+        if let Some(region) = self.regions.get_mut(bound.region) {
             region.windows = region.windows.saturating_sub(1);
+        }
+        if is_two {
+            self.delist(mw, bound.qp);
         }
     }
 
@@ -298,10 +355,6 @@ impl MrTable {
 }
 
 impl Window {
-    fn is_bound_by(&self, qp: u32) -> bool {
-        self.bound.is_some_and(|bound| bound.qp == qp)
-    }
-
     /// What it is bound to, when this is its key and the queue pair may use it.
     fn check(&self, key: u32, through: Through) -> Result<Bound, KeyFault> {
         // Rule: WindowKeyIsWhole

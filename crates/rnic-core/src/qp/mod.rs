@@ -137,6 +137,12 @@ impl Qp {
         }
     }
 
+    /// A doorbell of one of its queues was found.
+    pub(crate) fn rang(&self, owner: RecordOwner) -> Event {
+        let message = matches!(owner, RecordOwner::Sq(_)).then(|| self.sq.fetched());
+        Event::Doorbell { qpn: self.qpn, wqes: self.posted(owner), message }
+    }
+
     /// WQEs that are posted to its own receive queue and not yet fetched.
     fn own_receives(&self) -> u32 {
         self.receive_source.own().map_or(0, RecvQueue::waiting)

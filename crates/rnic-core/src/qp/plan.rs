@@ -15,6 +15,16 @@ pub(crate) enum Source {
     Ack,
 }
 
+impl Source {
+    /// Index of the send WQE that it is a part of.
+    pub(crate) const fn message(self) -> Option<u32> {
+        match self {
+            Self::Request { index, .. } => Some(index),
+            Self::QueuedReply { .. } | Self::Ack => None,
+        }
+    }
+}
+
 /// The address that a packet goes to. Its queue pair [resolves](super::Qp::path_to) it when the
 /// train is reserved, so that no packet carries a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,13 +16,14 @@ use crate::slab::NO_HANDLE;
 use crate::srq::Srq;
 use rnic_abi::control::AsyncEvent;
 use rnic_abi::verbs::AsyncEventType;
+use std::collections::BTreeSet;
 
 /// What an XRC target has besides.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) domain: u32,
     /// The references to it, by handle.
-    pub(crate) refs: Vec<u32>,
+    pub(crate) refs: BTreeSet<u32>,
 }
 
 impl Qp {

@@ -10,12 +10,14 @@ const INTERFACE: u32 = 1;
 const SIMPLE_PACKET: u32 = 3;
 const PACKET: u32 = 6;
 const OPTION_END: u16 = 0;
+const OPTION_COMMENT: u16 = 1;
 const OPTION_RESOLUTION: u16 = 9;
 /// Bytes around the body of a block: type and length before it, length behind it.
 const AROUND: usize = 12;
 /// Body of a packet block before the packet; behind it are only options.
 const PACKET_HEAD: usize = 20;
 const INTERFACE_HEAD: usize = 8;
+const SIMPLE_PACKET_HEAD: usize = 4;
 /// A hostile file does not make us keep more.
 const MOST_INTERFACES: usize = 4096;
 const MICROSECONDS: u64 = 1_000_000;
@@ -58,6 +60,14 @@ impl<R: Read> Input<R> {
             }
             if body > LONGEST {
                 return Err(self.damaged("a block is longer than any packet"));
+            }
+            let head = match kind {
+                INTERFACE => INTERFACE_HEAD,
+                PACKET => PACKET_HEAD,
+                _ => SIMPLE_PACKET_HEAD,
+            };
+            if body < head {
+                return Err(self.damaged("a block is too short for its kind"));
             }
             self.fill_all(body + 4)?;
             self.buffer.truncate(body);
@@ -105,7 +115,21 @@ impl<R: Read> Input<R> {
         let parts = u128::from(time % interface.units) * 1_000_000_000;
         let nanos = (parts / u128::from(interface.units)) as u32;
         let at = Duration::new(time / interface.units, nanos);
-        Ok(Found { at, link: interface.link, start: PACKET_HEAD, len, whole_len })
+        let comment = self.comment(PACKET_HEAD + len.next_multiple_of(4));
+        Ok(Found { at, link: interface.link, start: PACKET_HEAD, len, whole_len, comment })
+    }
+
+    /// Where the first comment begins among the options that begin here, and its length.
+    fn comment(&self, mut at: usize) -> (usize, usize) {
+        while at + 4 <= self.buffer.len() {
+            let (option, len) = (self.short(at), usize::from(self.short(at + 2)));
+            match option {
+                OPTION_END => break,
+                OPTION_COMMENT => return (at + 4, len),
+                _ => at += 4 + len.next_multiple_of(4),
+            }
+        }
+        (0, 0)
     }
 
     /// It is of the first interface, and all of it that the block has room for.
@@ -113,8 +137,8 @@ impl<R: Read> Input<R> {
         let interface = interfaces.first();
         let link = interface.ok_or_else(|| self.damaged("a packet is of no known interface"))?.link;
         let whole_len = self.number(0) as usize;
-        let len = whole_len.min(self.buffer.len().saturating_sub(4));
-        Ok(Found { at, link, start: 4, len, whole_len })
+        let len = whole_len.min(self.buffer.len().saturating_sub(SIMPLE_PACKET_HEAD));
+        Ok(Found { at, link, start: SIMPLE_PACKET_HEAD, len, whole_len, comment: (0, 0) })
     }
 }
 

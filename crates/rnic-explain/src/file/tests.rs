@@ -34,6 +34,8 @@ fn next_generation(resolution: u8) -> Vec<u8> {
         _ => FIRST.as_nanos() as u64,
     };
     let packet = numbers(&[0, (units >> 32) as u32, units as u32, 4, 4, 0x0102_0304]);
+    let options = [&[0, 2, 0, 4, 0, 0, 0, 1][..], &[0, 1, 0, 5], b"lost!\0\0\0", &[0; 4]].concat();
+    let packet = [packet, options].concat();
     let simple = numbers(&[6, 0x0102_0304]);
     [
         block(0x0a0d_0d0a, &section),
@@ -72,6 +74,20 @@ fn each_kind_of_file_is_read() {
 }
 
 #[test]
+fn the_comment_of_a_packet_is_read() {
+    let bytes = next_generation(6);
+    let mut reader = Reader::new(&bytes[..]).unwrap();
+    assert_eq!(reader.next_packet().unwrap().unwrap().comment, b"lost!");
+    assert_eq!(reader.next_packet().unwrap().unwrap().comment, b"", "a simple one has none");
+    // One that is longer than its block is none.
+    let at = bytes.windows(5).position(|word| word == b"lost!").unwrap();
+    let mut long = bytes.clone();
+    long[at - 1] = 200;
+    let mut reader = Reader::new(&long[..]).unwrap();
+    assert_eq!(reader.next_packet().unwrap().unwrap().comment, b"");
+}
+
+#[test]
 fn a_file_that_ends_within_a_packet_has_the_packets_before_it() {
     let bytes = pcap(Endianness::Little, TsResolution::MicroSecond);
     for cut in [1, 4, 10] {
@@ -92,6 +108,15 @@ fn what_is_no_capture_is_refused_with_a_reason() {
     // A packet of an interface that was never described.
     let [section, packet] = [&next_generation(6)[..28], &block(6, &[9; 20])];
     assert!(matches!(read(&[section, packet].concat()), Err(FileError::Damaged { .. })));
+}
+
+#[test]
+fn a_block_that_is_too_short_for_its_kind_is_refused() {
+    let head = &next_generation(6)[..28 + 28];
+    for kind in [1, 3, 6] {
+        let error = read(&[head, &block(kind, &[])].concat()).unwrap_err().to_string();
+        assert!(error.contains("a block is too short for its kind"), "{kind}: {error}");
+    }
 }
 
 proptest! {

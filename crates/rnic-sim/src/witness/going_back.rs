@@ -52,7 +52,7 @@ impl GoingBack {
 impl Judge for GoingBack {
     fn saw(&mut self, now: Instant, event: &Event, record: &Record) -> Result<(), String> {
         match event {
-            Event::Rewound { cause, to, .. } => {
+            Event::Rewound { cause, psn: to, .. } => {
                 let lost = matches!(cause, RewindCause::SequenceNak | RewindCause::ImpliedNak);
                 let overdue = if lost { Ok(()) } else { self.overdue() };
                 self.rewound(*cause, *to).and(overdue)

@@ -124,7 +124,7 @@ impl Record {
 
     pub(super) fn note(&mut self, event: &Event) {
         match event {
-            Event::WqeFetched { index, psns: (first, last), .. } => {
+            Event::WqeFetched { message: index, first_psn: first, last_psn: last, .. } => {
                 self.una.get_or_insert(*first);
                 self.fetched = index.wrapping_add(1);
                 // One that fails at once uses no PSN.

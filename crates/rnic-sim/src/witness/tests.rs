@@ -1,4 +1,5 @@
 use super::{Terms, Witness};
+use rnic_abi::verbs::WrOpcode;
 use rnic_core::event::{Event, NakReason, PacketInfo, RewindCause};
 use rnic_core::time::Instant;
 use roce_wire::{Opcode, Psn, Qpn};
@@ -19,7 +20,10 @@ fn witness() -> Witness {
         [(10, Opcode::RcWriteFirst), (11, Opcode::RcWriteLast), (12, Opcode::RcReadRequest)]
     {
         let packet = PacketInfo { ack_req: true, ..packet(opcode, psn, None) };
-        witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, retransmit: false });
+        witness.saw(
+            Instant::ZERO,
+            &Event::Sent { qpn: QPN, packet, message: None, retransmit: false },
+        );
     }
     witness
 }
@@ -43,14 +47,14 @@ fn an_rnr_wait_is_as_long_as_it_must_be() {
     for (psn, nanos, fine) in [(11, 639_999, false), (11, 640_000, true), (9, 639_999, true)] {
         let mut witness = witness();
         let psns = (Psn::new(10), Psn::new(12));
-        let fetched = Event::WqeFetched { qpn: QPN, index: 0, psns, length: 3 };
+        let fetched = fetched(psns);
         witness.saw(Instant::ZERO, &fetched);
         let sent = packet(Opcode::RcSendMiddle, 11, None);
-        let sent = Event::Sent { qpn: QPN, packet: sent, retransmit: true };
+        let sent = Event::Sent { qpn: QPN, packet: sent, message: None, retransmit: true };
         witness.saw(Instant::ZERO, &sent);
         let packet = packet(Opcode::RcAck, psn, Some((0x20 | 12, 0)));
         witness.saw(Instant::ZERO, &Event::Received { qpn: QPN, packet });
-        let rewound = Event::Rewound { qpn: QPN, to: Psn::new(11), cause: RewindCause::Rnr };
+        let rewound = Event::Rewound { qpn: QPN, psn: Psn::new(11), cause: RewindCause::Rnr };
         witness.saw(Instant::ZERO.after_nanos(nanos), &rewound);
         assert_eq!(witness.verdicts().is_empty(), fine, "{nanos}");
     }
@@ -61,7 +65,7 @@ fn a_timeout_takes_its_time() {
     for (nanos, fine) in [(999, false), (1000, true)] {
         let mut witness = witness();
         let to = Psn::new(10);
-        let rewound = Event::Rewound { qpn: QPN, to, cause: RewindCause::Timeout };
+        let rewound = Event::Rewound { qpn: QPN, psn: to, cause: RewindCause::Timeout };
         witness.saw(Instant::ZERO.after_nanos(nanos), &rewound);
         assert_eq!(witness.verdicts().is_empty(), fine, "{nanos}");
     }
@@ -71,7 +75,7 @@ fn a_timeout_takes_its_time() {
 fn the_end_of_a_message_asks_for_an_ack() {
     let mut witness = witness();
     let packet = packet(Opcode::RcSendOnly, 20, None);
-    witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, retransmit: true });
+    witness.saw(Instant::ZERO, &Event::Sent { qpn: QPN, packet, message: None, retransmit: true });
     assert!(!witness.verdicts().is_empty());
 }
 
@@ -97,7 +101,7 @@ const SEQUENCE_NAK: u8 = 0x60;
 fn verdict_of(events: &[(u64, Event)]) -> bool {
     let mut witness = witness();
     let psns = (Psn::new(10), Psn::new(13));
-    let fetched = Event::WqeFetched { qpn: QPN, index: 0, psns, length: 0 };
+    let fetched = fetched(psns);
     witness.saw(Instant::ZERO, &fetched);
     for (nanos, event) in events {
         witness.saw(Instant::ZERO.after_nanos(*nanos), event);
@@ -105,9 +109,23 @@ fn verdict_of(events: &[(u64, Event)]) -> bool {
     witness.verdicts().is_empty()
 }
 
+fn fetched((first_psn, last_psn): (Psn, Psn)) -> Event {
+    let (operation, peer_qpn) = (WrOpcode::Write, None);
+    Event::WqeFetched {
+        qpn: QPN,
+        message: 0,
+        operation,
+        wr_id: 0,
+        length: 0,
+        first_psn,
+        last_psn,
+        peer_qpn,
+    }
+}
+
 fn sent(psn: u32, opcode: Opcode, aeth: Option<(u8, u32)>) -> Event {
     let packet = PacketInfo { ack_req: true, ..packet(opcode, psn, aeth) };
-    Event::Sent { qpn: QPN, packet, retransmit: true }
+    Event::Sent { qpn: QPN, packet, message: None, retransmit: true }
 }
 
 fn received(psn: u32, syndrome: u8) -> Event {
@@ -117,7 +135,7 @@ fn received(psn: u32, syndrome: u8) -> Event {
 
 #[test]
 fn one_loss_costs_one_retry() {
-    let rewound = Event::Rewound { qpn: QPN, to: Psn::new(10), cause: RewindCause::SequenceNak };
+    let rewound = Event::Rewound { qpn: QPN, psn: Psn::new(10), cause: RewindCause::SequenceNak };
     let again = sent(10, Opcode::RcWriteFirst, None);
     assert!(verdict_of(&[(1, rewound), (2, again), (3, rewound)]));
     assert!(!verdict_of(&[(1, rewound), (3, rewound)]));
@@ -125,8 +143,8 @@ fn one_loss_costs_one_retry() {
 
 #[test]
 fn a_sequence_nak_of_what_was_sent_again_is_heeded() {
-    let rnr = Event::Rewound { qpn: QPN, to: Psn::new(10), cause: RewindCause::Rnr };
-    let rewound = Event::Rewound { qpn: QPN, to: Psn::new(10), cause: RewindCause::SequenceNak };
+    let rnr = Event::Rewound { qpn: QPN, psn: Psn::new(10), cause: RewindCause::Rnr };
+    let rewound = Event::Rewound { qpn: QPN, psn: Psn::new(10), cause: RewindCause::SequenceNak };
     let again = sent(10, Opcode::RcWriteFirst, None);
     let (nak, other) = (received(10, SEQUENCE_NAK), received(10, 0x1f));
     let late = 1000;
@@ -150,6 +168,7 @@ fn an_rnr_nak_leaves() {
 fn a_request_does_not_wait_while_answers_leave() {
     let acked = Event::Acked { qpn: QPN, psn: Psn::new(13) };
     let answer = Event::Sent {
+        message: None,
         qpn: QPN,
         packet: PacketInfo { payload: 4096, ..packet(Opcode::RcReadRespMiddle, 7, None) },
         retransmit: false,
@@ -158,8 +177,8 @@ fn a_request_does_not_wait_while_answers_leave() {
         let mut witness = witness();
         witness.posted(QPN.value(), posted);
         let psns = (Psn::new(10), Psn::new(13));
-        let fetched = Event::WqeFetched { qpn: QPN, index: 0, psns, length: 0 };
-        let doorbell = Event::Doorbell { qpn: QPN, wqes: 0 };
+        let fetched = fetched(psns);
+        let doorbell = Event::Doorbell { qpn: QPN, wqes: 0, message: None };
         for event in [fetched, doorbell, acked].iter().chain([&answer; 12]) {
             witness.saw(Instant::ZERO, event);
         }
@@ -174,7 +193,7 @@ fn a_queue_is_drained_between_messages() {
     witness.connected(QPN.value(), terms);
     assert!(witness.is_drained(QPN.value()), "nothing was started");
     let psns = (Psn::new(10), Psn::new(12));
-    witness.saw(Instant::ZERO, &Event::WqeFetched { qpn: QPN, index: 0, psns, length: 0 });
+    witness.saw(Instant::ZERO, &fetched(psns));
     for (psn, opcode) in [(10, Opcode::RcSendFirst), (11, Opcode::RcSendMiddle)] {
         witness.saw(Instant::ZERO, &sent(psn, opcode, None));
     }

@@ -70,7 +70,7 @@ impl Judge for Waits {
             Event::Rewound { cause: RewindCause::Timeout, .. } => {
                 return self.timed_out(now, record);
             }
-            Event::Rewound { cause: RewindCause::Rnr, to, .. } => {
+            Event::Rewound { cause: RewindCause::Rnr, psn: to, .. } => {
                 self.waiting = None;
                 return self.waited(now, *to);
             }

@@ -8,6 +8,7 @@ mod replies;
 mod requests;
 mod users;
 mod walk;
+mod xrc;
 
 use peer::{Talk, accepted, offer};
 use rnic_core::cm::{CmError, Happening, PrivateData};

@@ -60,8 +60,11 @@ fn a_request_for_a_port_without_a_listener_is_refused() {
 
 #[test]
 fn transports_that_do_not_exist_are_refused() {
-    for transport in [TransportType::Rd, TransportType::Extended] {
-        refuses(|req| req.transport = transport, RejectReason::INVALID_TRANSPORT);
+    for (transport, extended) in [(TransportType::Rd, 0), (TransportType::Extended, 2)] {
+        let change = |req: &mut Req| {
+            (req.transport, req.extended_transport) = (transport, extended);
+        };
+        refuses(change, RejectReason::INVALID_TRANSPORT);
     }
 }
 
@@ -144,6 +147,35 @@ fn a_queue_pair_that_the_peer_uses_again_has_lost_its_connection() {
     talk.silence();
     talk.say(CmMessage::Req(Req { local_comm_id: COMM + 10, ..again }));
     talk.is_offered();
+}
+
+#[test]
+fn a_queue_pair_that_the_peer_uses_again_ends_a_disconnect() {
+    let mut talk = Talk::listening();
+    let (id, _) = talk.established(0x300);
+    talk.cm.disconnect(talk.now, id).expect("established");
+    let CmMessage::Dreq(_) = talk.hear() else { panic!("no DREQ") };
+    // Its answer is lost.
+    talk.say(CmMessage::Req(Req { local_comm_id: COMM + 9, ..req() }));
+    assert_eq!(talk.event(id), Happening::Disconnected);
+    talk.is_offered();
+    talk.silence();
+    talk.pass(512);
+    assert_eq!(talk.event(id), Happening::TimewaitExit);
+}
+
+#[test]
+fn a_queue_pair_is_free_when_its_identifier_is_let_go() {
+    let mut talk = Talk::listening();
+    let (id, _) = talk.established(0x300);
+    talk.cm.release(talk.now, id).expect("it is there");
+    let CmMessage::Dreq(_) = talk.hear() else { panic!("no DREQ") };
+    talk.connecting(0x300);
+    // The end of the old one leaves the new one alone.
+    talk.pass(60_000);
+    let (active, _) = talk.cm.bind(OWNER, PortSpace::Tcp, None, 0, false).expect("free");
+    let again = talk.cm.connect(talk.now, active, &peer::connect(0x300));
+    assert_eq!(again, Err(CmError::QpInUse));
 }
 
 #[test]

@@ -62,16 +62,16 @@ fn what_programs_ask_for_is_told_from_what_answers_a_peer() {
     let mut talk = Talk::listening();
     let (id, _) = talk.cm.bind(OWNER, PortSpace::Tcp, None, 0, false).expect("free");
     talk.cm.connect(talk.now, id, &peer::connect(0x400)).expect("idle");
-    assert!(talk.cm.next_mad().is_some_and(|mad| mad.is_first));
+    assert!(talk.cm.next_mad().is_some_and(|mad| mad.user == Some(OWNER.user)));
     talk.pass(4608);
-    assert!(talk.cm.next_mad().is_some_and(|mad| mad.is_first), "again");
+    assert!(talk.cm.next_mad().is_some_and(|mad| mad.user == Some(OWNER.user)), "again");
     talk.say(CmMessage::Req(Req { service_id: 1, ..req() }));
-    assert!(talk.cm.next_mad().is_some_and(|mad| !mad.is_first));
+    assert!(talk.cm.next_mad().is_some_and(|mad| mad.user.is_none()));
     let id = talk.requested();
     talk.accept(id, 0x300);
-    assert!(talk.cm.next_mad().is_some_and(|mad| !mad.is_first));
+    assert!(talk.cm.next_mad().is_some_and(|mad| mad.user.is_none()));
     talk.pass(4096);
-    assert!(talk.cm.next_mad().is_some_and(|mad| !mad.is_first), "again");
+    assert!(talk.cm.next_mad().is_some_and(|mad| mad.user.is_none()), "again");
 }
 
 /// Minutes, not the hours that the fields allow.

@@ -8,10 +8,12 @@ use rnic_sim::cm::{Managers, Rough, address, way};
 use rnic_sim::rng::Rng;
 use roce_wire::Qpn;
 use roce_wire::cm::{PortSpace, TransportType};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const HOSTS: usize = 3;
 const PORT: u16 = 4000;
+/// Of each host: they are its first identifiers.
+const LISTENERS: usize = 2;
 
 /// A world.
 struct Walk {
@@ -21,8 +23,14 @@ struct Walk {
     held: Vec<BTreeSet<u32>>,
     /// Connections that are up, by host and identifier: both queue pairs.
     up: BTreeMap<(usize, u32), (u32, u32)>,
+    /// Own queue pairs, by host and identifier.
+    own: BTreeMap<(usize, u32), u32>,
+    /// Those that have heard of their end.
+    over: BTreeSet<(usize, u32)>,
     /// Queue pairs made.
     made: u32,
+    /// Numbers that each host uses again, if this is a world in which they do.
+    free: Option<[VecDeque<u32>; HOSTS]>,
     ups: u32,
 }
 
@@ -40,7 +48,7 @@ fn tag(qpn: u32) -> PrivateData {
 }
 
 impl Walk {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, reuses: bool) -> Self {
         let mut rng = Rng::new(seed);
         let mut net = Managers::new(HOSTS, seed);
         net.rough = Rough {
@@ -50,18 +58,26 @@ impl Walk {
         };
         let mut held = vec![BTreeSet::new(); HOSTS];
         for (host, held) in held.iter_mut().enumerate() {
-            let bound = net.cms[host].bind(owner(host), PortSpace::Tcp, None, PORT, false);
-            let (listener, _) = bound.expect("free");
-            net.cms[host].listen(listener, 8).expect("idle");
-            held.insert(listener);
+            for space in [PortSpace::Tcp, PortSpace::Ib] {
+                let bound = net.cms[host].bind(owner(host), space, None, PORT, false);
+                let (listener, _) = bound.expect("free");
+                net.cms[host].listen(listener, 8).expect("idle");
+                held.insert(listener);
+            }
         }
-        Self { net, rng, held, up: BTreeMap::new(), made: 0x100, ups: 0 }
+        let (up, own, over) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let free = reuses.then(Default::default);
+        Self { net, rng, held, up, own, over, made: 0x100, free, ups: 0 }
     }
 
-    fn offer(&mut self) -> Offer {
-        self.made += 1;
+    fn offer(&mut self, host: usize) -> Offer {
+        let used = self.free.as_mut().and_then(|free| free[host].pop_front());
+        let qpn = used.unwrap_or_else(|| {
+            self.made += 1;
+            self.made
+        });
         Offer {
-            qpn: Qpn::new(self.made),
+            qpn: Qpn::new(qpn),
             srq: false,
             responder_resources: 1,
             initiator_depth: 1,
@@ -74,21 +90,27 @@ impl Walk {
         let from = self.rng.below(HOSTS as u64) as usize;
         // Also to itself.
         let to = self.rng.below(HOSTS as u64) as usize;
-        let offer = self.offer();
+        let offer = self.offer(from);
+        let (space, transport) = self.rng.pick(&[
+            (PortSpace::Tcp, TransportType::Rc),
+            (PortSpace::Tcp, TransportType::Uc),
+            (PortSpace::Ib, TransportType::Extended),
+        ]);
         let connect = Connect {
             route: way(from, to),
             port: PORT,
-            transport: self.rng.pick(&[TransportType::Rc, TransportType::Uc]),
+            transport,
             offer,
             retry_count: 7,
             mtu_code: 3,
             ack_timeout: 14,
             private: tag(offer.qpn.value()),
         };
-        let bound = self.net.cms[from].bind(owner(from), PortSpace::Tcp, None, 0, false);
+        let bound = self.net.cms[from].bind(owner(from), space, None, 0, false);
         let Ok((id, _)) = bound else { return };
         self.held[from].insert(id);
         let now = self.net.now();
+        self.own.insert((from, id), offer.qpn.value());
         self.net.cms[from].connect(now, id, &connect).expect("a new one");
         self.net.collect(from);
     }
@@ -96,7 +118,7 @@ impl Walk {
     /// A program does something with one that it has.
     fn meddle(&mut self) {
         let host = self.rng.below(HOSTS as u64) as usize;
-        let ids: Vec<u32> = self.held[host].iter().skip(1).copied().collect();
+        let ids: Vec<u32> = self.held[host].iter().skip(LISTENERS).copied().collect();
         if ids.is_empty() {
             return;
         }
@@ -115,10 +137,20 @@ impl Walk {
             _ => {
                 cm.release(now, id).expect("it is held");
                 self.held[host].remove(&id);
-                self.up.remove(&(host, id));
+                self.forget(host, id);
             }
         }
         self.net.collect(host);
+    }
+
+    /// With its identifier, a program lets go of the queue pair.
+    fn forget(&mut self, host: usize, id: u32) {
+        self.up.remove(&(host, id));
+        self.over.remove(&(host, id));
+        let own = self.own.remove(&(host, id));
+        if let Some(free) = &mut self.free {
+            free[host].extend(own);
+        }
     }
 
     /// Programs do what events ask for, mostly.
@@ -144,8 +176,9 @@ impl Walk {
                     0 => may_be_late(self.net.cms[host].reject(now, id, &tag(1))),
                     1 => {}
                     _ => {
-                        let offer = self.offer();
+                        let offer = self.offer(host);
                         let private = tag(offer.qpn.value());
+                        self.own.insert((host, id), offer.qpn.value());
                         may_be_late(self.net.cms[host].accept(now, id, &offer, &private));
                     }
                 }
@@ -159,7 +192,11 @@ impl Walk {
                 }
             }
             Happening::Established => self.is_up(host, id),
+            Happening::TimewaitExit => {
+                assert!(self.over.contains(&(host, id)), "its end was not told");
+            }
             _ => {
+                self.over.insert((host, id));
                 self.up.remove(&(host, id));
             }
         }
@@ -189,6 +226,9 @@ impl Walk {
                     assert_eq!(other, None, "{theirs:?} has two connections at host {host}");
                 }
             }
+        }
+        if self.free.is_some() {
+            return;
         }
         // Queue pairs are numbered over all hosts: two that are up with one of them are its ends.
         let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
@@ -252,13 +292,25 @@ impl Walk {
     }
 }
 
+/// Walks through three hundred worlds: how many ends came up.
+fn ups(reuses: bool) -> u32 {
+    let walk = |seed| {
+        let mut walk = Walk::new(seed, reuses);
+        walk.run();
+        walk.ups
+    };
+    (0..300).map(walk).sum()
+}
+
 #[test]
 fn connections_come_up_and_go_down_whatever_the_links_do() {
-    let mut ups = 0;
-    for seed in 0..300 {
-        let mut walk = Walk::new(seed);
-        walk.run();
-        ups += walk.ups;
-    }
+    let ups = ups(false);
     assert!(ups > 5000, "only {ups} ends came up");
+}
+
+/// The number of a queue pair that a program has destroyed is soon that of another one.
+#[test]
+fn connections_end_although_their_queue_pairs_are_used_again() {
+    let ups = ups(true);
+    assert!(ups > 4000, "only {ups} ends came up");
 }

@@ -20,6 +20,8 @@ mod requests;
 mod resizes;
 mod responder;
 mod retries;
+mod sender_core;
+mod shown;
 mod srq;
 mod states;
 mod timers;

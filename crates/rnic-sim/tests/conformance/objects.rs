@@ -66,7 +66,9 @@ fn objects_of_another_client_do_not_exist() {
         let refused = d.world.host(0).engine.execute(now, command);
         assert_eq!(errno(refused), Some(Errno::NoEntry));
     }
-    assert_eq!(command(&mut d, ClientCommand::DeallocMw { mw }), None, "it is still there");
+    for own in [ClientCommand::DeallocMw { mw }, ClientCommand::DeregMr { mr }] {
+        assert_eq!(command(&mut d, own), None, "it is still there");
+    }
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Memory windows: what they give to a peer, to which one, and how that ends.
 
+mod local;
+mod regions;
+
 use crate::{ACCESS, ACK, ok, send, small_mtu, statuses};
 use rnic_abi::cqe::{Cqe, CqeFlags};
-use rnic_abi::verbs::{AccessFlags, QpState, QpType, SendFlags, WcOpcode, WcStatus};
+use rnic_abi::verbs::{AccessFlags, QpState, QpType, WcOpcode, WcStatus};
 use rnic_core::command::WindowType;
-use rnic_core::command::{ClientCommand, Errno, MrPlace};
+use rnic_core::command::{ClientCommand, Errno};
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
-use rnic_sim::host::SPACE;
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
-use rnic_sim::verbs::{Mr, QpSetup, SendWr, full_access};
+use rnic_sim::verbs::{Mr, SendWr, full_access};
 use rnic_sim::windows::Mw;
 use roce_wire::{Opcode, Qpn, Syndrome};
 
@@ -460,167 +462,6 @@ fn the_last_packet_of_a_send_names_the_key_that_it_invalidates() {
 }
 
 #[test]
-fn local_work_is_done_when_all_before_it_has_left() {
-    let slow = PortConfig { tx_burst: 1, ..PortConfig::frames() };
-    let mut stage = Stage::on(Dialogue::with(small_mtu(), slow, |_| {}), WindowType::Two);
-    stage.bind(remote());
-    let key = stage.mw.rkey;
-    stage.d.post_all(&[
-        send(&stage.d, 1, 64 * 256),
-        SendWr::local_inv(2, key),
-        send(&stage.d, 3, 8),
-    ]);
-    stage.d.expect(Opcode::RcSendFirst, stage.d.our_psn(0));
-    let say = stage.request(Opcode::RcWriteOnly, stage.start(), 8);
-    stage.d.say(&say);
-    let mut heard = Vec::new();
-    while heard.last().is_none_or(|opcode| *opcode != Opcode::RcSendOnly) {
-        let next = stage.d.hear();
-        if next.opcode() == Opcode::RcAck {
-            assert_eq!(next.aeth().0, ACK, "it came before the invalidation");
-        }
-        heard.push(next.opcode());
-    }
-    let end = stage.d.our_psn(64);
-    assert_eq!(stage.write_at(0), ACCESS, "the SEND behind the invalidation has left");
-    stage.d.say(&Say::ack(end, 2));
-    assert_eq!(stage.d.received(), []);
-}
-
-#[test]
-fn local_work_completes_in_order_and_is_done_once() {
-    let mut stage = Stage::new(WindowType::Two);
-    let key = stage.mw.next_key();
-    let bind = SendWr::bind(2, key, (&stage.mr, AT, LEN), remote());
-    stage.d.post_all(&[send(&stage.d, 1, 8), bind, send(&stage.d, 3, 8)]);
-    for _ in 0..2 {
-        // The first transmission, and the one after a timeout.
-        stage.d.expect(Opcode::RcSendOnly, stage.d.our_psn(0));
-        stage.d.expect(Opcode::RcSendOnly, stage.d.our_psn(1));
-        assert_eq!(stage.d.sent(), []);
-    }
-    stage.d.say(&Say::ack(stage.d.our_psn(0), 1));
-    assert_eq!(statuses(&stage.d.sent()), ok([1, 2]));
-    stage.d.say(&Say::ack(stage.d.our_psn(1), 2));
-    assert_eq!(statuses(&stage.d.sent()), ok([3]));
-    stage.mw.rkey = key;
-    assert_eq!(stage.write_at(0), ACK);
-}
-
-#[test]
-fn local_work_between_reads_does_not_confuse_their_responses() {
-    let mut stage = Stage::bound(WindowType::Two, remote());
-    let inv = SendWr::local_inv(2, stage.mw.rkey);
-    let key = stage.mw.next_key();
-    let bind = SendWr::bind(3, key, (&stage.mr, AT, LEN), remote());
-    let read = |stage: &Stage, wr_id| crate::read(&stage.d, wr_id, 4096, 8);
-    stage.d.post_all(&[read(&stage, 1), inv, bind, read(&stage, 4)]);
-    stage.d.expect(Opcode::RcReadRequest, stage.d.our_psn(0));
-    stage.d.expect(Opcode::RcReadRequest, stage.d.our_psn(1));
-    for k in 0..2 {
-        let response = Say::new(Opcode::RcReadRespOnly, stage.d.our_psn(k));
-        stage.d.say(&response.syndrome(ACK, k + 1).payload(&[1; 8]));
-    }
-    assert_eq!(statuses(&stage.d.sent()), ok([1, 2, 3, 4]));
-}
-
-/// Nothing of it leaves, but it takes time from the other queue pairs all the same.
-#[test]
-fn a_queue_full_of_local_work_does_not_hold_the_engine() {
-    let port = PortConfig::frames();
-    let many = |setup: &mut QpSetup| setup.caps.max_send_wr = 4096;
-    let mut stage = Stage::on(Dialogue::with(small_mtu(), port, many), WindowType::One);
-    let key = stage.mw.next_key();
-    let bind = SendWr::bind(0, key, (&stage.mr, AT, LEN), remote());
-    let mut all = vec![bind.clone().unsignaled(); 2999];
-    all.push(bind);
-    stage.d.post_all(&all);
-    let done = |stage: &mut Stage| stage.d.world.host(0).engine.counters().send_wqes;
-    let mut before = done(&mut stage);
-    while stage.d.world.step() {
-        let now = done(&mut stage);
-        // A lone queue pair has several visits in a turn.
-        assert!(now - before <= 512, "{} in one turn", now - before);
-        before = now;
-    }
-    assert_eq!(statuses(&stage.d.sent()), ok([0]));
-}
-
-#[test]
-fn fenced_local_work_waits_for_reads() {
-    for fenced in [false, true] {
-        let mut stage = Stage::bound(WindowType::Two, remote());
-        let flags = if fenced { SendFlags::FENCE } else { SendFlags::empty() };
-        let inv = SendWr::local_inv(2, stage.mw.rkey).flags(flags);
-        stage.d.post_all(&[crate::read(&stage.d, 1, 4096, 8), inv]);
-        stage.d.expect(Opcode::RcReadRequest, stage.d.our_psn(0));
-        assert_eq!(stage.write_at(0), if fenced { ACK } else { ACCESS });
-        if fenced {
-            let response = Say::new(Opcode::RcReadRespOnly, stage.d.our_psn(0));
-            stage.d.say(&response.syndrome(ACK, 1).payload(&[1; 8]));
-            assert_eq!(statuses(&stage.d.sent()), ok([1, 2]));
-            assert_eq!(stage.write_at(0), ACCESS);
-        }
-    }
-}
-
-#[test]
-fn local_work_with_data_is_malformed() {
-    for wr in [SendWr::local_inv(1, 5), SendWr::unbind(1, 5)] {
-        let mut d = Dialogue::new(small_mtu());
-        let sges = vec![d.nic.mr.sge(0, 8)];
-        d.post(&SendWr { sges, ..wr });
-        assert_eq!(statuses(&d.sent()), [(1, WcStatus::LocQpOpErr)]);
-    }
-}
-
-#[test]
-fn a_region_stays_while_windows_are_bound_to_it() {
-    for kind in BOTH {
-        let mut stage = Stage::bound(kind, remote());
-        let mr = stage.mr.handle;
-        let rereg = || {
-            let access = Some(AccessFlags::empty());
-            ClientCommand::ReregMr { mr, pd: None, place: None, access }
-        };
-        assert_eq!(stage.command(ClientCommand::DeregMr { mr }), Some(Errno::Busy));
-        assert_eq!(stage.command(rereg()), Some(Errno::Busy));
-        let pd = stage.d.nic.pd;
-        assert_eq!(stage.command(ClientCommand::DeallocPd { pd }), Some(Errno::Busy));
-        let mw = stage.mw;
-        stage.d.world.host(0).dealloc_mw(&mw).expect("a window may go while it is bound");
-        assert_eq!(stage.command(rereg()), None);
-        assert_eq!(stage.write_at(0), ACCESS, "{kind:?}");
-        assert_eq!(stage.command(ClientCommand::DeregMr { mr }), None);
-    }
-}
-
-#[test]
-fn a_window_keeps_its_domain() {
-    let mut stage = Stage::new(WindowType::One);
-    let pd = stage.d.world.host(0).alloc_pd();
-    let mw = stage.d.world.host(0).alloc_mw(pd, WindowType::Two);
-    assert_eq!(stage.command(ClientCommand::DeallocPd { pd }), Some(Errno::Busy));
-    stage.d.world.host(0).dealloc_mw(&mw).expect("it exists");
-    assert_eq!(stage.command(ClientCommand::DeallocPd { pd }), None);
-}
-
-#[test]
-fn a_window_of_type_two_ends_with_its_queue_pair_and_with_its_connection() {
-    let mut stage = Stage::bound(WindowType::Two, remote());
-    let qp = stage.d.nic.qp;
-    stage.d.world.host(0).set_state(qp, QpState::Reset);
-    let connection = stage.d.connection;
-    stage.d.world.host(0).connect(qp, &connection, PEER, PEER_QPN);
-    assert_eq!(stage.write_at(0), ACCESS);
-    let mut stage = Stage::bound(WindowType::Two, remote());
-    let qp = stage.d.nic.qp;
-    stage.d.world.host(0).destroy_qp(qp);
-    let mr = stage.mr.handle;
-    assert_eq!(stage.command(ClientCommand::DeregMr { mr }), None);
-}
-
-#[test]
 fn an_unreliable_connection_binds_and_invalidates_nothing_of_its_peer() {
     let uc = || Dialogue::with(small_mtu(), PortConfig::frames(), |s| s.qp_type = QpType::Uc);
     let mut stage = Stage::on(uc(), WindowType::Two);
@@ -636,64 +477,4 @@ fn an_unreliable_connection_binds_and_invalidates_nothing_of_its_peer() {
     let mut d = uc();
     d.post(&send(&d, 1, 8).invalidating(5));
     assert_eq!(statuses(&d.sent()), [(1, WcStatus::LocQpOpErr)]);
-}
-
-#[test]
-fn a_drained_queue_holds_local_work() {
-    let mut stage = Stage::bound(WindowType::Two, remote());
-    let wait = crate::read(&stage.d, 1, 4096, 8);
-    let inv = SendWr::local_inv(2, stage.mw.rkey).flags(SendFlags::FENCE);
-    stage.d.post_all(&[wait, inv]);
-    stage.d.expect(Opcode::RcReadRequest, stage.d.our_psn(0));
-    let qp = stage.d.nic.qp;
-    stage.d.world.host(0).set_state(qp, QpState::Sqd);
-    let response = Say::new(Opcode::RcReadRespOnly, stage.d.our_psn(0));
-    stage.d.say(&response.syndrome(ACK, 1).payload(&[1; 8]));
-    assert_eq!(statuses(&stage.d.sent()), ok([1]));
-    assert_eq!(stage.write_at(0), ACK);
-}
-
-#[test]
-fn a_region_that_is_registered_again_is_what_it_is_now() {
-    let mut stage = Stage::new(WindowType::One);
-    let mr = stage.d.nic.mr;
-    stage.mw.rkey = mr.rkey;
-    assert_eq!(stage.write(mr.addr), ACK);
-    let read_only = Some(AccessFlags::REMOTE_READ);
-    let rereg = |access| ClientCommand::ReregMr { mr: mr.handle, pd: None, place: None, access };
-    let nonsense = Some(AccessFlags::REMOTE_WRITE);
-    assert_eq!(stage.command(rereg(nonsense)), Some(Errno::Invalid));
-    assert_eq!(stage.write(mr.addr + 8), ACK, "a change that is refused changes nothing");
-    assert_eq!(stage.command(rereg(read_only)), None);
-    assert_eq!(stage.write(mr.addr + 16), ACCESS);
-    let mut stage = Stage::new(WindowType::One);
-    let pd = Some(stage.d.world.host(0).alloc_pd());
-    let mr = stage.d.nic.mr;
-    stage.mw.rkey = mr.rkey;
-    let rereg = ClientCommand::ReregMr { mr: mr.handle, pd, place: None, access: None };
-    assert_eq!(stage.command(rereg), None);
-    assert_eq!(stage.write(mr.addr), ACCESS);
-}
-
-/// As of device memory, and of zero-based registrations.
-#[test]
-fn a_window_of_a_region_that_begins_elsewhere_leads_to_its_memory() {
-    for (kind, access, va) in [
-        (WindowType::One, remote(), AT),
-        (WindowType::Two, remote(), AT),
-        (WindowType::Two, remote() | AccessFlags::ZERO_BASED, 0),
-    ] {
-        let mut stage = Stage::new(kind);
-        let Mr { handle: mr, addr, len: length, .. } = stage.mr;
-        let place = Some(MrPlace { space: SPACE, addr, length, iova: 0 });
-        let rereg = ClientCommand::ReregMr { mr, pd: None, place, access: None };
-        assert_eq!(stage.command(rereg), None);
-        stage.mr.addr = 0;
-        stage.bind(access);
-        stage.mr.addr = addr;
-        assert_eq!(stage.write(va), ACK);
-        assert_eq!(stage.write(va + 1), ACK);
-        assert_eq!(stage.memory(AT - 1, 11), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
-        assert_eq!(stage.write(va + LEN - 7), ACCESS);
-    }
 }

@@ -129,6 +129,33 @@ fn a_number_that_the_domain_does_not_have_is_refused() {
     }
 }
 
+/// The targets whose receives it gets at that moment go with a completion queue, and no others.
+#[test]
+fn an_overflowing_cq_takes_the_targets_along_that_complete_there() {
+    let (mut d, xrcd, [one, other]) = target();
+    let connection = d.connection;
+    let host = d.world.host(0);
+    let small = host.create_cq(1);
+    let srq = host.create_xrc_srq(one.pd, xrcd, small, 4);
+    let (srqn, handle) = (host.srqn(srq), host.cq_handle(small));
+    for wr_id in 0..3 {
+        host.post_srq_recv(srq, wr_id, &[]).expect("room");
+    }
+    let idle = host.create_target(xrcd);
+    host.connect(idle, &connection, PEER, PEER_QPN);
+    // The first message completes elsewhere.
+    d.say_all(&[send(&d, 0, other.srqn, &[]), send(&d, 1, srqn, &[]), send(&d, 2, srqn, &[])]);
+    expect_aeth(&mut d, 2, OPERATIONAL, 2);
+    let host = d.world.host(0);
+    let events = host.take_async_events();
+    let told: Vec<_> = events.iter().map(|told| (told.event, told.element)).collect();
+    let fatal = (AsyncEventType::QpFatal, host.qp_handle(d.nic.qp));
+    assert_eq!(told, [(AsyncEventType::CqErr, handle), fatal]);
+    assert_eq!(host.state(idle), QpState::Rts);
+    assert_eq!((d.state(), statuses(&received(&mut d, &other))), (QpState::Err, ok([0])));
+    assert_eq!(statuses(&d.world.host(0).drain(small)), ok([0]));
+}
+
 #[test]
 fn a_write_that_names_no_queue_of_the_domain_writes_nothing() {
     let (mut d, _, [one, _]) = target();

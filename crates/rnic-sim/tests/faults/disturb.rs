@@ -4,6 +4,8 @@ use crate::flow::Flow;
 use crate::plan::Ending;
 use crate::traffic::Traffic;
 use rnic_core::time::Instant;
+use rnic_sim::verbs::QpId;
+use rnic_sim::world::HostId;
 
 /// Nanoseconds that a wire takes nothing, at most: less than the retries last.
 const LONGEST_STALL: u64 = 6_000_000;
@@ -24,8 +26,12 @@ pub(crate) struct Disturbances {
     pub(crate) resizes: u64,
     /// Windows that were taken away.
     pub(crate) windows: u64,
+    /// Those of them that requests of XRC used.
+    pub(crate) windows_of_xrc: u64,
     /// Messages to the second of a flow's shared receive queues.
     pub(crate) named: u64,
+    /// Receives that a queue pair of RC took from a shared queue.
+    pub(crate) shared: u64,
 }
 
 impl Disturbances {
@@ -36,7 +42,9 @@ impl Disturbances {
         self.leaps += other.leaps;
         self.resizes += other.resizes;
         self.windows += other.windows;
+        self.windows_of_xrc += other.windows_of_xrc;
         self.named += other.named;
+        self.shared += other.shared;
     }
 }
 
@@ -153,12 +161,13 @@ impl Traffic {
     fn try_to_age(&mut self) -> bool {
         let Some(connection) = self.aging else { return false };
         let [flow, back] = self.connection(connection) else { return false };
-        let (a, b) = ((flow.from.host, flow.from.qp), (flow.to.host, flow.to.qp));
+        let ends = |flow: &Flow| [(flow.from.host, flow.from.qp), (flow.to.host, flow.to.qp)];
+        let directions = [ends(flow), ends(back)];
         let has_failed = [&*flow, &*back]
             .iter()
             .any(|flow| flow.trouble.has_failed || flow.trouble.ending.is_some());
-        let psns = (self.leap(), self.leap());
-        let leapt = !has_failed && self.world.leap(a, b, psns);
+        let psns = [self.leap(), self.leap()];
+        let leapt = !has_failed && self.age(directions, psns);
         self.disturbances.leaps += u64::from(leapt);
         let done = has_failed || leapt;
         if done {
@@ -167,6 +176,19 @@ impl Traffic {
             }
         }
         done
+    }
+
+    /// The PSNs of a connection leap, if it is at rest. Of XRC each direction has its own.
+    fn age(&mut self, directions: [[(HostId, QpId); 2]; 2], psns: [u32; 2]) -> bool {
+        let [[a, b], _] = directions;
+        if !self.plan.xrc {
+            return self.world.leap(a, b, (psns[0], psns[1]));
+        }
+        let mut any = false;
+        for ([from, to], psn) in directions.into_iter().zip(psns) {
+            any |= self.world.leap(from, to, (psn, 0));
+        }
+        any
     }
 
     /// How far PSNs leap: anywhere, but for the most part to where the old ones look new, or come

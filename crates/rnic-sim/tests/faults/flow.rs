@@ -1,7 +1,7 @@
 //! One direction of a connection: a requester's random walk and what its responder must see.
 
 use crate::area::Area;
-use crate::lent::Lent;
+use crate::lent::{self, Lent};
 use crate::message::{INLINE, Message, Payload, Taste, Verb};
 use crate::receives::Receives;
 use crate::trouble::Trouble;
@@ -12,6 +12,7 @@ use rnic_core::time::Instant;
 use rnic_sim::host::SPACE;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
+use rnic_sim::srq::SrqId;
 use rnic_sim::verbs::SendWr;
 use rnic_sim::world::World;
 use std::collections::VecDeque;
@@ -64,6 +65,8 @@ pub(crate) struct Flow {
     pub(crate) told: Option<u64>,
     /// Messages to the second queue.
     pub(crate) named: u64,
+    /// Receives that completed.
+    pub(crate) taken: u64,
     pub(crate) trouble: Trouble,
 }
 
@@ -74,9 +77,13 @@ pub(crate) struct Amount {
     pub(crate) taste: Taste,
     pub(crate) receives: usize,
     pub(crate) receive_delay: u64,
-    pub(crate) lends: bool,
+    /// The responder's end that binds windows, if it lends memory.
+    pub(crate) lends: Option<End>,
     /// The responder's domain, of XRC.
     pub(crate) xrcd: Option<u32>,
+    /// The shared queue of the responder's receives, if they are not its own, and its protection
+    /// domain.
+    pub(crate) shared: Option<(SrqId, u32)>,
 }
 
 impl Flow {
@@ -95,7 +102,9 @@ impl Flow {
         // A receive buffer that peers can write is one whose data may not come inside a CQE.
         let reachable = if rng.chance(500_000) { remote_write } else { local };
         let receives = (amount.receives, max_len);
-        let mut queues = vec![Receives::new(world, to, to.pd, receives, reachable)];
+        let pd = amount.shared.map_or(to.pd, |(_, pd)| pd);
+        let own = Receives::new(world, to, pd, receives, reachable);
+        let mut queues = vec![own.of_queue(amount.shared.map(|(srq, _)| srq))];
         if let Some(xrcd) = amount.xrcd {
             let pd = world.host(to.host).alloc_pd();
             queues.push(Receives::new(world, to, pd, receives, local));
@@ -106,6 +115,7 @@ impl Flow {
                 .map(|(queue, pd)| queue.of_domain(world, to, pd, xrcd))
                 .collect();
         }
+        let kinds = lent::kinds(amount.xrcd.is_some());
         let new = |world: &mut World, end: End, slots, access| {
             Area::new(world, end.host, end.pd, slots, access)
         };
@@ -126,13 +136,14 @@ impl Flow {
             store: new(world, to, slots, AccessFlags::REMOTE_READ),
             word: new(world, to, (1, 8), local | AccessFlags::REMOTE_ATOMIC),
             word_value: 0,
-            lent: amount.lends.then(|| Lent::new(world, to, max_len, &mut rng)),
+            lent: amount.lends.map(|by| Lent::new(world, by, max_len, (kinds, &mut rng))),
             queues,
             receive_delay: amount.receive_delay,
             expected: VecDeque::new(),
             received: None,
             told: None,
             named: 0,
+            taken: 0,
             trouble: Trouble::default(),
             rng,
         }
@@ -393,6 +404,7 @@ impl Flow {
             world.fail(&format!("a message too many: {cqe:?}"))
         };
         self.received = Some(message.number);
+        self.taken += 1;
         let queue = &mut self.queues[message.queue];
         let Some(Some(slot)) = queue.posted.pop_front() else { return };
         let opcode = match message.verb {

@@ -20,6 +20,13 @@ const PANES: usize = 4;
 /// Set in the `wr_id` of binds and invalidations.
 pub(crate) const LOCAL: u64 = 1 << 42;
 
+/// Types of windows to draw from. A target of XRC binds none, and those of type 2 let only the
+/// queue pair through that bound them.
+pub(crate) fn kinds(xrc: bool) -> &'static [WindowType] {
+    use WindowType::{One, Two};
+    if xrc { &[One] } else { &[One, Two, Two] }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Free,
@@ -43,7 +50,8 @@ struct Pane {
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) area: Area,
-    to: End,
+    /// The end whose queue pair binds.
+    pub(crate) by: End,
     size: u64,
     panes: Vec<Pane>,
     /// Windows that ended.
@@ -51,19 +59,24 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    pub(crate) fn new(world: &mut World, to: End, size: u64, rng: &mut Rng) -> Self {
+    pub(crate) fn new(
+        world: &mut World,
+        by: End,
+        size: u64,
+        (kinds, rng): (&[WindowType], &mut Rng),
+    ) -> Self {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
-        let area = Area::new(world, to.host, to.pd, (PANES, size), access);
+        let area = Area::new(world, by.host, by.pd, (PANES, size), access);
         let mr = area.mr();
-        let host = world.host(to.host);
+        let host = world.host(by.host);
         host.memory.deregister(SPACE, mr.addr, mr.len);
         let mut pane = || {
-            let kind = rng.pick(&[WindowType::One, WindowType::Two, WindowType::Two]);
-            let mw = host.alloc_mw(to.pd, kind);
+            let kind = rng.pick(kinds);
+            let mw = host.alloc_mw(by.pd, kind);
             Pane { mw, kind, is_zero_based: false, life: Life::Free, is_used: false }
         };
         let panes = (0..PANES).map(|_| pane()).collect();
-        Self { area, to, size, panes, ended: 0 }
+        Self { area, by, size, panes, ended: 0 }
     }
 
     /// Nothing is posted that must still complete.
@@ -91,14 +104,14 @@ impl Lent {
                 _ => continue,
             };
             let fenced = if rng.chance(200_000) { SendFlags::FENCE } else { SendFlags::empty() };
-            let host = world.host(self.to.host);
-            host.post_send(self.to.qp, &wr.flags(fenced)).expect("room for all in flight");
+            let host = world.host(self.by.host);
+            host.post_send(self.by.qp, &wr.flags(fenced)).expect("room for all in flight");
         }
     }
 
     fn bind(&mut self, world: &mut World, at: usize, rng: &mut Rng) -> SendWr {
         let start = self.area.remote(at).addr;
-        let memory = &mut world.host(self.to.host).memory;
+        let memory = &mut world.host(self.by.host).memory;
         memory.register(SPACE, start, self.size, AccessFlags::LOCAL_WRITE);
         let pane = &mut self.panes[at];
         pane.life = Life::Binding;
@@ -132,7 +145,7 @@ impl Lent {
         self.panes[at].life = Life::Free;
         self.ended += 1;
         let start = self.area.remote(at).addr;
-        world.host(self.to.host).memory.deregister(SPACE, start, self.size);
+        world.host(self.by.host).memory.deregister(SPACE, start, self.size);
         self.area.check(world, at, || "memory that was lent".into());
     }
 

@@ -138,6 +138,7 @@ fn anything(plan: &mut Plan, rng: &mut Rng) {
         rely_on_answers(plan, rng);
     }
     plan.xrc = plan.may_be_xrc() && rng.chance(500_000);
+    plan.shares = plan.may_share() && rng.chance(500_000);
 }
 
 /// One direction reads what it can, the other sends.
@@ -169,6 +170,8 @@ fn the_walk() {
     sum.happened("completion queues of another size", |s| s.disturbances.resizes);
     sum.happened("windows that ended", |s| s.disturbances.windows);
     sum.happened("messages over XRC", |s| s.disturbances.named);
+    sum.happened("windows that ended behind XRC", |s| s.disturbances.windows_of_xrc);
+    sum.happened("receives of shared queues", |s| s.disturbances.shared);
 }
 
 /// A window that was taken away lets nothing through, whatever is still on its way.
@@ -199,9 +202,13 @@ fn names_of_shared_receive_queues() {
         plan.faults.reorder = rng.pick(&[0, 60_000]);
         plan.faults.reorder_by = 1_000 + rng.below(100_000);
         plan.pauses = rng.pick(&[0, 50_000]);
+        plan.leaps = rng.pick(&[0, 20_000]);
         plan.receive_delay = rng.pick(&[0, 300_000]);
+        plan.lends = rng.chance(500_000);
     });
+    sum.happened("leaps", |s| s.disturbances.leaps);
     sum.happened("messages over XRC", |s| s.disturbances.named);
+    sum.happened("windows that ended behind XRC", |s| s.disturbances.windows_of_xrc);
     sum.happened("RNR NAKs", |s| s.counters.rcvd_rnr_err);
     sum.happened("duplicate requests", |s| s.counters.duplicate_request);
 }

@@ -150,6 +150,8 @@ pub(crate) struct Plan {
     pub(crate) lends: bool,
     /// Each direction of a connection is one of XRC.
     pub(crate) xrc: bool,
+    /// Responders take their receives from shared queues.
+    pub(crate) shares: bool,
     /// Everything leaves and arrives in large bursts.
     pub(crate) bursts: bool,
     /// What the two directions of each connection send.
@@ -193,6 +195,7 @@ impl Plan {
             resizes: 0,
             lends: false,
             xrc: false,
+            shares: false,
             bursts: false,
             tastes: [Taste::Everything; 2],
             profiles: [Profile::Spec; 2],
@@ -211,9 +214,15 @@ impl Plan {
         harmless && ps_per_byte <= FAST
     }
 
-    /// A target binds no windows, and nothing of a direction ends with the other one.
+    /// Nothing of a direction ends with the other one.
     pub(crate) fn may_be_xrc(&self) -> bool {
-        self.ending == Ending::Clean && !self.lends && self.leaps == 0
+        self.ending == Ending::Clean
+    }
+
+    /// Receives of shared queues do not end with a queue pair. Those of XRC are of such queues
+    /// anyway.
+    pub(crate) fn may_share(&self) -> bool {
+        self.ending == Ending::Clean && !self.xrc
     }
 
     /// The hosts and links of its world.

@@ -10,10 +10,10 @@ use rnic_sim::verbs::SendWr;
 use rnic_sim::world::World;
 use std::collections::VecDeque;
 
-/// The receive queue of the responder's queue pair, or a shared one of its XRC domain.
+/// The receive queue of the responder's queue pair, or a shared one, maybe of its XRC domain.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    /// With its number.
+    /// With its number, which is 0 but for XRC.
     shared: Option<(SrqId, u32)>,
     pub(crate) buffers: Area,
     len: u64,
@@ -39,6 +39,11 @@ impl Receives {
             posted: VecDeque::new(),
             idle: (0..count).map(|slot| (Instant::ZERO, slot)).collect(),
         }
+    }
+
+    /// The same for the shared queue that the queue pair was made with, if it was.
+    pub(crate) fn of_queue(self, srq: Option<SrqId>) -> Self {
+        Self { shared: srq.map(|srq| (srq, 0)), ..self }
     }
 
     /// The same for a shared queue of an XRC domain, which completes where `to` receives.

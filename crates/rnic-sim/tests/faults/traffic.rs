@@ -3,7 +3,7 @@
 use crate::area::Area;
 use crate::disturb::Disturbances;
 use crate::flow::{Amount, DEPTH, Flow, MAX_LEN, SharedWord};
-use crate::lent::LOCAL;
+use crate::lent::{LOCAL, Lent};
 use crate::message::INLINE;
 use crate::plan::{Ending, Plan};
 use rnic_abi::verbs::{AccessFlags, AsyncEventType, QpType};
@@ -12,6 +12,7 @@ use rnic_core::time::Instant;
 use rnic_sim::link::FaultCounts;
 use rnic_sim::pair::End;
 use rnic_sim::rng::Rng;
+use rnic_sim::srq::SrqId;
 use rnic_sim::verbs::{Connection, CqId, QpSetup};
 use rnic_sim::world::{HostId, World};
 use rnic_sim::xrc::PRIVATE;
@@ -45,6 +46,12 @@ pub(crate) fn run(plan: &Plan) -> (FaultCounts, Counters, Disturbances) {
     traffic.finish();
     let ended = |flow: &Flow| flow.lent.as_ref().map_or(0, |lent| lent.ended);
     traffic.disturbances.windows = traffic.flows.iter().map(ended).sum();
+    if plan.shares {
+        traffic.disturbances.shared = traffic.flows.iter().map(|flow| flow.taken).sum();
+    }
+    if plan.xrc {
+        traffic.disturbances.windows_of_xrc = traffic.disturbances.windows;
+    }
     traffic.disturbances.named = traffic.flows.iter().map(|flow| flow.named).sum();
     let mut counters = Counters::default();
     for host in traffic.world.hosts() {
@@ -64,14 +71,34 @@ impl Drop for Traffic {
 /// Receives and CQEs of a flow whose CQ is to overflow.
 const FEW: u32 = 8;
 
+/// Slots of a shared receive queue, and SGEs of each.
+const SHARED: (u32, u32) = (32, 4);
+
+/// A shared receive queue for each end, of a protection domain of its own, if the plan has them.
+fn shared_queues(world: &mut World, plan: &Plan) -> [Option<(SrqId, u32)>; 2] {
+    [0, 1].map(|host| {
+        let host = world.host(host);
+        let mut queue = || {
+            let (pd, (max_wr, max_sge)) = (host.alloc_pd(), SHARED);
+            (host.create_srq(pd, max_wr, max_sge).expect("a queue"), pd)
+        };
+        plan.shares.then(&mut queue)
+    })
+}
+
+/// The two ends of a connection, and the shared receive queues that they use.
+type Ends = ([End; 2], [Option<(SrqId, u32)>; 2]);
+
 /// The ends of all connections. Those of one host share a PD, and maybe one CQ.
-fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
+fn ends(world: &mut World, plan: &Plan) -> Vec<Ends> {
     let few = (plan.ending == Ending::CqOverflows).then(|| world.host(1).create_cq(FEW));
     let mut first: Option<[End; 2]> = None;
     let mut both_ends = || {
+        let queues = shared_queues(world, plan);
         let both = [0, 1].map(|host| {
             End::with_memory(world, host, MAX_LEN, |setup: &mut QpSetup| {
                 setup.caps.max_inline_data = u32::try_from(INLINE).unwrap();
+                setup.srq = queues[host].map(|(srq, _)| srq);
                 if plan.xrc {
                     setup.qp_type = QpType::XrcSend;
                 }
@@ -86,26 +113,27 @@ fn ends(world: &mut World, plan: &Plan) -> Vec<[End; 2]> {
             })
         });
         first.get_or_insert(both);
-        both
+        (both, queues)
     };
     (0..plan.connections).map(|_| both_ends()).collect()
 }
 
 /// Connects two ends in both directions. Of XRC, each direction leads to a target of its own.
+/// Requester and responder of each, and the end that binds windows at the responder.
 fn connect(
     world: &mut World,
     [a, b]: [End; 2],
     connection: &Connection,
     xrcds: Option<[u32; 2]>,
-) -> [(End, End); 2] {
+) -> [(End, End, End); 2] {
     let Some(xrcds) = xrcds else {
         world.connect((0, a.qp), (1, b.qp), connection);
-        return [(a, b), (b, a)];
+        return [(a, b, b), (b, a, a)];
     };
     [(a, b), (b, a)].map(|(from, to)| {
         let qp = world.host(to.host).create_target(xrcds[to.host]);
         world.connect((from.host, from.qp), (to.host, qp), connection);
-        (from, End { qp, ..to })
+        (from, End { qp, ..to }, to)
     })
 }
 
@@ -116,18 +144,21 @@ impl Traffic {
         let (mut flows, mut depths) = (Vec::new(), Vec::new());
         let ends = ends(&mut world, plan);
         let xrcds = plan.xrc.then(|| [0, 1].map(|host| world.host(host).open_xrcd(PRIVATE)));
-        for [a, b] in ends {
+        for ([a, b], queues) in ends {
             let connection = plan.connection(&mut rng);
             let directions = connect(&mut world, [a, b], &connection, xrcds);
-            for ((from, to), taste) in directions.into_iter().zip(plan.tastes) {
+            for ((from, to, binds), taste) in directions.into_iter().zip(plan.tastes) {
                 let receives = match plan.receive_delay {
                     _ if plan.ending == Ending::CqOverflows => FEW as usize,
                     0 => DEPTH + 8,
                     _ => 3,
                 };
-                let Plan { messages, receive_delay, lends, .. } = *plan;
+                let Plan { messages, receive_delay, .. } = *plan;
+                let lends = plan.lends.then_some(binds);
                 let xrcd = xrcds.map(|xrcds| xrcds[to.host]);
-                let amount = Amount { messages, taste, receives, receive_delay, lends, xrcd };
+                let shared = queues[to.host];
+                let amount =
+                    Amount { messages, taste, receives, receive_delay, lends, xrcd, shared };
                 let flow = Flow::new(&mut world, (from, to), rng.fork(), connection.mtu(), amount);
                 flows.push(flow);
             }
@@ -253,11 +284,10 @@ impl Traffic {
 
     /// A bind or invalidation is complete, at the end that lends.
     fn dispatch_local(&mut self, host: usize, cqe: &rnic_abi::cqe::Cqe) {
-        let lends = |flow: &&mut Flow, world: &World| {
-            flow.to.host == host && world.hosts()[host].qpn(flow.to.qp) == cqe.qpn
-        };
-        let flow = self.flows.iter_mut().find(|flow| lends(flow, &self.world));
-        match flow.and_then(|flow| flow.lent.as_mut()) {
+        let hosts = self.world.hosts();
+        let binds =
+            |lent: &&mut Lent| lent.by.host == host && hosts[host].qpn(lent.by.qp) == cqe.qpn;
+        match self.flows.iter_mut().filter_map(|flow| flow.lent.as_mut()).find(binds) {
             Some(lent) => lent.done(&mut self.world, cqe),
             None => self.world.fail(&format!("host {host} lends nothing: {cqe:?}")),
         }

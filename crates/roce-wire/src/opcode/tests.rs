@@ -6,7 +6,11 @@ fn codes_and_opcodes_are_one_to_one() {
     assert_eq!(known, Opcode::ALL.len());
     for &opcode in Opcode::ALL {
         assert_eq!(Opcode::from_u8(opcode.code()), Some(opcode));
+        assert_eq!(Opcode::named(opcode.name()), Some(opcode));
+        // What users write in small letters is looked up in capitals.
+        assert_eq!(opcode.name(), opcode.name().to_ascii_uppercase());
     }
+    assert_eq!(Opcode::named("rc_send_only"), None);
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod segment;
 pub(crate) mod sq;
 mod state;
 
-pub(crate) use state::{Cursor, Requester};
+pub(crate) use state::{Cursor, Requester, Wait};
 
 use super::Qp;
 use super::plan::{AddressId, Budget, Segment, Source};
@@ -177,8 +177,16 @@ impl Qp {
         let (end, length) = (wr.end(), wr.length);
         self.requester.fetched(end);
         ctx.shared.counters.send_wqes += 1;
-        let (qpn, psns) = (self.qpn, (first, end.wrapping_sub(1)));
-        ctx.event(|| Event::WqeFetched { qpn, index, psns, length });
+        ctx.event(|| Event::WqeFetched {
+            qpn: self.qpn,
+            message: index,
+            operation: self.sq.wr(index).control.opcode,
+            wr_id: self.sq.wr(index).control.wr_id,
+            length,
+            first_psn: first,
+            last_psn: end.wrapping_sub(1),
+            peer_qpn: self.rules.is_connected.then(|| self.dest_qpn()),
+        });
         true
     }
 

@@ -66,8 +66,8 @@ impl Qp {
         self.deadline = None;
         if self.requester.wait().is_some() {
             self.requester.end_wait();
-            let (qpn, to) = (self.qpn, self.requester.una());
-            ctx.event(|| Event::Rewound { qpn, to, cause: RewindCause::Rnr });
+            let (qpn, psn) = (self.qpn, self.requester.una());
+            ctx.event(|| Event::Rewound { qpn, psn, cause: RewindCause::Rnr });
             self.activate(ctx);
             self.restart_timer(ctx);
         // Rule: TimerStops
@@ -119,8 +119,8 @@ impl Qp {
         if cause != RewindCause::ImpliedNak {
             self.requester.forget_loss();
         }
-        let (qpn, to) = (self.qpn, self.requester.una());
-        ctx.event(|| Event::Rewound { qpn, to, cause });
+        let (qpn, psn) = (self.qpn, self.requester.una());
+        ctx.event(|| Event::Rewound { qpn, psn, cause });
         self.activate(ctx);
     }
 

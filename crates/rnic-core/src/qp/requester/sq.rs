@@ -166,6 +166,12 @@ impl SendQueue {
         self.ring.available(self.producer).unwrap_or(0)
     }
 
+    /// WQEs posted and not yet fetched, as the doorbell record says now.
+    pub(crate) fn posted(&self, clients: &Clients, client: u32) -> u32 {
+        let producer = self.record.map(|record| clients.producer(client, record));
+        producer.and_then(|producer| self.ring.available(producer).ok()).unwrap_or(0)
+    }
+
     /// The producer index is further ahead than the ring is long.
     #[inline]
     pub(crate) fn is_overrun(&self) -> bool {

@@ -90,9 +90,15 @@ impl Requester {
         self.cursor
     }
 
+    /// First PSN of the next WQE to be fetched.
     #[inline]
-    pub(super) fn next_psn(&self) -> Psn {
+    pub(crate) fn next_psn(&self) -> Psn {
         self.next_psn
+    }
+
+    /// One past the highest PSN sent so far.
+    pub(crate) fn sent_end(&self) -> Psn {
+        self.sent_end
     }
 
     /// READ and atomic requests before the cursor that are not fully answered.
@@ -314,6 +320,11 @@ impl Requester {
         // The answer to the repetition was lost too, as it seems.
         self.stale = Some(fresh);
         true
+    }
+
+    /// Retries left until progress: of the transport, and after RNR NAKs.
+    pub(crate) fn retries_left(&self) -> (u8, u8) {
+        (self.retries, self.rnr_retries)
     }
 
     pub(super) fn retries(&self) -> u8 {

@@ -1,0 +1,108 @@
+//! The way to a device: to its daemon, or to an engine in this very process.
+//!
+//! The libraries of programs know nothing of engines. Where `RNIC_ENGINE=program` asks for one in
+//! the program, they load `librnic_function.so`, which lies beside them, and get from it a
+//! connection that looks like one to the daemon.
+
+use super::Connection;
+use std::env;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// What `rnic_function_connect` of the library is: path of the daemon's socket, room for a text
+/// that says what is wrong. Returns a descriptor, or a negative error number.
+pub type Connect = unsafe extern "C" fn(*const u8, usize, *mut u8, usize) -> c_int;
+
+/// Its name.
+pub const CONNECT: &CStr = c"rnic_function_connect";
+/// Room for the text.
+pub const TEXT: usize = 512;
+
+/// Connects to the engine that this program is to use, at the daemon with this socket.
+///
+/// # Errors
+/// As [`Connection::connect`]; when there is no engine in this program, what keeps it from that.
+pub fn connect(socket: &Path) -> io::Result<Connection> {
+    if !is_wanted()? {
+        return Connection::connect(socket);
+    }
+    static LIBRARY: OnceLock<Connect> = OnceLock::new();
+    let connect = match LIBRARY.get() {
+        Some(connect) => *connect,
+        None => *LIBRARY.get_or_init({
+            let found = load()?;
+            move || found
+        }),
+    };
+    let (path, mut text) = (socket.as_os_str().as_bytes(), [0u8; TEXT]);
+    // SAFETY: both name live memory of that length.
+    let result = unsafe { connect(path.as_ptr(), path.len(), text.as_mut_ptr(), text.len()) };
+    if result >= 0 {
+        // SAFETY: the library has opened it for its caller.
+        return Ok(Connection::from(unsafe { OwnedFd::from_raw_fd(result) }));
+    }
+    let said = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    let kind = io::Error::from_raw_os_error(-result).kind();
+    match said.is_empty() {
+        true => Err(io::Error::from_raw_os_error(-result)),
+        false => Err(io::Error::new(kind, said.to_string_lossy())),
+    }
+}
+
+/// Whether this program is to have an engine of its own.
+///
+/// # Errors
+/// When the variable says neither.
+pub fn is_wanted() -> io::Result<bool> {
+    // SAFETY: only asks about this process and touches no memory.
+    let secure = unsafe { libc::getauxval(libc::AT_SECURE) != 0 };
+    // A setuid program must not be led to load anything by its caller.
+    let value = if secure { None } else { env::var_os("RNIC_ENGINE") };
+    match value.as_deref().map(OsStr::as_bytes) {
+        None | Some(b"" | b"daemon") => Ok(false),
+        Some(b"program") => Ok(true),
+        Some(other) => {
+            let other = String::from_utf8_lossy(other);
+            let text = format!("RNIC_ENGINE={other}: it is either daemon or program");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
+fn load() -> io::Result<Connect> {
+    let path = beside_this()?.join("librnic_function.so");
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: our own library, whose initialisation touches nothing of the program. It stays.
+    unsafe {
+        let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NODELETE);
+        let symbol = match library.is_null() {
+            true => std::ptr::null_mut(),
+            false => libc::dlsym(library, CONNECT.as_ptr()),
+        };
+        if symbol.is_null() {
+            let why = libc::dlerror();
+            let why = if why.is_null() { c"no reason" } else { CStr::from_ptr(why) };
+            let why = why.to_string_lossy();
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no engine: {why}")));
+        }
+        Ok(std::mem::transmute::<*mut c_void, Connect>(symbol))
+    }
+}
+
+/// The folder of the library that this code is in.
+fn beside_this() -> io::Result<PathBuf> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: it is written where the call succeeds, and all-zero bytes are valid, too.
+    let name = unsafe {
+        libc::dladdr(beside_this as *const c_void, info.as_mut_ptr());
+        let name: *const c_char = info.assume_init().dli_fname;
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    };
+    let path = Path::new(OsStr::from_bytes(name.to_bytes())).canonicalize()?;
+    path.parent().map(Path::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
