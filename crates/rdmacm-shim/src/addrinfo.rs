@@ -106,11 +106,9 @@ fn blank(flags: c_int, is_datagram: bool, hints: Option<&rdma_addrinfo>) -> rdma
     info.ai_flags = flags;
     let (space, qp_type) =
         if is_datagram { (RDMA_PS_UDP, IBV_QPT_UD) } else { (RDMA_PS_TCP, IBV_QPT_RC) };
-    info.ai_port_space = space as c_int;
-    info.ai_qp_type = hints.map_or(0, |hints| hints.ai_qp_type);
-    if info.ai_qp_type == 0 {
-        info.ai_qp_type = qp_type as c_int;
-    }
+    let or = |hint, default| if hint == 0 { default } else { hint };
+    info.ai_port_space = or(hints.map_or(0, |hints| hints.ai_port_space), space as c_int);
+    info.ai_qp_type = or(hints.map_or(0, |hints| hints.ai_qp_type), qp_type as c_int);
     info
 }
 

@@ -2,9 +2,12 @@
 
 use std::{
     ffi::{c_int, c_void},
-    os::fd::IntoRawFd,
-    ptr,
-    sync::atomic::{AtomicU32, Ordering},
+    os::fd::{IntoRawFd, RawFd},
+    process, ptr,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use rnic_abi::control::CmRequest;
@@ -17,22 +20,168 @@ use crate::{
     error::{Errno, Result, code, pointer},
     events,
     id::{self, Id},
+    session::{self, Device},
 };
 
 /// An event channel; programs have a pointer to its first member.
+///
+/// Each daemon writes its events to a socket. Where there is one device, the descriptor that
+/// programs have is this socket; else it is an epoll descriptor, which is readable while any of the
+/// sockets is.
 #[repr(C)]
 pub(crate) struct Channel {
     pub(crate) public: rdma_event_channel,
-    pub(crate) handle: u32,
+    /// The one that made it. In its children only the descriptors are left.
+    process: u32,
+    parts: Mutex<Vec<Part>>,
+    /// Held while a part is used for a new place: none of those goes meanwhile, nor comes twice.
+    placing: Mutex<()>,
     /// Threads that wait for an event.
-    pub(crate) waiting: AtomicU32,
+    waiting: AtomicU32,
+}
+
+/// The channel of one daemon.
+#[derive(Clone, Copy)]
+struct Part {
+    device: &'static Device,
+    handle: u32,
+    socket: RawFd,
 }
 
 impl Channel {
     fn open() -> Result<*mut Self> {
-        let (handle, fd) = id::device()?.open_channel()?;
-        let public = rdma_event_channel { fd: fd.into_raw_fd() };
-        Ok(Box::into_raw(Box::new(Self { public, handle, waiting: AtomicU32::new(0) })))
+        let mut parts = Vec::new();
+        let fd = match session::devices()? {
+            [device] => {
+                parts.push(Part::open(device)?);
+                parts[0].socket
+            }
+            // Parts follow when they are needed.
+            // SAFETY: no pointers.
+            _ => match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
+                fd if fd < 0 => return Err(Errno::last()),
+                fd => fd,
+            },
+        };
+        let (public, parts) = (rdma_event_channel { fd }, Mutex::new(parts));
+        Ok(Box::into_raw(Box::new(Self::of(public, parts))))
+    }
+
+    fn of(public: rdma_event_channel, parts: Mutex<Vec<Part>>) -> Self {
+        let (placing, waiting) = (Mutex::default(), AtomicU32::new(0));
+        Self { public, process: process::id(), parts, placing, waiting }
+    }
+
+    /// # Errors
+    /// EIO in a child of the process that made it: a lock may have been held at the fork, and what
+    /// comes is for the parent.
+    fn check_process(&self) -> Result<()> {
+        if self.process == process::id() { Ok(()) } else { Err(Errno(libc::EIO)) }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until identifiers of the channel have their new places.
+    ///
+    /// # Errors
+    /// As of `check_process`.
+    pub(crate) fn placing(&self) -> Result<Placing<'_>> {
+        self.check_process()?;
+        let lock = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Placing { channel: self, _lock: lock })
+    }
+
+    /// Lets go of the device's part, if no identifier of the channel is there any more.
+    pub(crate) fn leave(&self, device: &'static Device) {
+        let Ok(_placing) = self.placing() else { return };
+        let mut parts = self.parts();
+        let is_it = |part: &Part| part.socket != self.public.fd && ptr::eq(part.device, device);
+        let found = parts.iter().position(is_it);
+        if let Some(at) = found.filter(|_| !id::are_at(device, ptr::from_ref(self))) {
+            let part = parts.swap_remove(at);
+            self.stop_waiting_for(&part);
+            drop(parts);
+            part.close();
+        }
+    }
+
+    fn wait_for(&self, part: &Part) -> Result<()> {
+        let mut event = libc::epoll_event { events: EPOLLIN, u64: part.socket as u64 };
+        // SAFETY: a local variable.
+        let added = unsafe {
+            libc::epoll_ctl(self.public.fd, libc::EPOLL_CTL_ADD, part.socket, &raw mut event)
+        };
+        if added == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
+    /// A child may have the socket, too: closing it is not enough.
+    fn stop_waiting_for(&self, part: &Part) {
+        let (fd, delete) = (self.public.fd, libc::EPOLL_CTL_DEL);
+        // SAFETY: no pointers.
+        unsafe { libc::epoll_ctl(fd, delete, part.socket, ptr::null_mut()) };
+    }
+
+    /// Waits for a message, unless the descriptor does not block: from which daemon, and how long.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<(&'static Device, usize)> {
+        self.check_process()?;
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let received = self.receive_from_any(buffer);
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        received
+    }
+
+    fn receive_from_any(&self, buffer: &mut [u8]) -> Result<(&'static Device, usize)> {
+        let fd = self.public.fd;
+        let alone = self.parts().iter().find(|part| part.socket == fd).map(|part| part.device);
+        if let Some(device) = alone {
+            return Ok((device, receive(fd, buffer, 0)?));
+        }
+        loop {
+            let socket = self.readable()?;
+            if let Some(taken) = self.take(socket, buffer) {
+                return taken;
+            }
+        }
+    }
+
+    /// Waits until there is a message, unless the descriptor does not block: where it is.
+    fn readable(&self) -> Result<RawFd> {
+        let (fd, mut event) = (self.public.fd, libc::epoll_event { events: 0, u64: 0 });
+        // SAFETY: no pointers, and a local variable.
+        let ready = unsafe {
+            let is_nonblocking = libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0;
+            libc::epoll_wait(fd, &raw mut event, 1, if is_nonblocking { 0 } else { -1 })
+        };
+        match ready {
+            1 => Ok(event.u64 as RawFd),
+            0 => Err(Errno(libc::EAGAIN)),
+            _ => Err(Errno::last()),
+        }
+    }
+
+    /// The message of a daemon. `None` where another thread has it, and at the end of a daemon if
+    /// all identifiers go on with others.
+    fn take(&self, socket: RawFd, buffer: &mut [u8]) -> Option<Result<(&'static Device, usize)>> {
+        // As long as it is held the descriptor is the part's.
+        let mut parts = self.parts();
+        let at = parts.iter().position(|part| part.socket == socket)?;
+        let device = parts[at].device;
+        match receive(socket, buffer, libc::MSG_DONTWAIT) {
+            Ok(len) => Some(Ok((device, len))),
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => None,
+            Err(Errno(libc::EIO | libc::ECONNRESET)) => {
+                let part = parts.swap_remove(at);
+                self.stop_waiting_for(&part);
+                // SAFETY: its own.
+                unsafe { libc::close(part.socket) };
+                let left: Vec<_> = parts.iter().map(|part| part.device).collect();
+                let is_told = left.is_empty() || id::end_at(device, ptr::from_ref(self), &left);
+                is_told.then_some(Err(Errno(libc::EIO)))
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// # Safety
@@ -41,18 +190,79 @@ impl Channel {
     unsafe fn close(channel: *mut Self) {
         // SAFETY: by contract.
         let (fd, waiting) = unsafe { ((*channel).public.fd, &(*channel).waiting) };
-        // SAFETY: the channel's own descriptor.
-        unsafe { libc::close(fd) };
         if waiting.load(Ordering::Acquire) > 0 {
+            // SAFETY: the channel's own descriptor.
+            unsafe { libc::close(fd) };
             return;
         }
         // SAFETY: by contract; made by `open`.
-        let channel = unsafe { Box::from_raw(channel) };
-        if let Ok(device) = id::device() {
-            let _ = device.done(CmRequest::CloseChannel { channel: channel.handle });
+        let mut channel = unsafe { Box::from_raw(channel) };
+        // Without the lock, which a thread of the parent may have held at a fork.
+        let parts = channel.parts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if parts.iter().all(|part| part.socket != fd) {
+            // SAFETY: the channel's own descriptor.
+            unsafe { libc::close(fd) };
         }
+        // In a child only the descriptors are closed.
+        parts.drain(..).for_each(Part::close);
     }
 }
+
+/// A channel whose parts stay.
+pub(crate) struct Placing<'a> {
+    channel: &'a Channel,
+    _lock: MutexGuard<'a, ()>,
+}
+
+impl Placing<'_> {
+    /// What the device's daemon knows the channel by.
+    pub(crate) fn handle_at(&self, device: &'static Device) -> Result<u32> {
+        let is_it = |part: &&Part| ptr::eq(part.device, device);
+        let known = self.channel.parts().iter().find(is_it).map(|part| part.handle);
+        if let Some(handle) = known {
+            return Ok(handle);
+        }
+        // Others receive meanwhile, however long the daemon takes.
+        self.add(Part::open(device)?)
+    }
+
+    fn add(&self, part: Part) -> Result<u32> {
+        let mut parts = self.channel.parts();
+        if let Err(error) = self.channel.wait_for(&part) {
+            part.close();
+            return Err(error);
+        }
+        let handle = part.handle;
+        parts.push(part);
+        Ok(handle)
+    }
+}
+
+impl Part {
+    fn open(device: &'static Device) -> Result<Self> {
+        let (handle, socket) = device.open_channel()?;
+        Ok(Self { device, handle, socket: socket.into_raw_fd() })
+    }
+
+    fn close(self) {
+        // SAFETY: its own.
+        unsafe { libc::close(self.socket) };
+        let _ = self.device.done(CmRequest::CloseChannel { channel: self.handle });
+    }
+}
+
+fn receive(socket: RawFd, buffer: &mut [u8], flags: c_int) -> Result<usize> {
+    // SAFETY: the buffer has that length.
+    let got = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), flags) };
+    match usize::try_from(got) {
+        Err(_) => Err(Errno::last()),
+        // The daemon is gone.
+        Ok(0) => Err(Errno(libc::EIO)),
+        Ok(len) => Ok(len),
+    }
+}
+
+const EPOLLIN: u32 = libc::EPOLLIN as u32;
 
 /// A channel for events of identifiers.
 pub(crate) extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
@@ -110,16 +320,17 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
             // SAFETY: it is the identifier's own.
             unsafe { events::rdma_ack_cm_event(id.public.event) };
         }
-        let handle = id.inner().handle;
-        let released = handle.map_or(Ok(()), |handle| {
-            id::forget(&raw mut *id, handle);
-            id::device()?.done(CmRequest::Release { id: handle })
-        });
+        let places = std::mem::take(&mut id.inner().places);
+        id::forget(&raw mut *id, &places);
+        // All of them, whatever becomes of the first. Of several daemons some may be gone.
+        let is_fine = |result: &Result<()>| places.len() < 2 || *result != Err(Errno(libc::EIO));
+        let released = places.iter().map(id::Place::release).filter(is_fine);
+        let released: Vec<Result<()>> = released.collect();
         if id.inner().is_sync {
             // SAFETY: no other identifier has it.
             unsafe { Channel::close(id.public.channel.cast()) };
         }
-        released
+        released.into_iter().collect()
     }))
 }
 
@@ -133,12 +344,13 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     code(unsafe { id::of(id) }.and_then(|id| {
         let is_sync = channel.is_null();
         let channel = if is_sync { Channel::open()? } else { channel.cast() };
-        let handle = id.inner().handle;
-        if let Some(handle) = handle {
-            // SAFETY: a channel, by contract.
-            let channel = unsafe { (*channel).handle };
-            id::device()?.done(CmRequest::Move { id: handle, channel })?;
-        }
+        // SAFETY: a channel, by contract.
+        unsafe { move_to(id, &*channel) }.inspect_err(|_| {
+            if is_sync {
+                // SAFETY: just made.
+                unsafe { Channel::close(channel) };
+            }
+        })?;
         let old = std::mem::replace(&mut id.public.channel, channel.cast());
         let was_sync = std::mem::replace(&mut id.inner().is_sync, is_sync);
         if was_sync {
@@ -147,6 +359,50 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
         }
         Ok(())
     }))
+}
+
+/// Moves all places of an identifier, or none. Those whose daemons are gone do not count where
+/// there are others.
+fn move_to(id: &Id, channel: &Channel) -> Result<()> {
+    let places = id.places();
+    let placing = channel.placing()?;
+    let is_gone = |error: &Errno| places.len() > 1 && *error == Errno(libc::EIO);
+    let mut ready = Vec::new();
+    for place in &places {
+        match placing.handle_at(place.device) {
+            Ok(channel) => ready.push((place, channel)),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut moved = Vec::new();
+    for (place, channel) in ready {
+        match place.done(|id| CmRequest::Move { id, channel }) {
+            Ok(()) => moved.push(*place),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                move_back(id, &moved);
+                return Err(error);
+            }
+        }
+    }
+    if moved.is_empty() && !places.is_empty() {
+        return Err(Errno(libc::EIO));
+    }
+    id::set_channel(&places, ptr::from_ref(channel));
+    Ok(())
+}
+
+fn move_back(id: &Id, places: &[id::Place]) {
+    // SAFETY: every identifier has a channel.
+    let old = unsafe { &*id.public.channel.cast::<Channel>() };
+    for place in places {
+        let part = old.parts().iter().find(|part| ptr::eq(part.device, place.device)).copied();
+        if let Some(Part { handle, .. }) = part {
+            // Fails only where the daemon is gone.
+            let _ = place.done(|id| CmRequest::Move { id, channel: handle });
+        }
+    }
 }
 
 /// Waits for the next event of an identifier that has a channel of its own, which keeps it.
@@ -169,3 +425,6 @@ pub(crate) fn complete(id: &mut Id) -> Result<()> {
         _ => Err(Errno(libc::ECONNREFUSED)),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,15 +2,13 @@
 
 use std::{
     ffi::{c_int, c_void},
-    net::{IpAddr, SocketAddr, UdpSocket},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
+    net::{IpAddr, SocketAddr},
 };
 
 use libc::sockaddr;
-use rnic_abi::control::{CmOffer, CmRequest, CmTarget, Reply};
+use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget, Reply};
 use verbs_abi::{
-    RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED,
+    IBV_QPT_UC, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, RDMA_CM_EVENT_ROUTE_RESOLVED,
     RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, RDMA_UDP_QKEY, rdma_cm_event_type, rdma_cm_id,
     rdma_conn_param,
 };
@@ -18,25 +16,77 @@ use verbs_abi::{
 use crate::{
     channel::{Channel, complete},
     error::{Errno, Result, code},
-    id::{self, Id, is_wildcard, raw, read_address, scope_of},
+    id::{self, Id, Place, is_wildcard, raw, read_address, scope_of},
     qp,
-    session::{Device, MAX_DEPTH},
+    rsocket::udp,
+    session::{self, Device, MAX_DEPTH, Own},
 };
 
-/// Gives an identifier a port, at one address of the device or at all.
-fn bind(id: &mut Id, device: &Device, local: SocketAddr) -> Result<()> {
-    if id.inner().handle.is_some() {
+/// Gives an identifier a port, at one address of a device or at all addresses of all devices.
+fn bind(id: &mut Id, own: Option<&Own>, local: SocketAddr) -> Result<()> {
+    if !id.places().is_empty() {
         return Err(Errno(libc::EINVAL));
     }
-    let local = on_device(device, local)?;
-    if !is_wildcard(&local) {
-        id.attach(device, local.ip())?;
+    if let Some(own) = own {
+        id.attach(own)?;
+        return bind_at(id, own.device, local);
     }
+    let mut bound = Err(Errno(libc::EADDRINUSE));
+    for _ in 0..if local.port() == 0 { PORTS } else { 1 } {
+        bound = bind_everywhere(id, local);
+        if bound != Err(Errno(libc::EADDRINUSE)) {
+            break;
+        }
+    }
+    bound
+}
+
+/// At the same port of all devices whose daemons let it, or of none where another one has the port.
+fn bind_everywhere(id: &mut Id, mut local: SocketAddr) -> Result<()> {
+    let before = id.public.route.addr;
+    let mut refused = Errno(libc::EIO);
+    for device in session::devices()? {
+        match bind_at(id, device, local) {
+            Ok(()) => local.set_port(id.local().map_or(0, |local| local.port())),
+            Err(error @ Errno(libc::EADDRINUSE)) => {
+                keep_places(id, |_| false);
+                id.public.route.addr = before;
+                return Err(error);
+            }
+            Err(Errno(libc::EIO)) => {}
+            Err(error) => refused = error,
+        }
+    }
+    if id.places().is_empty() { Err(refused) } else { Ok(()) }
+}
+
+/// Lets go of the other places.
+fn keep_places(id: &mut Id, keeps: impl Fn(&Place) -> bool) {
+    let (kept, gone) = id.places().into_iter().partition(keeps);
+    id.inner().places = kept;
+    let gone: Vec<Place> = gone;
+    id::unlink(&gone);
+    for place in gone {
+        // Fails only where the daemon is gone.
+        let _ = place.release();
+        // SAFETY: every identifier has a channel.
+        unsafe { (*id.public.channel.cast::<Channel>()).leave(place.device) };
+    }
+}
+
+/// The device that has an address.
+pub(crate) fn owner(own: &[Own], local: IpAddr) -> Result<Own> {
+    own.iter().copied().find(|own| own.ip == local).ok_or(Errno(libc::EADDRNOTAVAIL))
+}
+
+fn bind_at(id: &mut Id, device: &'static Device, local: SocketAddr) -> Result<()> {
     // Like a TCP listener, one at `::` takes what is for IPv4 addresses unless its program objects.
     let takes_all = local.is_ipv6() && is_wildcard(&local) && !id.inner().options.one_family;
     let address = (!takes_all).then(|| local.ip());
     // SAFETY: every identifier has a channel.
-    let channel = unsafe { (*id.public.channel.cast::<Channel>()).handle };
+    let channel = unsafe { &*id.public.channel.cast::<Channel>() };
+    let placing = channel.placing()?;
+    let channel = placing.handle_at(device)?;
     let request = CmRequest::Bind {
         channel,
         space: u16::try_from(id.public.ps).map_err(|_| Errno(libc::EPROTONOSUPPORT))?,
@@ -50,8 +100,9 @@ fn bind(id: &mut Id, device: &Device, local: SocketAddr) -> Result<()> {
     let mut local = local;
     local.set_port(port);
     id.set_addresses(local, None);
-    id.inner().handle = Some(handle);
-    id::remember(handle, id);
+    let place = Place { device, handle };
+    id.inner().places.push(place);
+    id::remember(&place, id, id.public.channel.cast());
     Ok(())
 }
 
@@ -64,7 +115,12 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
         let address = read_address(address).ok_or(Errno(libc::EAFNOSUPPORT))?;
-        bind(id, id::device()?, address)
+        let (own, local) = session::with_addresses(|own| {
+            let local = on_device(own, address)?;
+            let is_one = !is_wildcard(&local);
+            Ok((is_one.then(|| owner(own, local.ip())).transpose()?, local))
+        })?;
+        bind(id, own.as_ref(), local)
     }))
 }
 
@@ -73,13 +129,27 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
-        let device = id::device()?;
-        if id.inner().handle.is_none() {
-            bind(id, device, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+        if id.places().is_empty() {
+            bind(id, None, SocketAddr::from(([0, 0, 0, 0], 0)))?;
         }
         let backlog = u32::try_from(backlog).ok().filter(|backlog| *backlog > 0);
         let backlog = backlog.unwrap_or(DEFAULT_BACKLOG);
-        device.done(CmRequest::Listen { id: id.handle()?, backlog })
+        let listening = id.inner().listening;
+        let places = id.places();
+        let mut gone = 0;
+        for place in places.iter().skip(listening) {
+            match place.done(|id| CmRequest::Listen { id, backlog }) {
+                // The daemon is gone; others are not.
+                Err(Errno(libc::EIO)) if gone + 1 < places.len() => gone += 1,
+                listens => listens?,
+            }
+            // Where another one has the port, its program may try again.
+            id.inner().listening += 1;
+        }
+        match listening > 0 && listening == id.places().len() {
+            true => Err(Errno(libc::EINVAL)),
+            false => Ok(()),
+        }
     }))
 }
 
@@ -89,70 +159,49 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut sockaddr,
     destination: *mut sockaddr,
-    _timeout: c_int,
+    timeout: c_int,
 ) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
-        let device = id::device()?;
         let remote = read_address(destination).ok_or(Errno(libc::EAFNOSUPPORT))?;
         let wanted = read_address(source).or_else(|| id.local());
-        let (local, remote) = both_ends(device, wanted, remote)?;
-        if id.inner().handle.is_none() {
-            bind(id, device, local)?;
+        let (at, local, remote) = session::with_addresses(|own| {
+            let (local, remote) = both_ends(own, wanted, remote)?;
+            Ok((owner(own, local.ip())?, local, remote))
+        })?;
+        let places = id.places();
+        if places.is_empty() {
+            bind(id, Some(&at), local)?;
+        } else if !places.iter().any(|place| std::ptr::eq(place.device, at.device)) {
+            return Err(Errno(libc::EINVAL));
         }
         let mut local = local;
         local.set_port(id.local().map_or(0, |local| local.port()));
-        id.attach(device, local.ip())?;
+        id.attach(&at)?;
+        keep_places(id, |place| std::ptr::eq(place.device, at.device));
         id.set_addresses(local, Some(remote));
         id.inner().flow_label = flow_label(local.port(), remote.port());
-        let (handle, attr) = (id.handle()?, id.address_vector());
-        let look = move || {
-            let (what, status) = match device.reach(&attr) {
-                Ok(()) => (RDMA_CM_EVENT_ADDR_RESOLVED, 0),
-                Err(Errno(errno)) => (RDMA_CM_EVENT_ADDR_ERROR, -errno),
-            };
-            device.done(CmRequest::Post { id: handle, what, status })
-        };
-        if id.inner().is_sync {
-            look()?;
-        } else {
-            aside(look)?;
-        }
+        let limit_ms = u32::try_from(timeout).unwrap_or(0);
+        let to = target(id)?;
+        id.place()?.done(|id| CmRequest::Resolve { id, to, limit_ms })?;
         complete(id)
     }))
 }
 
-/// Does what may take seconds in a thread of its own, unless there are many already.
-fn aside(look: impl Fn() -> Result<()> + Send + Clone + 'static) -> Result<()> {
-    static BUSY: AtomicUsize = AtomicUsize::new(0);
-    let started = match BUSY.fetch_add(1, Ordering::Relaxed) < MAX_ASIDE {
-        true => {
-            let look = look.clone();
-            let work = move || {
-                // Fails only when the identifier, or the daemon, is gone.
-                let _ = look();
-                BUSY.fetch_sub(1, Ordering::Relaxed);
-            };
-            thread::Builder::new().name("rdma_resolve".into()).spawn(work).is_ok()
-        }
-        false => false,
-    };
-    if started {
-        return Ok(());
-    }
-    BUSY.fetch_sub(1, Ordering::Relaxed);
-    look()
+/// Path MTU code of the link.
+fn mtu_of(id: &Id) -> Result<u8> {
+    id.place()?.device.mtu()
 }
 
 /// The event follows on the channel, as of a request that takes its time.
-fn post(id: &Id, device: &Device, event: rdma_cm_event_type, status: c_int) -> Result<()> {
-    device.done(CmRequest::Post { id: id.handle()?, what: event, status })
+fn post(id: &Id, what: rdma_cm_event_type, status: c_int) -> Result<()> {
+    id.place()?.done(|id| CmRequest::Post { id, what, status })
 }
 
-/// A loopback address that the device does not have stands for its first address: programs bind to
-/// one to learn what device there is.
-fn on_device(device: &Device, address: SocketAddr) -> Result<SocketAddr> {
-    let own = || device.addresses().into_iter().map(|(_, address)| address);
+/// A loopback address that no device has stands for the first address of the first device: programs
+/// bind to one to learn what device there is.
+fn on_device(own: &[Own], address: SocketAddr) -> Result<SocketAddr> {
+    let own = || own.iter().map(|own| own.ip);
     if !address.ip().is_loopback() || own().any(|ip| ip == address.ip()) {
         return Ok(address);
     }
@@ -161,35 +210,22 @@ fn on_device(device: &Device, address: SocketAddr) -> Result<SocketAddr> {
 }
 
 /// Addresses of both ends.
-fn both_ends(
-    device: &Device,
+pub(crate) fn both_ends(
+    own: &[Own],
     wanted: Option<SocketAddr>,
     remote: SocketAddr,
 ) -> Result<(SocketAddr, SocketAddr)> {
-    let own: Vec<IpAddr> = device.addresses().into_iter().map(|(_, address)| address).collect();
-    let remote = on_device(device, remote)?;
-    let wanted = wanted.map(|wanted| on_device(device, wanted)).transpose()?;
+    let remote = on_device(own, remote)?;
+    let wanted = wanted.map(|wanted| on_device(own, wanted)).transpose()?;
     let port = wanted.map_or(0, |wanted| wanted.port());
     let local = match wanted.filter(|wanted| !is_wildcard(wanted)) {
         Some(wanted) => wanted.ip(),
-        None if own.contains(&remote.ip()) => remote.ip(),
-        None => source_for(remote)?,
+        None if own.iter().any(|own| own.ip == remote.ip()) => remote.ip(),
+        None => udp::source_for(remote)?,
     };
     let mut local = SocketAddr::new(local, port);
     id::set_scope(&mut local, scope_of(Some(remote)).max(scope_of(wanted)));
     Ok((local, remote))
-}
-
-/// The address that the kernel's routes lead there from.
-fn source_for(remote: SocketAddr) -> Result<IpAddr> {
-    let any: IpAddr = match remote {
-        SocketAddr::V4(_) => [0; 4].into(),
-        SocketAddr::V6(_) => [0_u16; 8].into(),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    // Sends nothing.
-    socket.connect(remote)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// As Linux makes it of both ports.
@@ -202,10 +238,9 @@ fn flow_label(local: u16, remote: u16) -> u32 {
 pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
-        let device = id::device()?;
         id.remote().ok_or(Errno(libc::EINVAL))?;
-        id.set_path(u8::try_from(device.port().active_mtu).unwrap_or(1));
-        post(id, device, RDMA_CM_EVENT_ROUTE_RESOLVED, 0)?;
+        id.set_path(mtu_of(id)?);
+        post(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0)?;
         complete(id)
     }))
 }
@@ -218,30 +253,37 @@ pub(crate) unsafe extern "C" fn rdma_connect(
 ) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
-        let device = id::device()?;
         // SAFETY: by contract.
         let param = Param::of(unsafe { param.as_ref() });
         let to = target(id)?;
-        let handle = id.handle()?;
+        let place = id.place()?;
         if id.is_datagram() {
-            device.done(CmRequest::LookUp { id: handle, to, private: param.private })?;
+            place.done(|id| CmRequest::LookUp { id, to, private: param.private })?;
             return complete(id);
         }
-        let port = device.port();
-        let mtu_code = u8::try_from(port.active_mtu).unwrap_or(1);
+        let mtu_code = match id.inner().path.mtu {
+            0 => mtu_of(id)?,
+            resolved => resolved,
+        };
         let responder_resources = param.responder_resources(MAX_DEPTH)?;
         let initiator_depth = param.initiator_depth(MAX_DEPTH)?;
         let offer = param.offer(id, (responder_resources, initiator_depth))?;
-        let unreliable = id.public.qp_type == verbs_abi::IBV_QPT_UC;
+        let service = match id.public.qp_type {
+            IBV_QPT_UC => CmService::Unreliable,
+            IBV_QPT_XRC_SEND => CmService::Extended,
+            // A target waits for its initiator.
+            IBV_QPT_XRC_RECV => return Err(Errno(libc::EINVAL)),
+            _ => CmService::Reliable,
+        };
         let retry_count = param.retry_count & 7;
         {
             // The peer's answer may be read by another thread before this one has ours.
             let mut inner = id.inner();
             let ack_timeout = inner.options.ack_timeout.unwrap_or(ACK_TIMEOUT);
-            let psn = device.handle(CmRequest::Connect {
-                id: handle,
+            let psn = place.device.handle(CmRequest::Connect {
+                id: place.handle,
                 to,
-                unreliable,
+                service,
                 offer,
                 retry_count,
                 mtu_code,
@@ -282,16 +324,15 @@ pub(crate) unsafe extern "C" fn rdma_accept(
 ) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
-        let device = id::device()?;
         // SAFETY: by contract.
         let param = Param::of(unsafe { param.as_ref() });
-        let handle = id.handle()?;
+        let place = id.place()?;
         if id.is_datagram() {
             // SAFETY: a queue pair of the program, or null.
             let own = unsafe { id.public.qp.as_ref() }.map_or(param.qp_num, |qp| qp.qp_num);
             let private = param.private;
             let qkey = RDMA_UDP_QKEY;
-            return device.done(CmRequest::Answer { id: handle, qpn: own, qkey, private });
+            return place.done(|id| CmRequest::Answer { id, qpn: own, qkey, private });
         }
         let terms = id.inner().terms;
         let depths = (
@@ -306,7 +347,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
         if !id.public.qp.is_null() {
             qp::start(id)?;
         }
-        let accepted = device.done(CmRequest::Accept { id: handle, offer, private: param.private });
+        let accepted = place.done(|id| CmRequest::Accept { id, offer, private: param.private });
         accepted.inspect_err(|_| qp::stop(id))?;
         complete(id)
     }))
@@ -347,7 +388,7 @@ impl Param {
             srq: param.srq != 0,
             qp_num: param.qp_num,
             // SAFETY: the program's, of that length.
-            private: unsafe { copy(param.private_data, param.private_data_len) },
+            private: unsafe { private_data(param.private_data, param.private_data_len) },
         }
     }
 
@@ -382,9 +423,11 @@ impl Param {
     }
 }
 
+/// A copy of private data.
+///
 /// # Safety
 /// `data` has so many bytes, or is null.
-unsafe fn copy(data: *const c_void, len: u8) -> Vec<u8> {
+pub(crate) unsafe fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     if data.is_null() {
         return Vec::new();
     }
@@ -402,8 +445,8 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
         // SAFETY: by contract.
-        let private = unsafe { copy(data, len) };
-        id::device()?.done(CmRequest::Reject { id: id.handle()?, private })
+        let private = unsafe { private_data(data, len) };
+        id.place()?.done(|id| CmRequest::Reject { id, private })
     }))
 }
 
@@ -412,14 +455,16 @@ pub(crate) unsafe extern "C" fn rdma_reject(
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
+        let place = id.place()?;
+        place.device.check_process()?;
         qp::stop(id);
-        id::device()?.done(CmRequest::Disconnect { id: id.handle()? })?;
+        place.done(|id| CmRequest::Disconnect { id })?;
         complete(id)
     }))
 }
 
-/// Threads that look for a peer.
-const MAX_ASIDE: usize = 32;
+/// Ports that are tried where devices have to have the same one.
+const PORTS: u32 = 16;
 /// Requests that may wait where a program leaves that open, as Linux has it.
 const DEFAULT_BACKLOG: u32 = 1024;
 /// Exponent: about half a second.

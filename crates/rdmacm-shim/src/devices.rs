@@ -5,33 +5,43 @@ use std::{ffi::c_int, ptr};
 use verbs_abi::ibv_context;
 
 use crate::{
-    error::{Errno, pointer},
+    error::{Errno, Result, pointer},
     session,
 };
 
-/// Lists the devices, of which there is one. Programs use the number without checking the list, so
-/// it is written on failure too.
+/// Lists the devices that can be opened. Programs use the number without checking the list, so it
+/// is written on failure too.
 ///
 /// # Safety
 /// `num_devices` is null or writable.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
-    let list = session::device().and_then(|device| {
-        // SAFETY: room for as many pointers as are written.
+    let all = open_all();
+    // SAFETY: by contract.
+    if let Some(number) = unsafe { num_devices.as_mut() } {
+        let count = all.as_ref().map_or(0, Vec::len);
+        *number = c_int::try_from(count).unwrap_or(c_int::MAX);
+    }
+    pointer(all.and_then(|all| {
+        // SAFETY: room for as many pointers as are written, and one that ends the list.
         unsafe {
-            let list = libc::calloc(2, size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
+            let size = size_of::<*mut ibv_context>();
+            let list = libc::calloc(all.len() + 1, size).cast::<*mut ibv_context>();
             if list.is_null() {
                 return Err(Errno(libc::ENOMEM));
             }
-            *list = device.context;
-            *list.add(1) = ptr::null_mut();
+            ptr::copy_nonoverlapping(all.as_ptr(), list, all.len());
             Ok(list)
         }
-    });
-    // SAFETY: by contract.
-    if let Some(number) = unsafe { num_devices.as_mut() } {
-        *number = c_int::from(list.is_ok());
+    }))
+}
+
+fn open_all() -> Result<Vec<*mut ibv_context>> {
+    let opened = session::devices()?.iter().map(|device| Ok(device.opened()?.context));
+    let (all, failed): (Vec<_>, Vec<_>) = opened.partition(Result::is_ok);
+    match failed.into_iter().next() {
+        Some(first) if all.is_empty() => first.map(|context| vec![context]),
+        _ => all.into_iter().collect(),
     }
-    pointer(list)
 }
 
 /// # Safety

@@ -10,7 +10,7 @@ use verbs_abi::{
 use crate::{
     channel::{self, Channel, rdma_destroy_id, rdma_migrate_id},
     connect::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route},
-    error::{Errno, Result, code},
+    error::{Errno, Result, code, done},
     events,
     id::{self, Id},
     qp::{rdma_create_qp, rdma_destroy_qp},
@@ -64,6 +64,9 @@ unsafe fn prepare(
     let id: *mut rdma_cm_id = new.cast();
     // SAFETY: by contract.
     unsafe {
+        if info.ai_qp_type != 0 {
+            (*new).public.qp_type = info.ai_qp_type as u32;
+        }
         if info.ai_flags & RAI_PASSIVE != 0 {
             done(rdma_bind_addr(id, info.ai_src_addr))?;
             if let Some(attr) = attr.as_ref() {
@@ -140,11 +143,6 @@ unsafe fn take_over(new: *mut rdma_cm_id, model: Option<Model>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// What a call of ours says.
-fn done(code: c_int) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
 /// Milliseconds.

@@ -32,6 +32,11 @@ pub(crate) fn code(result: Result<()>) -> c_int {
     }
 }
 
+/// Reverses [`code`]: what a call of ours says.
+pub(crate) fn done(code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
 /// For calls that return a pointer, or null with errno.
 pub(crate) fn pointer<T>(result: Result<*mut T>) -> *mut T {
     result.unwrap_or_else(|Errno(errno)| {

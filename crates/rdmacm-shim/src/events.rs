@@ -1,24 +1,26 @@
 //! Events: from the connection manager's notice to what a program gets.
 
-use std::{ffi::c_int, net::SocketAddr, ptr, sync::atomic::Ordering};
+use std::{ffi::c_int, net::SocketAddr, ptr};
 
 use rnic_abi::control::{
-    CmHappening, CmNotice, CmOffer, CmRequest, CmSource, MAX_CM_EVENT, decode,
+    CmHappening, CmNotice, CmOffer, CmRequest, CmService, CmSource, MAX_CM_EVENT, decode,
 };
 use verbs_abi::{
-    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
-    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_MULTICAST_ERROR,
-    RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_TIMEWAIT_EXIT,
-    RDMA_CM_EVENT_UNREACHABLE, RDMA_UDP_QKEY, Zeroed, ibv_gid, rdma_cm_event, rdma_cm_event_param,
-    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param,
+    IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, RDMA_CM_EVENT_ADDR_ERROR,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST,
+    RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE, RDMA_UDP_QKEY, Zeroed, ibv_gid,
+    ibv_qp_type, rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 
 use crate::{
     channel::Channel,
     error::{Errno, Result, code},
-    id::{self, Id, OfId, Terms},
+    id::{self, Id, OfId, Place, Terms},
     multicast, qp,
-    session::{MAX_DEPTH, address_of},
+    session::{Device, MAX_DEPTH, Own, address_of},
 };
 
 /// An event; programs have a pointer to its first member.
@@ -57,23 +59,13 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
     // SAFETY: callers have a channel or null, and one with a waiting thread is not freed.
     let channel = unsafe { channel.as_ref() }.ok_or(Errno(libc::EINVAL))?;
-    let fd = channel.public.fd;
     loop {
         let mut buffer = [0_u8; MAX_CM_EVENT];
-        channel.waiting.fetch_add(1, Ordering::AcqRel);
-        // SAFETY: the buffer is a local variable of that length.
-        let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        channel.waiting.fetch_sub(1, Ordering::AcqRel);
-        let len = match usize::try_from(got) {
-            Err(_) => return Err(Errno::last()),
-            // The daemon is gone.
-            Ok(0) => return Err(Errno(libc::EIO)),
-            Ok(len) => len,
-        };
+        let (device, len) = channel.receive(&mut buffer)?;
         let Ok(notice) = decode::<CmNotice>(&buffer[..len]) else {
             return Err(Errno(libc::EPROTO));
         };
-        let event = of_notice(notice);
+        let event = of_notice(device, notice);
         if let Some(event) = event.filter(|event| !event.is_of_other_channel(channel)) {
             return Ok(Box::into_raw(event).cast());
         }
@@ -81,30 +73,31 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
 }
 
 /// `None` for what is about an identifier that is gone, or what no program is told.
-fn of_notice(notice: CmNotice) -> Option<Box<Event>> {
+fn of_notice(device: &'static Device, notice: CmNotice) -> Option<Box<Event>> {
     let CmNotice { id, what, private } = notice;
+    let place = Place { device, handle: id };
     let of = match what {
         CmHappening::Request { from, .. } | CmHappening::Lookup { from } => {
-            let listener = OfId::find(from.listener);
+            let listener = OfId::find(&Place { device, handle: from.listener });
             if listener.is_none() {
-                release(id);
+                release(&place);
             }
             listener?
         }
-        _ => OfId::find(id)?,
+        _ => OfId::find(&place)?,
     };
     let known = of.id();
     let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private, _of: of });
     match what {
-        CmHappening::Request { from, unreliable, offer, starting_psn, psn, .. } => {
+        CmHappening::Request { from, service, offer, starting_psn, psn, .. } => {
             let terms = Terms { psn, peer_psn: starting_psn, ..terms_of(&what, &offer) };
-            let id = new_id((id, known), &from, terms, Some(unreliable))?;
+            let id = new_id((&place, known), &from, terms, qp_type_of(service))?;
             event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
             event.public.listen_id = known.cast();
             event.has_offer(&offer, (terms.initiator_depth, terms.responder_resources));
         }
         CmHappening::Lookup { from } => {
-            let id = new_id((id, known), &from, Terms::default(), None)?;
+            let id = new_id((&place, known), &from, Terms::default(), IBV_QPT_UD)?;
             event.is(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
             event.public.listen_id = known.cast();
             event.has_target((0, 0), None);
@@ -113,6 +106,22 @@ fn of_notice(notice: CmNotice) -> Option<Box<Event>> {
         what => event.of_known(known, what),
     }
     Some(event)
+}
+
+/// The own end of what a peer asks for.
+fn qp_type_of(service: CmService) -> ibv_qp_type {
+    match service {
+        CmService::Reliable => IBV_QPT_RC,
+        CmService::Unreliable => IBV_QPT_UC,
+        CmService::Extended => IBV_QPT_XRC_RECV,
+    }
+}
+
+/// Whether a listener's program can expect a queue pair of this type. The space for all kinds tells
+/// them apart by nothing else.
+fn takes(listener: ibv_qp_type, asked: ibv_qp_type) -> bool {
+    let connected = [IBV_QPT_RC, IBV_QPT_UC];
+    listener == asked || connected.contains(&listener) && connected.contains(&asked)
 }
 
 /// What a REQ says of the connection.
@@ -135,34 +144,35 @@ fn terms_of(what: &CmHappening, offer: &CmOffer) -> Terms {
 
 /// An identifier that a peer's request has made. One that cannot be told to the program is let go.
 fn new_id(
-    made_for: (u32, *mut Id),
+    made_for: (&Place, *mut Id),
     from: &CmSource,
     terms: Terms,
-    unreliable: Option<bool>,
+    qp_type: ibv_qp_type,
 ) -> Option<*mut Id> {
-    let made = make_id(made_for, from, terms, unreliable);
+    let made = make_id(made_for, from, terms, qp_type);
     if made.is_none() {
         release(made_for.0);
     }
     made
 }
 
-fn release(handle: u32) {
-    if let Ok(device) = id::device() {
-        let _ = device.done(CmRequest::Release { id: handle });
-    }
+fn release(place: &Place) {
+    // Fails only where the daemon is gone.
+    let _ = place.release();
 }
 
 fn make_id(
-    (handle, listener): (u32, *mut Id),
+    (place, listener): (&Place, *mut Id),
     from: &CmSource,
     terms: Terms,
-    unreliable: Option<bool>,
+    qp_type: ibv_qp_type,
 ) -> Option<*mut Id> {
-    let device = id::device().ok()?;
     // SAFETY: it has an event, so that it is not destroyed.
     let listener = unsafe { &*listener };
     let public = &listener.public;
+    if !takes(public.qp_type, qp_type) {
+        return None;
+    }
     let new = Id::new(public.channel.cast(), public.context, public.ps);
     // SAFETY: just made.
     let id = unsafe { &mut *new };
@@ -174,23 +184,24 @@ fn make_id(
     };
     let local = address(from.local, from.local_port);
     id.set_addresses(local, Some(address(from.remote, from.remote_port)));
-    if id.attach(device, local.ip()).is_err() {
+    let of_device = |all: Vec<Own>| all.into_iter().find(|own| own.ip == local.ip());
+    let own = of_device(place.device.known_addresses());
+    let own = own.or_else(|| of_device(place.device.addresses()));
+    if own.is_none_or(|own| id.attach(&own).is_err()) {
         // SAFETY: just made, and no one else has it.
         drop(unsafe { Box::from_raw(new) });
         return None;
     }
-    if unreliable == Some(true) {
-        id.public.qp_type = verbs_abi::IBV_QPT_UC;
-    }
+    id.public.qp_type = qp_type;
     {
         let mut inner = id.inner();
-        inner.handle = Some(handle);
+        inner.places.push(*place);
         inner.options.tos = from.traffic_class;
         inner.flow_label = from.flow_label;
         inner.terms = terms;
     }
     id.set_path(terms.mtu_code);
-    id::remember(handle, new);
+    id::remember(place, new, id.public.channel.cast());
     Some(new)
 }
 
@@ -220,7 +231,7 @@ impl Event {
         let rdma_cm_event { event: what, status, .. } = self.public;
         // Without what the peer's program added to a refusal.
         let follows =
-            id.handle().and_then(|id| id::device()?.done(CmRequest::Post { id, what, status }));
+            id.place().and_then(|place| place.done(|id| CmRequest::Post { id, what, status }));
         follows.is_ok()
     }
 
@@ -279,6 +290,8 @@ impl Event {
         let id = unsafe { &mut *known };
         match what {
             CmHappening::Posted(event, status) => self.is(known, event, status),
+            CmHappening::Resolved(0) => self.is(known, RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+            CmHappening::Resolved(errno) => self.is(known, RDMA_CM_EVENT_ADDR_ERROR, -errno),
             CmHappening::Response { offer, starting_psn } => {
                 self.of_response(known, &offer, starting_psn);
             }
@@ -315,6 +328,8 @@ impl Event {
             let terms = &mut inner.terms;
             terms.peer = *offer;
             terms.peer_psn = starting_psn;
+            // How often the peer wants a receive that it does not have yet to be asked for again.
+            terms.rnr_retry_count = offer.rnr_retry_count;
             terms.responder_resources = offer.initiator_depth.min(terms.responder_resources);
             terms.initiator_depth = offer.responder_resources.min(terms.initiator_depth);
         }
@@ -328,9 +343,8 @@ impl Event {
             match qp::start(id).and_then(|()| establish(id)) {
                 Ok(()) => self.is(known, RDMA_CM_EVENT_ESTABLISHED, 0),
                 Err(Errno(errno)) => {
-                    if let (Ok(device), Ok(handle)) = (id::device(), id.handle()) {
-                        let private = Vec::new();
-                        let _ = device.done(CmRequest::Reject { id: handle, private });
+                    if let Ok(place) = id.place() {
+                        let _ = place.done(|id| CmRequest::Reject { id, private: Vec::new() });
                     }
                     self.is(known, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
                 }
@@ -342,7 +356,7 @@ impl Event {
 
 /// The own queue pair is ready.
 pub(crate) fn establish(id: &Id) -> Result<()> {
-    id::device()?.done(CmRequest::Establish { id: id.handle()? })
+    id.place()?.done(|id| CmRequest::Establish { id })
 }
 
 /// # Safety

@@ -1,14 +1,17 @@
 //! Identifiers, as programs and this library see them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ptr,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
-use rnic_abi::control::CmOffer;
+use rnic_abi::{
+    control::{CmOffer, CmRequest},
+    os::OfProcess,
+};
 use verbs_abi::{
     RDMA_PS_IPOIB, RDMA_PS_UDP, Zeroed, ibv_ah_attr, ibv_gid, ibv_sa_path_rec, rdma_cm_id,
     rdma_port_space,
@@ -19,7 +22,7 @@ use crate::{
     endpoint::Model,
     error::{Errno, Result},
     multicast::Membership,
-    session::{self, Device, gid_of},
+    session::{Device, Opened, Own, gid_of},
 };
 
 /// An identifier; programs have a pointer to its first member.
@@ -31,8 +34,11 @@ pub(crate) struct Id {
 
 /// What programs do not see.
 pub(crate) struct Inner {
-    /// That of the connection manager, once it has a port.
-    pub(crate) handle: Option<u32>,
+    /// Where it is known, once it has a port: one place, or before it has an address one of each
+    /// device.
+    pub(crate) places: Vec<Place>,
+    /// At how many of them it listens.
+    pub(crate) listening: usize,
     /// Its event channel is its own: calls wait for their event.
     pub(crate) is_sync: bool,
     /// Path of the connection.
@@ -88,7 +94,8 @@ impl Id {
             _ => verbs_abi::IBV_QPT_RC,
         };
         let inner = Inner {
-            handle: None,
+            places: Vec::new(),
+            listening: 0,
             is_sync: false,
             path: ibv_sa_path_rec::zeroed(),
             sgid_index: 0,
@@ -105,9 +112,13 @@ impl Id {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection manager's handle.
-    pub(crate) fn handle(&self) -> Result<u32> {
-        self.inner().handle.ok_or(Errno(libc::EINVAL))
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.inner().places.clone()
+    }
+
+    /// The connection manager that has its connection.
+    pub(crate) fn place(&self) -> Result<Place> {
+        self.inner().places.first().copied().ok_or(Errno(libc::EINVAL))
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -126,14 +137,13 @@ impl Id {
         }
     }
 
-    /// It is on the device, at this address of it.
-    pub(crate) fn attach(&mut self, device: &Device, local: IpAddr) -> Result<()> {
-        let found = device.addresses().into_iter().find(|(_, address)| *address == local);
-        let (index, _) = found.ok_or(Errno(libc::EADDRNOTAVAIL))?;
-        self.inner().sgid_index = index;
-        self.public.verbs = device.context;
+    /// It is on the device that has this address.
+    pub(crate) fn attach(&mut self, own: &Own) -> Result<()> {
+        let Opened { context, pd } = own.device.opened()?;
+        self.inner().sgid_index = own.index;
+        self.public.verbs = context;
         self.public.port_num = 1;
-        self.public.pd = device.pd;
+        self.public.pd = pd;
         Ok(())
     }
 
@@ -188,26 +198,91 @@ impl Id {
     }
 }
 
+/// Where an identifier is known: the connection manager of a device, and the handle there.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) device: &'static Device,
+    pub(crate) handle: u32,
+}
+
+impl Place {
+    /// A request about it that is answered by [`Reply::Done`](rnic_abi::control::Reply::Done).
+    pub(crate) fn done(&self, request: impl FnOnce(u32) -> CmRequest) -> Result<()> {
+        self.device.done(request(self.handle))
+    }
+
+    pub(crate) fn release(&self) -> Result<()> {
+        self.done(|id| CmRequest::Release { id })
+    }
+
+    fn key(&self) -> Key {
+        (ptr::from_ref(self.device).addr(), self.handle)
+    }
+}
+
+/// A device's address, and a handle there.
+type Key = (usize, u32);
+
 /// What events need to know of identifiers.
 #[derive(Default)]
 struct Ids {
-    /// By the connection manager's handle.
-    known: BTreeMap<u32, usize>,
+    known: BTreeMap<Key, Known>,
     /// Events that programs have of each, and have not acknowledged.
     told: BTreeMap<usize, u32>,
 }
 
-static IDS: Mutex<Ids> = Mutex::new(Ids { known: BTreeMap::new(), told: BTreeMap::new() });
+/// Addresses of an identifier and its channel.
+struct Known {
+    id: usize,
+    channel: usize,
+}
+
+static IDS: OfProcess<Ids> = OfProcess::new();
 /// When all events of some identifier are acknowledged.
 static SETTLED: Condvar = Condvar::new();
 
 fn ids() -> MutexGuard<'static, Ids> {
-    IDS.lock().unwrap_or_else(PoisonError::into_inner)
+    IDS.lock()
 }
 
-/// Events of this handle are for this identifier.
-pub(crate) fn remember(handle: u32, id: *mut Id) {
-    ids().known.insert(handle, id as usize);
+/// What the device says of this handle is for this identifier.
+pub(crate) fn remember(place: &Place, id: *mut Id, channel: *const Channel) {
+    ids().known.insert(place.key(), Known { id: id as usize, channel: channel as usize });
+}
+
+/// What the device says of these places is on another channel.
+pub(crate) fn set_channel(places: &[Place], channel: *const Channel) {
+    let mut ids = ids();
+    for place in places {
+        if let Some(known) = ids.known.get_mut(&place.key()) {
+            known.channel = channel as usize;
+        }
+    }
+}
+
+/// Whether identifiers of a channel are at a device.
+pub(crate) fn are_at(device: &'static Device, channel: *const Channel) -> bool {
+    ids().at(device).any(|known| known.channel == channel as usize)
+}
+
+/// Whether an identifier of a channel is at this device and at none of the others.
+pub(crate) fn end_at(
+    device: &'static Device,
+    channel: *const Channel,
+    others: &[&'static Device],
+) -> bool {
+    let ids = ids();
+    let elsewhere = others.iter().flat_map(|other| ids.at(other)).map(|known| known.id);
+    let elsewhere: HashSet<usize> = elsewhere.collect();
+    let here = ids.at(device).filter(|known| known.channel == channel as usize);
+    here.map(|known| known.id).any(|id| !elsewhere.contains(&id))
+}
+
+impl Ids {
+    fn at(&self, device: &'static Device) -> impl Iterator<Item = &Known> {
+        let device = ptr::from_ref(device).addr();
+        self.known.range((device, 0)..=(device, u32::MAX)).map(|(_, known)| known)
+    }
 }
 
 /// An event of an identifier, which is not destroyed while there is one.
@@ -215,10 +290,10 @@ pub(crate) fn remember(handle: u32, id: *mut Id) {
 pub(crate) struct OfId(*mut Id);
 
 impl OfId {
-    /// Of the identifier that has this handle.
-    pub(crate) fn find(handle: u32) -> Option<Self> {
+    /// Of the identifier that is at this place.
+    pub(crate) fn find(place: &Place) -> Option<Self> {
         let mut ids = ids();
-        let id = *ids.known.get(&handle)?;
+        let id = ids.known.get(&place.key())?.id;
         *ids.told.entry(id).or_default() += 1;
         Some(Self(id as *mut Id))
     }
@@ -242,11 +317,19 @@ impl Drop for OfId {
     }
 }
 
+/// What devices say of these places is for no identifier any more.
+pub(crate) fn unlink(places: &[Place]) {
+    let mut ids = ids();
+    for place in places {
+        ids.known.remove(&place.key());
+    }
+}
+
 /// The identifier is about to be destroyed: no event finds it any more. Waits until those that the
 /// program has are acknowledged, as rdma-core does.
-pub(crate) fn forget(id: *mut Id, handle: u32) {
+pub(crate) fn forget(id: *mut Id, places: &[Place]) {
+    unlink(places);
     let mut ids = ids();
-    ids.known.remove(&handle);
     while ids.told.contains_key(&(id as usize)) {
         ids = SETTLED.wait(ids).unwrap_or_else(PoisonError::into_inner);
     }
@@ -260,11 +343,6 @@ pub(crate) fn forget(id: *mut Id, handle: u32) {
 pub(crate) unsafe fn of<'a>(id: *mut rdma_cm_id) -> Result<&'a mut Id> {
     // SAFETY: by contract, and it is the first member.
     unsafe { id.cast::<Id>().as_mut() }.ok_or(Errno(libc::EINVAL))
-}
-
-/// The device that every identifier is on.
-pub(crate) fn device() -> Result<&'static Device> {
-    session::device()
 }
 
 /// A socket address; `None` when it is of another family.
@@ -310,6 +388,12 @@ pub(crate) fn set_scope(address: &mut SocketAddr, scope: u32) {
     }
 }
 
+/// Of no family yet.
+pub(crate) fn no_address() -> sockaddr_storage {
+    // SAFETY: numbers only.
+    unsafe { std::mem::zeroed() }
+}
+
 pub(crate) fn write_address(storage: &mut sockaddr_storage, address: SocketAddr) {
     let storage: *mut sockaddr_storage = storage;
     // SAFETY: it has room and alignment for both, and all of both may be zero.
@@ -353,26 +437,55 @@ const LIFETIME: u8 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{forked::status_of_child, session::tests::device};
     use std::time::Duration;
+
+    /// As if another thread were about to look for an identifier.
+    #[test]
+    fn a_child_knows_none_of_its_parents_identifiers() {
+        let place = Place { device: device(), handle: 7 };
+        remember(&place, ptr::null_mut(), ptr::null());
+        let known = ids();
+        let status = status_of_child(|| OfId::find(&place).is_none());
+        drop(known);
+        assert_eq!(status, 0);
+        ids().known.remove(&place.key());
+    }
+
+    #[test]
+    fn devices_may_have_the_same_handles() {
+        let places = [device(), device()].map(|device| Place { device, handle: 7 });
+        let ids = [(); 2].map(|()| Id::new(ptr::null_mut(), ptr::null_mut(), RDMA_PS_UDP));
+        for (place, id) in places.iter().zip(ids) {
+            remember(place, id, ptr::null());
+        }
+        assert_eq!(places.each_ref().map(|place| OfId::find(place).unwrap().id()), ids);
+        for (place, id) in places.iter().zip(ids) {
+            forget(id, &[*place]);
+            assert!(OfId::find(place).is_none());
+            // SAFETY: made above, and no event has it.
+            drop(unsafe { Box::from_raw(id) });
+        }
+    }
 
     #[test]
     fn an_identifier_waits_for_its_events_before_it_is_destroyed() {
-        const HANDLE: u32 = 0xabcd;
+        let place = Place { device: device(), handle: 7 };
         let id = Id::new(ptr::null_mut(), ptr::null_mut(), RDMA_PS_UDP);
-        remember(HANDLE, id);
-        let events = [OfId::find(HANDLE).unwrap(), OfId::find(HANDLE).unwrap()];
+        remember(&place, id, ptr::null());
+        let events = [(); 2].map(|()| OfId::find(&place).unwrap());
         assert_eq!(events[0].id(), id);
         let address = id as usize;
-        let destroyer = std::thread::spawn(move || forget(address as *mut Id, HANDLE));
+        let destroyer = std::thread::spawn(move || forget(address as *mut Id, &[place]));
         for event in events {
             std::thread::sleep(Duration::from_millis(50));
             assert!(!destroyer.is_finished(), "an event is still used");
             drop(event);
         }
         destroyer.join().unwrap();
-        assert!(OfId::find(HANDLE).is_none());
+        assert!(OfId::find(&place).is_none());
         // Without events it waits for nothing.
-        forget(id, HANDLE);
+        forget(id, &[place]);
         // SAFETY: made above, and no event has it.
         drop(unsafe { Box::from_raw(id) });
     }

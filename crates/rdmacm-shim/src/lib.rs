@@ -9,13 +9,17 @@ mod api;
 mod channel;
 mod connect;
 mod devices;
+mod ece;
 mod endpoint;
 mod error;
 mod events;
+#[cfg(test)]
+mod forked;
 mod id;
 mod multicast;
 mod options;
 mod qp;
+mod rsocket;
 mod session;
 mod srq;
 mod strings;

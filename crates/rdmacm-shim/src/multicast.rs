@@ -74,12 +74,12 @@ fn join(id: &mut Id, address: *mut sockaddr, context: *mut c_void, sends_only: b
     if !id.is_datagram() || id.public.verbs.is_null() {
         return Err(Errno(libc::EINVAL));
     }
-    let handle = id.handle()?;
+    let place = id.place()?;
     let new =
         Membership { group, context: context.addr(), sends_only, told: false, attached: false };
     id.inner().groups.push(new);
-    let post = CmRequest::Post { id: handle, what: RDMA_CM_EVENT_MULTICAST_JOIN, status: 0 };
-    let posted = id::device()?.done(post);
+    let what = RDMA_CM_EVENT_MULTICAST_JOIN;
+    let posted = place.done(|id| CmRequest::Post { id, what, status: 0 });
     if posted.is_err() {
         id.inner().groups.pop();
     }

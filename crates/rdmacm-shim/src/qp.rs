@@ -1,20 +1,24 @@
 //! Queue pairs of identifiers.
 
-use std::{ffi::c_int, mem, ptr};
+use std::{
+    ffi::{c_int, c_void},
+    mem, ptr,
+};
 
 use verbs_abi::{
-    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD,
     IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
     IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RDMA_UDP_QKEY, Zeroed, ibv_pd, ibv_qp_attr,
+    IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND,
+    RDMA_UDP_QKEY, Zeroed, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_attr,
     ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type, rdma_cm_id,
-    verbs_context,
 };
 
 use crate::{
     error::{Errno, Result, code},
     id::{self, Id},
+    session::extension,
     verbs,
 };
 
@@ -33,8 +37,17 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
         if attr.srq.is_null() {
             attr.srq = id.public.srq;
         }
+        // SAFETY: by contract.
+        unsafe { check_domain(id, pd) }?;
         let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
         prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;
+        if attr.qp_type == IBV_QPT_XRC_RECV {
+            let mut extended = ibv_qp_init_attr_ex::zeroed();
+            (extended.qp_context, extended.qp_type) = (attr.qp_context, attr.qp_type);
+            extended.cap = attr.cap;
+            // SAFETY: by contract.
+            return unsafe { create_extended(id, &mut extended, pd) };
+        }
         // SAFETY: by contract.
         id.public.qp = unsafe { verbs::ibv_create_qp(pd, attr) };
         finish(id, pd)
@@ -58,64 +71,113 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
         if attr.srq.is_null() {
             attr.srq = id.public.srq;
         }
+        let pd = attr.pd;
+        // SAFETY: by contract.
+        unsafe { check_domain(id, pd) }?;
         let wanted = (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_recv_wr);
         prepare(id, wanted, (&mut attr.send_cq, &mut attr.recv_cq))?;
-        let at = mem::offset_of!(verbs_context, context);
-        // SAFETY: every context of our libibverbs is the last member of a verbs_context.
-        let create = unsafe {
-            let around = id.public.verbs.cast::<u8>().sub(at).cast::<verbs_context>();
-            (*around).create_qp_ex
-        };
-        let create = create.ok_or(Errno(libc::EOPNOTSUPP))?;
         // SAFETY: by contract.
-        id.public.qp = unsafe { create(id.public.verbs, attr) };
-        finish(id, attr.pd)
+        unsafe { create_extended(id, attr, pd) }
     }))
+}
+
+/// # Errors
+/// EINVAL when a domain is of another device than the identifier.
+///
+/// # Safety
+/// `pd` is null or a domain.
+pub(crate) unsafe fn check_domain(id: &Id, pd: *mut ibv_pd) -> Result<()> {
+    // SAFETY: by contract.
+    match unsafe { pd.as_ref() } {
+        Some(pd) if pd.context != id.public.verbs => Err(Errno(libc::EINVAL)),
+        _ => Ok(()),
+    }
+}
+
+/// Gives an XRC target the domain that its program leaves to us.
+///
+/// # Safety
+/// What the attributes name are objects of the program.
+unsafe fn create_extended(
+    id: &mut Id,
+    attr: &mut ibv_qp_init_attr_ex,
+    pd: *mut ibv_pd,
+) -> Result<()> {
+    let has_domain = attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !attr.xrcd.is_null();
+    if attr.qp_type == IBV_QPT_XRC_RECV && !has_domain {
+        attr.xrcd = id.place()?.device.xrcd()?;
+        attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+    }
+    // SAFETY: the identifier is on a device.
+    let create = unsafe { extension(id.public.verbs) }.create_qp_ex;
+    let create = create.ok_or(Errno(libc::EOPNOTSUPP))?;
+    // SAFETY: by contract.
+    id.public.qp = unsafe { create(id.public.verbs, attr) };
+    finish(id, pd)
 }
 
 /// Checks, and makes the completion queues that the program leaves to us.
 fn prepare(
     id: &mut Id,
     (qp_type, sends, receives): (ibv_qp_type, u32, u32),
-    (send_cq, recv_cq): (&mut *mut verbs_abi::ibv_cq, &mut *mut verbs_abi::ibv_cq),
+    (send_cq, recv_cq): (&mut *mut ibv_cq, &mut *mut ibv_cq),
 ) -> Result<()> {
     let fits = match qp_type {
         IBV_QPT_UD => {
             id.public.ps == verbs_abi::RDMA_PS_UDP || id.public.ps == verbs_abi::RDMA_PS_IB
         }
         IBV_QPT_RC | IBV_QPT_UC => id.public.ps != verbs_abi::RDMA_PS_UDP,
+        IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => id.public.ps == verbs_abi::RDMA_PS_IB,
         _ => false,
     };
     if !fits || id.public.verbs.is_null() || !id.public.qp.is_null() {
         return Err(Errno(libc::EINVAL));
     }
     id.public.qp_type = qp_type;
-    if send_cq.is_null() {
-        let made = make_cq(id, sends)?;
+    if send_cq.is_null() && qp_type != IBV_QPT_XRC_RECV {
+        let made = make_cq_of(id, sends)?;
         (id.public.send_cq_channel, id.public.send_cq) = made;
         *send_cq = made.1;
     }
-    if recv_cq.is_null() {
-        let made = make_cq(id, receives)?;
-        (id.public.recv_cq_channel, id.public.recv_cq) = made;
-        *recv_cq = made.1;
+    // Receives of XRC complete where the shared receive queue says.
+    if recv_cq.is_null() && !matches!(qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) {
+        provide_recv_cq(id, receives)?;
+        *recv_cq = id.public.recv_cq;
     }
     Ok(())
 }
 
-fn make_cq(
-    id: &mut Id,
-    depth: u32,
-) -> Result<(*mut verbs_abi::ibv_comp_channel, *mut verbs_abi::ibv_cq)> {
-    let depth = c_int::try_from(depth.max(1)).unwrap_or(c_int::MAX);
+/// The completion queue of an identifier's receives.
+pub(crate) fn provide_recv_cq(id: &mut Id, depth: u32) -> Result<()> {
+    if id.public.recv_cq.is_null() {
+        (id.public.recv_cq_channel, id.public.recv_cq) = make_cq_of(id, depth)?;
+    }
+    Ok(())
+}
+
+fn make_cq_of(id: &mut Id, depth: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    let of = (&raw mut id.public).cast();
     // SAFETY: the context is open.
+    unsafe { make_cq(id.public.verbs, of, depth) }
+}
+
+/// A completion queue with a channel of its own, whose events name `of`.
+///
+/// # Safety
+/// The context is open.
+pub(crate) unsafe fn make_cq(
+    context: *mut ibv_context,
+    of: *mut c_void,
+    depth: u32,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    let depth = c_int::try_from(depth.max(1)).unwrap_or(c_int::MAX);
+    // SAFETY: by contract.
     unsafe {
-        let channel = verbs::ibv_create_comp_channel(id.public.verbs);
+        let channel = verbs::ibv_create_comp_channel(context);
         if channel.is_null() {
             return Err(Errno::last());
         }
-        let of = (&raw mut id.public).cast();
-        let cq = verbs::ibv_create_cq(id.public.verbs, depth, of, channel, 0);
+        let cq = verbs::ibv_create_cq(context, depth, of, channel, 0);
         if cq.is_null() {
             let error = Errno::last();
             verbs::ibv_destroy_comp_channel(channel);
@@ -155,7 +217,8 @@ fn initialize(id: &Id) -> Result<()> {
 fn access(id: &Id) -> u32 {
     let write = verbs_abi::IBV_ACCESS_REMOTE_WRITE;
     let read = verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC;
-    match id.public.qp_type == IBV_QPT_RC && id.inner().terms.responder_resources > 0 {
+    let answers = matches!(id.public.qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV);
+    match answers && id.inner().terms.responder_resources > 0 {
         true => write | read,
         false => write,
     }
@@ -171,17 +234,25 @@ fn modify(id: &Id, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> 
 
 /// Makes the queue pair ready: the peer's is known.
 pub(crate) fn start(id: &Id) -> Result<()> {
-    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-        let (attr, mask) = attributes(id, state)?;
-        modify(id, attr, mask)?;
+    let (mut attr, mask) = attributes(id, IBV_QPS_RTR)?;
+    // What peers may do is known only now. One call less for each connection counts where there are
+    // many.
+    attr.qp_access_flags = access(id);
+    if modify(id, attr, mask | IBV_QP_ACCESS_FLAGS).is_err() {
+        // The program may have reset it.
+        for state in [IBV_QPS_INIT, IBV_QPS_RTR] {
+            let (attr, mask) = attributes(id, state)?;
+            modify(id, attr, mask)?;
+        }
     }
-    Ok(())
+    let (attr, mask) = attributes(id, IBV_QPS_RTS)?;
+    modify(id, attr, mask)
 }
 
 /// What a queue pair is modified with to come to a state.
 fn attributes(id: &Id, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
     let terms = id.inner().terms;
-    let is_reliable = id.public.qp_type == IBV_QPT_RC;
+    let qp_type = id.public.qp_type;
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = state;
     let mut mask = IBV_QP_STATE;
@@ -204,7 +275,7 @@ fn attributes(id: &Id, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_
             attr.ah_attr = id.address_vector();
             attr.max_dest_rd_atomic = terms.responder_resources;
             mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-            if is_reliable {
+            if matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV) {
                 mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
             }
         }
@@ -215,9 +286,11 @@ fn attributes(id: &Id, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_
             attr.rnr_retry = terms.rnr_retry_count;
             attr.max_rd_atomic = terms.initiator_depth;
             mask |= IBV_QP_SQ_PSN;
-            if is_reliable {
-                mask |=
-                    IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            if !matches!(qp_type, IBV_QPT_UC | IBV_QPT_UD) {
+                mask |= IBV_QP_TIMEOUT;
+            }
+            if matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND) {
+                mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
             }
         }
         _ => return Err(Errno(libc::EINVAL)),
@@ -277,6 +350,17 @@ fn destroy(id: &mut Id) {
         if !qp.is_null() {
             verbs::ibv_destroy_qp(qp);
         }
+    }
+    // The shared receive queue of an XRC target still uses them.
+    if public.qp_type != IBV_QPT_XRC_RECV || public.srq.is_null() {
+        destroy_cqs(id);
+    }
+}
+
+pub(crate) fn destroy_cqs(id: &mut Id) {
+    let public = &mut id.public;
+    // SAFETY: as above; nothing uses them any more.
+    unsafe {
         for cq in [&mut public.send_cq, &mut public.recv_cq] {
             let cq = mem::replace(cq, ptr::null_mut());
             if !cq.is_null() {

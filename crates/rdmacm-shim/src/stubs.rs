@@ -32,7 +32,7 @@ pub(crate) fn debug(text: &str) {
     }
 }
 
-const WHY: &str = "rsockets and some rarer calls are not supported yet";
+const WHY: &str = "this call is of a newer rdma-core, and not supported";
 
 pub(crate) fn set_errno(value: c_int) {
     // SAFETY: __errno_location returns the valid address of the calling thread's errno.

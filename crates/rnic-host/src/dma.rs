@@ -1,11 +1,12 @@
 //! Application memory: what the engine's [`Dma`] calls become.
 //!
-//! Three kinds of address space:
+//! Four kinds of address space:
 //!
 //! * a **process**: `process_vm_readv` and `process_vm_writev`, which work for whatever the
 //!   application registered. A wrong address is a partial count, never a signal. The kernel checks
 //!   the rights of the calling thread against the process at every call, so the thread must carry
 //!   the rights of the client and no more.
+//! * this **own** process, whose clients are in it: plain copies, which a wrong address ends, too;
 //! * **mapped** memory: a memfd that can no longer shrink, mapped by both; no system call.
 //! * the **null** space, which is no memory.
 //!
@@ -15,12 +16,15 @@
 #[allow(unsafe_code)]
 mod mapped;
 #[allow(unsafe_code)]
+mod own;
+#[allow(unsafe_code)]
 mod process;
 
 use rnic_core::ports::{Dma, DmaFault, MemRange, Range, SpaceId};
 use std::sync::Arc;
 
 pub(crate) use mapped::Mapping;
+pub(crate) use own::{Own, probe as probe_own};
 pub(crate) use process::{Process, probe};
 
 /// An address space.
@@ -28,6 +32,8 @@ pub(crate) use process::{Process, probe};
 pub enum Space {
     /// Of a client process.
     Process(Process),
+    /// Of this process.
+    Own(Own),
     /// Of a shared memory file; address 0 is where the registration starts.
     /// Several may be of one mapping.
     Mapped(Arc<Mapping>),
@@ -41,6 +47,7 @@ pub struct SystemDma {
     /// By [`slot_of`]. Each knows its whole number: a slot is used again, a number is not.
     spaces: Vec<Option<(SpaceId, Space)>>,
     scratch: process::Scratch,
+    guard: own::Guard,
 }
 
 /// The number of a space that has a slot for itself among those that exist. `generation`: how many
@@ -59,7 +66,13 @@ pub(crate) fn slot_of(id: SpaceId) -> u32 {
 impl SystemDma {
     /// No space yet.
     pub fn new() -> Self {
-        Self { spaces: Vec::new(), scratch: process::Scratch::new() }
+        Self { spaces: Vec::new(), scratch: process::Scratch::new(), guard: own::Guard::default() }
+    }
+
+    /// A turn of the engine begins.
+    #[inline]
+    pub fn begin_turn(&mut self) {
+        self.guard.begin_turn();
     }
 
     /// Adds or replaces a space.
@@ -84,6 +97,7 @@ impl SystemDma {
         match self.get(id) {
             Some(Space::Mapped(_)) => "shared",
             Some(Space::Null) => "none",
+            Some(Space::Own(_)) => "own",
             Some(Space::Process(_)) | None => "process",
         }
     }
@@ -117,6 +131,9 @@ impl Dma for SystemDma {
     ) -> Result<(), DmaFault> {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => process.read(from, arena, to, &mut self.scratch),
+            Some(Space::Own(own)) => {
+                own.read(from, arena, to, (&mut self.scratch, &mut self.guard))
+            }
             Some(Space::Mapped(mapping)) => mapping.read(from, arena, to),
             Some(Space::Null) => clear(arena, to),
             None => Err(NOTHING),
@@ -134,6 +151,9 @@ impl Dma for SystemDma {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => {
                 process.write(arena, from, to, tails, &mut self.scratch)
+            }
+            Some(Space::Own(own)) => {
+                own.write(arena, from, to, tails, (&mut self.scratch, &mut self.guard))
             }
             Some(Space::Mapped(mapping)) => mapping.write(arena, from, to, tails),
             Some(Space::Null) => Ok(()),
@@ -175,6 +195,10 @@ impl Dma for SystemDma {
             (Space::Mapped(source), Space::Process(target)) => {
                 target.write_mapped(source, from, to, tails, &mut self.scratch)
             }
+            (Space::Mapped(source), Space::Own(target)) => {
+                let with = (&mut self.scratch, &mut self.guard);
+                target.write_mapped(source, from, to, tails, with)
+            }
             (Space::Mapped(_), Space::Null) => Ok(()),
             _ => Err(NOTHING),
         }
@@ -188,6 +212,7 @@ impl Dma for SystemDma {
     ) -> Result<u64, DmaFault> {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => process.atomic(addr, update),
+            Some(Space::Own(own)) => own.atomic(addr, update, &mut self.guard),
             Some(Space::Mapped(mapping)) => mapping.atomic(addr, update),
             // No peer may use it.
             Some(Space::Null) | None => Err(NOTHING),

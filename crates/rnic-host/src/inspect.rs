@@ -10,12 +10,13 @@ use crate::wire::LinkCounters;
 use rnic_abi::control::Inspect;
 use rnic_abi::verbs::QpType;
 use rnic_core::mr::Region;
-use rnic_core::slab::{SLOT_BITS, Slab};
-use rnic_core::{CqView, Engine, QpView};
+use rnic_core::slab::{NO_HANDLE, SLOT_BITS, Slab};
+use rnic_core::{CqView, Engine, Instant, QpView, TimerReason};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
+use std::time::Duration;
 
 /// Numbers by name.
 pub type Numbers = BTreeMap<Cow<'static, str>, u64>;
@@ -27,6 +28,8 @@ pub enum Question {
     Totals,
     /// What it has counted.
     Counters,
+    /// What its faults did.
+    Faults,
     /// The objects of a kind in a few slots from this one on.
     Objects(Kind, u32),
 }
@@ -91,6 +94,9 @@ pub enum Seen {
     Totals(Totals),
     /// To [`Question::Counters`].
     Counters(Numbers),
+    /// To [`Question::Faults`]: the number of each, how many packets matched, and how many it
+    /// struck.
+    Faults(Vec<(u32, [u64; 2])>),
     /// To [`Question::Objects`].
     Objects {
         /// In order of their slots.
@@ -107,6 +113,8 @@ pub enum Found {
     Totals(Totals),
     /// To [`Question::Counters`].
     Counters(Numbers),
+    /// To [`Question::Faults`].
+    Faults(Vec<(u32, [u64; 2])>),
     /// To [`Question::Objects`].
     Objects {
         /// With their slots, in order.
@@ -118,7 +126,8 @@ pub enum Found {
 
 /// A copy of an object.
 pub enum View {
-    Qp(Box<QpView>),
+    /// With the time at which it was so.
+    Qp(Box<QpView>, Instant),
     Mr(MrView),
     Cq(CqView),
 }
@@ -130,12 +139,20 @@ pub struct MrView {
     memory: &'static str,
 }
 
+/// What counts beside an engine: its wire.
+pub trait Counts {
+    /// Counters of the links.
+    fn counters(&mut self) -> LinkCounters;
+    /// What faults did, as [`Seen::Faults`].
+    fn fault_counts(&self) -> Vec<(u32, [u64; 2])>;
+}
+
 /// Answers a question to an engine, in bounded time.
 pub fn answer(
-    engine: &Engine,
+    (engine, now): (&Engine, Instant),
     dma: &SystemDma,
     lost: [(&'static str, u64); 2],
-    links: impl FnOnce() -> LinkCounters,
+    wire: &mut impl Counts,
     question: Question,
 ) -> Seen {
     match question {
@@ -144,16 +161,17 @@ pub fn answer(
             Seen::Totals(Totals { qps, cqs, mrs })
         }
         Question::Counters => {
-            let counted = engine.counters().iter().chain(lost).chain(links());
+            let counted = engine.counters().iter().chain(lost).chain(wire.counters());
             let all = counted.map(|(name, number)| (Cow::Borrowed(name), number)).collect();
             Seen::Counters(all)
         }
+        Question::Faults => Seen::Faults(wire.fault_counts()),
         Question::Objects(kind, from) => {
             let slots = from as usize..(from as usize).saturating_add(SLOTS);
             let (objects, end) = match kind {
                 Kind::Qps => {
                     let views = engine.qps_within(slots.clone());
-                    (views.map(|view| View::Qp(Box::new(view))).collect(), engine.slots()[0])
+                    (views.map(|view| View::Qp(Box::new(view), now)).collect(), engine.slots()[0])
                 }
                 Kind::Cqs => {
                     (engine.cqs_within(slots.clone()).map(View::Cq).collect(), engine.slots()[1])
@@ -178,6 +196,7 @@ impl From<Seen> for Found {
         match seen {
             Seen::Totals(totals) => Self::Totals(totals),
             Seen::Counters(counted) => Self::Counters(counted),
+            Seen::Faults(counts) => Self::Faults(counts),
             Seen::Objects { objects, next } => {
                 let objects = objects.iter().map(|view| (view.slot(), view.report())).collect();
                 Self::Objects { objects, next }
@@ -189,7 +208,7 @@ impl From<Seen> for Found {
 impl View {
     fn slot(&self) -> u32 {
         let handle = match self {
-            Self::Qp(view) => view.qp,
+            Self::Qp(view, _) => view.qp,
             Self::Mr(view) => view.mr,
             Self::Cq(view) => view.cq,
         };
@@ -198,7 +217,7 @@ impl View {
 
     fn report(&self) -> Object {
         match self {
-            Self::Qp(view) => Object::Qp(qp(view)),
+            Self::Qp(view, now) => Object::Qp(qp(view, *now)),
             Self::Mr(view) => Object::Mr(mr(view)),
             Self::Cq(view) => Object::Cq(cq(view)),
         }
@@ -215,10 +234,11 @@ fn name_of(qp_type: QpType) -> &'static str {
     }
 }
 
-fn qp(view: &QpView) -> report::Qp {
+fn qp(view: &QpView, now: Instant) -> report::Qp {
     let attr = &view.attr;
     // Set on the way to RTR.
     let peer = Some(attr).filter(|attr| attr.path_mtu != 0);
+    let receives = view.qp_type != QpType::XrcSend;
     report::Qp {
         qp: view.qp,
         qpn: view.qpn,
@@ -229,15 +249,38 @@ fn qp(view: &QpView) -> report::Qp {
         dgid: peer.map(|attr| Ipv6Addr::from(attr.ah.dgid).to_canonical().to_string()),
         path_mtu: peer.map(|attr| 128u32 << attr.path_mtu),
         outstanding: view.outstanding,
+        posted: view.posted,
+        max_send_wr: view.caps.max_send_wr,
+        receive_queue: view.receives.filter(|_| receives).map(|queue| report::ReceiveQueue {
+            posted: queue.posted,
+            max_wr: queue.capacity,
+            srq: queue.srq,
+        }),
         una: view.in_flight.0,
         next_psn: view.in_flight.1,
+        sent_psn: view.sent_end,
+        free_psn: view.free_psn,
         expected_psn: view.expected_psn,
+        timer: view.timer.map(|(reason, until)| timer(reason, until.since(now))),
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,
-        send_cq: view.cqs.0,
-        recv_cq: view.cqs.1,
+        retries_left: view.retries_left.0,
+        rnr_retry: attr.rnr_retry,
+        rnr_retries_left: view.retries_left.1,
+        send_cq: Some(view.cqs.0).filter(|cq| *cq != NO_HANDLE),
+        recv_cq: receives.then_some(view.cqs.1).filter(|cq| *cq != NO_HANDLE),
         counters: view.counters,
     }
+}
+
+fn timer(reason: TimerReason, left: Duration) -> report::Timer {
+    let reason = match reason {
+        TimerReason::AckTimeout => "ack_timeout",
+        TimerReason::RnrWait => "rnr_wait",
+        TimerReason::Pause => "pause",
+    };
+    let left_us = u64::try_from(left.as_micros()).unwrap_or(u64::MAX);
+    report::Timer { reason: reason.to_owned(), left_us }
 }
 
 fn mr(view: &MrView) -> report::Mr {

@@ -1,33 +1,30 @@
-//! Capture files: pcapng with one Ethernet interface, written by the daemon and read back by
-//! `rnic capture`. Other tools (Wireshark, tshark, tcpdump) read the same.
+//! Capture files: pcapng with one Ethernet interface, for Wireshark, tshark, tcpdump and
+//! `rnic explain`.
 //!
 //! The crate pcap-file would only take the place of `Block`, some forty lines, and bring second
-//! versions of syn and thiserror into the daemon. Its reader would not replace ours, which passes
-//! whole blocks on as they are and understands one kind.
+//! versions of syn and thiserror into the daemon.
 
-use crate::wire::Captured;
-use std::io::{self, Read, Write};
-use std::time::{Duration, SystemTime};
+use crate::observe::Captured;
+use std::io::{self, Write};
+use std::time::SystemTime;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const INTERFACE: u32 = 1;
+const STATISTICS: u32 = 5;
 const PACKET: u32 = 6;
+const OPTION_COMMENT: u16 = 1;
 const LINKTYPE_ETHERNET: u16 = 1;
 const OPTION_IF_NAME: u16 = 2;
 const OPTION_IF_TSRESOL: u16 = 9;
 const OPTION_EPB_FLAGS: u16 = 2;
 const OPTION_EPB_DROPCOUNT: u16 = 4;
+const OPTION_ISB_IFRECV: u16 = 4;
+const OPTION_ISB_IFDROP: u16 = 5;
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 /// Time stamps are in 10^-9 s.
 const NANOSECONDS: u8 = 9;
-/// Bytes around a block's body: type, length, length again.
-const AROUND: usize = 12;
-/// Longest block that is read back.
-const LONGEST: usize = 128 * 1024;
-/// Body of a packet block before the frame.
-const PACKET_HEADER: usize = 20;
 
 /// A block being built.
 struct Block(Vec<u8>);
@@ -75,16 +72,23 @@ pub fn write_head(to: &mut impl Write, name: &str) -> io::Result<()> {
     to.write_all(&interface.finish())
 }
 
-/// Writes one frame; `dropped` frames before it were lost.
-pub fn write_frame(to: &mut impl Write, captured: &Captured, dropped: u64) -> io::Result<()> {
-    let since = captured.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let nanos = since.as_nanos() as u64;
+/// Writes one frame and what is said of it; `dropped` frames before it were lost.
+///
+/// # Errors
+/// As the writer's.
+pub fn write_frame(
+    to: &mut impl Write,
+    captured: &Captured,
+    comment: &str,
+    dropped: u64,
+) -> io::Result<()> {
+    let [high, low] = time(captured.at);
     let len = (captured.frame.len() as u32).to_le_bytes();
-    let flags = if captured.sent { OUTBOUND } else { INBOUND };
+    let flags = if captured.way.is_own() { OUTBOUND } else { INBOUND };
     let mut block = Block::new(PACKET)
         .add(&0u32.to_le_bytes())
-        .add(&((nanos >> 32) as u32).to_le_bytes())
-        .add(&(nanos as u32).to_le_bytes())
+        .add(&high)
+        .add(&low)
         .add(&len)
         .add(&len)
         .add(&captured.frame)
@@ -92,80 +96,69 @@ pub fn write_frame(to: &mut impl Write, captured: &Captured, dropped: u64) -> io
     if dropped > 0 {
         block = block.option(OPTION_EPB_DROPCOUNT, &dropped.to_le_bytes());
     }
+    if !comment.is_empty() {
+        block = block.option(OPTION_COMMENT, comment.as_bytes());
+    }
     to.write_all(&block.finish())
 }
 
-/// Reads the next block; `None` at the end.
+/// Writes how many frames came by, and how many of them were lost.
 ///
 /// # Errors
-/// `InvalidData` for what [`write_head`] and [`write_frame`] do not write; as the reader.
-pub fn read_block(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
-    let mut head = [0; 8];
-    match from.read_exact(&mut head) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        other => other?,
-    }
-    let len = u32_at(&head, 4).unwrap_or(0) as usize;
-    if !(AROUND..=LONGEST).contains(&len) || !len.is_multiple_of(4) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a pcapng block"));
-    }
-    let mut block = vec![0; len];
-    block[..8].copy_from_slice(&head);
-    from.read_exact(&mut block[8..])?;
-    Ok(Some(block))
+/// As the writer's.
+pub fn write_statistics(
+    to: &mut impl Write,
+    at: SystemTime,
+    received: u64,
+    dropped: u64,
+) -> io::Result<()> {
+    let [high, low] = time(at);
+    let block = Block::new(STATISTICS)
+        .add(&0u32.to_le_bytes())
+        .add(&high)
+        .add(&low)
+        .option(OPTION_ISB_IFRECV, &received.to_le_bytes())
+        .option(OPTION_ISB_IFDROP, &dropped.to_le_bytes());
+    to.write_all(&block.finish())
 }
 
-/// The frame in a block; `None` when it is a block of another kind.
-pub fn frame_in(block: &[u8]) -> Option<Captured> {
-    if u32_at(block, 0)? != PACKET {
-        return None;
-    }
-    let nanos = u64::from(u32_at(block, 12)?) << 32 | u64::from(u32_at(block, 16)?);
-    let len = u32_at(block, 20)? as usize;
-    let frame = block.get(8 + PACKET_HEADER..)?.get(..len)?.to_vec();
-    let options = 8 + PACKET_HEADER + len.next_multiple_of(4);
-    let sent = u32_at(block, options + 4)? == OUTBOUND;
-    Some(Captured { at: SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos), sent, frame })
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+/// Upper and lower half of a time stamp.
+fn time(at: SystemTime) -> [[u8; 4]; 2] {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let nanos = since.as_nanos() as u64;
+    [(nanos >> 32) as u32, nanos as u32].map(u32::to_le_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::Way;
 
-    #[test]
-    fn files_are_read_back_as_they_were_written() {
-        let mut file = Vec::new();
-        write_head(&mut file, "rnic0").unwrap();
-        let all: Vec<_> = (0..9u8)
-            .map(|i| Captured {
-                at: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_700_000_000_123_456_789),
-                sent: i % 2 == 0,
-                frame: vec![i; 60 + usize::from(i)],
-            })
-            .collect();
-        for captured in &all {
-            write_frame(&mut file, captured, u64::from(captured.sent)).unwrap();
+    /// Kinds and lengths of the blocks of a file.
+    fn blocks(mut file: &[u8]) -> Vec<(u32, usize)> {
+        let word = |bytes: &[u8]| u32::from_le_bytes(*bytes.first_chunk().unwrap());
+        let mut blocks = Vec::new();
+        while !file.is_empty() {
+            let (kind, len) = (word(file), word(&file[4..]) as usize);
+            assert_eq!(word(&file[len - 4..]) as usize, len, "the length stands at both ends");
+            blocks.push((kind, len));
+            file = &file[len..];
         }
-        assert_eq!(file[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
-        let (mut rest, mut seen, mut blocks) = (&file[..], Vec::new(), 0);
-        while let Some(block) = read_block(&mut rest).unwrap() {
-            assert_eq!(block[4..8], block[block.len() - 4..], "the length stands at both ends");
-            seen.extend(frame_in(&block));
-            blocks += 1;
-        }
-        assert_eq!((seen, blocks), (all, 11));
+        blocks
     }
 
     #[test]
-    fn what_is_no_capture_is_refused() {
-        assert!(read_block(&mut &[0u8; 64][..]).is_err());
-        assert!(read_block(&mut &[0xffu8; 64][..]).is_err());
-        assert_eq!(read_block(&mut &[0u8; 3][..]).unwrap(), None);
-        assert_eq!(frame_in(&[6, 0, 0, 0]), None);
-        assert_eq!(frame_in(&[0xff; 40]), None);
+    fn a_file_has_a_block_for_each_frame_and_one_for_what_was_lost() {
+        let mut file = Vec::new();
+        write_head(&mut file, "rnic0").unwrap();
+        let captured =
+            Captured { at: SystemTime::UNIX_EPOCH, way: Way::Received, frame: vec![7; 61] };
+        write_frame(&mut file, &captured, "", 0).unwrap();
+        write_frame(&mut file, &captured, "dropped: icrc", 3).unwrap();
+        write_statistics(&mut file, SystemTime::UNIX_EPOCH, 5, 3).unwrap();
+        let kinds: Vec<_> = blocks(&file).into_iter().map(|(kind, _)| kind).collect();
+        assert_eq!(kinds, [SECTION_HEADER, INTERFACE, PACKET, PACKET, STATISTICS]);
+        let has = |text: &[u8]| file.windows(text.len()).any(|bytes| bytes == text);
+        assert!(has(b"dropped: icrc") && has(&[OPTION_ISB_IFDROP as u8, 0, 8, 0, 3, 0]));
     }
 }

@@ -19,7 +19,7 @@ pub struct Status {
     pub port: Port,
     pub gids: Vec<Gid>,
     pub sessions: Vec<Session>,
-    /// Users whose programs have an engine process of their own.
+    /// Engines of other users' programs, and those in programs.
     pub users: Vec<User>,
     pub totals: Totals,
 }
@@ -41,7 +41,31 @@ pub struct Gid {
     pub address: String,
 }
 
-/// A user's engine process.
+/// Where an engine is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EnginePlace {
+    /// In a process that the daemon has started for another user.
+    Process,
+    /// In a program of the daemon's own user, which it serves alone.
+    Program,
+    /// In threads of the daemon, for programs of its own user.
+    Daemon,
+}
+
+impl EnginePlace {
+    /// In one word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Program => "program",
+            Self::Daemon => "daemon",
+        }
+    }
+}
+
+/// An engine beside the one that has the daemon's wire.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct User {
     pub uid: u32,
@@ -50,6 +74,7 @@ pub struct User {
     pub pid: u32,
     /// Number of its shard of the device.
     pub shard: u8,
+    pub place: EnginePlace,
     pub sessions: u64,
     /// It, and its engine, answered in time.
     pub answers: bool,
@@ -80,6 +105,11 @@ pub struct Session {
     pub command: Option<String>,
 }
 
+/// A name that a program chose, as it is shown: what would command a terminal is replaced.
+pub fn shown(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// How many objects there are.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
@@ -89,7 +119,7 @@ pub struct Totals {
 }
 
 /// A queue pair of `rnic qp`.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Qp {
     pub qp: u32,
     pub qpn: u32,
@@ -102,17 +132,56 @@ pub struct Qp {
     pub dgid: Option<String>,
     /// Bytes.
     pub path_mtu: Option<u32>,
-    /// Send WQEs that are not complete.
+    /// Send WQEs that the engine has and that are not complete.
     pub outstanding: u32,
+    /// Send WQEs that the engine has not fetched.
+    pub posted: u32,
+    /// Send WQEs that may be posted at a time.
+    pub max_send_wr: u32,
+    /// Absent where the transport has none, and of an XRC target until a request names one.
+    pub receive_queue: Option<ReceiveQueue>,
     /// The oldest PSN without an acknowledgement.
     pub una: u32,
+    /// The PSN of the next packet; behind `sent_psn` while packets are sent again.
     pub next_psn: u32,
+    /// One past the highest PSN that was sent.
+    pub sent_psn: u32,
+    /// First PSN of the next WQE to be fetched.
+    pub free_psn: u32,
     pub expected_psn: u32,
+    /// Absent while it waits for nothing.
+    pub timer: Option<Timer>,
+    /// Attributes; those left count from the last progress on.
     pub timeout: u8,
     pub retry_cnt: u8,
-    pub send_cq: u32,
-    pub recv_cq: u32,
+    pub retries_left: u8,
+    pub rnr_retry: u8,
+    pub rnr_retries_left: u8,
+    /// Absent where the transport has no such queue, and of an XRC target until a request names
+    /// one.
+    pub send_cq: Option<u32>,
+    pub recv_cq: Option<u32>,
     pub counters: QpCounters,
+}
+
+/// A queue of receive WQEs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReceiveQueue {
+    /// WQEs that no message has used.
+    pub posted: u32,
+    pub max_wr: u32,
+    /// Handle of the shared receive queue; absent where it is the queue pair's own.
+    pub srq: Option<u32>,
+}
+
+/// What a queue pair waits for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Timer {
+    /// `ack_timeout`: without an acknowledgement until then it sends again. `rnr_wait`: the peer
+    /// had no receive WQE. `pause`: what it sent may be on its way still; it sends again then.
+    pub reason: String,
+    /// Microseconds until then.
+    pub left_us: u64,
 }
 
 /// A memory region of `rnic mr`.
@@ -167,6 +236,14 @@ impl Object {
         }
     }
 
+    /// Its number on the wire, if it is a queue pair.
+    pub fn qpn(&self) -> Option<u32> {
+        match self {
+            Self::Qp(qp) => Some(qp.qpn),
+            Self::Mr(_) | Self::Cq(_) => None,
+        }
+    }
+
     /// As `rnic` reads it: without the name of its kind, which is that of the list.
     ///
     /// # Errors
@@ -183,15 +260,26 @@ impl Object {
 /// A fault in force, of `rnic fault list`. Absent filters are null.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Fault {
+    /// Its number, for `rnic fault remove` and in events.
+    pub fault: u32,
     pub kind: String,
     pub delay_us: Option<u64>,
+    /// What acknowledgements say instead.
+    pub syndrome: Option<u8>,
     pub probability: f64,
+    /// It strikes what is sent; else what is received.
+    pub sent: bool,
     pub qpn: Option<u32>,
     pub opcode: Option<u8>,
     pub psn_first: Option<u32>,
     pub psn_last: Option<u32>,
+    /// It spares so many packets that match, and then strikes every so many.
+    pub after: u32,
+    pub every: u32,
     /// How many packets more it strikes.
     pub left: Option<u64>,
+    /// Packets that match and that no other fault had struck.
+    pub matched: u64,
     pub struck: u64,
 }
 

@@ -6,7 +6,6 @@
 
 mod accounts;
 mod arena;
-mod capture;
 mod context;
 mod device_memory;
 mod door;
@@ -22,14 +21,17 @@ mod reply;
 mod service;
 mod session;
 mod turned_away;
+mod watching;
 mod xrc;
 
 pub use accounts::Accounts;
 pub use door::Door;
 pub use groups::{Groups, WireGroups};
-pub use plane::{ConnectionSession, Connections, Engines, Ledger, Overview, Paths};
+pub use plane::{
+    ConnectionSession, Connections, Engines, Functions, Ledger, MoreEngines, Overview, Paths,
+};
 pub use registry::Registry;
-pub use service::Service;
+pub use service::{ClientMemory, Service};
 pub use session::serve;
 pub use turned_away::{Admitted, TurnedAway};
 

@@ -15,7 +15,7 @@ mod run;
 mod tokens;
 
 pub use host::EventSocket;
-pub use message::{Mad, NewClient, ShardHandle, ShardMessage, ShardStopped};
+pub use message::{FaultsChanged, Mad, NewClient, ShardHandle, ShardMessage, ShardStopped};
 pub use own::{Asked, OwnEngine};
 pub use port::ShardPort;
 

@@ -12,6 +12,7 @@ use std::ffi::{CString, c_void};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 
 /// A stack for whatever a thread may do.
 pub const STACK: usize = 2 << 20;
@@ -61,7 +62,7 @@ fn create(stack: usize, work: *mut c_void) -> i32 {
     let attributes = attributes.as_mut_ptr();
     // SAFETY: the attributes live until they are destroyed, and `run` takes the work.
     unsafe {
-        let mut error = libc::pthread_attr_setstacksize(attributes, stack);
+        let mut error = libc::pthread_attr_setstacksize(attributes, stack + thread_locals());
         if error == 0 {
             error = libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
         }
@@ -72,6 +73,27 @@ fn create(stack: usize, work: *mut c_void) -> i32 {
         libc::pthread_attr_destroy(attributes);
         error
     }
+}
+
+/// Bytes of a stack that the C library takes for the variables that each thread has of its own:
+/// those of a program with an engine may be many, and leave nothing of a small stack.
+fn thread_locals() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    type MinStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    *BYTES.get_or_init(|| {
+        // SAFETY: asks for a symbol of the C library, which other libraries may not have: it is a
+        // function of that type, which only reads the attributes, and they are initialized.
+        unsafe {
+            let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
+            let mut attributes = std::mem::MaybeUninit::uninit();
+            if symbol.is_null() || libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
+                return 0;
+            }
+            let least = std::mem::transmute::<*mut c_void, MinStack>(symbol)(attributes.as_ptr());
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+            least.saturating_sub(libc::PTHREAD_STACK_MIN)
+        }
+    })
 }
 
 extern "C" fn run(work: *mut c_void) -> *mut c_void {
@@ -94,7 +116,8 @@ mod tests {
         in_little_memory("thread::tests::a_thread_whose_stack_was_the_last_memory_works", || {
             let (sender, receiver) = mpsc::channel();
             // Its stack and guard page.
-            let all = take_all_but(STACK + rustix::param::page_size());
+            let page = rustix::param::page_size();
+            let all = take_all_but((STACK + thread_locals()).next_multiple_of(page) + page);
             spawn("last", STACK, move || sender.send(7).unwrap()).unwrap();
             assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(7));
             drop(all);

@@ -19,25 +19,26 @@ mod split;
 mod udp;
 mod xdp;
 
+use crate::observe::Watcher;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::HopTable;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+pub use udp::STEER;
 use udp::UdpWire;
 use xdp_io::TxRefusal;
 use xdp_io::udp::{ReceiverSockets, SteeredPort};
 
 pub use auto::{WireConfig, open};
 use capture::CaptureWire;
-pub use capture::{CaptureFeed, CaptureTap, Captured, capture, export, import};
 use composite::Composite;
 use cross_shard::Shards;
 pub use cross_shard::{
     Attachment, Branch, BranchStats, Misuse, NewBranch, ShardRx, ShardWire, branch,
 };
 use fault::FaultWire;
-pub use fault::{Fault, FaultChange, MAX_FAULTS};
+pub use fault::{BrokenCq, Fault, FaultChange, MAX_FAULTS, NoChange};
 pub use groups::{Joiner, Membership};
 
 /// A way outside.
@@ -93,7 +94,7 @@ pub type LinkCounters = Vec<(&'static str, u64)>;
 /// Everything a device sends and receives through. See the [module](self).
 pub struct DeviceWire {
     mode: String,
-    inner: FaultWire<CaptureWire<Composite>>,
+    inner: FaultWire<Composite>,
     joiner: Joiner,
     shards: Shards,
     shared: Option<Arc<SteeredPort>>,
@@ -200,16 +201,33 @@ impl DeviceWire {
         counters
     }
 
-    /// Shows what is sent and received to one more watcher.
-    pub fn capture(&mut self, tap: CaptureTap) {
-        self.inner.get_mut().add_tap(tap);
+    /// Shows what is sent and received, and the faults that strike it, to one more watcher.
+    pub fn observe(&mut self, watcher: &Watcher) {
+        if watcher.wants().events {
+            self.inner.add_watcher(watcher.clone());
+        }
+        if watcher.wants().frames {
+            self.inner.get_mut().add_watcher(watcher.clone());
+        }
     }
 
-    /// Changes the faults that are injected into what arrives from now on. Returns those in force,
-    /// or `None` when there would be more than [`MAX_FAULTS`] and nothing is changed. Equal seeds
-    /// treat equal arrivals alike.
-    pub fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+    /// Changes the faults that are injected into what arrives and is sent from now on. Returns
+    /// those in force. Equal seeds treat equal packets alike.
+    ///
+    /// # Errors
+    /// When nothing is changed.
+    pub fn change_faults(&mut self, change: FaultChange) -> Result<Vec<Fault>, NoChange> {
         self.inner.change(change)
+    }
+
+    /// How many packets matched each fault, and how many it struck, by the number of the fault.
+    pub fn fault_counts(&self) -> Vec<(u32, [u64; 2])> {
+        self.inner.fault_counts()
+    }
+
+    /// A completion queue that a fault breaks now.
+    pub fn take_broken_cq(&mut self) -> Option<BrokenCq> {
+        self.inner.take_broken()
     }
 }
 
@@ -251,7 +269,7 @@ impl Wire for DeviceWire {
 }
 
 /// With what disturbs and what shows.
-fn around(composite: Composite, hops: HopTable) -> FaultWire<CaptureWire<Composite>> {
+fn around(composite: Composite, hops: HopTable) -> FaultWire<Composite> {
     FaultWire::new(CaptureWire::new(composite, hops), FAULT)
 }
 
@@ -260,6 +278,20 @@ fn around(composite: Composite, hops: HopTable) -> FaultWire<CaptureWire<Composi
 fn max_datagram(mtu: u32, addresses: &[IpAddr]) -> u32 {
     let headers = if addresses.iter().any(IpAddr::is_ipv6) { IPV6_UDP } else { IPV4_UDP };
     mtu.saturating_sub(headers).min(MAX_DATAGRAM)
+}
+
+/// The datagrams of a train, with their indexes, in the memory that was reserved for it.
+fn datagrams<'a>(
+    train: &TxTrain,
+    slot: &TxSlot,
+    memory: &'a [u8],
+) -> impl Iterator<Item = (u32, &'a [u8])> {
+    (0..train.segments).map_while(move |k| {
+        let is_last = k + 1 == train.segments;
+        let len = if is_last { train.last_len } else { train.segment_len } as usize;
+        let start = (slot.offset + k * slot.stride) as usize;
+        Some((k, memory.get(start..start + len)?))
+    })
 }
 
 /// Bytes of all datagrams of a train; `None` for one without datagrams.

@@ -5,11 +5,15 @@ mod client;
 mod counters;
 mod explain;
 mod fault;
+mod lab;
 mod private;
 mod run;
 mod show;
 mod table;
+mod trace;
 mod view;
+mod watch;
+mod watching;
 
 use clap::{Args, Parser, Subcommand};
 use rnic_abi::control::Inspect;
@@ -49,16 +53,35 @@ enum Action {
     ///
     /// docs/counters.md says what each counts.
     Counters(counters::Options),
-    /// Inject faults into received packets: drop, delay, reorder, corrupt ...
+    /// Inject faults into packets that are received or sent: drop, delay, corrupt, refuse ...
     #[command(subcommand)]
     Fault(fault::Action),
     /// Show what the device sends and receives, or write it to a file for Wireshark
+    ///
+    /// Each frame has a comment: the message that it is a part of (QPN/index of its WQE), why it
+    /// was sent again, dropped or refused, which injected fault disturbed it. Packets that a fault
+    /// kept from the wire, and those that the device sends to itself, are shown as well. What comes
+    /// faster than it is written is lost and counted. docs/observe.md says more.
     Capture(capture::Options),
+    /// Show what the engines do, as JSON lines or as a timeline
+    ///
+    /// docs/observe.md explains each event and its fields.
+    Trace(trace::Options),
+    /// Watch queue pairs live: windows, queues, timers, WQEs, a ladder of packets
+    ///
+    /// Keys: arrows choose a queue pair, Enter opens it, Esc closes it, e shows all events, Space
+    /// holds the view, ? explains it, q quits. What comes faster than it is shown is counted; no
+    /// program waits for it. docs/observe.md says more.
+    Watch(watch::Options),
     /// Say what a capture file shows: connections, losses, refusals, and what to do about them
     ///
     /// Reads pcap and pcapng files of any RoCEv2 device, from `rnic capture`, tcpdump or Wireshark.
     /// Needs no daemon.
     Explain(explain::Options),
+    /// Tell how RDMA works: stories of a few packets, played in a simulated world, step by step
+    ///
+    /// Needs no daemon, no privilege and no network.
+    Lab(lab::Options),
 }
 
 /// Which daemon.
@@ -96,7 +119,16 @@ pub fn main(command: Command) -> ExitCode {
         },
         Action::Fault(action) => fault::fault(action),
         Action::Explain(options) => explain::explain(&options),
+        Action::Lab(options) => lab::lab(&options),
         Action::Capture(options) => match capture::capture(&options) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+        Action::Watch(options) => match watch::watch(&options) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+        Action::Trace(options) => match trace::trace(&options) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => Err(error),
         },

@@ -15,19 +15,24 @@ use rnic_host::settings::{Idle, Io, Placement, Profile, Settings, XdpMode};
 use serde::Deserialize;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Run an RDMA network card (RoCEv2) on a network interface
 ///
 /// Without options it serves 127.0.0.1 and ::1 through the kernel's UDP sockets, which needs no
 /// privilege. Programs find it by themselves when they run with soft-rnic's libraries: `rnic run`.
-#[derive(Parser, Debug, Default)]
+#[derive(Parser, Clone, Debug, Default)]
 #[command(name = "rnicd", version)]
 pub struct Args {
     /// Read options from this TOML file; the command line wins. Its sections `[quota]` and
     /// `[total]` limit what each user, and all users together, may have: sessions, descriptors,
     /// mappings, ring-bytes, shared-bytes, registered-bytes, device-memory-bytes, qps, cqs, mrs,
     /// pds, channels, ahs
+    ///
+    /// With SIGHUP (`systemctl reload`) the daemon reads it again: `log`, `metrics`, `mode`,
+    /// `[quota]` except `groups`, and `[total]` change at once. The log names other keys that have
+    /// changed, which need a restart.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of the RDMA device [default: rnic0]
@@ -67,6 +72,13 @@ pub struct Args {
     /// Where the engine's thread runs [default: auto]
     #[arg(long, value_enum)]
     pub placement: Option<Placement>,
+    /// Engines for programs of the daemon's own user, 1 to 16 [default: 1]
+    ///
+    /// Each has a thread and a slice of the queue pair numbers. A program gets the one with the
+    /// fewest programs when it opens the device, for all of its queue pairs. More than one is of
+    /// use where there are more CPUs than busy programs.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_ENGINES)))]
+    pub engines: Option<u8>,
     /// Vendor behaviour where implementations differ [default: spec]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
@@ -74,6 +86,12 @@ pub struct Args {
     /// reaches the address can read them
     #[arg(long, value_name = "IP:PORT|unix:PATH")]
     pub metrics: Option<Address>,
+    /// Say what this host can do and what would change it, and exit
+    ///
+    /// Kernel, privileges, memory access, limits, interface, path MTU and packet I/O are looked at
+    /// with the options given. The status is 1 if the daemon could not start.
+    #[arg(long)]
+    pub check: bool,
     /// Exit when the last client has disconnected
     #[arg(long)]
     pub exit_with_last_client: bool,
@@ -97,6 +115,7 @@ struct File {
     idle: Option<Idle>,
     spin: Option<u64>,
     placement: Option<Placement>,
+    engines: Option<u8>,
     profile: Option<Profile>,
     log: Option<String>,
     metrics: Option<Address>,
@@ -135,6 +154,8 @@ pub struct Config {
     pub metrics: Option<Address>,
     /// Limits of one user, and of all together.
     pub limits: Limits,
+    /// Engines for clients of the daemon's own user.
+    pub engines: u8,
     /// Groups that the clients of one user may be of at the same time: each has an engine.
     pub groups: u32,
 }
@@ -177,19 +198,45 @@ impl Config {
                 spin: args.spin.or(file.spin).map_or(defaults.spin, Duration::from_micros),
                 placement: args.placement.or(file.placement).unwrap_or(defaults.placement),
             },
+            engines: args.engines.or(file.engines).unwrap_or(1),
             profile: args.profile.or(file.profile).unwrap_or(Profile::Spec),
             exit_with_last_client: args.exit_with_last_client,
             log: args.log.or(file.log).unwrap_or_else(|| "info".into()),
             metrics: args.metrics.or(file.metrics),
             groups: file.quota.groups.unwrap_or(DEFAULT_GROUPS),
-            limits: Limits::new(&file.quota.limits, &file.total, &Machine::look()),
+            limits: Limits::new(&file.quota.limits, &file.total, machine()),
         };
         config.check()?;
         Ok(config)
     }
 
+    /// Keys in which the other one differs and that need a restart.
+    pub(crate) fn fixed_keys(&self, other: &Self) -> Vec<&'static str> {
+        let (engine, others) = (&self.engine, &other.engine);
+        let same = [
+            ("device", self.device == other.device),
+            ("netdev", self.netdev == other.netdev),
+            ("io", self.io == other.io),
+            ("xdp-mode", self.xdp_mode == other.xdp_mode),
+            ("address", self.addresses == other.addresses),
+            ("socket", self.socket == other.socket),
+            // The daemon has given up the capability that it takes.
+            ("group", self.group == other.group),
+            ("idle", engine.idle == others.idle),
+            ("spin", engine.spin == others.spin),
+            ("placement", engine.placement == others.placement),
+            ("engines", self.engines == other.engines),
+            ("profile", self.profile == other.profile),
+            ("quota.groups", self.groups == other.groups),
+        ];
+        same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    }
+
     fn check(&self) -> Result<()> {
         check_device_name(&self.device)?;
+        if !(1..=MOST_ENGINES).contains(&self.engines) {
+            bail!("engines = {}: give 1 to {MOST_ENGINES}", self.engines);
+        }
         let needs_interface = match self.io {
             Io::AfXdp => Some("af-xdp"),
             Io::AfPacket => Some("af-packet"),
@@ -233,6 +280,14 @@ fn read_file(path: &Path) -> Result<File> {
     toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))
 }
 
+/// As it was at the start: what the daemon's clients use by now is no reason to give less.
+fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(Machine::look)
+}
+
+/// With one engine each for so many other users, numbers are left.
+const MOST_ENGINES: u8 = 16;
 /// More than a user's programs are of at a time.
 const DEFAULT_GROUPS: u32 = 4;
 /// `IBV_SYSFS_NAME_MAX` less the terminator.

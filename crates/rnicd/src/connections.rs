@@ -5,14 +5,17 @@
 //! seconds, and nothing else waits meanwhile. A datagram that cannot leave at once is dropped; what
 //! matters is sent again.
 
+mod askers;
 mod events;
 mod known;
 mod sessions;
 mod ways;
 
 use anyhow::{Context, Result};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
+use askers::Askers;
+use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use events::Events;
+use known::{Answer, Key};
 use rnic_abi::control::DeviceInfo;
 use rnic_core::Secret;
 use rnic_core::cm::{Cm, CmConfig, Happening, Route};
@@ -29,7 +32,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use ways::Ways;
+use ways::{Searched, Ways};
 
 /// See the [module](self).
 pub(crate) struct Connections {
@@ -39,18 +42,26 @@ pub(crate) struct Connections {
     /// Has the thread look at its timers again.
     poke: Sender<()>,
     sessions: AtomicU32,
+    /// Engines of the daemon's own user, a bit each.
+    own: AtomicU32,
 }
 
 struct State {
     cm: Cm,
     events: Events,
+    askers: Askers,
 }
+
+/// What the thread has waited for; neither when something is due.
+type Next = (Option<Mad>, Option<Searched>);
 
 /// What a user may have of the connection manager.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rights {
-    /// The engine of the user's queue pairs.
+    /// What its identifiers are known by: an engine of the user.
     pub(crate) shard: u8,
+    /// All engines that queue pairs of the user may be in, a bit each.
+    pub(crate) engines: u32,
     /// The lowest port that programs may ask for.
     pub(crate) first_port: u16,
     /// Event channels.
@@ -63,8 +74,8 @@ pub(crate) struct OwnConnections(pub(crate) Arc<Connections>);
 impl server::Connections for OwnConnections {
     fn open(&self) -> Box<dyn ConnectionSession> {
         // Sessions are charged for their channels.
-        let rights = Rights { shard: 0, first_port: 0, max_channels: u64::MAX };
-        self.0.open(rights)
+        let engines = self.0.own_engines();
+        self.0.open(Rights { shard: 0, engines, first_port: 0, max_channels: u64::MAX })
     }
 
     fn counters(&self) -> Numbers {
@@ -94,18 +105,39 @@ impl Connections {
             mtu_code: network.port().active_mtu,
         };
         let (poke, poked) = bounded(1);
+        let (search, searched) = unbounded();
+        let state =
+            State { cm: Cm::new(config), events: Events::default(), askers: Askers::default() };
         let this = Arc::new(Self {
-            state: Mutex::new(State { cm: Cm::new(config), events: Events::default() }),
+            state: Mutex::new(state),
             network: Arc::clone(network),
-            ways: Ways::new(Arc::clone(network), engine.clone()),
+            ways: Ways::new(Arc::clone(network), engine.clone(), search),
             poke,
             sessions: AtomicU32::new(0),
+            own: AtomicU32::new(1),
         });
         let (sender, arrivals) = bounded(MAX_ARRIVALS);
         let manager = Arc::clone(&this);
-        thread::spawn("rnic-cm", thread::STACK, move || manager.run(&arrivals, &poked))?;
+        thread::spawn("rnic-cm", thread::STACK, move || {
+            manager.run(&arrivals, &searched, &poked);
+        })?;
         engine.tell(ShardMessage::ServeManagement(sender));
         Ok(this)
+    }
+
+    /// One more engine is of the daemon's own user: a program may have its queue pairs there, and
+    /// its identifiers here.
+    pub(crate) fn add_own_engine(&self, shard: u8) {
+        self.own.fetch_or(1 << shard, Ordering::Relaxed);
+    }
+
+    /// It has ended: another user may get its number.
+    pub(crate) fn remove_own_engine(&self, shard: u8) {
+        self.own.fetch_and(!(1 << shard), Ordering::Relaxed);
+    }
+
+    pub(crate) fn own_engines(&self) -> u32 {
+        self.own.load(Ordering::Relaxed)
     }
 
     /// A session begins: what it makes ends with the value.
@@ -138,41 +170,70 @@ impl Connections {
     }
 
     /// Until the engine has ended.
-    fn run(&self, arrivals: &Receiver<Mad>, poked: &Receiver<()>) {
-        loop {
-            let mut next = match self.next(arrivals, poked) {
-                Ok(mad) => mad,
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
+    fn run(&self, arrivals: &Receiver<Mad>, searched: &Receiver<Searched>, poked: &Receiver<()>) {
+        while let Some((first, way)) = self.next(arrivals, searched, poked) {
             let mut state = self.state();
-            for _ in 0..AT_ONCE {
-                let Some(Mad { flow, sender, mad }) = next else { break };
+            if let Some((key, errno)) = way {
+                self.was_searched(&mut state, key, errno);
+            }
+            for Mad { flow, sender, mad } in burst(first, arrivals) {
                 state.cm.receive(monotonic(), &Route::back(&flow, sender), &mad);
                 self.flush(&mut state);
-                next = arrivals.try_recv().ok();
             }
             state.cm.expire(monotonic());
             self.flush(&mut state);
+            while let Some(id) = state.askers.take_late(monotonic()) {
+                state.resolved(id, libc::ETIMEDOUT);
+            }
             state.events.flush();
         }
     }
 
-    /// Waits for a datagram, a poke, or until something is due.
+    /// Tells the programs that wait for the way, and looks for ways for which no thread was free.
+    fn was_searched(&self, state: &mut State, key: Key, errno: Option<i32>) {
+        for id in state.askers.take(key) {
+            state.resolved(id, errno.unwrap_or(0));
+        }
+        let mut refused = None;
+        while let Some((user, id, key)) = state.askers.next_delayed() {
+            match self.ways.ask(key, user) {
+                Answer::Known => {
+                    state.askers.remove(id);
+                    state.resolved(id, 0);
+                }
+                Answer::Sought | Answer::Seek => state.askers.begin(id),
+                // Another user may have fewer threads; all are asked before this one again.
+                Answer::Busy if refused.is_none() => {
+                    refused = Some(user);
+                    continue;
+                }
+                Answer::Busy if refused == Some(user) => return,
+                Answer::Busy => continue,
+            }
+            refused = None;
+        }
+    }
+
+    /// Waits for a datagram, the end of a search, a poke, or until something is due. `None` at the
+    /// end of the engine.
     fn next(
         &self,
         arrivals: &Receiver<Mad>,
+        searched: &Receiver<Searched>,
         poked: &Receiver<()>,
-    ) -> Result<Option<Mad>, RecvTimeoutError> {
+    ) -> Option<Next> {
         let patience = {
             let state = self.state();
-            let due = state.cm.next_deadline().map_or(IDLE, |at| at.since(monotonic()));
+            let both = [state.cm.next_deadline(), state.askers.next_deadline()];
+            let due = both.into_iter().flatten().min();
+            let due = due.map_or(IDLE, |at| at.since(monotonic()));
             if state.events.any_waits() { due.min(RETRY) } else { due }
         };
         select! {
-            recv(arrivals) -> mad => mad.map(Some).map_err(|_| RecvTimeoutError::Disconnected),
-            recv(poked) -> _ => Ok(None),
-            default(patience) => Err(RecvTimeoutError::Timeout),
+            recv(arrivals) -> mad => mad.ok().map(|mad| (Some(mad), None)),
+            recv(searched) -> way => way.ok().map(|way| (None, Some(way))),
+            recv(poked) -> _ => Some((None, None)),
+            default(patience) => Some((None, None)),
         }
     }
 
@@ -191,13 +252,44 @@ impl Connections {
     }
 }
 
+/// What has arrived, and some of what waits behind it.
+fn burst<T>(first: Option<T>, arrivals: &Receiver<T>) -> impl Iterator<Item = T> {
+    let more = std::iter::from_fn(|| arrivals.try_recv().ok()).take(AT_ONCE);
+    first.into_iter().chain(more)
+}
+
+impl State {
+    /// The way to the identifier's peer is found, or is not. False when its program does not read.
+    fn resolved(&mut self, id: u32, errno: i32) -> bool {
+        let Some(owner) = self.cm.owner_of(id) else { return true };
+        self.events.resolved(owner, id, errno)
+    }
+}
+
 /// Most identifiers of one user, those that peers' requests make included.
 const MAX_OF_USER: usize = 8192;
 /// Datagrams that wait for the thread.
 const MAX_ARRIVALS: usize = 4096;
-/// Datagrams that are handled before timers are looked at.
+/// Datagrams that are handled behind the first before timers are looked at.
 const AT_ONCE: usize = 64;
 /// How long to sleep when nothing is due.
 const IDLE: Duration = Duration::from_secs(60);
 /// When to offer events again to a program that had no room.
 const RETRY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_datagram_of_many_is_lost_between_bursts() {
+        let (sender, arrivals) = bounded(1000);
+        (0..1000).for_each(|number| sender.send(number).unwrap());
+        let mut all = Vec::new();
+        while let Ok(first) = arrivals.try_recv() {
+            all.extend(burst(Some(first), &arrivals));
+            all.extend(burst(None, &arrivals));
+        }
+        assert!(all.into_iter().eq(0..1000));
+    }
+}

@@ -1,13 +1,15 @@
 //! The daemon from start to end.
 
+mod reload;
+
 use crate::config::groups::socket_group;
 use crate::config::{Args, Config};
 use crate::device::Device;
 use crate::files::Files;
 use crate::log;
-use crate::metrics::Metrics;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
+use reload::Reloading;
 use rnic_abi::os::{Connection, Listener};
 use rnic_host::discard::discard;
 use rnic_host::memory;
@@ -23,14 +25,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until SIGTERM, SIGINT or, where asked for, until the last client has gone.
+/// Checks what this host can do, or runs until SIGTERM, SIGINT or, where asked for, until the last
+/// client has gone.
 ///
 /// # Errors
 /// When it cannot start; the text says what to do.
 pub fn run(args: Args) -> Result<()> {
+    if args.check {
+        return crate::check::run(args);
+    }
     system::raise_descriptor_limit();
-    let config = Config::resolve(args)?;
-    log::start(&config.log)?;
+    let config = Config::resolve(args.clone())?;
+    let filter = log::start(&config.log)?;
     system::prepare_for_little_memory();
     memory::keep_reserve(RESERVE);
     let signals = Signals::new()?;
@@ -38,19 +44,18 @@ pub fn run(args: Args) -> Result<()> {
     let listener = listen(&config)?;
     system::keep_needed_capabilities().context("cannot give up capabilities")?;
     let claims = Arc::new(Claims::new(config.netdev.as_deref(), discard)?);
-    let device = Device::start(&config, &claims)?;
+    let device = Device::start(&config, &filter, &claims)?;
     let service = device.service(&config)?;
     // They are a convenience: a daemon without them serves.
     let files = Files::publish(&config.socket, &service)
         .inspect_err(|error| tracing::warn!("no files in the form of /sys: {error:#}"));
-    let metrics = config.metrics.as_ref().map(|address| Metrics::serve(address, &service));
-    let metrics = metrics.transpose()?;
-    announce(&config, &service);
+    let mut reloading = Reloading::new(args, config, filter, &device, &service)?;
+    announce(reloading.config(), &service);
     notify(NotifyState::Ready);
     let mut doors = Doors { clients: Door::new(listener)?, claims: &claims, files: files.ok() };
-    accept_until_told(&config, &device, &service, &mut doors, &signals)?;
+    accept_until_told(&mut reloading, &device, &service, &mut doors, &signals)?;
     notify(NotifyState::Stopping);
-    drop(metrics);
+    drop(reloading);
     doors.clients.close();
     // Its thread may be waiting for an engine that does not answer.
     doors.files.iter_mut().for_each(Files::finish);
@@ -111,15 +116,6 @@ fn announce(config: &Config, service: &Service) {
         let name = config.netdev.as_deref().unwrap_or("the interface");
         tracing::warn!("{name} has no address yet: `ip address add ... dev {name}`");
     }
-    if port.active_mtu < port.max_mtu {
-        let name = config.netdev.as_deref().unwrap_or("IFACE");
-        tracing::warn!(
-            "interface {name} has MTU {}: path MTU limited to {}; use `ip link set {name} mtu \
-             4200` for 4096",
-            port.netdev_mtu,
-            128u32 << port.active_mtu
-        );
-    }
 }
 
 /// Where clients and other daemons connect.
@@ -130,7 +126,7 @@ struct Doors<'a> {
 }
 
 fn accept_until_told(
-    config: &Config,
+    reloading: &mut Reloading<'_>,
     device: &Device,
     service: &Arc<Service>,
     doors: &mut Doors<'_>,
@@ -143,7 +139,7 @@ fn accept_until_told(
         if sessions > 0 {
             lonely_since = now;
         }
-        let patience = match (config.exit_with_last_client, opened) {
+        let patience = match (reloading.config().exit_with_last_client, opened) {
             (false, _) => None,
             (true, 0) => Some(FIRST_CLIENT_PATIENCE),
             (true, _) => Some(NEXT_CLIENT_PATIENCE),
@@ -173,9 +169,7 @@ fn accept_until_told(
         }
         if reload {
             drain(&signals.reload);
-            tracing::info!(
-                "SIGHUP ignored: addresses and links are followed without it, and options need a restart"
-            );
+            reloading.reload();
         }
         if session_ended {
             let _ = ended.drain();
@@ -197,9 +191,10 @@ fn accept_until_told(
 /// Clients of the daemon's own user are served here, those of other users in engine processes. A
 /// daemon that is not root has no other rights to give, and the kernel then checks for itself.
 fn admit(device: &Device, service: &Arc<Service>, connection: Connection) -> Admitted {
-    let Some(users) = &device.users else { return serve(service, connection) };
+    let users = device.users.as_ref().filter(|users| users.have_processes());
+    let Some(users) = users else { return serve(service, connection, None) };
     match connection.peer_credentials() {
-        Ok(peer) if peer.uid == service.owner => serve(service, connection),
+        Ok(peer) if peer.uid == service.owner => serve(service, connection, None),
         Ok(peer) => users.admit((peer.uid, peer.gid), connection),
         Err(error) => Err((connection, refuse(libc::EPERM, error.to_string()))),
     }

@@ -2,13 +2,16 @@
 
 use crate::config::Config;
 use crate::connections::{Connections, OwnConnections};
-use crate::users::{Parts, Users, this_program};
+use crate::log::Filter;
+use crate::users::{self, Parts, Users, this_program};
 use anyhow::{Context, Result};
 use rnic_abi::control::DeviceInfo;
 use rnic_abi::os::EventFd;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
-use rnic_host::server::{Accounts, Engines, Registry, Service, WireGroups};
+use rnic_host::server::{
+    Accounts, ClientMemory, Engines, Functions, MoreEngines, Registry, Service, WireGroups,
+};
 use rnic_host::settings::{Io, XdpMode, name_of};
 use rnic_host::shard::{OwnEngine, ShardMessage, ShardPort};
 use rnic_host::system::random;
@@ -23,7 +26,8 @@ pub(crate) struct Device {
     network: Arc<Network>,
     io: String,
     info: DeviceInfo,
-    ledger: Arc<Accounts>,
+    /// What users have, and may have.
+    pub(crate) ledger: Arc<Accounts>,
     groups: Arc<WireGroups>,
     /// The engine that has the wire, for clients of the daemon's own user.
     pub(crate) own: Arc<OwnEngine>,
@@ -31,13 +35,13 @@ pub(crate) struct Device {
     connections: Arc<Connections>,
     /// Where engine processes of other users have sockets of their own.
     shared_port: Option<Arc<SteeredPort>>,
-    /// Those of other users, if the daemon is root.
+    /// Engines of other users, if the daemon is root, and those in programs.
     pub(crate) users: Option<Arc<Users>>,
 }
 
 /// What follows changes of the network, once it is there.
 #[derive(Default)]
-struct Followers {
+pub(crate) struct Followers {
     own: OnceLock<Arc<OwnEngine>>,
     connections: OnceLock<Arc<Connections>>,
     shared_port: OnceLock<Arc<SteeredPort>>,
@@ -63,13 +67,11 @@ impl Followers {
 
 impl Device {
     /// Looks at the network, opens the wire and starts the engine that has it.
-    pub(crate) fn start(config: &Config, claims: &Arc<Claims>) -> Result<Self> {
+    pub(crate) fn start(config: &Config, log: &Filter, claims: &Arc<Claims>) -> Result<Self> {
         let followers: Arc<Followers> = Arc::default();
         let network = start_network(config, claims, &followers)?;
-        let trains = xdp_io::packet::knows_trains();
-        let users = rustix::process::geteuid().is_root();
-        let wires = WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains, users };
-        let wire = wire::open(&wires, &network).map_err(|error| explain_wire(config, error))?;
+        let wire = wire::open(&wire_config(config), &network)
+            .map_err(|error| explain_wire(config, error))?;
         let (io, shared_port) = (wire.mode().to_owned(), wire.shared_port());
         let joiner = wire.joiner();
         let mut engine = EngineConfig::new(random().context("no randomness")?);
@@ -85,7 +87,7 @@ impl Device {
         let groups = WireGroups::new(own.handle().clone(), joiner);
         let mut device =
             Self { network, io, info, ledger, groups, own, connections, shared_port, users: None };
-        device.users = device.start_users(config)?;
+        device.users = device.start_users(config, log)?;
         // Changes from before the engines could follow them.
         let _ = followers.own.set(Arc::clone(&device.own));
         let _ = followers.connections.set(Arc::clone(&device.connections));
@@ -99,12 +101,13 @@ impl Device {
         Ok(device)
     }
 
-    fn start_users(&self, config: &Config) -> Result<Option<Arc<Users>>> {
-        if !rustix::process::geteuid().is_root() {
+    fn start_users(&self, config: &Config, log: &Filter) -> Result<Option<Arc<Users>>> {
+        let is_root = rustix::process::geteuid().is_root();
+        if !is_root && self.shared_port.is_none() && config.engines == 1 {
             return Ok(None);
         }
         let parts = Parts {
-            log: config.log.clone(),
+            log: log.clone(),
             settings: config.engine,
             profile: config.profile,
             device: self.info.clone(),
@@ -116,9 +119,23 @@ impl Device {
             connections: Arc::clone(&self.connections),
             own: Arc::clone(&self.own),
             shared_port: self.shared_port.clone(),
-            command: this_program(),
+            command: is_root.then(this_program),
         };
-        Users::new(parts).map(Some).context("cannot start engines of users")
+        let users = Users::new(parts).context("cannot start engines of users")?;
+        users.start_own(config.engines - 1).context("cannot start so many engines")?;
+        Ok(Some(users))
+    }
+
+    /// What leads clients of the daemon's own user to its other engines.
+    fn more(&self, config: &Config) -> Option<Arc<dyn MoreEngines>> {
+        let users = self.users.as_ref().filter(|_| config.engines > 1)?;
+        Some(Arc::new(users::OwnEngines::new(Arc::clone(users))))
+    }
+
+    /// What starts engines in programs, where there are sockets for them.
+    fn functions(&self) -> Option<Arc<dyn Functions>> {
+        self.shared_port.as_ref()?;
+        Some(Arc::new(users::FunctionStarter(Arc::clone(self.users.as_ref()?))))
     }
 
     /// What sessions of this process share.
@@ -134,7 +151,10 @@ impl Device {
             engine: self.own.handle().clone(),
             engines,
             connections: Arc::new(OwnConnections(Arc::clone(&self.connections))),
+            functions: self.functions(),
+            more: self.more(config),
             ledger: self.ledger.clone(),
+            memory: ClientMemory::OfProcesses,
             owner: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),
             io: self.io.clone(),
@@ -146,7 +166,15 @@ impl Device {
     }
 }
 
-fn start_network(
+/// How the wire is opened.
+pub(crate) fn wire_config(config: &Config) -> WireConfig {
+    let trains = xdp_io::packet::knows_trains();
+    let users = rustix::process::geteuid().is_root();
+    WireConfig { io: config.io, xdp_mode: config.xdp_mode, trains, users }
+}
+
+/// Looks at the network, which no other daemon may have.
+pub(crate) fn start_network(
     config: &Config,
     claims: &Arc<Claims>,
     followers: &Arc<Followers>,
@@ -170,7 +198,7 @@ fn start_network(
     Ok(network)
 }
 
-fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
+pub(crate) fn explain_wire(config: &Config, error: impl std::fmt::Display) -> anyhow::Error {
     let mode = match config.xdp_mode {
         XdpMode::Auto => String::new(),
         mode => format!(" --xdp-mode {}", name_of(&mode)),

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
+//! | `check` | what this host can do |
 //! | `connections` | the connection manager: what peers say to QP1, and the answers |
 //! | `device` | the network, the wire and the engines of the device |
 //! | `files` | the files in which programs look for the device |
@@ -17,6 +18,7 @@
 //! | [`cli`] | the `rnic` command |
 #![deny(unsafe_code)]
 
+mod check;
 pub mod cli;
 pub mod config;
 mod connections;
@@ -25,13 +27,14 @@ pub mod daemon;
 mod device;
 pub mod engine_process;
 mod files;
+mod http;
 mod log;
 mod metrics;
 mod resolver;
 mod system;
 mod users;
 
-pub use users::{ENGINE_PROCESS, protocol};
+pub use users::ENGINE_PROCESS;
 
 /// An error and its causes in one text, without the numbers that Rust adds to the kernel's words.
 #[must_use]

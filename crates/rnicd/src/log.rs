@@ -4,31 +4,94 @@
 //! the program writes a few lines in ten seconds; what it keeps back is counted, and told.
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use rnic_host::satellite::protocol::Severity;
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context as LayerContext, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, reload};
 
-/// Starts to log to standard error what passes `filter`.
+/// What the log lets pass, which can be changed while it is written.
+#[derive(Clone)]
+pub(crate) struct Filter {
+    text: Arc<Mutex<String>>,
+    change: Arc<dyn Fn(EnvFilter) + Send + Sync>,
+}
+
+impl Filter {
+    /// One that nothing is written through.
+    #[cfg(test)]
+    pub(crate) fn off() -> Self {
+        Self { text: Arc::new(Mutex::new("off".into())), change: Arc::new(drop) }
+    }
+
+    /// As it is on the command line.
+    pub(crate) fn text(&self) -> String {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets other lines pass from now on.
+    ///
+    /// # Errors
+    /// When the filter cannot be parsed.
+    pub(crate) fn set(&self, text: &str) -> Result<()> {
+        (self.change)(parse(text)?);
+        *self.text.lock().unwrap_or_else(PoisonError::into_inner) = text.to_owned();
+        Ok(())
+    }
+}
+
+fn parse(filter: &str) -> Result<EnvFilter> {
+    EnvFilter::try_new(filter)
+        .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnic_net=debug`"))
+}
+
+/// Starts to log to standard error what passes the filter.
 ///
 /// # Errors
 /// When the filter cannot be parsed.
-pub(crate) fn start(filter: &str) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).with_context(|| {
-        format!("log filter {filter:?} (--log); try `info` or `rnic_net=debug`")
-    })?;
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false);
-    tracing_subscriber::registry().with(lines).with(Sparse).with(filter).init();
-    Ok(())
+pub(crate) fn start(text: &str) -> Result<Filter> {
+    let (filter, handle) = reload::Layer::new(parse(text)?);
+    let lines = tracing_subscriber::fmt::layer().with_target(false);
+    let registry = tracing_subscriber::registry().with(filter);
+    if journal_reads_stderr() {
+        let lines = lines.with_writer(Sender(for_journal)).with_ansi(false).without_time();
+        registry.with(lines.with_level(false)).with(Sparse).init();
+    } else {
+        let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let lines = lines.with_writer(std::io::stderr).with_ansi(is_terminal);
+        registry.with(lines).with(Sparse).init();
+    }
+    // It fails only where the log has ended.
+    let change = move |filter| drop(handle.reload(filter));
+    Ok(Filter { text: Arc::new(Mutex::new(text.to_owned())), change: Arc::new(change) })
+}
+
+/// systemd names the stream to its journal by device and inode (systemd.exec(5)): standard error
+/// may have been redirected since.
+fn journal_reads_stderr() -> bool {
+    let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    let stream = rustix::fs::fstat(std::io::stderr());
+    stream.is_ok_and(|found| named == format!("{}:{}", found.st_dev, found.st_ino))
+}
+
+/// The journal has the time itself, and takes the level from a number (sd-daemon(3)).
+fn for_journal(severity: Severity, line: String) {
+    let level = match severity {
+        Severity::Error => 3,
+        Severity::Warning => 4,
+        Severity::Info => 6,
+        Severity::Debug => 7,
+    };
+    // A long line has lost its end: without one, the next line would be a part of it.
+    let line = line.trim_end_matches('\n');
+    // A journal that is gone must not end the daemon.
+    let _ = io::stderr().write_all(format!("<{level}>{line}\n").as_bytes());
 }
 
 /// Starts to `send` the daemon what passes `filter`, also what a panic says. Standard error is
@@ -47,30 +110,19 @@ pub(crate) fn start_through(
         .without_time()
         .with_level(false)
         .with_target(false);
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("log filter")?;
+    let filter = EnvFilter::try_new(filter).context("log filter")?;
     tracing_subscriber::registry().with(lines).with(Sparse).with(filter).init();
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     rustix::stdio::dup2_stderr(std::fs::File::open("/dev/null").context("/dev/null")?)?;
     Ok(())
 }
 
-/// Of a line of an engine process's log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Severity {
-    Error,
-    Warning,
-    Info,
-    Debug,
-}
-
-impl From<Level> for Severity {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::ERROR => Self::Error,
-            Level::WARN => Self::Warning,
-            Level::INFO => Self::Info,
-            _ => Self::Debug,
-        }
+fn severity(level: Level) -> Severity {
+    match level {
+        Level::ERROR => Severity::Error,
+        Level::WARN => Severity::Warning,
+        Level::INFO => Severity::Info,
+        _ => Severity::Debug,
     }
 }
 
@@ -87,7 +139,7 @@ impl<'a, S: Fn(Severity, String) + 'a> MakeWriter<'a> for Sender<S> {
     }
 
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Self::Writer {
-        Line(&self.0, Severity::from(*meta.level()))
+        Line(&self.0, severity(*meta.level()))
     }
 }
 

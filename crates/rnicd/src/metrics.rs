@@ -8,11 +8,12 @@ mod text;
 
 use crate::config::Address;
 use crate::counted::Counted;
+use crate::http::{self, Client, Request, Response};
 use anyhow::{Context, Result};
 use rnic_host::server::Service;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -79,24 +80,6 @@ fn wait(listener: &Incoming, ended: &UnixStream) -> bool {
     }
 }
 
-/// A connection with a deadline for everything.
-trait Client: Read + Write {
-    /// How long the next call may take.
-    fn limit(&self, time: Duration) -> io::Result<()>;
-}
-
-impl Client for TcpStream {
-    fn limit(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
-    }
-}
-
-impl Client for UnixStream {
-    fn limit(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
-    }
-}
-
 enum Incoming {
     Tcp(TcpListener),
     Unix(UnixListener),
@@ -152,126 +135,30 @@ impl Exporter {
     /// Reads one request and answers it.
     fn attend(&mut self, client: &mut dyn Client) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let reply = match request(client, deadline)? {
-            Request::Metrics => {
+        let response = match http::request(client, deadline)? {
+            Request::Get { path, .. } if path == "/metrics" => {
                 let totals = self.service.engines.overview().totals;
                 let mut numbers = self.counted.now().clone();
                 numbers.extend(self.service.connections.counters());
                 let body = text::render(&self.service, &numbers, totals);
-                response("200 OK", text::CONTENT_TYPE, &body)
+                let content_type = text::CONTENT_TYPE;
+                let response =
+                    Response { status: "200 OK", content_type, headers: "", body: &body };
+                return response.send(client, deadline);
             }
-            Request::Elsewhere => {
-                response("404 Not Found", "text/plain", "the metrics are at /metrics\n")
+            Request::Get { .. } => {
+                Response::refusal("404 Not Found", "the metrics are at /metrics\n")
             }
             Request::OtherMethod => {
-                response("405 Method Not Allowed", "text/plain", "only GET is served\n")
+                Response::refusal("405 Method Not Allowed", "only GET is served\n")
             }
-            Request::Nonsense => response("400 Bad Request", "text/plain", "this is no request\n"),
+            Request::Nonsense => Response::refusal("400 Bad Request", "this is no request\n"),
         };
-        write_until(client, reply.as_bytes(), deadline)
+        response.send(client, deadline)
     }
-}
-
-/// What a client wants.
-#[derive(PartialEq, Eq, Debug)]
-enum Request {
-    Metrics,
-    Elsewhere,
-    OtherMethod,
-    Nonsense,
-}
-
-/// Reads until the end of the headers.
-fn request(client: &mut dyn Client, deadline: Instant) -> io::Result<Request> {
-    let mut bytes = Vec::new();
-    let mut chunk = [0; 1024];
-    loop {
-        client.limit(left(deadline)?)?;
-        let length = client.read(&mut chunk)?;
-        bytes.extend_from_slice(chunk.get(..length).unwrap_or_default());
-        match understood(&bytes) {
-            Some(request) => return Ok(request),
-            None if length == 0 || bytes.len() > LONGEST_REQUEST => return Ok(Request::Nonsense),
-            None => {}
-        }
-    }
-}
-
-/// The request, once it is complete.
-fn understood(bytes: &[u8]) -> Option<Request> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
-    let mut parsed = httparse::Request::new(&mut headers);
-    match parsed.parse(bytes) {
-        Ok(httparse::Status::Partial) => None,
-        Ok(httparse::Status::Complete(_)) => {
-            let path = parsed.path.unwrap_or_default();
-            let path = path.split('?').next().unwrap_or_default();
-            Some(match (parsed.method, path) {
-                (Some("GET"), "/metrics") => Request::Metrics,
-                (Some("GET"), _) => Request::Elsewhere,
-                _ => Request::OtherMethod,
-            })
-        }
-        Err(_) => Some(Request::Nonsense),
-    }
-}
-
-fn response(status: &str, content_type: &str, body: &str) -> String {
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-fn write_until(client: &mut dyn Client, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        client.limit(left(deadline)?)?;
-        let length = client.write(bytes)?;
-        bytes = bytes.get(length..).unwrap_or_default();
-    }
-    Ok(())
-}
-
-/// The time until then.
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// How long one client may take.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of a request with its headers.
-const LONGEST_REQUEST: usize = 8192;
-const MOST_HEADERS: usize = 64;
 /// Until a client is accepted again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_complete_get_is_answered_with_metrics() {
-        let of = |text: &str| understood(text.as_bytes());
-        assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), Some(Request::Metrics));
-        assert_eq!(of("GET /metrics?x=1 HTTP/1.0\r\n\r\n"), Some(Request::Metrics));
-        assert_eq!(of("GET / HTTP/1.1\r\n\r\n"), Some(Request::Elsewhere));
-        assert_eq!(of("POST /metrics HTTP/1.1\r\n\r\n"), Some(Request::OtherMethod));
-        assert_eq!(of("GET /metrics HTTP/1.1\r\nHost: x\r\n"), None);
-        assert_eq!(of("\0\0\0\0"), Some(Request::Nonsense));
-        let many = "a: b\r\n".repeat(MOST_HEADERS + 1);
-        assert_eq!(of(&format!("GET / HTTP/1.1\r\n{many}\r\n")), Some(Request::Nonsense));
-    }
-
-    #[test]
-    fn a_client_that_does_not_end_its_request_is_left() {
-        let (mut client, mut server) = UnixStream::pair().unwrap();
-        let endless = thread::spawn(move || while client.write_all(b"GET /").is_ok() {});
-        assert!(matches!(request(&mut server, Instant::now() + PATIENCE), Ok(Request::Nonsense)));
-        drop(server);
-        endless.join().unwrap();
-        let (_silent, mut server) = UnixStream::pair().unwrap();
-        assert!(request(&mut server, Instant::now() + Duration::from_millis(10)).is_err());
-    }
-}

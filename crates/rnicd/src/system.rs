@@ -1,17 +1,31 @@
 //! What the daemon asks of the operating system for its process.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use sd_notify::NotifyState;
 
 /// Lets this process have as many descriptors as it may ask for.
 pub(crate) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     // A failure leaves what there was, and the quotas follow from that.
     if current != maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
+    reserve_descriptor_table();
 }
+
+/// Has the kernel make the table of descriptors as large as it will ever be, before there are
+/// threads. Later it would wait for an RCU grace period each time it doubles the table, with the
+/// thread that accepts clients: that has taken 20 seconds on a machine whose CPUs were busy.
+fn reserve_descriptor_table() {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(MOST_RESERVED);
+    let last = i32::try_from(limit.saturating_sub(1)).unwrap_or(0);
+    // A table that grows later is only slower.
+    drop(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), last));
+}
+
+/// Descriptors for which there is room from the start: half a mebibyte of the kernel's memory.
+const MOST_RESERVED: u64 = 65_536;
 
 /// Gives up what a daemon of root does not need, for this thread and those that it starts: before
 /// the others, and after what may need more.

@@ -1,4 +1,5 @@
-//! Users of a root daemon other than root: each has an engine process of its own.
+//! Engines beside the one that has the wire: those of users other than root, functions, and with
+//! `--engines` more of this process's own.
 //!
 //! What reads and writes a client's memory must have that client's rights and no more, or a client
 //! that turns itself into a setuid program makes the daemon write into it. A thread with a user's
@@ -11,32 +12,35 @@
 
 mod connections;
 mod engine;
+mod functions;
 mod groups;
 mod inspect;
-pub mod protocol;
+mod own;
 mod restarts;
 mod start;
 
-pub(crate) use engine::EngineProcess;
-pub(crate) use protocol::{
-    Call, CallAnswer, EngineWire, FromEngine, Inquiry, NetworkState, Start, ToEngine, Told,
-};
+pub(crate) use functions::FunctionStarter;
+pub(crate) use own::OwnEngines;
 pub use start::ENGINE_PROCESS;
 pub(crate) use start::this_program;
 
 use crate::connections::Connections;
+use engine::EngineProcess;
 use restarts::{Restarts, TooSoon};
 use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
-use rnic_core::Counters;
 use rnic_core::qpn::MAX_SHARDS;
+use rnic_host::counters::meanings;
 use rnic_host::discard;
 use rnic_host::inspect::{Numbers, add_up};
+use rnic_host::observe::{Wants, Watcher};
 use rnic_host::refusal::{refuse, refused_by_kernel};
+use rnic_host::report::EnginePlace;
+use rnic_host::satellite::protocol::{NetworkState, ToEngine};
 use rnic_host::server::{Accounts, Admitted, WireGroups};
 use rnic_host::settings::{Profile, Settings};
 use rnic_host::shard::OwnEngine;
-use rnic_host::wire::{CaptureTap, Fault, FaultChange};
+use rnic_host::wire::{Fault, FaultChange};
 use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
@@ -50,7 +54,7 @@ pub(crate) type User = (u32, u32);
 
 /// What engine processes are made of.
 pub(crate) struct Parts {
-    pub(crate) log: String,
+    pub(crate) log: crate::log::Filter,
     pub(crate) settings: Settings,
     pub(crate) profile: Profile,
     pub(crate) device: DeviceInfo,
@@ -65,15 +69,18 @@ pub(crate) struct Parts {
     pub(crate) own: Arc<OwnEngine>,
     /// Where engine processes have sockets of their own; without, frames are handed over.
     pub(crate) shared_port: Option<Arc<SteeredPort>>,
-    /// What becomes an engine process: a program and its arguments.
-    pub(crate) command: Vec<OsString>,
+    /// What becomes an engine process: a program and its arguments. None where the daemon is not
+    /// root: it has one user.
+    pub(crate) command: Option<Vec<OsString>>,
 }
 
 /// See the [module](self).
 pub(crate) struct Users {
     parts: Parts,
-    starter: Starter,
+    starter: Option<Starter>,
     table: Mutex<Table>,
+    /// Held while faults are changed.
+    changing_faults: Mutex<()>,
     /// Written when a process has no session any more, or is gone.
     idle: EventFd,
 }
@@ -82,8 +89,15 @@ pub(crate) struct Users {
 struct Table {
     /// Those that take clients.
     engines: BTreeMap<User, Arc<EngineProcess>>,
-    /// All processes by the numbers of their shards, less one, also those that are ending.
+    /// Those in programs of the daemon's own user.
+    functions: Vec<Arc<EngineProcess>>,
+    /// Those in threads of this process.
+    own: Vec<Arc<EngineProcess>>,
+    /// All satellites by the numbers of their shards, less one, also those that are ending.
     numbers: [Option<Arc<EngineProcess>>; ENGINES],
+    /// When each number was given back, counted in such events; 0 if it never was.
+    given_back: [u64; ENGINES],
+    ever_given_back: u64,
     /// Processes started ever.
     started: u64,
     restarts: Restarts,
@@ -92,7 +106,7 @@ struct Table {
     /// What those that have ended had counted.
     past: Numbers,
     /// What shows the traffic of all, and what disturbs it, for processes that start.
-    taps: Vec<CaptureTap>,
+    watchers: Vec<Watcher>,
     faults: Vec<Fault>,
     stopping: bool,
 }
@@ -104,12 +118,19 @@ impl Users {
     /// When there is no thread left.
     pub(crate) fn new(parts: Parts) -> std::io::Result<Arc<Self>> {
         discard::start()?;
-        let (starter, idle) = (Starter::new(parts.command.clone())?, EventFd::new()?);
-        Ok(Arc::new(Self { parts, starter, table: Mutex::default(), idle }))
+        let (starter, idle) = (parts.command.clone().map(Starter::new), EventFd::new()?);
+        let starter = starter.transpose()?;
+        let (table, changing_faults) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { parts, starter, table, changing_faults, idle }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether other users' clients have engine processes.
+    pub(crate) fn have_processes(&self) -> bool {
+        self.starter.is_some()
     }
 
     /// Readable after a process has become idle.
@@ -120,7 +141,7 @@ impl Users {
     /// Processes with sessions, and clients handed over ever.
     pub(crate) fn counts(&self) -> (usize, u64) {
         let table = self.table();
-        let busy = table.engines.values().filter(|engine| engine.idle_since().is_none()).count();
+        let busy = table.running().iter().filter(|engine| engine.idle_since().is_none()).count();
         (busy, table.clients)
     }
 
@@ -132,7 +153,7 @@ impl Users {
                 Ok(engine) => engine,
                 Err(why) => return Err((connection, why)),
             };
-            match engine.hand_over(&connection) {
+            match engine.hand_over(&ToEngine::Client, &connection) {
                 Ok(()) => {
                     // The process may have closed its own already.
                     discard::discard(connection);
@@ -186,20 +207,23 @@ impl Users {
             let text = format!("this daemon serves {ENGINES} users at a time: try again later");
             return Err(refuse(libc::EUSERS, text));
         };
-        let serial = table.started;
-        let number = u8::try_from(place + 1).unwrap_or(u8::MAX);
         let engine = self
-            .start(user, number, serial)
+            .start(user, number_of(place), table.started)
             .map_err(refused_by_kernel("no engine process for this user"))?;
+        self.enter(&mut table, place, &engine);
+        table.engines.insert(user, Arc::clone(&engine));
+        Ok(engine)
+    }
+
+    /// A satellite has started.
+    fn enter(&self, table: &mut Table, place: usize, engine: &Arc<EngineProcess>) {
         table.started += 1;
-        table.taps.retain(|tap| !tap.is_over());
-        table.taps.iter().for_each(|tap| self.show(&engine, tap));
+        table.watchers.retain(|watcher| !watcher.is_over());
+        table.watchers.iter().for_each(|watcher| self.show(engine, watcher));
         if !table.faults.is_empty() {
             engine.disturb(FaultChange::Add(table.faults.clone(), None));
         }
-        table.numbers[place] = Some(Arc::clone(&engine));
-        table.engines.insert(user, Arc::clone(&engine));
-        Ok(engine)
+        table.numbers[place] = Some(Arc::clone(engine));
     }
 
     /// The process is dead. One that was not told to end makes its user wait for the next one, and
@@ -214,19 +238,19 @@ impl Users {
 
     /// It gets no more clients.
     fn forget(&self, engine: &Arc<EngineProcess>) {
-        self.table().engines.retain(|_, other| !Arc::ptr_eq(other, engine));
+        self.table().forget(engine);
     }
 
     /// The process is dead, and nothing of it is left.
     fn gone(&self, engine: &Arc<EngineProcess>, counted: Numbers) {
-        let mut table = self.table();
-        table.engines.retain(|_, other| !Arc::ptr_eq(other, engine));
-        for place in &mut table.numbers {
-            place.take_if(|other| Arc::ptr_eq(other, engine));
+        if engine.place() == EnginePlace::Daemon {
+            self.parts.connections.remove_own_engine(engine.number());
         }
+        let mut table = self.table();
+        table.forget(engine);
+        table.give_back(engine);
         // Names that no engine has are not kept.
-        let known = Counters::default();
-        let known = |name: &str| known.iter().any(|(other, _)| other == name);
+        let known = |name: &str| meanings().any(|(other, _)| other == name);
         let counted = counted.into_iter().filter(|(name, _)| known(name)).collect();
         let past = std::mem::take(&mut table.past);
         table.past = add_up([past, counted]);
@@ -242,8 +266,7 @@ impl Users {
 
     /// The network changed.
     pub(crate) fn follow(&self, change: &Change) {
-        let engines: Vec<_> = self.table().engines.values().cloned().collect();
-        for engine in engines {
+        for engine in self.all() {
             engine.network_changed(change.port.gids_changed);
         }
     }
@@ -254,18 +277,20 @@ impl Users {
         NetworkState { port, gids, addresses, gids_changed }
     }
 
-    /// Shows what a process sends and receives through sockets of its own; what is handed over is
-    /// seen on the daemon's wire.
-    fn show(&self, engine: &EngineProcess, tap: &CaptureTap) {
-        if self.parts.shared_port.is_some()
-            && let Err(error) = engine.show(tap.clone())
+    /// Shows what happens in a process. What it hands over is seen on the daemon's wire.
+    fn show(&self, engine: &EngineProcess, watcher: &Watcher) {
+        let has_sockets = self.parts.shared_port.is_some();
+        let wants = watcher.wants();
+        let wants = Wants { frames: wants.frames && has_sockets, ..wants };
+        if (wants.frames || wants.events)
+            && let Err(error) = engine.show(watcher.clone().wanting(wants))
         {
-            tracing::warn!("a capture does not see user {}: {error}", engine.user().0);
+            tracing::warn!("user {} is not observed: {error}", engine.user().0);
         }
     }
 
     fn all(&self) -> Vec<Arc<EngineProcess>> {
-        self.table().engines.values().cloned().collect()
+        self.table().running()
     }
 
     /// Tells all processes to end, and takes no client any more.
@@ -273,6 +298,8 @@ impl Users {
         let mut table = self.table();
         table.stopping = true;
         table.engines.clear();
+        table.functions.clear();
+        table.own.clear();
         table.numbers.iter().flatten().for_each(|engine| engine.end());
     }
 
@@ -282,7 +309,7 @@ impl Users {
         let all: Vec<_> = self.table().numbers.iter().flatten().cloned().collect();
         for engine in &all {
             if !engine.wait_until(deadline) {
-                tracing::warn!("the engine process of user {} does not end", engine.user().0);
+                tracing::warn!("{engine} does not end");
                 engine.kill();
             }
         }
@@ -290,9 +317,35 @@ impl Users {
 }
 
 impl Table {
-    /// A number that no process has, and that was not given back just now: the QP numbers of the
-    /// next process are those that peers of the last one may still send to. When all are taken, an
-    /// idle process makes room.
+    /// Those that serve.
+    fn running(&self) -> Vec<Arc<EngineProcess>> {
+        self.engines.values().chain(&self.functions).chain(&self.own).cloned().collect()
+    }
+
+    /// One more watcher. The processes that run are to be shown to it; those that start later are,
+    /// and none is both.
+    fn watch(&mut self, watcher: &Watcher) -> Vec<Arc<EngineProcess>> {
+        self.watchers.retain(|watcher| !watcher.is_over());
+        self.watchers.push(watcher.clone());
+        self.running()
+    }
+
+    /// Other faults. The processes that run are to be told the change; those that start later get
+    /// these, and none is both.
+    fn disturb(&mut self, faults: &[Fault]) -> Vec<Arc<EngineProcess>> {
+        self.faults = faults.to_vec();
+        self.running()
+    }
+
+    fn forget(&mut self, engine: &Arc<EngineProcess>) {
+        self.engines.retain(|_, other| !Arc::ptr_eq(other, engine));
+        self.functions.retain(|other| !Arc::ptr_eq(other, engine));
+        self.own.retain(|other| !Arc::ptr_eq(other, engine));
+    }
+
+    /// A number that no process has, and that was given back before all others: the QP numbers of
+    /// the next process are those that peers of the last one may still send to. When all are taken,
+    /// an idle process makes room.
     fn vacant(&mut self) -> Option<usize> {
         let free = self.free_number();
         if free.is_some() || !self.end_idle(|_| true) {
@@ -302,9 +355,8 @@ impl Table {
     }
 
     fn free_number(&self) -> Option<usize> {
-        let start = usize::try_from(self.started).unwrap_or(0);
-        let places = (0..ENGINES).map(|step| start.wrapping_add(step) % ENGINES);
-        places.into_iter().find(|place| self.numbers[*place].is_none())
+        let free = (0..ENGINES).filter(|place| self.numbers[*place].is_none());
+        free.min_by_key(|place| self.given_back[*place])
     }
 
     /// Ends the process without clients that has been without them longest.
@@ -317,22 +369,27 @@ impl Table {
         }
         self.engines.retain(|_, other| !Arc::ptr_eq(other, &engine));
         // It has no queue pair, so that its number may be used before it is dead.
-        for place in &mut self.numbers {
-            place.take_if(|other| Arc::ptr_eq(other, &engine));
-        }
+        self.give_back(&engine);
         true
+    }
+
+    /// The number of this process, if it still has one, may be another's.
+    fn give_back(&mut self, engine: &Arc<EngineProcess>) {
+        for (place, given_back) in self.numbers.iter_mut().zip(&mut self.given_back) {
+            if place.take_if(|other| Arc::ptr_eq(other, engine)).is_some() {
+                self.ever_given_back += 1;
+                *given_back = self.ever_given_back;
+            }
+        }
     }
 }
 
-/// Numbers of sessions and clients of one process, which differ from those of others.
-const NUMBERS: u32 = 1_000_000;
-
-/// The first of these numbers.
-pub(crate) fn first_number(shard: u8) -> u32 {
-    u32::from(shard) * NUMBERS
+/// The number of the shard at this place of the table.
+fn number_of(place: usize) -> u8 {
+    u8::try_from(place + 1).unwrap_or(u8::MAX)
 }
 
-/// Engine processes at a time. Shard 0 is the daemon's own, and the last one is not given away: its
+/// Satellites at a time. Shard 0 is the daemon's own, and the last one is not given away: its
 /// QP numbers end with that of multicast.
 const ENGINES: usize = MAX_SHARDS as usize - 2;
 

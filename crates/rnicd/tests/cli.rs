@@ -175,9 +175,11 @@ fn the_shape_of_json_is_this() {
             &["qp"],
             "/0",
             "client:number command:string counters:object dest_qpn:null dgid:null \
-             expected_psn:number next_psn:number outstanding:number path_mtu:null pid:number \
-             qp:number qpn:number recv_cq:number retry_cnt:number send_cq:number state:string \
-             timeout:number type:string una:number",
+             expected_psn:number free_psn:number max_send_wr:number next_psn:number \
+             outstanding:number path_mtu:null pid:number posted:number qp:number qpn:number \
+             receive_queue:object recv_cq:number retries_left:number retry_cnt:number \
+             rnr_retries_left:number rnr_retry:number send_cq:number sent_psn:number \
+             state:string timeout:number timer:null type:string una:number",
         ),
         (
             &["mr"],
@@ -194,8 +196,9 @@ fn the_shape_of_json_is_this() {
         (
             &["fault", "list"],
             "/0",
-            "delay_us:number kind:string left:number opcode:number probability:number \
-             psn_first:number psn_last:number qpn:number struck:number",
+            "after:number delay_us:number every:number fault:number kind:string left:number \
+             matched:number opcode:number probability:number psn_first:number psn_last:number \
+             qpn:number sent:bool struck:number syndrome:null",
         ),
     ] {
         let found = daemon.json(&[args, &["--json"]].concat());
@@ -203,15 +206,38 @@ fn the_shape_of_json_is_this() {
             found.pointer(pointer).unwrap_or_else(|| panic!("{args:?} {pointer}: {found}"));
         assert_eq!(shape(object), expected, "{args:?} {pointer}");
     }
-    let counters = daemon.json(&["counters", "--json"]);
-    assert!(counters.as_object().unwrap().values().all(Value::is_u64), "{counters}");
+}
+
+#[test]
+fn a_picture_of_the_view_needs_no_terminal() {
+    let daemon = Daemon::start("picture");
+    let _client = Client::open(&daemon);
+    let said = daemon.rnic(&["watch"]);
+    assert!(!said.status.success());
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(
+        said.contains("are no terminal: `rnic watch --picture FILE` needs none, nor"),
+        "{said}"
+    );
+    let file = std::env::temp_dir().join(format!("rnic-picture-{}.svg", std::process::id()));
+    let name = file.to_str().unwrap();
+    let drawn = daemon.rnic(&["watch", "--picture", name, "--size", "200x50", "--after", "0.6"]);
+    let text = std::fs::read_to_string(&file);
+    let _ = std::fs::remove_file(&file);
+    assert!(drawn.status.success(), "{drawn:?}");
+    let qpn = daemon.json(&["qp", "--json"])[0]["qpn"].as_u64().unwrap();
+    assert!(text.unwrap().contains(&format!("{qpn:#08x}")), "the queue pair");
 }
 
 #[test]
 fn counters_are_shown_of_a_queue_pair_and_as_they_change() {
     let daemon = Daemon::start("counters");
     let _client = Client::open(&daemon);
-    let qpn = daemon.json(&["qp", "--json"])[0]["qpn"].to_string();
+    let counters = daemon.json(&["counters", "--json"]);
+    assert!(counters.as_object().unwrap().values().all(Value::is_u64), "{counters}");
+    let qp = daemon.json(&["qp", "--json"])[0].clone();
+    assert_eq!(shape(&qp["receive_queue"]), "max_wr:number posted:number srq:null");
+    let qpn = qp["qpn"].to_string();
     let counters = daemon.json(&["counters", "--json", "--qp", &qpn]);
     assert_eq!(counters["retransmitted_packets"], 0, "{counters}");
     let unknown = daemon.rnic(&["counters", "--qp", "0xffffff"]);
@@ -313,12 +339,16 @@ fn faults_are_added_listed_and_cleared() {
     let lines: Vec<_> = both.lines().collect();
     assert_eq!(lines.len(), 4, "{both}");
     for (line, expected) in lines[1..].iter().zip([
-        "drop - 0.1 0x000011 - - - - 0",
-        "delay 250us 1.0 - - - - - 0",
-        "mark - 1.0 - RC_SEND_ONLY 0x000010 0x000010 2 0",
+        "1 drop received - - 0.1 0x000011 - - - 0 1 - 0 0",
+        "2 delay received 250us - 1.0 - - - - 0 1 - 0 0",
+        "3 mark received - - 1.0 - RC_SEND_ONLY 0x000010 0x000010 0 1 2 0 0",
     ]) {
         assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), expected, "{both}");
     }
+    let left = daemon.shown(&["fault", "remove", "1", "3"]);
+    assert_eq!(left.lines().count(), 2, "{left}");
+    let nak = daemon.shown(&["fault", "add", "nak:access,nth=9,dir=sent"]);
+    assert!(nak.contains("nak") && nak.contains("0x62") && nak.contains("sent"), "{nak}");
     assert_eq!(daemon.shown(&["fault", "clear"]), "no faults are injected\n");
     assert_eq!(list(), "no faults are injected\n");
 }
@@ -365,23 +395,48 @@ fn mistakes_are_explained() {
         (rnicd, &["--io", "loopback", "--socket", socket], &[socket, "another --socket"]),
         (rnicd, &["--io", "loopback", "--socket", "/nosuch/x"], &["/nosuch", "--socket"]),
     ] {
-        let mut command = Command::new(program);
-        // What is not named on the command line.
-        command.env("RNIC_SOCKET", if program == rnic { socket } else { nothing });
-        let output = command.args(args).stdin(Stdio::null()).output().unwrap();
-        let said = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let context = format!("{program} {args:?} said:\n{said}");
-        assert!(matches!(output.status.code(), Some(1 | 2)), "{context}");
-        assert!(said.lines().count() <= 24 && said.len() < 1500, "{context}");
-        let debug = ["panicked", "Some(", "Err(", "os error", " { ", "kind:"];
-        assert!(debug.iter().all(|text| !said.contains(text)), "{context}");
-        for word in words {
-            assert!(said.contains(word), "no {word:?}: {context}");
-        }
+        explained(program, args, words, if program == rnic { socket } else { nothing });
+    }
+}
+
+#[test]
+fn mistakes_about_faults_and_captures_are_explained() {
+    let daemon = Daemon::start("observers");
+    let socket = daemon.socket();
+    let rnic = env!("CARGO_BIN_EXE_rnic");
+    for (args, words) in [
+        (&["fault", "add", "nak:rights"][..], &["nak:CODE", "access"][..]),
+        (&["fault", "remove", "9"], &["no fault 9", "rnic fault list"]),
+        (&["fault", "run", "/nosuch"], &["/nosuch", "cannot open"]),
+        (&["fault", "run", "/etc/passwd"], &["/etc/passwd", "line 1"]),
+        (&["trace", "--events", "sent,nosuch"], &["nosuch", "wqe_fetched"]),
+        (&["trace", "-w", "/nosuch/file"], &["/nosuch/file", "No such file"]),
+        (&["capture", "--last", "5", "-w", "-"], &["1s to 1h"]),
+        (&["capture", "--last", "5s"], &["--write"]),
+        (&["capture", "--qp", "0x1000000"], &["0xffffff"]),
+    ] {
+        explained(rnic, args, words, socket.to_str().unwrap());
+    }
+}
+
+/// The command fails and says these words, shortly, and without debug text.
+fn explained(program: &str, args: &[&str], words: &[&str], socket: &str) {
+    let mut command = Command::new(program);
+    // What is not named on the command line.
+    command.env("RNIC_SOCKET", socket);
+    let output = command.args(args).stdin(Stdio::null()).output().unwrap();
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let context = format!("{program} {args:?} said:\n{said}");
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{context}");
+    assert!(said.lines().count() <= 24 && said.len() < 1500, "{context}");
+    let debug = ["panicked", "Some(", "Err(", "os error", " { ", "kind:"];
+    assert!(debug.iter().all(|text| !said.contains(text)), "{context}");
+    for word in words {
+        assert!(said.contains(word), "no {word:?}: {context}");
     }
 }
 

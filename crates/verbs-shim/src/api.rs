@@ -22,6 +22,10 @@ pub(crate) use crate::{
         _ibv_query_gid_ex, _ibv_query_gid_table, ibv_get_pkey_index, ibv_query_gid,
         ibv_query_gid_type, ibv_query_pkey,
     },
+    import::{
+        ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd, ibv_unimport_dm,
+        ibv_unimport_mr, ibv_unimport_pd,
+    },
     kernel::{
         ibv_copy_ah_attr_from_kern, ibv_copy_path_rec_from_kern, ibv_copy_path_rec_to_kern,
         ibv_copy_qp_attr_from_kern,
@@ -30,7 +34,7 @@ pub(crate) use crate::{
     pd::{ibv_alloc_pd, ibv_dealloc_pd},
     qp::{ibv_create_qp, ibv_destroy_qp, ibv_qp_to_qp_ex},
     qp_attr::{ibv_modify_qp, ibv_query_qp},
-    query::{ibv_query_device, ibv_query_port},
+    query::{ibv_query_device, ibv_query_port, ibv_query_port_speed, ibv_query_qp_data_in_order},
     rates::{ibv_rate_to_mbps, ibv_rate_to_mult, mbps_to_ibv_rate, mult_to_ibv_rate},
     srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq},
     strings::{

@@ -10,13 +10,15 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use rnic_abi::control::{CompletionEvent, Reply, Request};
+use rnic_abi::{
+    control::{CompletionEvent, Reply, Request},
+    os::Descriptor,
+};
 use verbs_abi::{ibv_comp_channel, ibv_context, ibv_cq};
 
 use crate::{
     context::Context,
     cq::Cq,
-    descriptor::Descriptor,
     error::{Errno, Result, code, pointer, zero_or_minus_one},
 };
 

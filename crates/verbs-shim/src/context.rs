@@ -3,10 +3,11 @@
 use std::{
     cell::UnsafeCell,
     ffi::c_int,
+    io,
     mem::offset_of,
     os::fd::{AsRawFd, OwnedFd},
     sync::{
-        OnceLock,
+        Once, OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
     },
 };
@@ -14,7 +15,7 @@ use std::{
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
     doorbell::{AREA_WORDS, Bell},
-    os::{EventFd, memory},
+    os::{Descriptor, EventFd, function, memory},
     verbs::AccessFlags,
 };
 use verbs_abi::{
@@ -24,9 +25,9 @@ use verbs_abi::{
 use crate::{
     cpu_sharing::YieldPredictor,
     cq::Cq,
-    descriptor::Descriptor,
     device::Device,
     error::{Errno, Result, code, pointer},
+    import,
     lkey_table::LkeyTable,
     objects::Objects,
     ops,
@@ -55,6 +56,7 @@ pub(crate) struct Context {
     /// Regions of on-demand memory: pages may be missing, so that the library must not touch them.
     pub(crate) on_demand: LkeyTable,
     pub(crate) objects: Objects,
+    pub(crate) shared: import::Shared,
     pub(crate) predictor: YieldPredictor,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
     pub(crate) fatal_delivered: AtomicBool,
@@ -138,7 +140,7 @@ impl Context {
     fn open(device: *mut Device) -> Result<Box<Self>> {
         // SAFETY: the caller holds a device of a list.
         let (path, name) = unsafe { ((*device).socket_path(), (*device).daemon_name()) };
-        let session = Session::connect(path).inspect_err(|error| report::debug(error))?;
+        let session = Session::connect_to_engine(path).inspect_err(explain)?;
         let (info, num_comp_vectors, [area, wake, async_socket]) =
             session.call(&Request::OpenDevice { name: name.to_owned() }, |reply, arrived| {
                 match reply {
@@ -157,7 +159,7 @@ impl Context {
         ops::fill(&mut verbs);
         verbs.sz = size_of::<verbs_context>();
         verbs.context.device = device.cast();
-        verbs.context.cmd_fd = session.raw_fd();
+        verbs.context.cmd_fd = session.socket().0;
         verbs.context.async_fd = async_socket.number();
         verbs.context.num_comp_vectors = c_int::try_from(num_comp_vectors.max(1)).unwrap_or(1);
         verbs.context.abi_compat = VERBS_ABI_IS_EXTENDED;
@@ -174,9 +176,23 @@ impl Context {
             on_demand: LkeyTable::new(),
             of_child: OnceLock::new(),
             objects: Objects::default(),
+            shared: import::Shared::new(),
             predictor: YieldPredictor::new(),
             fatal_delivered: AtomicBool::new(false),
         }))
+    }
+}
+
+/// Reports what keeps a program from its device. Without an engine in the program it is what its
+/// user asked for that is not possible.
+fn explain(error: &io::Error) {
+    static ONCE: Once = Once::new();
+    match function::is_wanted() {
+        Ok(false) => report::debug(error),
+        Ok(true) => {
+            report::say_once(&ONCE, format_args!("this program has no engine of its own: {error}"));
+        }
+        Err(_) => report::say_once(&ONCE, error),
     }
 }
 
@@ -212,20 +228,27 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     pointer(Context::open(device).map(|context| {
         // SAFETY: the list that the caller holds keeps the device alive until here.
         unsafe { Device::retain(device) };
-        Box::leak(context).as_ibv()
+        let context = Box::leak(context);
+        import::note_opened(context);
+        context.as_ibv()
     }))
 }
 
-/// Closes a device. The daemon destroys every object of the context that is left.
+/// Closes a device. Once it was closed as often as it was opened and imported, the daemon destroys
+/// every object of the context that is left.
 ///
 /// # Safety
-/// `context` is from `ibv_open_device`, and nothing made of it is used any more.
+/// `context` is from `ibv_open_device` or `ibv_import_device`, and nothing made of it is used any
+/// more when it is closed for the last time.
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     if context.is_null() {
         return code(Err(Errno(libc::EINVAL)));
     }
     // SAFETY: by contract.
     let context = unsafe { Context::of(context) };
+    if !import::note_closed(context) {
+        return 0;
+    }
     let (device, forked) = (context.device, context.session.is_forked_child());
     // SAFETY: made by `Box::leak` in `ibv_open_device`, and the caller gives up all use.
     drop(unsafe { Box::from_raw(std::ptr::from_ref(context).cast_mut()) });

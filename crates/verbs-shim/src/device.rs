@@ -6,12 +6,12 @@ use std::{
     io,
     path::{Path, PathBuf},
     ptr,
-    sync::{Mutex, Once, PoisonError},
+    sync::Once,
 };
 
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
-    os::candidate_socket_paths,
+    os::{OfProcess, candidate_socket_paths},
 };
 use verbs_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, Zeroed, be64, ibv_device};
 
@@ -32,17 +32,16 @@ pub(crate) struct Device {
     references: usize,
 }
 
-struct Known(Vec<*mut Device>);
+/// Devices with references: a device has the same address in every list of a process that contains
+/// it.
+#[derive(Default)]
+pub(crate) struct Known(Vec<*mut Device>);
 
 // SAFETY: the pointers are only followed under the mutex, or by code that holds a reference.
 unsafe impl Send for Known {}
 
-/// Devices with references: a device has the same address in every list that contains it.
-static KNOWN: Mutex<Known> = Mutex::new(Known(Vec::new()));
-
-fn known() -> std::sync::MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Those of this process.
+pub(crate) static KNOWN: OfProcess<Known> = OfProcess::new();
 
 impl Device {
     pub(crate) fn socket_path(&self) -> &Path {
@@ -59,7 +58,7 @@ impl Device {
     /// # Safety
     /// The caller holds one.
     pub(crate) unsafe fn retain(device: *mut Self) {
-        let _known = known();
+        let _known = KNOWN.lock();
         // SAFETY: alive by contract, and the count is guarded.
         unsafe { (*device).references += 1 };
     }
@@ -69,7 +68,7 @@ impl Device {
     /// # Safety
     /// The caller holds one and gives it up.
     pub(crate) unsafe fn release(device: *mut Self) {
-        let mut known = known();
+        let mut known = KNOWN.lock();
         // SAFETY: alive by contract, and the count is guarded.
         unsafe { (*device).references -= 1 };
         // SAFETY: as above; when the count is zero there is no other reference.
@@ -203,7 +202,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut ibv_device {
     let found = discover();
-    let mut known = known();
+    let mut known = KNOWN.lock();
     let mut list: Vec<*mut ibv_device> =
         found.into_iter().map(|(socket, info)| known.adopt(&socket, info).cast()).collect();
     drop(known);
@@ -266,5 +265,5 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
 #[cfg(test)]
 pub(crate) fn device_at(path: &Path) -> *mut ibv_device {
     let info = devices_at(path).expect("the daemon answers").remove(0);
-    known().adopt(path, info).cast()
+    KNOWN.lock().adopt(path, info).cast()
 }

@@ -5,6 +5,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     process,
     ptr::{self, NonNull},
+    sync::Arc,
 };
 
 use rnic_abi::{
@@ -29,16 +30,21 @@ const UNIT: u64 = 4;
 #[repr(C)]
 struct Dm {
     ibv: ibv_dm,
-    map: Map,
+    map: Arc<Map>,
     /// The process that made it.
     pid: u32,
 }
 
 /// A mapping of a memory file.
-struct Map {
+pub(crate) struct Map {
     start: NonNull<u8>,
     len: usize,
 }
+
+// SAFETY: a mapping is of the process, and its bytes are only copied, as peers copy them too.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps a file of the daemon that can hold no fewer bytes than these.
@@ -91,15 +97,34 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     // SAFETY: by contract.
     let (context, attr) = unsafe { (Context::of(ibv_context), attr.read()) };
     pointer(allocate(context, &attr).map(|(handle, map)| {
-        let ibv = ibv_dm {
-            context: ibv_context,
-            memcpy_to_dm: Some(memcpy_to_dm),
-            memcpy_from_dm: Some(memcpy_from_dm),
-            comp_mask: IBV_DM_MASK_HANDLE,
-            handle,
-        };
-        Box::into_raw(Box::new(Dm { ibv, map, pid: process::id() })).cast()
+        let map = Arc::new(map);
+        // The handles of a forked child are of another session.
+        if !context.session.is_forked_child() {
+            context.shared.known().dms.insert(handle, Arc::clone(&map));
+        }
+        named(ibv_context, handle, map)
     }))
+}
+
+/// The device memory with this handle.
+pub(crate) fn named(context: *mut ibv_context, handle: u32, map: Arc<Map>) -> *mut ibv_dm {
+    let ibv = ibv_dm {
+        context,
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        comp_mask: IBV_DM_MASK_HANDLE,
+        handle,
+    };
+    Box::into_raw(Box::new(Dm { ibv, map, pid: process::id() })).cast()
+}
+
+/// Frees device memory without giving back what its handle names.
+///
+/// # Safety
+/// `dm` is from [`named`], and not used any more.
+pub(crate) unsafe fn forget(dm: *mut ibv_dm) {
+    // SAFETY: made by Box::into_raw in `named`.
+    drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
 }
 
 fn allocate(context: &Context, attr: &ibv_alloc_dm_attr) -> Result<(u32, Map)> {
@@ -130,17 +155,20 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let (context, handle, pid) =
         unsafe { (Context::of((*dm).context), (*dm).handle, (*dm.cast::<Dm>()).pid) };
     // A forked child frees its copy of what its parent made.
-    let result = match pid == process::id() {
-        true => {
-            context.session_here().and_then(|here| here.dispose(&Request::FreeDm { dm: handle }))
-        }
-        false => Ok(()),
-    };
+    let result = if pid == process::id() { give_back(context, handle) } else { Ok(()) };
     if result.is_ok() {
-        // SAFETY: made by Box::into_raw in `alloc_dm`.
-        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+        // SAFETY: by contract.
+        unsafe { forget(dm) };
     }
     code(result)
+}
+
+fn give_back(context: &Context, handle: u32) -> Result<()> {
+    let request = Request::FreeDm { dm: handle };
+    if context.session.is_forked_child() {
+        return context.session_here()?.dispose(&request);
+    }
+    context.shared.dispose(&context.session, &request, handle, |known| &mut known.dms)
 }
 
 /// # Safety
@@ -199,6 +227,6 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(register().map(|(handle, lkey, rkey)| {
         let addr = ptr::null_mut();
         let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-        Mr::leak(ibv, pd_handle, 0, None)
+        Mr::leak(context, ibv, pd_handle, 0, None)
     }))
 }

@@ -2,23 +2,26 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
-    os::fd::AsFd,
+    os::fd::{AsFd, FromRawFd, OwnedFd},
     ptr,
+    sync::Arc,
 };
 
 use rnic_abi::{
     control::{Reply, Request},
+    os::Descriptor,
     verbs::AccessFlags,
 };
 use verbs_abi::{
     IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED, IBV_REREG_MR_CHANGE_ACCESS,
     IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD,
-    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, own_verbs,
 };
 
 use crate::{
     context::Context,
     error::{Errno, Result, code, pointer},
+    import::KnownMr,
     lkey_table::Region,
     session::{Arrived, Session},
     shared_memory::{Held, Memory},
@@ -38,10 +41,29 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// A region in the protection domain `pd` that begins at `iova` in work requests; freed by
+    /// A new region in the protection domain `pd` that begins at `iova` in work requests; freed by
     /// [`ibv_dereg_mr`].
-    pub(crate) fn leak(ibv: ibv_mr, pd: u32, iova: u64, held: Option<Held>) -> *mut ibv_mr {
+    pub(crate) fn leak(
+        context: &Context,
+        ibv: ibv_mr,
+        pd: u32,
+        iova: u64,
+        held: Option<Held>,
+    ) -> *mut ibv_mr {
+        let region = Box::new(Self { ibv, pd, iova, held });
+        region.tell(context);
+        Box::into_raw(region).cast()
+    }
+
+    /// A region that is known already.
+    pub(crate) fn named(ibv: ibv_mr, pd: u32, iova: u64, held: Option<Held>) -> *mut ibv_mr {
         Box::into_raw(Box::new(Self { ibv, pd, iova, held })).cast()
+    }
+
+    /// Notes what can be imported.
+    fn tell(&self, context: &Context) {
+        let Self { ibv: ibv_mr { length, handle, lkey, rkey, .. }, pd, iova, .. } = *self;
+        context.shared.known().mrs.insert(handle, KnownMr { pd, iova, length, lkey, rkey });
     }
 
     /// Handle of the protection domain of a region.
@@ -102,13 +124,29 @@ unsafe fn register(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
+    let memory = Memory::of(addr.addr(), length, access_flags(access)?);
+    let instead = || Memory::without_file(addr.addr(), length);
+    // SAFETY: by contract.
+    unsafe { register_as(pd, (addr, length, iova), access, memory, instead) }
+}
+
+/// Registers memory of which it is known what it is.
+///
+/// # Safety
+/// As [`register`].
+unsafe fn register_as(
+    pd: *mut ibv_pd,
+    (addr, length, iova): (*mut c_void, usize, u64),
+    access: c_uint,
+    memory: Memory,
+    instead: impl FnOnce() -> Memory,
+) -> Result<*mut ibv_mr> {
     // SAFETY: by contract.
     let (ibv_context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: by contract.
     let context = unsafe { Context::of(ibv_context) };
     let iova = if access & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
     let access = access_flags(access)?;
-    let memory = Memory::of(addr.addr(), length, access);
     let request = |fd_offset| Request::RegMr {
         pd: pd_handle,
         addr: addr.addr() as u64,
@@ -117,13 +155,11 @@ unsafe fn register(
         access,
         fd_offset,
     };
-    let ((handle, lkey, rkey), held) = request_keys(&context.session, request, memory, || {
-        Memory::without_file(addr.addr(), length)
-    })?;
+    let ((handle, lkey, rkey), held) = request_keys(&context.session, request, memory, instead)?;
     let region = Region { iova, length: length as u64, address: addr.addr() as u64 };
     context.table_for(access).insert(lkey, region);
     let ibv = ibv_mr { context: ibv_context, pd, addr, length, handle, lkey, rkey };
-    Ok(Mr::leak(ibv, pd_handle, iova, held))
+    Ok(Mr::leak(context, ibv, pd_handle, iova, held))
 }
 
 /// Registers memory. NULL and errno on failure. `SIZE_MAX` bytes from address 0 on, on demand, are
@@ -141,6 +177,33 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     pointer(unsafe { register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) })
 }
 
+/// Registers memory that is a mapping of a file, for our librdmacm: what is written there is copied
+/// by the daemon without system calls, whatever the user has asked for.
+///
+/// # Safety
+/// As [`ibv_reg_mr`]; `file` is the caller's no more.
+unsafe extern "C" fn reg_file_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+    file: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: by contract.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let made = Descriptor::new(file).map_err(Errno::from).and_then(|file| {
+        let memory = Memory::File { file: Arc::new(file), offset: 0 };
+        let instead = || Memory::Ordinary(Memory::hold(addr.addr(), length));
+        let range = (addr, length, addr.addr() as u64);
+        // SAFETY: by contract.
+        unsafe { register_as(pd, range, access.cast_unsigned(), memory, instead) }
+    });
+    pointer(made)
+}
+
+/// What our librdmacm finds here.
+pub(crate) static OWN: own_verbs = own_verbs { reg_file_mr };
+
 /// Registers every address for local use: reads give zeros, and what is written vanishes. NULL and
 /// errno on failure.
 ///
@@ -150,12 +213,12 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: by contract.
     let (context, pd_handle) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: by contract.
-    let session = unsafe { &Context::of(context).session };
-    let made = session.call(&Request::RegNullMr { pd: pd_handle }, keys_of);
+    let open = unsafe { Context::of(context) };
+    let made = open.session.call(&Request::RegNullMr { pd: pd_handle }, keys_of);
     pointer(made.map(|(handle, lkey, rkey)| {
         let (addr, length) = (ptr::null_mut(), usize::MAX);
         let ibv = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
-        Mr::leak(ibv, pd_handle, 0, None)
+        Mr::leak(open, ibv, pd_handle, 0, None)
     }))
 }
 
@@ -206,10 +269,11 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let known = table.find_settled(lkey);
     // First, so that another thread's post does not copy from memory that is no longer registered.
     table.remove(lkey);
-    let result = context.session.dispose(&Request::DeregMr { mr: handle });
+    let request = Request::DeregMr { mr: handle };
+    let result = context.shared.dispose(&context.session, &request, handle, |known| &mut known.mrs);
     match (result, known) {
         (Ok(()), _) => {
-            // SAFETY: made by Box::into_raw in `register`.
+            // SAFETY: made by Box::into_raw in `leak` or `named`.
             drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         }
         (Err(_), Some(region)) => table.insert(lkey, region),
@@ -274,6 +338,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             (object.ibv.addr, object.ibv.length, object.iova) = (addr, length, start);
             object.held = held;
         }
+        object.tell(context);
     }
     let table = match result {
         Ok(_) if changes_access => context.table_for(new_access),

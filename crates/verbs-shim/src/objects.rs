@@ -69,11 +69,21 @@ impl Tables {
 
 /// The tables of one context.
 #[derive(Default)]
-pub(crate) struct Objects(Mutex<Tables>);
+pub(crate) struct Objects {
+    tables: Mutex<Tables>,
+    records: Mutex<()>,
+}
 
 impl Objects {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Tables> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the doorbell records that are free from being used again. Completions name them: a
+    /// queue whose completions outlast it for a moment must not be taken for the next one. To be
+    /// locked before the tables.
+    pub(crate) fn keep_records(&self) -> MutexGuard<'_, ()> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The tables through which inline functions of verbs.h call the library.
 
+use std::ptr;
+
 use verbs_abi::verbs_context;
 
 use crate::{
@@ -7,7 +9,7 @@ use crate::{
     cq::req_notify_cq,
     cq_ex::create_cq_ex,
     device_memory::{alloc_dm, free_dm, reg_dm_mr},
-    mr::alloc_null_mr,
+    mr::{OWN, alloc_null_mr},
     mw::{alloc_mw, bind_mw, dealloc_mw},
     pd::{alloc_parent_domain, alloc_td, dealloc_td},
     poll::poll_cq,
@@ -49,4 +51,5 @@ pub(crate) fn fill(context: &mut verbs_context) {
     context.alloc_parent_domain = Some(alloc_parent_domain);
     context.open_xrcd = Some(open_xrcd);
     context.close_xrcd = Some(close_xrcd);
+    context.priv_ = ptr::from_ref(&OWN).cast_mut().cast();
 }

@@ -49,9 +49,25 @@ const INVALID: Errno = Errno(libc::EINVAL);
 /// `context` is open.
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: by contract.
-    let session = unsafe { &Context::of(context).session };
-    let none = (ptr::null_mut(), ptr::null_mut());
-    pointer(session.handle(&Request::AllocPd).map(|handle| new(context, handle, none)))
+    let open = unsafe { Context::of(context) };
+    pointer(open.session.handle(&Request::AllocPd).map(|handle| {
+        open.shared.known().pds.insert(handle, ());
+        named(context, handle)
+    }))
+}
+
+/// The protection domain with this handle.
+pub(crate) fn named(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    new(context, handle, (ptr::null_mut(), ptr::null_mut()))
+}
+
+/// Frees a protection domain without destroying what its handle names.
+///
+/// # Safety
+/// `pd` is from [`named`], and not used any more.
+pub(crate) unsafe fn forget(pd: *mut ibv_pd) {
+    // SAFETY: made by Box::into_raw in `new`.
+    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
 }
 
 fn new(context: *mut ibv_context, handle: u32, (of, td): (*mut Pd, *mut Td)) -> *mut ibv_pd {
@@ -83,10 +99,17 @@ unsafe fn dispose(context: &Context, pd: &Pd) -> Result<()> {
     }
     // SAFETY: by contract.
     let Some(of) = (unsafe { pd.of.as_ref() }) else {
-        return context.session.dispose(&Request::DeallocPd { pd: pd.ibv.handle });
+        let handle = pd.ibv.handle;
+        if context.session.is_forked_child() {
+            return Ok(());
+        }
+        let request = Request::DeallocPd { pd: handle };
+        return context.shared.dispose(&context.session, &request, handle, |known| &mut known.pds);
     };
-    // Queues hold its address, which programs may follow.
-    if context.objects.lock().has_queue_of(&raw const pd.ibv) {
+    // Queues hold its address, which programs may follow. A forked child has its parent's copies of
+    // both, and maybe a lock that no thread releases.
+    let is_child = context.session.is_forked_child();
+    if !is_child && context.objects.lock().has_queue_of(&raw const pd.ibv) {
         return Err(BUSY);
     }
     of.parents.fetch_sub(1, Ordering::AcqRel);

@@ -15,12 +15,10 @@ use crate::{
     error::{Errno, Result, code},
     lock::Guard,
     qp::{Qp, SendRules},
-    queue::WorkQueue,
+    queue::{RECV_WORDS, WorkQueue},
     srq::Srq,
     wqe_builder::SendWqeBuilder,
 };
-
-const RECV_WORDS: usize = RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS;
 
 impl Context {
     /// Publishes what was posted to a send queue. The caller holds the queue's lock.
@@ -347,6 +345,7 @@ unsafe fn post_receive(
     }
     let control = RecvControl { num_sge, wr_id: wr.wr_id };
     words[..RECV_CONTROL_WORDS].copy_from_slice(&control.encode());
+    queue.note_posting(producer);
     producer.push(&words[..at]);
     Ok(())
 }

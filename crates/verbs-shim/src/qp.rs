@@ -180,6 +180,7 @@ impl Qp {
     ) -> Result<*mut Self> {
         // Held until the handle is in the table, so that an early event of this QP is not dropped
         // as a left-over.
+        let _records = context.objects.keep_records();
         let mut objects = context.objects.lock();
         let made = context.session.call(request, made)?;
         attr.cap = cap_of(&made.caps);
@@ -223,6 +224,7 @@ impl Qp {
         ibv.qp_base.state = IBV_QPS_RESET;
         ibv.qp_base.qp_type = attr.qp_type;
         let extended = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        let has_receives = !matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
         Ok(Box::new(Self {
             ibv: UnsafeCell::new(ibv),
             context,
@@ -238,8 +240,9 @@ impl Qp {
                 max_inline: caps.max_inline_data,
             },
             max_recv_sge: caps.max_recv_sge,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
+            // Those that the daemon counts it at: others may be destroyed first.
+            send_cq: if qp_type == QpType::XrcRecv { ptr::null_mut() } else { attr.send_cq },
+            recv_cq: if has_receives { attr.recv_cq } else { ptr::null_mut() },
             srq: attr.srq,
             events_given: AtomicU32::new(0),
             rate_limit: AtomicU32::new(0),
@@ -302,6 +305,7 @@ impl Qp {
             return Ok(());
         }
         let request = Request::DestroyQp { qp: self.handle()? };
+        let records = context.objects.keep_records();
         let mut objects = context.objects.lock();
         let sent = context.session.destroy(&request, |reply| match reply {
             Reply::QpGone { async_events } => Some(async_events),
@@ -317,6 +321,7 @@ impl Qp {
         for queue in self.sq.iter().chain(&self.rq) {
             context.records.clear(queue.record.value(), queue);
         }
+        drop(records);
         wait_for_acks(|| self.events_acked().load(Ordering::Acquire), given);
         Ok(())
     }

@@ -15,7 +15,8 @@ use verbs_abi::{
     IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV,
     IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_ATTR_COMPAT_SIZE, IBV_PORT_CM_SUP,
     IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, Zeroed, ibv_context,
-    ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_qp, ibv_query_device_ex_input,
+    ibv_values_ex, ibv_wr_opcode,
 };
 
 use crate::{
@@ -248,4 +249,34 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     // SAFETY: writes a live timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut values.raw_clock) };
     0
+}
+
+/// Says that nothing is promised about the order in which the bytes of a message appear.
+///
+/// # Safety
+/// `qp` is a queue pair of this library.
+pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _op: ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// Reads the speed of the port, in units of 100 Mbit/s.
+///
+/// # Safety
+/// `context` is open and `port_speed` is writable.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port_num: u32,
+    port_speed: *mut u64,
+) -> c_int {
+    if port_num != 1 {
+        return code(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: by contract.
+    let info = port_info(unsafe { Context::of(context) });
+    // SAFETY: by contract.
+    code(info.map(|info| unsafe { port_speed.write(u64::from(info.speed_mbps / 100)) }))
 }

@@ -3,7 +3,9 @@
 //! Posting happens under the producer's lock, polling under the lock of the completion queue. What
 //! both need are atomics.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+mod outstanding;
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rnic_abi::{
     control::QueuePlace,
@@ -16,6 +18,10 @@ use rnic_abi::{
 };
 
 use crate::{context::Context, lock::SpinLock};
+use outstanding::Outstanding;
+
+/// Words of the longest receive WQE.
+pub(crate) const RECV_WORDS: usize = RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS;
 
 /// What the queue is for. For queues of a QP also what polling must know about the QP.
 #[derive(Clone, Copy)]
@@ -40,8 +46,8 @@ pub(crate) struct WorkQueue {
     reader: WorkProducer,
     /// All WQEs below this index were polled.
     polled: AtomicU32,
-    /// Shared queues are polled in any order: one bit per slot that was polled ahead of `polled`.
-    polled_ahead: Box<[AtomicU64]>,
+    /// A shared queue is polled in any order.
+    shared: Option<SpinLock<Outstanding>>,
 }
 
 impl WorkQueue {
@@ -49,10 +55,7 @@ impl WorkQueue {
     /// impossible.
     pub(crate) fn new(words: Words, place: &QueuePlace, limit: u32, role: Role) -> Option<Self> {
         let capacity = place.shape.capacity;
-        let slots = match role {
-            Role::Shared => (capacity as usize).div_ceil(64),
-            _ => 0,
-        };
+        let is_shared = matches!(role, Role::Shared);
         Some(Self {
             producer: SpinLock::new(WorkProducer::new(words.clone(), place.shape)?),
             record: place.record,
@@ -61,7 +64,7 @@ impl WorkQueue {
             capacity,
             reader: WorkProducer::new(words, place.shape)?,
             polled: AtomicU32::new(0),
-            polled_ahead: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            shared: is_shared.then(|| SpinLock::new(Outstanding::new(capacity))),
         })
     }
 
@@ -73,41 +76,37 @@ impl WorkQueue {
     }
 
     /// Whether one more receive may be posted. A poll still reads the slot of a completed receive,
-    /// so the slot is free only after that poll.
+    /// so the slot is free only after that poll; not so in a shared queue.
     #[inline]
     pub(crate) fn has_receive_room(&self, producer: &mut WorkProducer) -> bool {
-        if matches!(self.role, Role::Shared) {
-            self.advance_polled(producer.producer());
-        }
-        let used = producer.producer().wrapping_sub(self.polled.load(Ordering::Acquire));
+        let used = match &self.shared {
+            Some(shared) => shared.lock().count(),
+            None => producer.producer().wrapping_sub(self.polled.load(Ordering::Acquire)),
+        };
         used < self.limit && producer.free() > 0
+    }
+
+    /// Before a receive is written to the next slot.
+    #[inline]
+    pub(crate) fn note_posting(&self, producer: &WorkProducer) {
+        if let Some(shared) = &self.shared {
+            shared.lock().post(producer.producer(), |index| self.read_receive(index));
+        }
+    }
+
+    fn read_receive(&self, index: u32) -> [u64; RECV_WORDS] {
+        let mut words = [0; RECV_WORDS];
+        self.reader.read_back(index, &mut words);
+        words
     }
 
     /// Notes that a completion of this queue was polled.
     #[inline]
     pub(crate) fn note_polled(&self, index: u32) {
-        match self.role {
-            Role::Shared => {
-                let slot = (index & (self.capacity - 1)) as usize;
-                self.polled_ahead[slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
-            }
-            _ => self.polled.store(index.wrapping_add(1), Ordering::Release),
+        match &self.shared {
+            Some(shared) => shared.lock().poll(index),
+            None => self.polled.store(index.wrapping_add(1), Ordering::Release),
         }
-    }
-
-    /// Advances `polled` of a shared queue over the slots that were polled out of order.
-    fn advance_polled(&self, producer: u32) {
-        let mut polled = self.polled.load(Ordering::Relaxed);
-        while polled != producer {
-            let slot = (polled & (self.capacity - 1)) as usize;
-            let bit = 1 << (slot % 64);
-            if self.polled_ahead[slot / 64].load(Ordering::Acquire) & bit == 0 {
-                break;
-            }
-            self.polled_ahead[slot / 64].fetch_and(!bit, Ordering::AcqRel);
-            polled = polled.wrapping_add(1);
-        }
-        self.polled.store(polled, Ordering::Release);
     }
 
     /// Whether a completion belongs to this queue, not to an earlier queue with the same record.
@@ -129,8 +128,15 @@ impl WorkQueue {
     /// Copies received data that came inside the completion to the buffers of its receive WQE.
     #[cold]
     pub(crate) fn place_carried(&self, context: &Context, cqe: &Cqe) {
-        let mut slot = [0; RECV_CONTROL_WORDS + MAX_SGE * SGE_WORDS];
-        self.reader.read_back(cqe.wqe_index, &mut slot);
+        let index = cqe.wqe_index;
+        let slot = match &self.shared {
+            // Under the lock: the slot may be used again, and is set aside then.
+            Some(shared) => {
+                let outstanding = shared.lock();
+                outstanding.set_aside(index).copied().unwrap_or_else(|| self.read_receive(index))
+            }
+            None => self.read_receive(index),
+        };
         let stride = self.reader.stride();
         let Ok(control) = RecvControl::decode(&[slot[0], slot[1]], stride) else { return };
         let carried = cqe.carried();
@@ -153,6 +159,10 @@ impl WorkQueue {
 
     /// After the daemon died: a flushed completion for the next WQE that will never complete.
     pub(crate) fn next_orphan(&self) -> Option<Cqe> {
+        // Which queue pair would complete a receive of a shared queue is not known.
+        if self.shared.is_some() {
+            return None;
+        }
         // A slot is not overwritten while it is read here.
         self.producer.visit(|producer| self.next_orphan_of(producer.producer(), producer.in_use()))
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, RawFd},
     path::Path,
     process,
     sync::atomic::{AtomicBool, Ordering},
@@ -13,12 +13,11 @@ use std::{
 use rnic_abi::{
     ABI_VERSION,
     control::{Reply, Request, RingPlace},
-    os::{Connection, Descriptors, memory},
+    os::{Connection, Descriptor, Descriptors, Inode, function, memory},
     words::{WORD, Words},
 };
 
 use crate::{
-    descriptor::Descriptor,
     error::{Errno, Result},
     report,
 };
@@ -67,7 +66,18 @@ impl Session {
     /// # Errors
     /// The reason as a text for the user.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
-        let connection = Connection::connect(path)?;
+        Self::over(Connection::connect(path)?)
+    }
+
+    /// Connects to where the engine of this program is to be: in the daemon, or in this process.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub(crate) fn connect_to_engine(path: &Path) -> io::Result<Self> {
+        Self::over(function::connect(path)?)
+    }
+
+    fn over(connection: Connection) -> io::Result<Self> {
         match connection.call(&Request::Hello { abi: ABI_VERSION }, &[])? {
             (Ok(Reply::Hello { abi: ABI_VERSION, .. }), _) => {}
             (Ok(Reply::Hello { abi, server }), _) => {
@@ -119,9 +129,11 @@ impl Session {
         self.link().connection.get()?.peer_credentials().ok().map(|peer| peer.pid)
     }
 
-    /// The connection's descriptor number, for `ibv_context.cmd_fd`.
-    pub(crate) fn raw_fd(&self) -> std::os::fd::RawFd {
-        self.link().connection.number()
+    /// The connection's descriptor number, for `ibv_context.cmd_fd`, and the socket itself, of
+    /// which the program may have duplicates. Waits for a call that another thread makes.
+    pub(crate) fn socket(&self) -> (RawFd, Inode) {
+        let link = self.link();
+        (link.connection.number(), link.connection.inode())
     }
 
     /// Sends a request and waits for its reply. `take` interprets the reply and returns `None` for
@@ -166,6 +178,7 @@ impl Session {
                 }
                 Err(Errno(if refusal.errno > 0 { refusal.errno } else { libc::EIO }))
             }
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(Errno(libc::EMFILE)),
             Err(error) => {
                 report::debug(format_args!("the daemon is gone: {error}"));
                 self.set_gone();

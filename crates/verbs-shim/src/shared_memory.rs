@@ -21,9 +21,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
 };
 
-use rnic_abi::{os::memory, verbs::AccessFlags};
+use rnic_abi::{
+    os::{Descriptor, memory},
+    verbs::AccessFlags,
+};
 
-use crate::{descriptor::Descriptor, report};
+use crate::report;
 use maps::Area;
 
 /// The memory of a registration.
@@ -142,14 +145,13 @@ impl Shares {
     /// Whether pages may be replaced.
     fn check(&self, pages: &Range<usize>) -> Result<(), String> {
         let overlaps = |held: &Range<usize>| held.start < pages.end && pages.start < held.end;
-        let here = 0u8;
         if self.files.len() >= MAX_FILES {
             return Err(format!("there are {MAX_FILES} pieces of shared memory already"));
         }
         if self.held.iter().any(overlaps) {
             return Err("another registration has the same pages".into());
         }
-        if pages.contains(&ptr::from_ref(&here).addr()) {
+        if stack().is_none_or(|stack| overlaps(&stack)) {
             return Err("it is the stack".into());
         }
         let threads = fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count();
@@ -176,6 +178,21 @@ fn pages(address: usize, length: usize) -> Option<Range<usize>> {
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
     let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
     Some(address / page * page..end)
+}
+
+/// The stack of this thread. In a child of a thread it is plain memory to the kernel.
+fn stack() -> Option<Range<usize>> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut lowest, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: the attributes are written before they are read, and destroyed once.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut length);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+    }
+    Some(lowest.addr()..lowest.addr() + length)
 }
 
 fn file_size_is_limited() -> bool {

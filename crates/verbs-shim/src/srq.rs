@@ -61,6 +61,7 @@ impl Srq {
             // SAFETY: both are valid by contract.
             xrc: xrc.map(|(xrcd, cq)| unsafe { (xrc::handle_of(xrcd), (*cq).handle) }),
         };
+        let _records = context.objects.keep_records();
         let mut objects = context.objects.lock();
         let (handle, place, words, max_wr, max_sge, srqn) =
             context.session.call(&request, |reply, mut arrived| {
@@ -102,6 +103,7 @@ impl Srq {
         if context.session.is_forked_child() {
             return Ok(());
         }
+        let records = context.objects.keep_records();
         let mut objects = context.objects.lock();
         context.session.dispose(&Request::DestroySrq { srq: self.handle()? })?;
         objects.srqs.remove(&self.handle);
@@ -111,6 +113,7 @@ impl Srq {
             unsafe { Cq::of(self.cq) }.forget_srq(self.queue.record.value());
         }
         context.records.clear(self.queue.record.value(), &self.queue);
+        drop(records);
         let given = self.events_given.load(Ordering::Acquire);
         wait_for_acks(|| self.events_acked().load(Ordering::Acquire), given);
         Ok(())

@@ -117,18 +117,34 @@ pub(crate) fn set_buffers(fd: BorrowedFd<'_>, bytes: usize) {
 
 /// Attaches a classic BPF filter.
 pub(crate) fn attach_filter(fd: BorrowedFd<'_>, filter: &[libc::sock_filter]) -> io::Result<()> {
+    attach_program(fd, libc::SO_ATTACH_FILTER, filter)
+}
+
+/// Gives a classic program to a socket, for what `option` says.
+pub(crate) fn attach_program(
+    fd: BorrowedFd<'_>,
+    option: libc::c_int,
+    filter: &[libc::sock_filter],
+) -> io::Result<()> {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: the program points to `filter`, which the kernel only reads, during this call.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
+            option,
             ptr::from_ref(&program).cast(),
             size_of::<libc::sock_fprog>() as u32,
         )
     };
     check(result).map(drop)
+}
+
+/// Takes a datagram that waits in a socket away.
+pub(crate) fn take_away(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: an empty buffer, in which there is room for nothing.
+    let taken = unsafe { libc::recv(fd.as_raw_fd(), ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+    check(taken as i32).map(drop)
 }
 
 /// Makes the kernel process the TX ring of an AF_XDP socket.

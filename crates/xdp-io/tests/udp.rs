@@ -533,6 +533,62 @@ fn datagrams_and_trains_find_the_receiver_that_they_name() {
     });
 }
 
+/// Any user can have receivers by their order.
+#[test]
+fn receivers_in_order_are_found() {
+    let port = STEERED + 3;
+    let steered = Arc::new(SteeredPort::in_order(port, 0, 1 << 20, BY));
+    let shared = Some(Arc::clone(&steered));
+    let config = UdpConfig { shared, ..UdpConfig::new(vec![LOOP_9], port) };
+    let mut own = UdpPort::bind(&config).unwrap();
+    assert!(UdpSocket::bind((LOOP_9, port)).is_err(), "another program may share the port");
+    let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    let send = |number: u8, mark: u8| {
+        sender.send_to(&[number << 3, mark, 0, 0, 0, number << 3], (LOOP_9, port)).unwrap();
+    };
+    send(2, 1);
+    assert_eq!(collect(&mut own, 6).0[1], 1, "no receiver is the first");
+    let mut two = receiver(&steered, 2, 20, &[LOOP_9]);
+    for mark in 2..20 {
+        send(2, mark);
+        assert_eq!(collect(&mut two, 6).0[1], mark);
+        for other in [0, 3, 31] {
+            send(other, mark);
+            assert_eq!(collect(&mut own, 6).0[1], mark);
+        }
+    }
+    // What names one between that has no owner is lost, and waits for none.
+    send(1, 20);
+    send(2, 21);
+    steered.close(20);
+    send(2, 22);
+    assert!(drain(&mut two).is_empty(), "a receiver hears what is not its own any more");
+    let (mut one, mut next) =
+        (receiver(&steered, 1, 10, &[LOOP_9]), receiver(&steered, 2, 21, &[LOOP_9]));
+    steered.close(20);
+    send(1, 23);
+    send(2, 24);
+    assert_eq!(collect(&mut one, 6).0[1], 23);
+    assert_eq!(collect(&mut next, 6).0[1], 24);
+    assert!(drain(&mut own).is_empty());
+    // The address goes and comes back, and programs still have the sockets that they had before.
+    send(0, 25);
+    send(2, 26);
+    steered.retain(&[]);
+    assert!(!steered.serves(2, 21, LOOP_9));
+    send(2, 27);
+    let mut own_again = UdpPort::bind(&config).unwrap();
+    let mut back = receiver(&steered, 2, 21, &[LOOP_9]);
+    send(0, 28);
+    send(2, 29);
+    assert_eq!(collect(&mut own_again, 6).0[1], 28);
+    assert_eq!(collect(&mut back, 6).0[1], 29);
+    drop((own, one, two, next, own_again, back));
+    // Once this daemon has ended another one may have the address.
+    drop((config, steered));
+    wait_for("the address", || UdpSocket::bind((LOOP_9, port)).ok());
+}
+
 /// A kernel that joins the datagrams of a flow would lead those of two receivers to one.
 #[test]
 fn each_receiver_has_flows_of_its_own() {

@@ -89,6 +89,21 @@ impl Mapping {
         Ok(())
     }
 
+    /// Frees the pages of the file, whatever else has them mapped: from here on they read as zeros.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn discard(&self) -> io::Result<()> {
+        for (start, len) in self.pieces() {
+            // SAFETY: pages of our own mapping, whose bytes others may change too.
+            if unsafe { libc::madvise(start, len, libc::MADV_REMOVE) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// Start of `range`, and how many of its bytes are inside.
     fn clip(&self, range: MemRange) -> (NonNull<u8>, usize) {
         let room = self.len.saturating_sub(range.addr).min(u64::from(range.len));

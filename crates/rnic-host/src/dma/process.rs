@@ -76,7 +76,7 @@ impl Scratch {
 }
 
 /// True when all ranges are inside an arena of `len` bytes.
-fn inside(ranges: &[Range], len: usize) -> bool {
+pub(super) fn inside(ranges: &[Range], len: usize) -> bool {
     ranges.iter().all(|range| range.offset as usize + range.len as usize <= len)
 }
 

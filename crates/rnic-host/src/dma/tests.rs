@@ -12,6 +12,13 @@ fn own_process() -> SystemDma {
     dma
 }
 
+/// The same memory, reached both ways.
+fn ordinary() -> [SystemDma; 2] {
+    let mut own = SystemDma::new();
+    own.insert(SPACE, Space::Own(Own::new().unwrap()));
+    [own_process(), own]
+}
+
 fn mem(addr: usize, len: usize) -> MemRange {
     MemRange { addr: addr as u64, len: len as u32 }
 }
@@ -43,38 +50,49 @@ fn shared(len: usize) -> (SystemDma, rnic_abi::words::Words) {
 
 #[test]
 fn ranges_need_not_be_cut_alike() {
-    let mut dma = own_process();
-    let target = Box::new([0u8; 100]);
-    let at = target.as_ptr() as usize;
-    let arena: Vec<u8> = (0..=255).collect();
-    let to = [mem(at + 50, 3), mem(at, 30), mem(at + 90, 7)];
-    dma.write(SPACE, &arena, &[range(10, 20), range(100, 20)], &to, &[5, 20]).unwrap();
-    let written: Vec<u8> = (10..30).chain(100..120).collect();
-    assert_eq!(target[50..53], written[..3]);
-    assert_eq!(target[..30], written[3..33]);
-    assert_eq!(target[90..97], written[33..]);
+    for mut dma in ordinary() {
+        let target = Box::new([0u8; 100]);
+        let at = target.as_ptr() as usize;
+        let arena: Vec<u8> = (0..=255).collect();
+        let to = [mem(at + 50, 3), mem(at, 30), mem(at + 90, 7)];
+        dma.write(SPACE, &arena, &[range(10, 20), range(100, 20)], &to, &[5, 20]).unwrap();
+        let written: Vec<u8> = (10..30).chain(100..120).collect();
+        assert_eq!(target[50..53], written[..3]);
+        assert_eq!(target[..30], written[3..33]);
+        assert_eq!(target[90..97], written[33..]);
 
-    let mut back = vec![0u8; 64];
-    dma.read(SPACE, &to, &mut back, &[range(1, 33), range(40, 7)]).unwrap();
-    assert_eq!(back[1..34], written[..33]);
-    assert_eq!(back[40..47], written[33..]);
+        let mut back = vec![0u8; 64];
+        dma.read(SPACE, &to, &mut back, &[range(1, 33), range(40, 7)]).unwrap();
+        assert_eq!(back[1..34], written[..33]);
+        assert_eq!(back[40..47], written[33..]);
+    }
 }
 
 #[test]
 fn a_fault_counts_the_bytes_before_it() {
-    let mut dma = own_process();
-    let at = with_hole();
-    let mut arena = vec![7u8; 2 * PAGE];
-    let all = [range(0, 2 * PAGE)];
-    let over_the_edge = [mem(at + 100, 2 * PAGE)];
-    let fault = Err(DmaFault { done: PAGE as u64 - 100 });
-    assert_eq!(dma.write(SPACE, &arena, &all, &over_the_edge, &[50, 1000]), fault);
-    assert_eq!(dma.read(SPACE, &over_the_edge, &mut arena, &all), fault);
-    let second = [mem(at, 10), mem(at + PAGE, 10), mem(at + 2 * PAGE, 10)];
-    assert_eq!(dma.write(SPACE, &arena, &[range(0, 30)], &second, &[]), Err(DmaFault { done: 10 }));
-    assert_eq!(dma.write(SPACE, &arena, &[range(0, 8)], &[mem(at + PAGE, 8)], &[]), Err(NOTHING));
-    assert_eq!(dma.atomic(SPACE, (at + PAGE) as u64, &mut |old| old + 1), Err(NOTHING));
-    assert_eq!(dma.write(SPACE, &arena, &[range(0, 8)], &[mem(usize::MAX, 8)], &[]), Err(NOTHING));
+    for mut dma in ordinary() {
+        let at = with_hole();
+        let mut arena = vec![7u8; 2 * PAGE];
+        let all = [range(0, 2 * PAGE)];
+        let over_the_edge = [mem(at + 100, 2 * PAGE)];
+        let fault = Err(DmaFault { done: PAGE as u64 - 100 });
+        assert_eq!(dma.write(SPACE, &arena, &all, &over_the_edge, &[50, 1000]), fault);
+        assert_eq!(dma.read(SPACE, &over_the_edge, &mut arena, &all), fault);
+        let second = [mem(at, 10), mem(at + PAGE, 10), mem(at + 2 * PAGE, 10)];
+        assert_eq!(
+            dma.write(SPACE, &arena, &[range(0, 30)], &second, &[]),
+            Err(DmaFault { done: 10 })
+        );
+        assert_eq!(
+            dma.write(SPACE, &arena, &[range(0, 8)], &[mem(at + PAGE, 8)], &[]),
+            Err(NOTHING)
+        );
+        assert_eq!(dma.atomic(SPACE, (at + PAGE) as u64, &mut |old| old + 1), Err(NOTHING));
+        assert_eq!(
+            dma.write(SPACE, &arena, &[range(0, 8)], &[mem(usize::MAX, 8)], &[]),
+            Err(NOTHING)
+        );
+    }
 }
 
 #[test]
@@ -122,20 +140,23 @@ fn a_slot_that_is_used_again_is_another_space() {
 
 #[test]
 fn ranges_outside_the_arena_are_refused() {
-    let mut dma = own_process();
-    let target = [0u8; 64];
-    let to = [mem(target.as_ptr() as usize, 16)];
-    assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 16)], &to, &[]), Err(NOTHING));
-    let mut arena = [0; 8];
-    assert_eq!(dma.read(SPACE, &to, &mut arena, &[range(u32::MAX as usize, 16)]), Err(NOTHING));
+    for mut dma in ordinary() {
+        let target = [0u8; 64];
+        let to = [mem(target.as_ptr() as usize, 16)];
+        assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 16)], &to, &[]), Err(NOTHING));
+        let mut arena = [0; 8];
+        assert_eq!(dma.read(SPACE, &to, &mut arena, &[range(u32::MAX as usize, 16)]), Err(NOTHING));
+    }
 }
 
 #[test]
 fn atomics_return_the_old_value() {
     let mut word = 40u64;
     let at = &raw mut word as u64;
-    assert_eq!(own_process().atomic(SPACE, at, &mut |old| old + 2), Ok(40));
-    assert_eq!(word, 42);
+    for (mut dma, old) in ordinary().into_iter().zip([40, 42]) {
+        assert_eq!(dma.atomic(SPACE, at, &mut |old| old + 2), Ok(old));
+        assert_eq!(word, old + 2);
+    }
     let (mut dma, words) = shared(PAGE);
     words.set(2, 40);
     assert_eq!(dma.atomic(SPACE, 16, &mut |old| old * 2), Ok(40));
@@ -262,7 +283,9 @@ fn last_byte_is_last(mut dma: SystemDma, addr: u64, bytes: &[AtomicU8]) {
 #[test]
 fn the_last_byte_of_a_message_is_stored_last_in_a_process() {
     let bytes: Vec<AtomicU8> = (0..1027).map(|_| AtomicU8::new(0)).collect();
-    last_byte_is_last(own_process(), bytes.as_ptr() as u64, &bytes);
+    for dma in ordinary() {
+        last_byte_is_last(dma, bytes.as_ptr() as u64, &bytes);
+    }
 }
 
 #[test]
@@ -282,6 +305,8 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
     let target = with_hole();
     let own = SpaceId(9);
     dma.insert(own, Space::Process(Process::new(std::process::id()).unwrap()));
+    let same = SpaceId(10);
+    dma.insert(same, Space::Own(Own::new().unwrap()));
     let from = [mem(100, 1000), mem(0, 100)];
     assert!(dma.copies_from(SPACE, from[0]) && !dma.copies_from(own, mem(target, 8)));
     assert!(!dma.copies_from(SPACE, mem(3 * PAGE - 8, 9)));
@@ -295,12 +320,14 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
     dma.read(SPACE, &from, &mut first, &[range(0, 1100)]).unwrap();
     assert_eq!(whole, first);
 
-    dma.copy(SPACE, &from, own, &[mem(target, 1100)], &[500]).unwrap();
-    dma.read(own, &[mem(target, 1100)], &mut whole, &[range(0, 1100)]).unwrap();
-    assert_eq!(whole, first);
-
     let over_the_edge = [mem(target + PAGE - 300, 1100)];
-    assert_eq!(dma.copy(SPACE, &from, own, &over_the_edge, &[]), Err(DmaFault { done: 300 }));
+    for own in [own, same] {
+        dma.write(own, &[0; 1100], &[range(0, 1100)], &[mem(target, 1100)], &[]).unwrap();
+        dma.copy(SPACE, &from, own, &[mem(target, 1100)], &[500]).unwrap();
+        dma.read(own, &[mem(target, 1100)], &mut whole, &[range(0, 1100)]).unwrap();
+        assert_eq!(whole, first);
+        assert_eq!(dma.copy(SPACE, &from, own, &over_the_edge, &[]), Err(DmaFault { done: 300 }));
+    }
     let behind_the_end = [mem(3 * PAGE - 300, 1100)];
     assert_eq!(dma.copy(SPACE, &from, SPACE, &behind_the_end, &[]), Err(DmaFault { done: 300 }));
     assert_eq!(dma.copy(SPACE, &[mem(3 * PAGE, 8)], own, &[mem(target, 8)], &[]), Err(NOTHING));

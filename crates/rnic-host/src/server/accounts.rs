@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The books of all users.
 #[derive(Debug)]
 pub struct Accounts {
-    limits: Limits,
+    limits: Mutex<Limits>,
     /// Root and the daemon's own user.
     owners: [u32; 2],
     taken: Mutex<Taken>,
@@ -43,14 +43,21 @@ pub(super) struct Charge {
 impl Accounts {
     /// With nothing taken, of a daemon that runs as user `own`.
     pub fn new(limits: Limits, own: u32) -> Arc<Self> {
-        Arc::new(Self { limits, owners: [0, own], taken: Mutex::default() })
+        Arc::new(Self { limits: limits.into(), owners: [0, own], taken: Mutex::default() })
+    }
+
+    /// Has other limits from now on. What was taken stays; a user who has more than that gets
+    /// nothing more.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Of this user, and of all together.
-    fn limits_of(&self, user: u32) -> (&Amounts, &Amounts) {
+    fn limits_of(&self, user: u32) -> (Amounts, Amounts) {
+        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         match self.owners.contains(&user) {
-            true => (&self.limits.owner, &self.limits.all),
-            false => (&self.limits.user, &self.limits.others),
+            true => (limits.owner, limits.all),
+            false => (limits.user, limits.others),
         }
     }
 
@@ -212,6 +219,29 @@ mod tests {
 
     fn take_all(account: &Account, resource: Resource) -> Vec<Charge> {
         std::iter::from_fn(|| account.take(resource, 1).ok()).collect()
+    }
+
+    #[test]
+    fn new_limits_hold_for_what_is_taken_next() {
+        let accounts = accounts(&[(Resource::Qps, 5)], &[]);
+        let account = accounts.of(1000);
+        let held = account.take(Resource::Qps, 3).unwrap();
+        let limits = |most| {
+            let machine = Machine {
+                memory: 1 << 40,
+                descriptors: 1 << 20,
+                tasks: 1 << 20,
+                mappings: 1 << 20,
+            };
+            Limits::new(&Section::from([(Resource::Qps, most)]), &Section::new(), &machine)
+        };
+        accounts.set_limits(limits(2));
+        assert_eq!(accounts.limit(1000, Resource::Qps), 2);
+        assert!(account.take(Resource::Qps, 1).is_err());
+        accounts.set_limits(limits(4));
+        let _one = account.take(Resource::Qps, 1).unwrap();
+        drop(held);
+        let _three = account.take(Resource::Qps, 3).unwrap();
     }
 
     #[test]

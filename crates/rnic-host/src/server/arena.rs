@@ -114,6 +114,16 @@ impl Arenas {
         self.arenas[ring.arena].free.give(ring.start, ring.words.len());
     }
 
+    /// Frees the pages, which the client could keep for itself else: it may have copies of the
+    /// files. No ring is used any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        let len = |arena: &Arena| (arena.words.len() * WORD) as u64;
+        self.arenas.iter().try_for_each(|arena| memory::discard(&arena.file, len(arena)))
+    }
+
     /// How the client finds `ring`. What `attached` gets must go with the reply: an arena is only
     /// announced once.
     pub(super) fn announce(&mut self, ring: &Ring, attached: &mut Attached) -> RingPlace {

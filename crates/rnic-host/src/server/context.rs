@@ -10,7 +10,6 @@ use super::records::Records;
 use super::reply::{Attached, COMP_VECTORS, duplicate, engine_gone, unexpected_outcome};
 use super::service::Service;
 use super::xrc::Domains;
-use crate::dma::Process;
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_engine, refused_by_kernel};
 use crate::shard::{EventSocket, NewClient, ShardMessage};
@@ -69,7 +68,9 @@ impl Context {
         let wake = EventFd::new().map_err(fail("no wake-up descriptor"))?;
         let wake_copy = duplicate(&wake)?;
         let (events, async_end) = EventSocket::pair().map_err(fail("no async event socket"))?;
-        let process = Process::new(peer.pid)
+        let memory = service
+            .memory
+            .of(peer.pid)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
         let (client, space) = service.registry.open(session);
@@ -92,7 +93,7 @@ impl Context {
         };
         let other_group =
             system::scheduling_group("self") != system::scheduling_group(&peer.pid.to_string());
-        let new = NewClient { client, space, process, doorbells, wake, events, other_group };
+        let new = NewClient { client, space, memory, doorbells, wake, events, other_group };
         context
             .link
             .shard
@@ -286,10 +287,16 @@ impl Drop for Context {
         // Once this is answered the engine has let go of memory, rings and descriptors.
         let EngineLink { shard, client } = &self.link;
         let gone = shard.ask(|answer| ShardMessage::RemoveClient(*client, self.space, answer));
-        if let Ok(Err(error)) = gone {
+        if let Ok(Err(error)) = &gone {
             tracing::error!("removing client {}: {}", client.0, error.reason);
         }
         self.regions.release_spaces();
+        if gone.is_ok()
+            && !self.service.is_stopping()
+            && let Err(error) = self.queues.discard().and_then(|()| self.regions.discard())
+        {
+            tracing::warn!("client {} may keep memory: {error}", client.0);
+        }
         self.service.registry.close(client.0, self.space);
     }
 }

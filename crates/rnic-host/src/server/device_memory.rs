@@ -8,6 +8,7 @@ use crate::refusal::{Refused, refuse, refused_by_kernel};
 use rnic_abi::os::memory;
 use rnic_abi::verbs::AccessFlags;
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -25,6 +26,13 @@ struct DeviceMemory {
     /// Regions in it.
     users: u32,
     _charges: [Charge; 2],
+}
+
+impl DeviceMemory {
+    /// Frees its pages, which the client could keep for itself else: it has the file.
+    fn discard(&self) -> io::Result<()> {
+        self.mapping.discard()
+    }
 }
 
 /// A part of device memory that a client wants to register.
@@ -74,12 +82,22 @@ impl DeviceMemories {
         Ok((self.next, file))
     }
 
+    /// Frees the pages of all that is left. No region uses it any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        self.memories.values().try_for_each(DeviceMemory::discard)
+    }
+
     /// Gives memory back in which there is no region.
     pub(super) fn free(&mut self, dm: u32) -> Result<(), Refused> {
         if self.find(dm)?.users > 0 {
             return Err(refuse(libc::EBUSY, "memory regions use the device memory"));
         }
-        self.memories.remove(&dm);
+        if let Some(memory) = self.memories.remove(&dm) {
+            memory.discard().map_err(refused_by_kernel("the device memory stays"))?;
+        }
         Ok(())
     }
 

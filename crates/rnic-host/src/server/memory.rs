@@ -6,7 +6,7 @@ use super::link::EngineLink;
 use super::maps;
 use super::reply::{Attached, unexpected_outcome};
 use super::service::Service;
-use crate::dma::{Mapping, Space, probe};
+use crate::dma::{Mapping, Space};
 use crate::quota::Resource;
 use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::shard::ShardMessage;
@@ -17,6 +17,7 @@ use rnic_core::command::{MrPlace, WindowType};
 use rnic_core::mr::WHOLE_SPACE;
 use rnic_core::{ClientCommand, Outcome, SpaceId};
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -90,6 +91,15 @@ impl Regions {
         for (_, region) in std::mem::take(&mut self.regions) {
             self.release(region.kind);
         }
+    }
+
+    /// Frees the device memory that is left, which the client could keep for itself else. No region
+    /// uses it any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        self.device_memory.discard()
     }
 
     /// Unmaps what was mapped of a client, here and not in the engine, and gives it back.
@@ -181,7 +191,7 @@ impl Regions {
         };
         if matches!(kind, Kind::Device(..) | Kind::Null(_)) {
             let text = "only a registration of the program's own memory can be changed";
-            return Err(refuse(libc::EOPNOTSUPP, text));
+            return Err(refuse(libc::EINVAL, text));
         }
         let moves = range.is_some() || matches!(kind, Kind::Mapped(_));
         let (addr, length, iova) = range.unwrap_or((before.addr, before.length, before.iova));
@@ -295,7 +305,7 @@ impl Regions {
             return Err(refuse(libc::EINVAL, "the region wraps around"));
         };
         for at in [addr, last] {
-            let Err(error) = probe(self.peer.pid, at) else { continue };
+            let Err(error) = self.service.memory.probe(self.peer.pid, at) else { continue };
             match error.raw_os_error() {
                 Some(libc::EPERM) => return Err(self.may_not_reach()),
                 // On-demand memory may appear later.

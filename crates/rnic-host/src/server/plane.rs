@@ -1,12 +1,14 @@
 //! What sessions need of the rest of the device, which may be in another process.
 
 use crate::inspect::{Found, Kind, Numbers, Place, Question};
+use crate::observe::Watcher;
 use crate::quota::Resource;
 use crate::refusal::Refused;
 use crate::report::{Object, Session, Totals, User};
-use crate::shard::{OwnEngine, ShardMessage, ShardStopped};
-use crate::wire::{CaptureTap, Fault, FaultChange};
+use crate::shard::{FaultsChanged, OwnEngine, ShardMessage, ShardStopped};
+use crate::wire::FaultChange;
 use rnic_abi::control::{CmRequest, GidEntry, PortInfo, Reply};
+use rnic_abi::os::{Connection, Credentials};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_net::{Hold, Network};
@@ -79,14 +81,34 @@ pub trait Engines: Send + Sync {
     fn counters(&self) -> Numbers;
     /// A few objects of a kind from a place on, with their places, and where to go on.
     fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>);
-    /// Shows what they send and receive.
-    fn capture(&self, tap: &CaptureTap);
+    /// Tells one more watcher what they do.
+    fn observe(&self, watcher: &Watcher);
     /// Changes the faults that are injected, as
     /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).
     ///
     /// # Errors
     /// When the engine has ended.
-    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped>;
+    fn change_faults(&self, change: FaultChange) -> Result<FaultsChanged, ShardStopped>;
+}
+
+/// What starts engines in programs.
+pub trait Functions: Send + Sync {
+    /// Makes a program that has connected a [satellite](crate::satellite) of the daemon. Returns
+    /// its end of their socket. `process` is its pidfd.
+    ///
+    /// # Errors
+    /// When there are as many as there can be, or it may have none.
+    fn start(&self, peer: Credentials, process: OwnedFd) -> Result<OwnedFd, Refused>;
+}
+
+/// Engines for clients of the daemon's own user, beside the one that serves the sessions of this
+/// process.
+pub trait MoreEngines: Send + Sync {
+    /// The one that is to serve one more client; `None` where that is this process's own, which has
+    /// so many.
+    fn least_busy(&self, own: usize) -> Option<usize>;
+    /// Gives it a client that is opening the device of this name. False when it takes none.
+    fn serve(&self, engine: usize, client: &Connection, device: &str) -> bool;
 }
 
 /// What `rnic status` says of engines.
@@ -131,11 +153,11 @@ impl Engines for OwnEngine {
         (objects, next.map(place))
     }
 
-    fn capture(&self, tap: &CaptureTap) {
-        self.handle().tell(ShardMessage::Capture(tap.clone()));
+    fn observe(&self, watcher: &Watcher) {
+        self.handle().tell(ShardMessage::Observe(watcher.clone()));
     }
 
-    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped> {
+    fn change_faults(&self, change: FaultChange) -> Result<FaultsChanged, ShardStopped> {
         self.handle().ask(|answer| ShardMessage::Faults(change, answer))
     }
 }

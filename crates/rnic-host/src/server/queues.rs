@@ -20,7 +20,15 @@ use rnic_core::{
     ChannelId, ClientCommand, EngineQueue, NewQp, NewReceives, NewSrq, NewXrcSrq, Outcome,
 };
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
+
+/// Completions that fit into the smallest completion queue. `ib_send_lat -e` asks for a queue of
+/// one, waits for an event of either of its queues, and polls one of them once: when an
+/// acknowledgement arrives behind the peer's answer, it is one completion behind from then on. In a
+/// queue of one the next completion overflows. Drivers of cards give `cqe` + 1 rounded up, so that
+/// programs get by.
+const LEAST_CQES: u32 = 2;
 
 /// Shapes of both queues, and the capabilities that they give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +101,16 @@ struct QueueParts {
 }
 
 impl Queues {
+    /// Frees the memory of all queues, which the client could keep for itself else. None is used
+    /// any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        self.records.discard()?;
+        self.arenas.discard()
+    }
+
     /// Of the client at the other end of `link`, whose doorbells are `records`.
     pub(super) fn new(
         service: Arc<Service>,
@@ -136,7 +154,7 @@ impl Queues {
         if cqe == 0 || cqe > limit {
             return Err(refuse(libc::EINVAL, format!("cqe {cqe} is not in 1..={limit}")));
         }
-        let capacity = cqe.next_power_of_two();
+        let capacity = cqe.max(LEAST_CQES).next_power_of_two();
         let words = cq_words(capacity).ok_or_else(|| refuse(libc::EINVAL, "too many CQEs"))?;
         Ok((self.ring(words)?, capacity))
     }

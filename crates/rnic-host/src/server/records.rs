@@ -2,6 +2,7 @@
 
 use rnic_abi::doorbell::{AREA_WORDS, Bell, MAX_RECORDS, RecordIndex};
 use rnic_abi::os::memory;
+use rnic_abi::words::WORD;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -46,6 +47,14 @@ impl Records {
         }
         self.fresh += 1;
         Ok(record)
+    }
+
+    /// Frees the pages, which the client could keep for itself else. No record is used any more.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        memory::discard(&self.file, (AREA_WORDS * WORD) as u64)
     }
 
     /// Takes a record back. The engine must not use it any more.

@@ -112,6 +112,11 @@ impl Registry {
         (inner.sessions.len(), inner.opened_ever)
     }
 
+    /// Sessions that have opened the device.
+    pub(super) fn contexts(&self) -> usize {
+        self.lock().sessions.values().filter(|session| session.client.is_some()).count()
+    }
+
     /// The clients of a user.
     pub fn clients_of(&self, uid: u32) -> BTreeSet<u32> {
         let inner = self.lock();
@@ -163,5 +168,6 @@ impl Registry {
 
 fn command_of(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(process::folder(pid).ok()?.join("comm")).ok()?;
-    Some(name.trim_end().to_owned())
+    // The line's end is the kernel's.
+    Some(report::shown(name.strip_suffix('\n').unwrap_or(&name)))
 }

@@ -2,8 +2,9 @@
 
 use super::accounts::{Account, Charge};
 use super::groups::Groups;
-use super::plane::{Connections, Engines, Ledger, Paths};
+use super::plane::{Connections, Engines, Functions, Ledger, MoreEngines, Paths};
 use super::registry::Registry;
+use crate::dma::{Own, Process, Space, probe, probe_own};
 use crate::quota::Resource;
 use crate::refusal::Refused;
 use crate::report;
@@ -11,6 +12,8 @@ use crate::settings::{Profile, name_of};
 use crate::shard::ShardHandle;
 use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,8 +31,14 @@ pub struct Service {
     pub engines: Arc<dyn Engines>,
     /// Its connection manager.
     pub connections: Arc<dyn Connections>,
+    /// What starts engines in programs, where that is possible.
+    pub functions: Option<Arc<dyn Functions>>,
+    /// Other engines of this process that programs may have instead, if there are any.
+    pub more: Option<Arc<dyn MoreEngines>>,
     /// What each user has of the device.
     pub ledger: Arc<dyn Ledger>,
+    /// Where the memory of its clients is.
+    pub memory: ClientMemory,
     /// The user of the daemon.
     pub owner: u32,
     /// The daemon's process.
@@ -44,6 +53,45 @@ pub struct Service {
     pub started: Instant,
     /// Readable once the daemon stops: sessions end then.
     pub stop: EventFd,
+}
+
+/// Where the memory of clients is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ClientMemory {
+    /// In their processes.
+    OfProcesses,
+    /// In this process, which is their program.
+    Own,
+}
+
+impl ClientMemory {
+    /// That of the client with this process, if it can be seen.
+    pub(super) fn of(self, pid: u32) -> Option<Space> {
+        match self {
+            Self::OfProcesses => Process::new(pid).map(Space::Process),
+            Self::Own => Own::new().map(Space::Own),
+        }
+    }
+
+    /// Whether this thread may reach an address, and whether there is memory.
+    ///
+    /// # Errors
+    /// `EPERM`, `EFAULT` or `ESRCH`.
+    pub(super) fn probe(self, pid: u32, addr: u64) -> std::io::Result<()> {
+        match self {
+            Self::OfProcesses => probe(pid, addr),
+            Self::Own => probe_own(addr),
+        }
+    }
+}
+
+impl Service {
+    /// The daemon is about to end. What its clients see of their queues stays as it is then: they
+    /// poll completions after its end.
+    pub(super) fn is_stopping(&self) -> bool {
+        let mut stop = [PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
+        poll(&mut stop, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// A session's place among all; dropped, the session is over.

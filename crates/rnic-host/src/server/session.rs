@@ -1,19 +1,20 @@
 //! One connection: its requests, one after the other, until it hangs up or its process dies.
 
 use super::accounts::{Account, Charge};
-use super::capture::Capture;
 use super::context::Context;
 
 use super::plane::ConnectionSession;
 use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
-use super::turned_away::Admitted;
+use super::turned_away::{Admitted, TurnedAway};
+use super::watching::Watching;
 use crate::inspect::Kind;
 use crate::memory;
+use crate::observe::Wants;
 use crate::quota::Resource;
-use crate::refusal::{Refused, refuse};
+use crate::refusal::{Refused, refuse, refused_by_kernel};
 use crate::thread;
-use crate::wire::{Fault, FaultChange, MAX_FAULTS};
+use crate::wire::{Fault, FaultChange, MAX_FAULTS, NoChange};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{
@@ -26,11 +27,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Serves `connection` in a thread of its own.
+/// Serves `connection` in a thread of its own. The client's greeting is answered already when it is
+/// `opening` the device of this name.
 ///
 /// # Errors
 /// The connection, and why it is not served.
-pub fn serve(service: &Arc<Service>, connection: Connection) -> Admitted {
+pub fn serve(service: &Arc<Service>, connection: Connection, opening: Option<String>) -> Admitted {
     let admitted = connection
         .peer_credentials()
         .map_err(|error| refuse(libc::EPERM, error.to_string()))
@@ -39,7 +41,7 @@ pub fn serve(service: &Arc<Service>, connection: Connection) -> Admitted {
         Ok(admitted) => admitted,
         Err(why) => return Err((connection, why)),
     };
-    let why = match start(Arc::clone(service), peer, place) {
+    let why = match start(Arc::clone(service), peer, place, opening) {
         Ok(session) => match session.send(connection) {
             Ok(()) => return Ok(()),
             Err(back) => return Err((back.0, no_memory())),
@@ -53,7 +55,12 @@ pub fn serve(service: &Arc<Service>, connection: Connection) -> Admitted {
 }
 
 /// Starts the thread of a session, which begins once it is given the connection.
-fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<Sender<Connection>> {
+fn start(
+    service: Arc<Service>,
+    peer: Credentials,
+    place: Place,
+    opening: Option<String>,
+) -> io::Result<Sender<Connection>> {
     // What is left is for those who are served already.
     if memory::is_short() || !memory::has_room(ROOM) {
         return Err(io::ErrorKind::OutOfMemory.into());
@@ -63,7 +70,7 @@ fn start(service: Arc<Service>, peer: Credentials, place: Place) -> io::Result<S
         let Ok(connection) = receiver.recv() else { return };
         let account = service.account(peer.uid);
         let session = Session { service: &service, connection, peer, account, place };
-        if let Err(error) = session.run() {
+        if let Err(error) = session.run(opening) {
             // Quietly: a hostile client must not be able to fill the log.
             tracing::debug!("a session of process {} ends: {error:#}", peer.pid);
         }
@@ -92,11 +99,14 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(self, opening: Option<String>) -> anyhow::Result<()> {
         let process = self.connection.peer_pidfd()?;
-        let mut greeted = false;
+        let mut greeted = opening.is_some();
         let mut context = None;
-        let mut capture = None;
+        if let Some(name) = opening {
+            self.answer_with(self.open(&name, &mut context))?;
+        }
+        let mut watching = None;
         let mut connections = None;
         let mut buffer = vec![0; MAX_MESSAGE];
         while let Some((len, fds)) = self.next(&process, &mut buffer)? {
@@ -109,23 +119,59 @@ impl Session<'_> {
                     anyhow::bail!("a malformed request");
                 }
             };
+            // What it has here already stays here, and it too.
+            if let Request::OpenDevice { name } = &request
+                && greeted
+                && (context.is_none() && watching.is_none() && connections.is_none())
+                && let Some(engine) = self.less_busy_engine()
+            {
+                self.hand_over(engine, name);
+                return Ok(());
+            }
             let answer = match request {
-                Request::Capture if greeted => self.capture(fds, &mut capture),
+                Request::Observe { frames, events } if greeted => {
+                    self.observe(Wants { frames, events }, fds, &mut watching)
+                }
                 Request::Connections(request) if greeted => self.connect(request, &mut connections),
+                Request::StartFunction if greeted => self.start_function(),
                 request if takes_memory(&request) && memory::is_short() => Err(no_memory()),
                 request => self.answer(request, fds, &mut greeted, &mut context),
             };
-            let (answer, attached) = match answer {
-                Ok((reply, attached)) => (Ok(reply), attached),
-                Err(refusal) => {
-                    tracing::debug!("refused to process {}: {refusal}", self.peer.pid);
-                    (Err(refusal), Vec::new())
-                }
-            };
-            let attached: Vec<BorrowedFd<'_>> = attached.iter().map(AsFd::as_fd).collect();
-            self.reply(&answer, &attached)?;
+            self.answer_with(answer)?;
         }
         Ok(())
+    }
+
+    fn answer_with(&self, answer: Result<(Reply, Attached), Refused>) -> anyhow::Result<()> {
+        let (answer, attached) = match answer {
+            Ok((reply, attached)) => (Ok(reply), attached),
+            Err(refusal) => {
+                tracing::debug!("refused to process {}: {refusal}", self.peer.pid);
+                (Err(refusal), Vec::new())
+            }
+        };
+        let attached: Vec<BorrowedFd<'_>> = attached.iter().map(AsFd::as_fd).collect();
+        self.reply(&answer, &attached)
+    }
+
+    /// Another engine of this process that is to have the client. They are the daemon's own user's,
+    /// who is charged for what they serve.
+    fn less_busy_engine(&self) -> Option<usize> {
+        let more = self.service.more.as_ref().filter(|_| self.peer.uid == self.service.owner)?;
+        more.least_busy(self.service.registry.contexts())
+    }
+
+    /// The session goes on there.
+    fn hand_over(self, engine: usize, device: &str) {
+        let Self { service, connection, place, .. } = self;
+        // First: the other session takes the same of the user's quota.
+        drop(place);
+        let more = service.more.as_ref();
+        if !more.is_some_and(|more| more.serve(engine, &connection, device)) {
+            let why =
+                refuse(libc::EAGAIN, format!("engine {engine} of the daemon takes no client"));
+            TurnedAway::tell(connection, &why);
+        }
     }
 
     fn reply(&self, answer: &Answer, attached: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
@@ -209,6 +255,18 @@ impl Session<'_> {
         Ok((reply, Vec::new()))
     }
 
+    /// The engine of this program is to be in the program itself.
+    fn start_function(&self) -> Result<(Reply, Attached), Refused> {
+        let Some(functions) = &self.service.functions else {
+            let text = "this daemon has no sockets to give to programs: it needs --io udp";
+            return Err(refuse(libc::EOPNOTSUPP, text));
+        };
+        let process = self.connection.peer_pidfd();
+        let process = process.map_err(refused_by_kernel("the process cannot be watched"))?;
+        let socket = functions.start(self.peer, process)?;
+        Ok((Reply::Done, vec![socket]))
+    }
+
     fn connect(
         &self,
         request: CmRequest,
@@ -288,24 +346,26 @@ impl Session<'_> {
         device
     }
 
-    /// Capture and faults concern every user's traffic.
+    /// What is observed, and faults, concern every user's traffic.
     fn only_the_owner(&self) -> Result<(), Refused> {
         if [0, self.service.owner].contains(&self.peer.uid) {
             return Ok(());
         }
         let text = "this concerns the traffic of all users: only root and the daemon's own user \
-                    may do it";
+                    may do it. Start a daemon of your own for your programs (`rnicd --address \
+                    127.0.0.2 --socket PATH`) and set RNIC_SOCKET=PATH";
         Err(refuse(libc::EPERM, text))
     }
 
-    fn capture(
+    fn observe(
         &self,
+        wants: Wants,
         fds: Descriptors,
-        capture: &mut Option<Capture>,
+        watching: &mut Option<Watching>,
     ) -> Result<(Reply, Attached), Refused> {
         self.only_the_owner()?;
         let [fd] = fds.exactly().map_err(|error| refuse(libc::EINVAL, error.to_string()))?;
-        *capture = Some(Capture::start(self.service, fd)?);
+        *watching = Some(Watching::start(self.service, wants, fd)?);
         Ok((Reply::Done, Vec::new()))
     }
 
@@ -322,16 +382,27 @@ impl Session<'_> {
                 }
                 FaultChange::Add(faults, seed)
             }
+            control::FaultChange::Remove(numbers) => {
+                tracing::warn!("injecting no faults {numbers:?} any more");
+                FaultChange::Remove(numbers)
+            }
             control::FaultChange::Clear => {
                 tracing::warn!("injecting no faults any more");
                 FaultChange::Clear
             }
         };
         let found = self.service.engines.change_faults(change).map_err(engine_gone)?;
-        let faults = found.ok_or_else(|| {
-            let text =
-                format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");
-            refuse(libc::ENOSPC, text)
+        let faults = found.map_err(|no| match no {
+            NoChange::TooMany => {
+                let text =
+                    format!("{MAX_FAULTS} faults at a time are enough: `rnic fault clear` first");
+                refuse(libc::ENOSPC, text)
+            }
+            NoChange::NoSuch(number) => {
+                let text = format!("there is no fault {number}: `rnic fault list` shows them");
+                refuse(libc::ENOENT, text)
+            }
+            NoChange::NoWire => refuse(libc::EPERM, "this engine has no wire of its own"),
         })?;
         let faults: Vec<_> = faults.iter().map(Fault::report).collect();
         Ok(inspected(serde_json::to_string(&faults)))
@@ -418,8 +489,9 @@ fn takes_memory(request: &Request) -> bool {
             | R::CreateSrq { .. }
             | R::CreateAh { .. }
             | R::Multicast { attach: true, .. }
+            | R::StartFunction
             | R::Inspect { .. }
-            | R::Capture
+            | R::Observe { .. }
     )
 }
 

@@ -6,13 +6,14 @@ mod descriptors;
 mod device_memory;
 mod groups;
 mod isolation;
+mod lists;
+mod memory;
 mod resizes;
 mod srq;
 mod windows;
 mod xrc;
 
-use super::{Accounts, Door, Engines, Registry, Service, WireGroups, serve};
-use crate::inspect::Kind;
+use super::{Accounts, ClientMemory, Door, Engines, Registry, Service, WireGroups, serve};
 use crate::quota::{Limits, Machine, Resource, Section};
 use crate::report::Totals;
 use crate::settings::{Io, Profile, Settings, XdpMode};
@@ -27,7 +28,7 @@ use rnic_core::config::default_limits;
 use rnic_net::{NetConfig, Network};
 use rustix::event::Timespec;
 use serde_json::Value;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +67,9 @@ impl Daemon {
             engine: engine.handle().clone(),
             engines: engine.clone(),
             connections: Arc::new(connections::NoConnections),
+            functions: None,
+            more: None,
+            memory: ClientMemory::OfProcesses,
             ledger: Accounts::new(limits, rustix::process::geteuid().as_raw()),
             owner: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),
@@ -83,7 +87,7 @@ impl Daemon {
                 let mut fds: Vec<_> = door.fds().collect();
                 let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 rustix::event::poll(&mut fds, Some(&patience)).unwrap();
-                door.attend(Instant::now(), |client| serve(&accepting, client));
+                door.attend(Instant::now(), |client| serve(&accepting, client, None));
             }
         });
         Self { service, engine, path }
@@ -247,92 +251,13 @@ fn a_context_lives_and_dies_with_its_session() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused_at_once() {
-    let daemon = Daemon::start("memory", &[]);
+fn the_smallest_completion_queue_has_room_for_two() {
+    let daemon = Daemon::start("smallest", &[]);
     let client = daemon.open();
-    let pd = client.handle(&Request::AllocPd);
-    let memory = [0u8; 64];
-    let at = memory.as_ptr() as u64;
-    for (addr, length, errno) in
-        [(u64::MAX - 3, 8, libc::EINVAL), (8, 8, libc::EFAULT), (at, 1 << 45, libc::EFAULT)]
-    {
-        assert_eq!(client.errno(&registration(pd, addr, length)), errno, "{addr:#x}+{length}");
-    }
-    // None at all needs no memory, with a file or without.
-    let (file, _words) = rnic_abi::os::memory::create("test", 512).unwrap();
-    for empty in [registration(pd, at, 0), registration(pd, 8, 0)] {
-        let (answer, _) = client.connection.call(&empty, &[file.as_fd()]).unwrap();
-        assert!(matches!(answer, Ok(Reply::Mr { .. })), "{answer:?}");
-        let Reply::Mr { mr, .. } = client.call(&empty).unwrap() else { panic!() };
-        client.call(&Request::DeregMr { mr }).unwrap();
-    }
-    // A file that can be cut is a way to kill the daemon.
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let file = rustix::fs::memfd_create("test", flags).unwrap();
-    rustix::fs::ftruncate(&file, 4096).unwrap();
-    let request = registration(pd, at, 64);
-    let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
-    assert!(answer.is_err());
-    // One that cannot is welcome, as far as it reaches.
-    let (file, _words) = rnic_abi::os::memory::create("test", 512).unwrap();
-    let too_long = registration(pd, at, 4097);
-    let (answer, _) = client.connection.call(&too_long, &[file.as_fd()]).unwrap();
-    assert_eq!(answer.unwrap_err().errno, libc::EINVAL);
-    let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
-    assert!(matches!(answer, Ok(Reply::Mr { .. })), "{answer:?}");
-}
-
-#[test]
-fn what_the_daemon_maps_is_limited_and_told_apart() {
-    let daemon = Daemon::start("mapped", &[(Resource::SharedBytes, 4096)]);
-    let (client, other) = (daemon.open(), daemon.open());
-    let (file, words) = rnic_abi::os::memory::create("test", 512).unwrap();
-    let map = |client: &Client, length| {
-        let pd = client.handle(&Request::AllocPd);
-        let request = registration(pd, words.at(0).as_ptr() as u64, length);
-        client.connection.call(&request, &[file.as_fd()]).unwrap().0
-    };
-    // For all clients of a user together; what was refused does not count.
-    assert_eq!(map(&client, 4097).unwrap_err().errno, libc::ENOMEM);
-    let Ok(Reply::Mr { mr, .. }) = map(&client, 3000) else { panic!("refused") };
-    let refusal = map(&other, 2000).unwrap_err();
-    assert!(refusal.message.contains("quota.shared-bytes"), "{refusal}");
-    let memory = [0; 64];
-    other.register(other.handle(&Request::AllocPd), &memory);
-    let found = client.list(Inspect::Mrs);
-    let mut kinds: Vec<_> = found.iter().map(|mr| mr["memory"].as_str().unwrap()).collect();
-    kinds.sort_unstable();
-    assert_eq!(kinds, ["process", "shared"]);
-    client.call(&Request::DeregMr { mr }).unwrap();
-    assert!(map(&other, 2000).is_ok());
-    drop(other);
-    let started = Instant::now();
-    while map(&client, 4096).is_err() {
-        assert!(started.elapsed() < Duration::from_secs(10), "a dead client's share is not free");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Also payload that was passed by reference and has not arrived: it cannot be read from memory
-/// that is not there.
-#[test]
-fn memory_is_out_of_reach_when_its_deregistration_is_answered() {
-    const NAME: &str = "rnic-deregistered";
-    let daemon = Daemon::start("deregister", &[]);
-    let client = daemon.open();
-    let pd = client.handle(&Request::AllocPd);
-    let (file, words) = rnic_abi::os::memory::create(NAME, 512).unwrap();
-    let mapped = || {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        maps.lines().filter(|line| line.contains(NAME)).count()
-    };
-    let request = registration(pd, words.at(0).as_ptr() as u64, 4096);
-    for _ in 0..200 {
-        let (answer, _) = client.connection.call(&request, &[file.as_fd()]).unwrap();
-        let Ok(Reply::Mr { mr, .. }) = answer else { panic!("{answer:?}") };
-        assert_eq!(mapped(), 2, "by the client and the daemon, which are one process here");
-        client.call(&Request::DeregMr { mr }).unwrap();
-        assert_eq!(mapped(), 1);
+    for (wanted, given) in [(1, 2), (2, 2), (3, 4)] {
+        let request = Request::CreateCq { cqe: wanted, channel: None, comp_vector: 0 };
+        let answer = client.call(&request);
+        assert!(matches!(answer, Ok(Reply::Cq { cqe, .. }) if cqe == given), "{answer:?}");
     }
 }
 
@@ -468,45 +393,4 @@ fn nonsense_ends_a_session_and_nothing_else() {
     drop(bystander);
     daemon.settle();
     assert_eq!(daemon.totals(), [0, 0, 0]);
-}
-
-#[test]
-fn long_lists_come_in_pages() {
-    let daemon = Daemon::start("pages", &[]);
-    let client = daemon.open();
-    let mut cqs: Vec<u32> = (0..1500).map(|_| client.cq()).collect();
-    // Where many have gone, too.
-    for cq in cqs.split_off(1100) {
-        client.call(&Request::DestroyCq { cq }).unwrap();
-    }
-    for cq in cqs.drain(100..700) {
-        client.call(&Request::DestroyCq { cq }).unwrap();
-    }
-    let list = client.list(Inspect::Cqs);
-    let mut seen: Vec<u32> = list.iter().map(|cq| cq["cq"].as_u64().unwrap() as u32).collect();
-    seen.sort_unstable();
-    cqs.sort_unstable();
-    assert_eq!(seen, cqs);
-    // A place without an object is at the end.
-    for from in [u32::MAX, 1 << 31, 1400, 5000] {
-        let answer = client.call(&Request::Inspect { what: Inspect::Cqs, from });
-        assert_eq!(answer, Ok(Reply::Inspected { json: "[]".into(), next: None }), "{from}");
-    }
-}
-
-/// An engine works between two looks at its objects, however many there are and however many
-/// sessions ask.
-#[test]
-fn looking_at_many_objects_keeps_no_engine() {
-    let daemon = Daemon::start("looks", &[]);
-    let client = daemon.open();
-    let pd = client.handle(&Request::AllocPd);
-    let cq = client.cq();
-    for _ in 0..1000 {
-        client.handle(&Request::CreateQp(queue_pair(pd, cq)));
-    }
-    let (objects, next) = daemon.engine.objects(Kind::Qps, 0.into());
-    assert!(!objects.is_empty() && objects.len() <= 64, "{}", objects.len());
-    assert!(next.is_some());
-    assert_eq!(client.list(Inspect::Qps).len(), 1000);
 }

@@ -54,6 +54,12 @@ impl TurnedAway {
         self.leaving.push_back(Leaving { connection, why, until: now + PATIENCE });
     }
 
+    /// Answers one whose request was read already.
+    pub fn tell(connection: Connection, why: &Refused) {
+        tracing::debug!("a client is turned away: {why}");
+        tell(&Untrusted::from(connection), why);
+    }
+
     /// Answers those that sent something, and hangs up on those that send nothing.
     pub fn answer(&mut self, now: Instant) {
         self.buffer.resize(MAX_MESSAGE, 0);
@@ -61,10 +67,7 @@ impl TurnedAway {
         self.leaving.retain(|one| match one.connection.try_recv_plain(buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => now < one.until,
             Ok(1..) => {
-                let answer: Answer = Err(one.why.clone());
-                if let Ok(bytes) = encode(&answer) {
-                    let _ = one.connection.try_send(&bytes, &[]);
-                }
+                tell(&one.connection, &one.why);
                 false
             }
             _ => false,
@@ -74,6 +77,13 @@ impl TurnedAway {
     /// Hangs up on all.
     pub(super) fn clear(&mut self) {
         self.leaving.clear();
+    }
+}
+
+fn tell(connection: &Untrusted, why: &Refused) {
+    let answer: Answer = Err(why.clone());
+    if let Ok(bytes) = encode(&answer) {
+        let _ = connection.try_send(&bytes, &[]);
     }
 }
 

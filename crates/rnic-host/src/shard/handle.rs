@@ -4,7 +4,6 @@ use super::message::{CommandResult, NewClient, ShardMessage};
 use super::monotonic;
 use super::run::{Client, Shard};
 use super::tokens::Token;
-use crate::dma::Space;
 use crate::inspect::{self, Question, Seen};
 use rnic_core::{ClientCommand, Command, Instant, Outcome};
 use rnic_net::Change;
@@ -91,7 +90,7 @@ impl Shard {
             ShardMessage::Inspect(question, answer) => {
                 let _ = answer.send(self.inspect(question));
             }
-            ShardMessage::Capture(tap) => self.nic.wire.capture(tap),
+            ShardMessage::Observe(watcher) => self.nic.observe(watcher),
             ShardMessage::Faults(change, answer) => {
                 let _ = answer.send(self.nic.wire.change_faults(change));
             }
@@ -101,8 +100,8 @@ impl Shard {
 
     pub(super) fn inspect(&mut self, question: Question) -> Seen {
         let lost = self.nic.events.counters();
-        let wire = &mut self.nic.wire;
-        inspect::answer(&self.nic.engine, &self.nic.dma, lost, || wire.counters(), question)
+        let engine = (&self.nic.engine, monotonic());
+        inspect::answer(engine, &self.nic.dma, lost, &mut self.nic.wire, question)
     }
 
     fn check_groups(&mut self) {
@@ -126,13 +125,13 @@ impl Shard {
     }
 
     fn add_client(&mut self, now: Instant, new: NewClient) -> CommandResult {
-        let NewClient { client, space, process, doorbells, wake, events, other_group } = new;
+        let NewClient { client, space, memory, doorbells, wake, events, other_group } = new;
         let outcome =
             self.nic.engine.execute(now, Command::AddClient { client, space, doorbells })?;
         if let Err(error) = self.watch(wake.as_fd(), Token::Client(client)) {
             tracing::error!("a client cannot wake its engine: {error}");
         }
-        self.nic.dma.insert(space, Space::Process(process));
+        self.nic.dma.insert(space, memory);
         self.nic.events.add_client(client, events);
         self.clients.insert(client, Client { wake, other_group });
         self.check_groups();

@@ -101,6 +101,8 @@ pub(super) struct ClientEvents {
     misled: u64,
     /// Where management datagrams go.
     manager: Option<Sender<Mad>>,
+    /// Some went there since this was asked last.
+    passed_on: bool,
 }
 
 struct Sockets {
@@ -120,6 +122,7 @@ impl ClientEvents {
             lost_before: 0,
             misled: 0,
             manager: None,
+            passed_on: false,
         }
     }
 
@@ -165,6 +168,11 @@ impl ClientEvents {
 
     pub(super) fn set_manager(&mut self, manager: Sender<Mad>) {
         self.manager = Some(manager);
+    }
+
+    /// Whether the thread of the connection manager was given something.
+    pub(super) fn take_passed_on(&mut self) -> bool {
+        std::mem::take(&mut self.passed_on)
     }
 
     pub(super) fn add_client(&mut self, client: ClientId, events: EventSocket) {
@@ -276,6 +284,7 @@ impl Host for ClientEvents {
 
     fn management(&mut self, flow: &Flow, sender: Qpn, mad: &[u8; MAD_LEN]) -> bool {
         let mad = Mad { flow: *flow, sender, mad: *mad };
+        self.passed_on = true;
         self.manager.as_ref().is_some_and(|manager| manager.try_send(mad).is_ok())
     }
 

@@ -3,6 +3,17 @@
 use crate::settings::{Idle, Settings};
 use rnic_core::time::Instant;
 
+/// What a turn has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Did {
+    Nothing,
+    /// Only what other threads have asked for, or management datagrams for one of them. That is no
+    /// reason to spin: the other thread goes on next, and may need this CPU for it.
+    Commands,
+    /// What arrives soon after what came before.
+    Work,
+}
+
 /// What to do after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
@@ -28,13 +39,16 @@ impl IdlePolicy {
         Self { idle: settings.idle, spin_nanos, silent_since: None }
     }
 
-    /// What to do after a turn that began at `now` and did something or not. `may_spin` is false
-    /// when others need the CPU.
+    /// What to do after a turn that began at `now`. `may_spin` is false when others need the CPU.
     #[inline]
-    pub(super) fn after_turn(&mut self, now: Instant, worked: bool, may_spin: bool) -> Next {
-        if worked {
-            self.silent_since = None;
-            return Next::Turn;
+    pub(super) fn after_turn(&mut self, now: Instant, did: Did, may_spin: bool) -> Next {
+        match did {
+            Did::Nothing => {}
+            Did::Commands => return Next::Turn,
+            Did::Work => {
+                self.silent_since = None;
+                return Next::Turn;
+            }
         }
         // A turn that works may take longer than any silence lasts.
         let since = *self.silent_since.get_or_insert(now);
@@ -59,18 +73,30 @@ mod tests {
     fn adaptive_spins_after_work_and_then_sleeps() {
         let mut policy = policy(Idle::Adaptive);
         let at = Instant::from_nanos;
-        assert_eq!(policy.after_turn(at(1000), true, true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1100), false, true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1149), false, true), Next::Turn);
-        assert_eq!(policy.after_turn(at(1149), false, false), Next::Sleep);
-        assert_eq!(policy.after_turn(at(1150), false, true), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1000), Did::Work, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1100), Did::Nothing, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1149), Did::Nothing, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1149), Did::Nothing, false), Next::Sleep);
+        assert_eq!(policy.after_turn(at(1150), Did::Nothing, true), Next::Sleep);
+    }
+
+    #[test]
+    fn commands_do_not_make_an_engine_spin() {
+        let mut policy = policy(Idle::Adaptive);
+        let at = Instant::from_nanos;
+        assert_eq!(policy.after_turn(at(1000), Did::Work, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1100), Did::Nothing, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1140), Did::Commands, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(1150), Did::Nothing, true), Next::Sleep);
+        assert_eq!(policy.after_turn(at(9000), Did::Commands, true), Next::Turn);
+        assert_eq!(policy.after_turn(at(9001), Did::Nothing, true), Next::Sleep);
     }
 
     #[test]
     fn busy_never_sleeps_and_event_always_does() {
         let later = Instant::from_nanos(u64::MAX);
-        assert_eq!(policy(Idle::Busy).after_turn(later, false, true), Next::Turn);
-        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, false, true), Next::Sleep);
-        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, true, true), Next::Turn);
+        assert_eq!(policy(Idle::Busy).after_turn(later, Did::Nothing, true), Next::Turn);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, Did::Nothing, true), Next::Sleep);
+        assert_eq!(policy(Idle::Event).after_turn(Instant::ZERO, Did::Work, true), Next::Turn);
     }
 }

@@ -1,9 +1,10 @@
 //! What others tell a shard.
 
 use super::host::EventSocket;
-use crate::dma::{Process, Space};
+use crate::dma::Space;
 use crate::inspect::{Question, Seen};
-use crate::wire::{Branch, CaptureTap, Fault, FaultChange, Membership, ShardRx};
+use crate::observe::Watcher;
+use crate::wire::{Branch, Fault, FaultChange, Membership, NoChange, ShardRx};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rnic_abi::doorbell::Doorbells;
 use rnic_abi::os::EventFd;
@@ -23,8 +24,8 @@ pub struct NewClient {
     pub client: ClientId,
     /// Number of its address space.
     pub space: SpaceId,
-    /// Its process.
-    pub process: Process,
+    /// Its memory.
+    pub memory: Space,
     /// Its doorbells, for the engine.
     pub doorbells: Doorbells,
     /// Written by the client when the engine sleeps.
@@ -45,6 +46,9 @@ pub struct Mad {
     /// What it says.
     pub mad: [u8; MAD_LEN],
 }
+
+/// The faults in force after a change, or why there is none.
+pub type FaultsChanged = Result<Vec<Fault>, NoChange>;
 
 /// The answer to a command.
 pub(super) type CommandResult = Result<Outcome, CommandError>;
@@ -84,11 +88,11 @@ pub enum ShardMessage {
     ServeManagement(Sender<Mad>),
     /// For display. Answered within a turn, which has time for one of these.
     Inspect(Question, Sender<Seen>),
-    /// A capture wants what is sent and received.
-    Capture(CaptureTap),
+    /// One more watches what happens.
+    Observe(Watcher),
     /// Faults for what arrives. Answered with those in force, as
     /// [`DeviceWire::change_faults`](crate::wire::DeviceWire::change_faults).
-    Faults(FaultChange, Sender<Option<Vec<Fault>>>),
+    Faults(FaultChange, Sender<FaultsChanged>),
     /// End.
     Stop,
 }

@@ -1,7 +1,9 @@
 //! The wire of a shard: the device's own, or the way through the shard that has it.
 
+use crate::inspect::Counts;
+use crate::observe::Watcher;
 use crate::wire::{
-    Branch, CaptureTap, DeviceWire, Fault, FaultChange, LinkCounters, Membership, ShardWire,
+    Branch, BrokenCq, DeviceWire, Fault, FaultChange, LinkCounters, Membership, NoChange, ShardWire,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
@@ -85,26 +87,26 @@ impl ShardPort {
         }
     }
 
-    /// Counters of the links, which only their owner has.
-    pub fn counters(&mut self) -> LinkCounters {
+    /// Disturbs what arrives, as [`DeviceWire::change_faults`].
+    pub(super) fn change_faults(&mut self, change: FaultChange) -> Result<Vec<Fault>, NoChange> {
         match self {
-            Self::Device(wire) => wire.counters(),
-            Self::Shard(_) => Vec::new(),
+            Self::Device(wire) => wire.change_faults(change),
+            Self::Shard(_) => Err(NoChange::NoWire),
         }
     }
 
-    /// Disturbs what arrives, as [`DeviceWire::change_faults`].
-    pub(super) fn change_faults(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
+    /// As [`DeviceWire::take_broken_cq`].
+    pub(super) fn take_broken_cq(&mut self) -> Option<BrokenCq> {
         match self {
-            Self::Device(wire) => wire.change_faults(change),
+            Self::Device(wire) => wire.take_broken_cq(),
             Self::Shard(_) => None,
         }
     }
 
     /// Shows what is sent and received to one more watcher.
-    pub(super) fn capture(&mut self, tap: CaptureTap) {
+    pub(super) fn observe(&mut self, watcher: &Watcher) {
         if let Self::Device(wire) = self {
-            wire.capture(tap);
+            wire.observe(watcher);
         }
     }
 
@@ -119,6 +121,23 @@ impl ShardPort {
     pub(super) fn end_shard(&mut self, serial: u64) {
         if let Self::Device(wire) = self {
             wire.end_shard(serial);
+        }
+    }
+}
+
+impl Counts for ShardPort {
+    /// Which only their owner has.
+    fn counters(&mut self) -> LinkCounters {
+        match self {
+            Self::Device(wire) => wire.counters(),
+            Self::Shard(_) => Vec::new(),
+        }
+    }
+
+    fn fault_counts(&self) -> Vec<(u32, [u64; 2])> {
+        match self {
+            Self::Device(wire) => wire.fault_counts(),
+            Self::Shard(_) => Vec::new(),
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use super::cpu_sharing::CpuSharing;
 use super::host::ClientEvents;
-use super::idle::{IdlePolicy, Next};
+use super::idle::{Did, IdlePolicy, Next};
 use super::message::Inbox;
 use super::monotonic;
 use super::nic::Nic;
 use super::port::ShardPort;
 use super::tokens::Token;
 use crate::dma::SystemDma;
+use crate::observe::Watchers;
 use crate::settings::Settings;
 use rnic_abi::os::EventFd;
 use rnic_core::{ClientId, Engine, EngineConfig, Instant, Turn};
@@ -62,7 +63,7 @@ impl Shard {
         let cpu_sharing = CpuSharing::new(settings.placement, &mut engine);
         let events = ClientEvents::new(Arc::clone(&epoll));
         let shard = Self {
-            nic: Nic { engine, wire, dma: SystemDma::new(), events },
+            nic: Nic { engine, wire, dma: SystemDma::new(), events, watchers: Watchers::default() },
             clients: HashMap::new(),
             inbox,
             epoll,
@@ -95,16 +96,23 @@ impl Shard {
         let now = monotonic();
         let turn = self.turn(now);
         self.cpu_sharing.after_turn(now, &mut self.nic.engine);
-        let worked = told || turn.worked || turn.more;
+        let others_go_on = self.nic.events.take_passed_on() || told;
+        let did = match turn.worked || turn.more {
+            // A queue pair that was made or modified is visited, without anything to send.
+            _ if others_go_on && !(turn.rang || turn.delivered() || turn.more) => Did::Commands,
+            true => Did::Work,
+            false => Did::Nothing,
+        };
         let may_spin = self.cpu_sharing.may_spin();
-        match self.idle.after_turn(now, worked, may_spin) {
+        match self.idle.after_turn(now, did, may_spin) {
             Next::Sleep => self.sleep(now),
-            Next::Turn => self.look_around(now, worked),
+            Next::Turn => self.look_around(now, did != Did::Nothing),
         }
     }
 
     /// A turn of the engine.
     pub(super) fn turn(&mut self, now: Instant) -> Turn {
+        self.nic.dma.begin_turn();
         let arrived = self.nic.arrivals(now);
         let (arrived, now) = self.cpu_sharing.after_arrivals(now, arrived, &mut self.nic);
         let departed = self.nic.departures(now);

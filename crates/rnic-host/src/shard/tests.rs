@@ -4,7 +4,7 @@ use super::host::EventSocket;
 use super::message::{CommandResult, NewClient};
 use super::run::Shard;
 use super::{ShardHandle, ShardMessage, ShardPort, channel};
-use crate::dma::Process;
+use crate::dma::{Process, Space};
 use crate::settings::{Idle, Io, Placement, Settings, XdpMode};
 use crate::wire::{self, WireConfig};
 use rnic_abi::control::CompletionEvent;
@@ -54,7 +54,7 @@ fn add_client_of(shard: &mut Shard, handle: &ShardHandle, other_group: bool) -> 
     let new = NewClient {
         client: CLIENT,
         space: SpaceId(1),
-        process: Process::new(std::process::id()).unwrap(),
+        memory: Space::Process(Process::new(std::process::id()).unwrap()),
         doorbells: Doorbells::new(area.clone()).unwrap(),
         wake: wake.as_fd().try_clone_to_owned().unwrap().into(),
         events,

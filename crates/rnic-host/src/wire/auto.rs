@@ -106,7 +106,10 @@ struct LinkOpener<'a> {
 impl LinkOpener<'_> {
     fn udp(&self) -> Result<Opened, String> {
         let scope = if self.interface.loopback { 0 } else { self.interface.index };
-        let shared = if self.users { udp::shared_port(scope, false) } else { None };
+        let shared = match self.users {
+            true => udp::shared_port(scope, false),
+            false => Some(udp::own_port(scope)),
+        };
         let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu, shared.clone())
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);

@@ -2,92 +2,28 @@
 //!
 //! A wire around the links, within the injected faults: it shows what was on the wire. Where a link
 //! has no Ethernet header, or does not show it, one is made up. What the device sends to itself
-//! shows once. Without watchers it costs one branch a call.
+//! shows once, when it arrives. Without watchers it costs one branch a call.
 
-mod remote;
-
-pub use remote::{export, import};
-
-use super::LOOPBACK;
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use super::{LOOPBACK, datagrams};
+use crate::observe::{Captured, Watcher, Watchers, Way};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::{Hop, HopTable};
 use roce_wire::icrc::{self, IpIdHint};
 use roce_wire::{Flow, FrameHeader, MacAddr};
-use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::SystemTime;
-
-/// A frame that was sent or received.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Captured {
-    /// When.
-    pub at: SystemTime,
-    /// By this device.
-    pub sent: bool,
-    /// From the Ethernet header to the ICRC.
-    pub frame: Vec<u8>,
-}
-
-/// Where captured frames go; what the watcher does not take in time is counted and lost.
-#[derive(Clone)]
-pub struct CaptureTap {
-    queue: Sender<Captured>,
-    lost: Arc<AtomicU64>,
-    /// Gone with the feed.
-    watched: Weak<()>,
-}
-
-impl CaptureTap {
-    /// The watcher is gone.
-    pub fn is_over(&self) -> bool {
-        self.watched.strong_count() == 0
-    }
-
-    fn show(&self, captured: Captured) {
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(captured) {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The watcher's end. Capture ends when it is dropped.
-pub struct CaptureFeed {
-    /// Frames, in order.
-    pub frames: Receiver<Captured>,
-    lost: Arc<AtomicU64>,
-    _watches: Arc<()>,
-}
-
-impl CaptureFeed {
-    /// Frames lost so far because they were not taken in time.
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-}
-
-/// A tap and its feed.
-pub fn capture() -> (CaptureTap, CaptureFeed) {
-    let (queue, frames) = bounded(FRAMES);
-    let lost = Arc::new(AtomicU64::new(0));
-    let watches = Arc::new(());
-    let tap = CaptureTap { queue, lost: Arc::clone(&lost), watched: Arc::downgrade(&watches) };
-    (tap, CaptureFeed { frames, lost, _watches: watches })
-}
 
 /// See the [module](self).
 pub(super) struct CaptureWire<W> {
     inner: W,
     hops: HopTable,
-    taps: Vec<CaptureTap>,
+    watchers: Watchers,
     /// Reserved since the last submit, while a capture runs.
     reserved: Vec<(TxTrain, TxSlot)>,
 }
 
 impl<W: Wire> CaptureWire<W> {
     pub(super) fn new(inner: W, hops: HopTable) -> Self {
-        Self { inner, hops, taps: Vec::new(), reserved: Vec::new() }
+        Self { inner, hops, watchers: Watchers::default(), reserved: Vec::new() }
     }
 
     pub(super) fn get(&self) -> &W {
@@ -100,12 +36,19 @@ impl<W: Wire> CaptureWire<W> {
 
     /// A capture runs.
     pub(super) fn is_watched(&self) -> bool {
-        !self.taps.is_empty()
+        !self.watchers.is_empty()
     }
 
     /// One more watcher.
-    pub(super) fn add_tap(&mut self, tap: CaptureTap) {
-        self.taps.push(tap);
+    pub(super) fn add_watcher(&mut self, watcher: Watcher) {
+        self.watchers.add(watcher);
+    }
+
+    /// Shows a datagram that a fault keeps from the wire.
+    pub(super) fn show_unsent(&mut self, train: &TxTrain, datagram: &[u8]) {
+        let macs = macs_of(&self.hops, train);
+        let frame = frame(macs, &train.flow, train.ip_id, datagram);
+        self.watchers.frame(&Captured { at: SystemTime::now(), way: Way::Unsent, frame });
     }
 
     fn copy_received(&mut self, train: &RxTrain) {
@@ -120,31 +63,29 @@ impl<W: Wire> CaptureWire<W> {
                     (check.flow(train.flow), check.ip_id(hint))
                 }
             };
-            let macs = (MacAddr::default(), own);
+            let (macs, way) = match train.arena {
+                LOOPBACK => ((own, own), Way::Looped),
+                _ => ((MacAddr::default(), own), Way::Received),
+            };
             let frame = frame(macs, &flow, id, datagram);
-            tell(&mut self.taps, &Captured { at: SystemTime::now(), sent: false, frame });
+            self.watchers.frame(&Captured { at: SystemTime::now(), way, frame });
         }
     }
 
     fn copy_sent(&mut self) {
         let rule = self.inner.caps().tx_ip_id;
         for (train, slot) in self.reserved.drain(..) {
-            let macs = match self.hops.get(train.hop) {
-                Some(Hop { src_mac, dst_mac, .. }) => (src_mac, dst_mac),
-                None => (self.hops.own(), MacAddr::default()),
-            };
-            let arena = self.inner.tx(slot.arena);
-            for k in 0..train.segments {
-                let is_last = k + 1 == train.segments;
-                let len = if is_last { train.last_len } else { train.segment_len } as usize;
-                let start = (slot.offset + k * slot.stride) as usize;
-                let Some(datagram) = arena.get(start..start + len) else { break };
+            if slot.arena == LOOPBACK {
+                continue;
+            }
+            let macs = macs_of(&self.hops, &train);
+            for (k, datagram) in datagrams(&train, &slot, self.inner.tx(slot.arena)) {
                 let id = match rule {
                     TxIpId::Ours => train.ip_id.wrapping_add(k as u16),
                     TxIpId::SegmentIndex => k as u16,
                 };
                 let frame = frame(macs, &train.flow, id, datagram);
-                tell(&mut self.taps, &Captured { at: SystemTime::now(), sent: true, frame });
+                self.watchers.frame(&Captured { at: SystemTime::now(), way: Way::Sent, frame });
             }
         }
     }
@@ -164,12 +105,12 @@ fn frame(
     frame
 }
 
-/// Tells every watcher, and forgets those that are gone.
-fn tell(taps: &mut Vec<CaptureTap>, captured: &Captured) {
-    taps.retain(|tap| {
-        tap.show(captured.clone());
-        !tap.is_over()
-    });
+/// (Source, destination) of what leaves.
+fn macs_of(hops: &HopTable, train: &TxTrain) -> (MacAddr, MacAddr) {
+    match hops.get(train.hop) {
+        Some(Hop { src_mac, dst_mac, .. }) => (src_mac, dst_mac),
+        None => (hops.own(), MacAddr::default()),
+    }
 }
 
 impl<W: Wire> Wire for CaptureWire<W> {
@@ -180,8 +121,8 @@ impl<W: Wire> Wire for CaptureWire<W> {
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
         let before = trains.len();
         self.inner.receive(trains);
-        if !self.taps.is_empty() {
-            for train in trains[before..].iter().filter(|train| train.arena != LOOPBACK) {
+        if !self.watchers.is_empty() {
+            for train in trains[before..].iter().filter(|train| !train.is_internal) {
                 self.copy_received(train);
             }
         }
@@ -197,7 +138,7 @@ impl<W: Wire> Wire for CaptureWire<W> {
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
         let slot = self.inner.reserve(train)?;
-        if !self.taps.is_empty() {
+        if !self.watchers.is_empty() {
             self.reserved.push((*train, slot));
         }
         Some(slot)
@@ -221,6 +162,3 @@ impl<W: Wire> Wire for CaptureWire<W> {
         self.inner.submit();
     }
 }
-
-/// Frames that wait for a watcher.
-const FRAMES: usize = 16 * 1024;

@@ -1,16 +1,23 @@
-//! Faults injected into what arrives: a wire around a wire.
+//! Faults injected into what arrives and what is sent: a wire around a wire.
 //!
 //! Without faults it costs one branch a burst.
 
+mod active;
+mod departures;
 mod hold;
 mod spec;
 
 use super::LinkCounters;
-use fastrand::Rng;
+use super::capture::CaptureWire;
+use crate::observe::Watcher;
+use active::Active;
+pub use active::MAX_FAULTS;
+use departures::{Departures, Leaving};
 use hold::{Hold, Until};
-use rnic_core::ports::{ArenaId, Range, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
-use roce_wire::Ecn;
+use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use roce_wire::{Ecn, Flow, Opcode, Qpn, datagram, icrc};
 use serde::{Deserialize, Serialize};
+use spec::SYNDROME;
 use std::time::{Duration, Instant};
 
 pub use spec::Fault;
@@ -23,19 +30,42 @@ pub enum FaultChange {
     Keep,
     /// Further ones, which strike what those before have left, and a seed to begin anew with.
     Add(Vec<Fault>, Option<u64>),
+    /// Those of these numbers are not left.
+    Remove(Vec<u32>),
     /// None are left.
     Clear,
 }
 
+/// Why faults are not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoChange {
+    /// There would be more than [`MAX_FAULTS`].
+    TooMany,
+    /// None has this number.
+    NoSuch(u32),
+    /// The engine has no wire of its own.
+    NoWire,
+}
+
+/// A completion queue that a fault breaks: that of the receive or the send side of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BrokenCq {
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Of its receive side.
+    pub receive: bool,
+}
+
 /// See the [module](self).
 pub(super) struct FaultWire<W> {
-    inner: W,
+    inner: CaptureWire<W>,
     arena: ArenaId,
-    faults: Vec<Fault>,
-    random: Rng,
+    active: Active,
     hold: Hold,
+    departures: Departures,
     /// What the inner wire delivered, before faults.
     arrived: Vec<RxTrain>,
+    broken: Vec<BrokenCq>,
     counts: Counts,
 }
 
@@ -47,7 +77,9 @@ struct Counts {
     delayed: u64,
     corrupted: u64,
     marked: u64,
-    /// Left alone because too many are held back already.
+    refused: u64,
+    cq_errors: u64,
+    /// Left alone, or lost, because too many are held back already.
     no_room: u64,
 }
 
@@ -70,72 +102,75 @@ impl Item {
 
 impl<W: Wire> FaultWire<W> {
     /// A wire that does not fail yet; `arena` is not one of `inner`'s.
-    pub(super) fn new(inner: W, arena: ArenaId) -> Self {
+    pub(super) fn new(inner: CaptureWire<W>, arena: ArenaId) -> Self {
         Self {
             inner,
             arena,
-            faults: Vec::new(),
-            random: Rng::with_seed(FIRST_SEED),
+            active: Active::new(),
             hold: Hold::new(),
+            departures: Departures::default(),
             arrived: Vec::new(),
+            broken: Vec::new(),
             counts: Counts::default(),
         }
     }
 
-    pub(super) fn get(&self) -> &W {
+    pub(super) fn get(&self) -> &CaptureWire<W> {
         &self.inner
     }
 
-    pub(super) fn get_mut(&mut self) -> &mut W {
+    pub(super) fn get_mut(&mut self) -> &mut CaptureWire<W> {
         &mut self.inner
     }
 
     /// See [`super::DeviceWire::change_faults`].
-    pub(super) fn change(&mut self, change: FaultChange) -> Option<Vec<Fault>> {
-        match change {
-            FaultChange::Keep => {}
-            FaultChange::Add(more, _) if self.faults.len() + more.len() > MAX_FAULTS => {
-                return None;
-            }
-            FaultChange::Add(more, seed) => {
-                // The same commands disturb alike, also in a daemon that was disturbed before.
-                if let Some(seed) = seed.or(self.faults.is_empty().then_some(FIRST_SEED)) {
-                    self.random = Rng::with_seed(seed);
-                }
-                self.faults.extend(more);
-            }
-            FaultChange::Clear => self.faults.clear(),
-        }
-        Some(self.faults.clone())
+    pub(super) fn change(&mut self, change: FaultChange) -> Result<Vec<Fault>, NoChange> {
+        self.active.change(change)
     }
 
-    /// Some of what arrives is disturbed.
+    /// See [`super::DeviceWire::fault_counts`].
+    pub(super) fn fault_counts(&self) -> Vec<(u32, [u64; 2])> {
+        self.active.counts()
+    }
+
+    /// A completion queue that breaks now.
+    pub(super) fn take_broken(&mut self) -> Option<BrokenCq> {
+        self.broken.pop()
+    }
+
+    /// Something is disturbed.
     pub(super) fn disturbs(&self) -> bool {
-        !self.faults.is_empty()
+        !self.active.is_empty()
+    }
+
+    /// One more is told which packets are disturbed.
+    pub(super) fn add_watcher(&mut self, watcher: Watcher) {
+        self.active.watchers.add(watcher);
     }
 
     /// Something is held back.
     pub(super) fn has_backlog(&self) -> bool {
-        !self.hold.is_empty()
+        !self.hold.is_empty() || self.departures.has_backlog()
     }
 
     pub(super) fn counters(&self) -> LinkCounters {
-        let Counts { dropped, duplicated, reordered, delayed, corrupted, marked, no_room } =
-            self.counts;
+        let counts = &self.counts;
         vec![
-            ("fault_dropped", dropped),
-            ("fault_duplicated", duplicated),
-            ("fault_reordered", reordered),
-            ("fault_delayed", delayed),
-            ("fault_corrupted", corrupted),
-            ("fault_marked", marked),
-            ("fault_no_room", no_room),
+            ("fault_dropped", counts.dropped),
+            ("fault_duplicated", counts.duplicated),
+            ("fault_reordered", counts.reordered),
+            ("fault_delayed", counts.delayed),
+            ("fault_corrupted", counts.corrupted),
+            ("fault_marked", counts.marked),
+            ("fault_refused", counts.refused),
+            ("fault_cq_errors", counts.cq_errors),
+            ("fault_no_room", counts.no_room),
         ]
     }
 
     fn receive_with_faults(&mut self, trains: &mut Vec<RxTrain>) {
         let now = Instant::now();
-        self.hold.deliver(now, self.arena, trains);
+        self.deliver_held(now, trains, true);
         // One train can become three per datagram; what does not fit is held until next time.
         let room = (trains.capacity() - trains.len()) / 2;
         let mut arrived = std::mem::take(&mut self.arrived);
@@ -168,50 +203,135 @@ impl<W: Wire> FaultWire<W> {
         }
     }
 
-    /// Decides what becomes of a datagram.
+    /// Delivers what is held back and due. What was not only changed is told.
+    fn deliver_held(&mut self, now: Instant, trains: &mut Vec<RxTrain>, is_told: bool) {
+        let before = trains.len();
+        self.hold.deliver(now, self.arena, trains);
+        for train in trains.iter().skip(before).filter(|_| is_told) {
+            self.active.released(slice(self.hold.bytes(), train.range), false);
+        }
+    }
+
+    /// Decides what becomes of a datagram that arrived.
     fn decide(&mut self, now: Instant, item: Item, trains: &mut Vec<RxTrain>) {
         let bytes = slice(self.inner.rx(item.train.arena), item.range);
-        let mut kind = None;
-        for fault in &mut self.faults {
-            if fault.matches(bytes) && fault.strikes(self.random.u64(..)) {
-                kind = Some(fault.kind);
-                break;
-            }
-        }
+        let Some(kind) = self.active.strike(bytes, false) else {
+            return self.pass(now, &item, trains);
+        };
         let alone = item.alone();
         match kind {
-            None => self.pass(now, &item, trains),
-            Some(FaultKind::Drop) => self.counts.dropped += 1,
-            Some(FaultKind::Duplicate) => {
+            FaultKind::Drop => self.counts.dropped += 1,
+            FaultKind::Duplicate => {
                 self.counts.duplicated += 1;
+                self.active.released(bytes, false);
                 self.pass(now, &item, trains);
                 self.push(now, alone, trains);
             }
-            Some(FaultKind::Mark) => {
+            FaultKind::Mark => {
                 self.counts.marked += 1;
                 let mut marked = alone;
                 marked.flow.tos |= Ecn::Ce as u8;
                 self.push(now, marked, trains);
             }
-            Some(FaultKind::Corrupt) => {
-                let bit = self.random.u64(..);
+            FaultKind::Corrupt => {
+                let bit = self.active.random.u64(..);
                 if self.keep(&item, Until::Now, |bytes| flip(bytes, bit), trains) {
                     self.counts.corrupted += 1;
                 }
-                self.hold.deliver(now, self.arena, trains);
+                self.deliver_held(now, trains, false);
             }
-            Some(FaultKind::Delay(time)) => {
+            FaultKind::Delay(time) => {
                 if self.keep(&item, Until::Time(now + time), |_| {}, trains) {
                     self.counts.delayed += 1;
                 }
             }
-            Some(FaultKind::Reorder) => {
-                let overtakers = 1 + self.random.u32(..MOST_OVERTAKERS);
+            FaultKind::Reorder => {
+                let overtakers = 1 + self.active.random.u32(..MOST_OVERTAKERS);
                 let until = Until::Overtaken(overtakers, now + LONGEST_REORDER);
                 if self.keep(&item, until, |_| {}, trains) {
                     self.counts.reordered += 1;
                 }
             }
+            FaultKind::Rnr(_) | FaultKind::Nak(_) => {
+                self.refuse(now, item, kind.syndrome().unwrap_or(0), trains);
+            }
+            FaultKind::CqError => {
+                self.counts.cq_errors += 1;
+                self.broken.extend(receiver(bytes));
+                self.pass(now, &item, trains);
+            }
+        }
+    }
+
+    /// An acknowledgement arrives as a refusal: the requester knows no difference to one that its
+    /// peer sent.
+    fn refuse(&mut self, now: Instant, item: Item, syndrome: u8, trains: &mut Vec<RxTrain>) {
+        let alone = item.alone();
+        let bytes = slice(self.inner.rx(alone.arena), alone.range);
+        let hint = alone.ip_id.hint(0);
+        let check = icrc::verify(&alone.flow, hint, bytes);
+        let (flow, ip_id) = (check.flow(alone.flow), check.ip_id(hint));
+        let train = RxTrain { flow, ip_id: RxIpId::Seen(ip_id), ..alone };
+        let item = Item { train, at: 0, range: alone.range };
+        let change = |bytes: &mut [u8]| say(bytes, syndrome, &flow, ip_id);
+        if self.keep(&item, Until::Now, change, trains) {
+            self.counts.refused += 1;
+        }
+        self.deliver_held(now, trains, false);
+    }
+
+    /// Decides what becomes of a datagram that is to be sent.
+    fn decide_departure(&mut self, now: Instant, mut leaving: Leaving) {
+        let Some(kind) = self.active.strike(&leaving.bytes, true) else {
+            return self.departures.push(leaving);
+        };
+        let Leaving { train, bytes, until } = &mut leaving;
+        match kind {
+            FaultKind::Drop => {
+                self.counts.dropped += 1;
+                self.inner.show_unsent(train, bytes);
+                return;
+            }
+            FaultKind::Duplicate => {
+                self.counts.duplicated += 1;
+                self.active.released(bytes, true);
+                let (train, bytes, until) = (*train, bytes.clone(), Until::Now);
+                self.departures.push(Leaving { train, bytes, until });
+            }
+            FaultKind::Mark => {
+                self.counts.marked += 1;
+                train.flow.tos |= Ecn::Ce as u8;
+            }
+            FaultKind::Corrupt => {
+                self.counts.corrupted += 1;
+                flip(bytes, self.active.random.u64(..));
+            }
+            FaultKind::Delay(time) => {
+                self.counts.delayed += 1;
+                *until = Until::Time(now + time);
+            }
+            FaultKind::Reorder => {
+                self.counts.reordered += 1;
+                let overtakers = 1 + self.active.random.u32(..MOST_OVERTAKERS);
+                *until = Until::Overtaken(overtakers, now + LONGEST_REORDER);
+            }
+            FaultKind::Rnr(_) | FaultKind::Nak(_) => {
+                self.counts.refused += 1;
+                say(bytes, kind.syndrome().unwrap_or(0), &train.flow, train.ip_id);
+            }
+            FaultKind::CqError => {}
+        }
+        self.departures.push(leaving);
+    }
+
+    /// What the engine filled leaves, as far as faults and the wire let it.
+    fn submit_with_faults(&mut self) {
+        let now = Instant::now();
+        for leaving in self.departures.take_filled(self.inner.caps().tx_ip_id) {
+            self.decide_departure(now, leaving);
+        }
+        for bytes in self.departures.pump(now, &mut self.inner) {
+            self.active.released(&bytes, true);
         }
     }
 
@@ -224,7 +344,11 @@ impl<W: Wire> FaultWire<W> {
             }
             _ => self.push(now, alone, trains),
         }
+        let before = trains.len();
         self.hold.overtake(now, self.arena, trains);
+        for train in trains.iter().skip(before) {
+            self.active.released(slice(self.hold.bytes(), train.range), false);
+        }
     }
 
     /// Delivers a train now, or next time when there is no room.
@@ -237,6 +361,7 @@ impl<W: Wire> FaultWire<W> {
         if !self.hold.keep(train, bytes, Until::Time(now), |_| {}) {
             // As if a queue had been full.
             self.counts.dropped += 1;
+            self.counts.no_room += 1;
         }
     }
 
@@ -256,6 +381,20 @@ impl<W: Wire> FaultWire<W> {
         self.push(Instant::now(), item.alone(), trains);
         false
     }
+}
+
+/// Has an acknowledgement say something else.
+fn say(bytes: &mut [u8], syndrome: u8, flow: &Flow, ip_id: u16) {
+    if let Some(byte) = bytes.get_mut(SYNDROME) {
+        *byte = syndrome;
+        icrc::seal(flow, ip_id, bytes);
+    }
+}
+
+/// The side of a queue pair that a datagram is for.
+fn receiver(bytes: &[u8]) -> Option<BrokenCq> {
+    let (opcode, qpn, _) = datagram::peek(bytes)?;
+    Some(BrokenCq { qpn, receive: Opcode::from_u8(opcode)?.info().is_request })
 }
 
 /// Flips a bit that the ICRC covers.
@@ -291,7 +430,7 @@ impl<W: Wire> Wire for FaultWire<W> {
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
-        if self.faults.is_empty() && self.hold.is_empty() {
+        if self.active.is_empty() && self.hold.is_empty() {
             self.inner.receive(trains);
         } else {
             self.receive_with_faults(trains);
@@ -308,25 +447,30 @@ impl<W: Wire> Wire for FaultWire<W> {
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
+        if self.active.has_outgoing() || !self.departures.is_empty() {
+            return self.departures.reserve(train);
+        }
         self.inner.reserve(train)
     }
 
     fn cancel_from(&mut self, slot: &TxSlot) {
-        self.inner.cancel_from(slot);
+        if !self.departures.cancel_from(slot) {
+            self.inner.cancel_from(slot);
+        }
     }
 
     fn tx(&mut self, arena: ArenaId) -> &mut [u8] {
-        self.inner.tx(arena)
+        if arena == self.arena { self.departures.tx() } else { self.inner.tx(arena) }
     }
 
     fn submit(&mut self) {
+        if !self.departures.is_empty() {
+            self.submit_with_faults();
+        }
         self.inner.submit();
     }
 }
 
-/// Each datagram is compared with all of them.
-pub const MAX_FAULTS: usize = 64;
-const FIRST_SEED: u64 = 1;
 /// Byte of the base transport header that switches may change: FECN, BECN and reserved bits.
 const NOT_COVERED: usize = 4;
 /// Most datagrams that overtake a reordered one.

@@ -3,7 +3,8 @@
 pub(super) mod exchange;
 mod speed;
 
-use super::{DeviceWire, OUTSIDE, WireConfig, capture, open};
+use super::{DeviceWire, OUTSIDE, WireConfig, open};
+use crate::observe::{self, Wants, Way};
 use crate::settings::{Io, XdpMode};
 use crate::wire::Links;
 use exchange::{Seen, Shape, Side};
@@ -273,15 +274,15 @@ fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
         is_internal
     };
     assert!(stays_internal(&mut wire));
-    let (tap, feed) = capture();
-    wire.capture(tap);
+    let (watcher, feed) = observe::watch(FRAMES);
+    wire.observe(&watcher);
     assert!(!stays_internal(&mut wire));
     drop(feed);
     assert!(!stays_internal(&mut wire), "the end of the watcher shows with the next train");
     assert!(stays_internal(&mut wire));
-    wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None));
+    wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None)).unwrap();
     assert!(!stays_internal(&mut wire));
-    wire.change_faults(crate::wire::FaultChange::Clear);
+    wire.change_faults(crate::wire::FaultChange::Clear).unwrap();
     assert!(stays_internal(&mut wire));
 }
 
@@ -351,7 +352,9 @@ fn refused_frames_use_nothing_up() {
 fn dropped_trains_use_nothing_up() {
     let Some((_pair, mut from, mut to)) = pair_of(UDP, UDP, 4200) else { return };
     let path = from.path(0);
-    to.wire.change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None));
+    to.wire
+        .change_faults(crate::wire::FaultChange::Add(vec!["drop".parse().unwrap()], None))
+        .unwrap();
     let one = Shape { count: 1, len: 100, last: 100 };
     let mut seen = Seen::default();
     for _ in 0..1000 {
@@ -360,21 +363,23 @@ fn dropped_trains_use_nothing_up() {
         exchange::take(&mut to.wire, &path.flow, &mut seen);
     }
     assert!(seen.numbers.is_empty());
-    to.wire.change_faults(crate::wire::FaultChange::Clear);
+    to.wire.change_faults(crate::wire::FaultChange::Clear).unwrap();
     exchange::put(&mut from.wire, &path, 0, 7, one).unwrap();
     from.wire.submit();
     exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);
 }
+
+const FRAMES: Wants = Wants { frames: true, events: false };
 
 #[test]
 fn what_is_captured_is_what_was_on_the_wire() {
     for (config, other) in [(PACKET, UDP), (SINGLE, UDP), (UDP, SINGLE), (UDP, NATIVE)] {
         let Some((_pair, mut from, mut to)) = pair_of(config, other, 4200) else { return };
         let path = from.path(0);
-        let (tap, sent) = capture();
-        from.wire.capture(tap);
-        let (tap, received) = capture();
-        to.wire.capture(tap);
+        let (watcher, sent) = observe::watch(FRAMES);
+        from.wire.observe(&watcher);
+        let (watcher, received) = observe::watch(FRAMES);
+        to.wire.observe(&watcher);
         let segments = from.wire.caps().max_segments.min(3);
         let shape = Shape { count: segments, len: 1040, last: 100 };
         exchange::put(&mut from.wire, &path, 5, 0, shape).unwrap();
@@ -382,11 +387,11 @@ fn what_is_captured_is_what_was_on_the_wire() {
         from.wire.cancel_from(&lost);
         from.wire.submit();
         exchange::take_all(&mut to.wire, &path.flow, &mut Seen::default(), segments as usize);
-        for (feed, was_sent) in [(&sent, true), (&received, false)] {
-            let frames: Vec<_> = feed.frames.try_iter().collect();
-            assert_eq!((frames.len(), feed.lost()), (segments as usize, 0));
+        for (feed, way) in [(&sent, Way::Sent), (&received, Way::Received)] {
+            let frames = feed.frames();
+            assert_eq!(frames.len(), segments as usize);
             for captured in frames {
-                assert_eq!(captured.sent, was_sent);
+                assert_eq!(captured.way, way);
                 let frame = Frame::parse(&captured.frame).unwrap();
                 assert_eq!((frame.flow.src, frame.flow.dst), (V4_A, V4_B));
                 assert!(frame.verify_icrc().is_good());

@@ -15,6 +15,7 @@ use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use xdp_io::TxRefusal;
 use xdp_io::udp::{self, ReceiverSockets, SteerBy, SteeredPort, UdpConfig, UdpPort};
 
@@ -63,7 +64,7 @@ impl UdpWire {
         config.tx_arena_bytes = TX_ARENA;
         let (addresses, scope_id) = (&config.addresses, config.scope_id);
         Ok(Self {
-            port: UdpPort::bind(&config)?,
+            port: bind(&config)?,
             scope_id,
             max_datagram: max_datagram(mtu, addresses),
             trains: vec![udp::RxTrain::default(); MAX_BURST],
@@ -207,6 +208,20 @@ impl Link for UdpWire {
     }
 }
 
+/// Binds, also where programs still have sockets of a daemon that has died just now: their engines
+/// close them as soon as they notice.
+fn bind(config: &UdpConfig) -> xdp_io::Result<UdpPort> {
+    let until = Instant::now() + LEFT_OVER;
+    loop {
+        match UdpPort::bind(config) {
+            Err(xdp_io::Error::AddressInUse { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            result => return result,
+        }
+    }
+}
+
 /// The port with sockets for all shards; none where the kernel does not let us have it. Beside a
 /// link of frames, which receives what other hosts send to the first shard, that shard's own socket
 /// `is_local`.
@@ -221,13 +236,21 @@ pub(super) fn shared_port(scope_id: u32, is_local: bool) -> Option<Arc<SteeredPo
     }
 }
 
+/// The same for engines in programs of the daemon's own user, which takes no privilege.
+pub(super) fn own_port(scope_id: u32) -> Arc<SteeredPort> {
+    let buffer = UdpConfig::new(Vec::new(), ROCE_PORT).socket_buffer_bytes;
+    Arc::new(SteeredPort::in_order(ROCE_PORT, scope_id, buffer, STEER))
+}
+
 pub(super) fn tell_of_hand_over(error: &xdp_io::Error) {
     tracing::warn!("other users have no sockets of their own, which costs speed: {error}");
 }
 
 /// By the number of the shard in DestQP.
-pub(super) const STEER: SteerBy = SteerBy { offset: DEST_QP, shift: SHARD_IN_BYTE };
+pub const STEER: SteerBy = SteerBy { offset: DEST_QP, shift: SHARD_IN_BYTE };
 const TX_ARENA: usize = 4 << 20;
+/// How long sockets of a dead daemon's functions may stay open.
+const LEFT_OVER: Duration = Duration::from_millis(700);
 /// Offset of DestQP in a datagram (IBTA 9.2, BTH).
 const DEST_QP: u8 = 5;
 

@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
 use rnic_abi::os::{Connection, candidate_socket_paths, named_socket_paths};
+use rnic_host::observe::Wants;
 use rnic_host::report::Fault;
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -163,6 +164,12 @@ impl Client {
         }
     }
 
+    /// The name of the daemon's device.
+    pub(super) fn device_name(&self) -> Result<String> {
+        let device = self.devices()?.into_iter().next();
+        Ok(device.context("this daemon has no device")?.name)
+    }
+
     /// One report of the daemon.
     pub(super) fn inspect<T: DeserializeOwned>(&self, what: Inspect) -> Result<T> {
         Ok(serde_json::from_str(&self.report(&Request::Inspect { what, from: 0 })?.0)?)
@@ -189,10 +196,14 @@ impl Client {
         }
     }
 
-    /// Has the daemon write what it sends and receives to `to`, as pcapng.
-    pub(super) fn capture(&self, to: BorrowedFd<'_>) -> Result<()> {
-        let (answer, _) =
-            self.connection.call(&Request::Capture, &[to]).context("the daemon went away")?;
+    /// Has the daemon write to `to` what happens.
+    pub(super) fn observe(
+        &self,
+        Wants { frames, events }: Wants,
+        to: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let request = Request::Observe { frames, events };
+        let (answer, _) = self.connection.call(&request, &[to]).context("the daemon went away")?;
         answer.map(|_| ()).map_err(|refusal| anyhow::anyhow!("{refusal}"))
     }
 

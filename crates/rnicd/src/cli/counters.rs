@@ -35,7 +35,7 @@ pub(super) struct Options {
 
 type Numbers = BTreeMap<String, u64>;
 
-fn qpn(text: &str) -> Result<u32, String> {
+pub(super) fn qpn(text: &str) -> Result<u32, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
@@ -46,7 +46,7 @@ fn qpn(text: &str) -> Result<u32, String> {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "give 0.1 to 86400 seconds".into())
 }

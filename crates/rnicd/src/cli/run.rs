@@ -1,11 +1,11 @@
 //! `rnic run`: a program with the drop-in libraries on its path.
 
-use super::client::Places;
+use super::client::{Client, Places};
 use super::private;
 use super::view;
 use anyhow::{Context, Result};
 use clap::Args;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -25,6 +25,20 @@ pub(super) struct Options {
     /// docs/shared-memory.md. Same as RNIC_SHARED_MEMORY=1.
     #[arg(long)]
     shared_memory: bool,
+    /// Where the program's engine runs
+    ///
+    /// In the program itself it copies without system calls, and works where a sandbox keeps other
+    /// processes from the program's memory. It takes a daemon of the program's own user with UDP
+    /// sockets. Same as RNIC_ENGINE=program: see docs/functions.md.
+    #[arg(long, value_enum, value_name = "PLACE")]
+    engine: Option<Engine>,
+    /// Make rsockets of the program's TCP and UDP sockets
+    ///
+    /// The program then talks to others that use rsockets, by RDMA; where none answers it connects
+    /// by TCP. It must wait with poll or select, not with epoll. Same as
+    /// LD_PRELOAD=librspreload.so: see docs/connection.md.
+    #[arg(long)]
+    rsockets: bool,
     /// Leave /sys/class and /dev as they are
     ///
     /// Without it the program also finds the device's files in /sys/class/infiniband and its
@@ -36,6 +50,15 @@ pub(super) struct Options {
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+/// Where an engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Engine {
+    /// In the daemon, or in an engine process that it has started.
+    Daemon,
+    /// In the program.
+    Program,
 }
 
 /// Becomes the program. Returns only when that fails.
@@ -73,6 +96,12 @@ fn prepare(options: &Options) -> Result<Command> {
     command.args(&options.command[1..]);
     command.env("LD_LIBRARY_PATH", with_library_path(&libraries));
     command.env("RNIC_SOCKET", socket);
+    if options.rsockets {
+        command.env("LD_PRELOAD", with_preload(&libraries)?);
+    }
+    if let Some(engine) = options.engine {
+        command.env("RNIC_ENGINE", if engine == Engine::Program { "program" } else { "daemon" });
+    }
     if options.shared_memory {
         command.env("RNIC_SHARED_MEMORY", "1");
     }
@@ -90,7 +119,13 @@ fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
         Ok(client) if places.named.is_some() => {
             Ok(std::env::var_os("RNIC_SOCKET").unwrap_or_else(|| client.path.into()))
         }
-        Ok(client) => Ok(client.path.into()),
+        Ok(client) => {
+            // Root may have a daemon for each of several interfaces.
+            let folder = client.path.parent();
+            let answers = |path: &PathBuf| *path == client.path || Client::at(path).is_ok();
+            let beside = places.paths.iter().filter(|path| path.parent() == folder);
+            Ok(std::env::join_paths(beside.filter(|path| answers(path)))?)
+        }
         Err(tried) if places.named.is_some() => Err(places.explain(&tried)),
         Err(tried) => {
             for (path, why) in tried.iter().filter(|(_, why)| why.there) {
@@ -140,10 +175,24 @@ fn link_as_built(bin: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// The library that makes rsockets of sockets, in front of what is preloaded anyway.
+fn with_preload(libraries: &Path) -> Result<OsString> {
+    // As installed; where cargo builds it; the folder above one of links to what it builds.
+    let folders = [libraries.join("rsocket"), libraries.to_path_buf(), libraries.join("..")];
+    let found = folders.iter().map(|folder| folder.join(PRELOAD)).find(|place| place.exists());
+    let found = found.with_context(|| format!("cannot find {PRELOAD} in {}", libraries.display()));
+    Ok(in_front("LD_PRELOAD", found?.canonicalize()?.as_os_str()))
+}
+
 /// Our libraries in front of what was on the path.
 fn with_library_path(libraries: &Path) -> OsString {
-    let mut path = libraries.as_os_str().to_owned();
-    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+    in_front("LD_LIBRARY_PATH", libraries.as_os_str())
+}
+
+/// Something in front of what a list of the environment has.
+fn in_front(list: &str, first: &OsStr) -> OsString {
+    let mut path = first.to_owned();
+    if let Some(before) = std::env::var_os(list).filter(|before| !before.is_empty()) {
         path.push(":");
         path.push(before);
     }
@@ -152,5 +201,6 @@ fn with_library_path(libraries: &Path) -> OsString {
 
 const VERBS: &str = "libibverbs.so.1";
 const VERBS_AS_BUILT: &str = "libibverbs.so";
+const PRELOAD: &str = "librspreload.so";
 const CM: &str = "librdmacm.so.1";
 const CM_AS_BUILT: &str = "librdmacm.so";

@@ -5,7 +5,7 @@ use super::client::{Client, Places};
 use super::table::{Cell, Column, render};
 use anyhow::Result;
 use rnic_abi::control::Inspect;
-use rnic_host::report::{Cq, Made, Mr, Qp, Session, Status, User};
+use rnic_host::report::{Cq, EnginePlace, Made, Mr, Qp, Session, Status, User};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Write;
@@ -154,8 +154,9 @@ fn describe(found: &Located<'_>) -> String {
         ("COMMAND", |session| Cell::of(session.command.as_deref(), Cell::from)),
     ];
     text += &render(&columns, &status.sessions);
-    let columns: [Column<User>; 8] = [
+    let columns: [Column<User>; 9] = [
         ("ENGINE", |user| Cell::amount(user.pid)),
+        ("IN", |user| Cell::from(user.place.name())),
         ("UID", |user| Cell::amount(user.uid)),
         ("GID", |user| Cell::amount(user.gid)),
         ("SESSIONS", |user| Cell::amount(user.sessions)),
@@ -182,10 +183,13 @@ pub(super) fn tell_of_silent(client: &Client) -> Result<()> {
 fn silent(users: &[User]) -> String {
     let silent = users.iter().filter(|user| !user.answers);
     let line = |user: &User| {
-        format!(
-            "engine process {} of user {} does not answer: what it has is missing here\n",
-            user.pid, user.uid
-        )
+        let User { pid, uid, .. } = user;
+        let which = match user.place {
+            EnginePlace::Process => format!("engine process {pid} of user {uid}"),
+            EnginePlace::Program => format!("the engine in process {pid}"),
+            EnginePlace::Daemon => format!("engine {} of the daemon", user.shard),
+        };
+        format!("{which} does not answer: what it has is missing here\n")
     };
     silent.map(line).collect()
 }
@@ -268,6 +272,7 @@ mod tests {
             gid: 100,
             pid: 7 * uid,
             shard: 1,
+            place: EnginePlace::Process,
             sessions: 1,
             answers,
             tx_bytes: None,

@@ -79,3 +79,16 @@ fn a_key_that_does_not_exist_is_an_error() {
     }
     std::fs::remove_file(&path).unwrap();
 }
+
+#[test]
+fn keys_that_need_a_restart_are_named() {
+    let resolve = |words: &[&str]| {
+        let words: Vec<_> = words.iter().copied().chain(["--socket", "/tmp/x.sock"]).collect();
+        Config::resolve(args(&words)).unwrap()
+    };
+    let old = resolve(&["--log", "info"]);
+    let new = resolve(&["--log", "debug", "--metrics", "127.0.0.1:9879", "--mode", "0600"]);
+    assert!(old.fixed_keys(&new).is_empty());
+    let new = resolve(&["--device", "b", "--spin", "7", "--group", "g", "--address", "::1"]);
+    assert_eq!(old.fixed_keys(&new), ["device", "address", "group", "spin"]);
+}

@@ -1,6 +1,6 @@
 //! Events on their way to programs.
 
-use rnic_abi::control::{CmHappening, CmNotice, CmOffer, CmSource, encode};
+use rnic_abi::control::{CmHappening, CmNotice, CmOffer, CmService, CmSource, encode};
 use rnic_core::cm::{CmEvent, Happening, Lookup, Offer, Owner, Request, Route};
 use roce_wire::Gid;
 use roce_wire::cm::TransportType;
@@ -117,6 +117,12 @@ impl Events {
         self.send(owner, &CmNotice { id, what, private: Vec::new() })
     }
 
+    /// The way to a peer is found, or is not; false when the program does not read.
+    pub(super) fn resolved(&mut self, owner: Owner, id: u32, errno: i32) -> bool {
+        let what = CmHappening::Resolved(errno);
+        self.send(owner, &CmNotice { id, what, private: Vec::new() })
+    }
+
     /// False when the program does not read what it is told.
     pub(super) fn tell(&mut self, event: &CmEvent) -> bool {
         let private = event.private.as_slice().to_vec();
@@ -154,7 +160,7 @@ fn happening(what: &Happening) -> CmHappening {
             ..
         }) => CmHappening::Request {
             from: source(listener, route, ports),
-            unreliable: transport == TransportType::Uc,
+            service: service(transport),
             offer: told(offer),
             starting_psn: starting_psn.value(),
             psn: psn.value(),
@@ -175,6 +181,15 @@ fn happening(what: &Happening) -> CmHappening {
         Happening::Unreachable => CmHappening::Unreachable,
         Happening::Disconnected => CmHappening::Disconnected,
         Happening::TimewaitExit => CmHappening::TimewaitExit,
+    }
+}
+
+fn service(transport: TransportType) -> CmService {
+    match transport {
+        TransportType::Uc => CmService::Unreliable,
+        TransportType::Extended => CmService::Extended,
+        // Of others no program hears.
+        TransportType::Rc | TransportType::Rd => CmService::Reliable,
     }
 }
 

@@ -1,7 +1,9 @@
 //! Sessions of programs, and what a user may ask for.
 
+use super::known::Answer;
+use super::ways::key_of;
 use super::{Connections, Rights, State};
-use rnic_abi::control::{CmOffer, CmRequest, CmTarget, Reply};
+use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget, Reply};
 use rnic_core::cm::{CmError, Connect, Offer, Owner, PrivateData, Route};
 use rnic_core::qpn::shard_of;
 use rnic_host::refusal::{Refused, refuse, refused_by_kernel};
@@ -12,6 +14,7 @@ use roce_wire::{Gid, QKey, Qpn};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One session's part. Dropped, all that it has made ends.
 pub(super) struct CmSession {
@@ -92,20 +95,52 @@ impl CmSession {
     }
 
     fn route(&self, to: &CmTarget) -> Result<Route, Refused> {
+        let way = self.way(to)?;
+        match way.remote.is_multicast() {
+            false => Ok(way),
+            true => Err(refuse(libc::EINVAL, format!("no peer is at {}", way.remote))),
+        }
+    }
+
+    /// To a peer or a group.
+    fn way(&self, to: &CmTarget) -> Result<Route, Refused> {
         let (local, remote) = (Gid(to.local).to_ip(), Gid(to.remote).to_ip());
         self.manager.check_own(local)?;
-        if local.is_ipv4() != remote.is_ipv4() || remote.is_multicast() {
-            return Err(refuse(libc::EINVAL, format!("{local} cannot connect to {remote}")));
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(refuse(libc::EINVAL, format!("no way leads from {local} to {remote}")));
         }
         let CmTarget { traffic_class, flow_label, .. } = *to;
         Ok(Route { local, remote, traffic_class, flow_label, qpn: Qpn::GSI })
+    }
+
+    /// Answered by an event, at once where the way is known.
+    fn resolve(&self, state: &mut State, request: &CmRequest) -> Result<Reply, Refused> {
+        let CmRequest::Resolve { id, to, limit_ms } = request else {
+            return Err(unexpected());
+        };
+        let id = self.own(state, *id)?;
+        let key = key_of(&self.way(to)?);
+        let until = monotonic().after(Duration::from_millis((*limit_ms).into()));
+        state.askers.add(id, key, until);
+        let user = self.rights.shard;
+        match self.manager.ways.ask(key, user) {
+            Answer::Known => {
+                state.askers.remove(id);
+                if !state.resolved(id, 0) {
+                    return Err(does_not_read());
+                }
+            }
+            Answer::Sought | Answer::Seek => {}
+            Answer::Busy => state.askers.delay(id, user),
+        }
+        Ok(Reply::Done)
     }
 
     fn connect(&self, state: &mut State, request: &CmRequest) -> Result<Reply, Refused> {
         let CmRequest::Connect {
             id,
             to,
-            unreliable,
+            service,
             offer,
             retry_count,
             mtu_code,
@@ -118,7 +153,7 @@ impl CmSession {
         let connect = Connect {
             route: self.route(to)?,
             port: to.port,
-            transport: if *unreliable { TransportType::Uc } else { TransportType::Rc },
+            transport: transport(*service),
             offer: self.offer(offer)?,
             retry_count: *retry_count,
             mtu_code: *mtu_code,
@@ -130,10 +165,10 @@ impl CmSession {
         Ok(Reply::Handle(psn.value()))
     }
 
-    /// A queue pair that programs of the user may have.
+    /// A queue pair that programs of the user may have; 0 is none.
     fn own_qpn(&self, qpn: u32) -> Result<Qpn, Refused> {
         let qpn = Qpn::new(u32::min(qpn, 0x00ff_ffff));
-        match shard_of(qpn) == self.rights.shard {
+        match qpn.value() == 0 || self.rights.engines & 1 << shard_of(qpn) != 0 {
             true => Ok(qpn),
             false => Err(refuse(libc::EPERM, "the queue pair is another user's")),
         }
@@ -183,6 +218,7 @@ impl CmSession {
             }
             CmRequest::Release { id } => {
                 let id = self.own(state, id)?;
+                state.askers.remove(id);
                 state.cm.release(now, id)
             }
             CmRequest::Move { id, channel } => {
@@ -193,7 +229,7 @@ impl CmSession {
                 let id = self.own(state, id)?;
                 let owner = state.cm.owner_of(id).unwrap_or(self.owner(0));
                 if !state.events.post(owner, id, (what, status)) {
-                    return Err(refuse(libc::ENOMEM, "the program does not read its events"));
+                    return Err(does_not_read());
                 }
                 Ok(())
             }
@@ -211,6 +247,7 @@ impl ConnectionSession for CmSession {
             CmRequest::OpenChannel => return self.open_channel(&mut state),
             CmRequest::CloseChannel { channel } => self.close_channel(&mut state, *channel),
             CmRequest::Bind { .. } => self.bind(&mut state, &request),
+            CmRequest::Resolve { .. } => self.resolve(&mut state, &request),
             CmRequest::Connect { .. } => self.connect(&mut state, &request),
             _ => self.command(&mut state, request),
         };
@@ -226,6 +263,7 @@ impl Drop for CmSession {
         let mut state = self.manager.state();
         let ids: Vec<u32> = state.cm.owned(self.owners()).collect();
         for id in ids {
+            state.askers.remove(id);
             // Fails only for one that is not there.
             let _ = state.cm.release(monotonic(), id);
             self.manager.flush(&mut state);
@@ -233,6 +271,14 @@ impl Drop for CmSession {
         state.events.close_all(self.owners());
         drop(state);
         self.manager.look_at_timers();
+    }
+}
+
+fn transport(service: CmService) -> TransportType {
+    match service {
+        CmService::Reliable => TransportType::Rc,
+        CmService::Unreliable => TransportType::Uc,
+        CmService::Extended => TransportType::Extended,
     }
 }
 
@@ -250,6 +296,10 @@ fn refused(error: CmError) -> Refused {
         CmError::QpInUse => (libc::EBUSY, "the queue pair has a connection already"),
     };
     refuse(errno, text)
+}
+
+fn does_not_read() -> Refused {
+    refuse(libc::ENOMEM, "the program does not read its events")
 }
 
 fn unexpected() -> Refused {

@@ -1,8 +1,8 @@
 //! The ways of management datagrams.
 
-use super::known::{Key, Known};
+use super::known::{Answer, Key, Known};
 use crate::resolver::Resolver;
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Sender, bounded};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::cm::{Outgoing, Route};
 use rnic_core::{Command, OutgoingMad, Path};
@@ -18,11 +18,21 @@ pub(super) struct Ways {
     engine: ShardHandle,
     resolver: Resolver,
     known: Mutex<Known<Path, Hold>>,
+    /// Ways that have been looked for.
+    searched: Sender<Searched>,
 }
 
+/// A way, and the errno value of why there is none.
+pub(super) type Searched = (Key, Option<i32>);
+
 impl Ways {
-    pub(super) fn new(network: Arc<Network>, engine: ShardHandle) -> Arc<Self> {
-        Arc::new(Self { network, engine, resolver: Resolver::new(), known: Mutex::default() })
+    pub(super) fn new(
+        network: Arc<Network>,
+        engine: ShardHandle,
+        searched: Sender<Searched>,
+    ) -> Arc<Self> {
+        let (resolver, known) = (Resolver::new(), Mutex::default());
+        Arc::new(Self { network, engine, resolver, known, searched })
     }
 
     fn known(&self) -> MutexGuard<'_, Known<Path, Hold>> {
@@ -31,22 +41,48 @@ impl Ways {
 
     /// Sends a datagram, at once if the way is known. Never waits.
     pub(super) fn send(self: &Arc<Self>, outgoing: &Outgoing) {
-        let Route { local, remote, traffic_class, .. } = outgoing.route;
-        let key = (local, remote, traffic_class);
+        let key = key_of(&outgoing.route);
         let step = self.known().step(key, outgoing, Instant::now());
         if let Some(path) = step.leave {
             self.leave(path, outgoing);
         }
-        let ways = Arc::clone(self);
-        if step.seek && self.resolver.run(move || ways.seek(key)).is_err() {
-            self.known().found(key, None, Instant::now());
+        if step.seek {
+            self.have_sought(key);
         }
     }
 
+    /// Whether there is a way, for a program of this user. One that is sought is told when it is
+    /// [searched](Self::new). Never waits.
+    pub(super) fn ask(self: &Arc<Self>, key: Key, user: u8) -> Answer {
+        let answer = self.known().ask(key, user, Instant::now());
+        if answer == Answer::Seek {
+            self.have_sought(key);
+        }
+        answer
+    }
+
+    fn have_sought(self: &Arc<Self>, key: Key) {
+        let ways = Arc::clone(self);
+        if self.resolver.run(move || ways.seek(key)).is_err() {
+            self.known().found(key, None, Instant::now());
+            self.tell(key, Some(libc::EAGAIN));
+        }
+    }
+
+    fn tell(&self, key: Key, errno: Option<i32>) {
+        // The receiver goes with the daemon.
+        let _ = self.searched.send((key, errno));
+    }
+
     fn seek(&self, key: Key) {
-        let found = self.attr_of(key).and_then(|attr| self.network.resolve(&attr).ok());
-        let path = found.as_ref().map(|(path, _)| *path);
-        let waiting = self.known().found(key, found, Instant::now());
+        let found = match self.attr_of(key) {
+            Some(attr) => self.network.resolve(&attr).map_err(|refusal| refusal.errno),
+            None => Err(libc::EADDRNOTAVAIL),
+        };
+        let (path, errno) =
+            (found.as_ref().map(|(path, _)| *path).ok(), found.as_ref().err().copied());
+        let waiting = self.known().found(key, found.ok(), Instant::now());
+        self.tell(key, errno);
         if let Some(path) = path {
             waiting.iter().for_each(|outgoing| self.leave(path, outgoing));
         }
@@ -75,4 +111,9 @@ impl Ways {
         let (answer, _) = bounded(1);
         self.engine.tell(ShardMessage::Execute(Command::SendMad(Box::new(mad)), answer));
     }
+}
+
+/// The way that a route needs.
+pub(super) fn key_of(route: &Route) -> Key {
+    (route.local, route.remote, route.traffic_class)
 }

@@ -7,7 +7,7 @@
 //! its own engine, and ports that no other user has.
 
 use super::Users;
-use super::engine::EngineProcess;
+use super::engine::{EngineProcess, Place};
 use crate::connections::{Connections, Rights};
 use rnic_abi::control::{CmRequest, Refusal, Reply};
 use rnic_host::quota::Resource;
@@ -30,9 +30,15 @@ pub(super) struct Sessions {
 impl Sessions {
     pub(super) fn of(users: &Users, engine: &EngineProcess) -> Self {
         let may = |resource| users.parts.ledger.limit(engine.user().0, resource);
+        let engines = match engine.place() {
+            Place::Daemon => users.parts.connections.own_engines(),
+            Place::Process | Place::Program => 1 << engine.number(),
+        };
         let rights = Rights {
             shard: engine.number(),
-            first_port: first_port(),
+            engines,
+            // As programs that the daemon itself serves.
+            first_port: if engine.is_own() { 0 } else { first_port() },
             max_channels: may(Resource::Channels),
         };
         let (manager, most) = (Arc::clone(&users.parts.connections), may(Resource::Sessions));

@@ -1,4 +1,4 @@
-//! One engine process, as the daemon sees it.
+//! One satellite, as the daemon sees it: an engine process, or a function.
 
 mod attendant;
 mod questions;
@@ -7,7 +7,6 @@ pub(super) use attendant::attend_to;
 
 use super::User;
 use super::groups::Memberships;
-use super::protocol::{CallAnswer, ToEngine};
 use crate::resolver::Resolver;
 use questions::Questions;
 use rnic_abi::control::{Refusal, encode};
@@ -15,13 +14,17 @@ use rnic_abi::os::{Connection, EventFd};
 use rnic_core::ports::HopId;
 use rnic_host::discard::Untrusted;
 use rnic_host::inspect::Numbers;
+use rnic_host::observe::{self, Watcher};
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::refuse;
 use rnic_host::report;
+pub(super) use rnic_host::report::EnginePlace as Place;
+use rnic_host::satellite::protocol::{CallAnswer, ToEngine};
 use rnic_host::thread;
-use rnic_host::wire::{self, BranchStats, CaptureTap, FaultChange};
+use rnic_host::wire::{BranchStats, FaultChange};
 use rnic_net::Hold;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -35,6 +38,7 @@ pub(crate) struct EngineProcess {
     number: u8,
     serial: u64,
     socket: Untrusted,
+    place: Place,
     pid: Pid,
     pidfd: OwnedFd,
     /// Written when the thread that attends to it has something to send.
@@ -44,6 +48,17 @@ pub(crate) struct EngineProcess {
     resolver: Resolver,
     started: Instant,
     state: Mutex<State>,
+}
+
+impl std::fmt::Display for EngineProcess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (pid, uid) = (self.pid(), self.user.0);
+        match self.place {
+            Place::Process => write!(f, "engine process {pid} of user {uid}"),
+            Place::Program => write!(f, "the function of process {pid}"),
+            Place::Daemon => write!(f, "engine {} of this daemon", self.number),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -76,14 +91,27 @@ impl EngineProcess {
         user: User,
         (number, serial): (u8, u64),
         socket: Connection,
-        (pid, pidfd): (Pid, OwnedFd),
+        (place, pid, pidfd): (Place, Pid, OwnedFd),
         (wake, wire): (Arc<EventFd>, Option<Arc<BranchStats>>),
     ) -> Self {
         let (started, network) = (Instant::now(), Some(false));
         let state = State { idle_since: Some(started), network, ..State::default() };
         let (resolver, state) = (Resolver::new(), Mutex::new(state));
         let socket = socket.into();
-        Self { user, number, serial, socket, pid, pidfd, wake, wire, resolver, started, state }
+        Self {
+            user,
+            number,
+            serial,
+            socket,
+            place,
+            pid,
+            pidfd,
+            wake,
+            wire,
+            resolver,
+            started,
+            state,
+        }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -92,6 +120,15 @@ impl EngineProcess {
 
     pub(crate) fn user(&self) -> User {
         self.user
+    }
+
+    /// It serves programs of the daemon's own user.
+    pub(super) fn is_own(&self) -> bool {
+        self.place != Place::Process
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place
     }
 
     pub(crate) fn number(&self) -> u8 {
@@ -121,6 +158,7 @@ impl EngineProcess {
             gid,
             pid,
             shard: self.number,
+            place: self.place,
             sessions: sessions.map_or(known, |sessions| sessions as u64),
             answers: sessions.is_some() && counted.is_some(),
             tx_bytes: counted.and_then(|counted| counted.get("tx_bytes").copied()),
@@ -138,13 +176,18 @@ impl EngineProcess {
         self.socket.try_send(&bytes, fds)
     }
 
-    /// Gives it the connection of a client.
-    pub(super) fn hand_over(&self, connection: &Connection) -> io::Result<()> {
+    /// Clients that it has.
+    pub(super) fn clients(&self) -> u64 {
+        self.state().taken[Resource::Sessions]
+    }
+
+    /// Gives it the connection of a client, with this message.
+    pub(super) fn hand_over(&self, client: &ToEngine, connection: &Connection) -> io::Result<()> {
         let mut state = self.state();
         if state.ends.is_some() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        self.send(&ToEngine::Client, &[connection.as_fd()])?;
+        self.send(client, &[connection.as_fd()])?;
         state.clients = state.clients.wrapping_add(1);
         // It counts the session in a moment.
         state.idle_since = None;
@@ -158,18 +201,19 @@ impl EngineProcess {
         self.wake();
     }
 
-    /// Shows what it sends and receives.
-    pub(super) fn show(&self, tap: CaptureTap) -> io::Result<()> {
+    /// Shows what happens in it.
+    pub(super) fn show(&self, watcher: Watcher) -> io::Result<()> {
         let (ours, theirs) = Connection::pair()?;
         let ours = Untrusted::from(ours);
-        self.send(&ToEngine::Capture, &[theirs.as_fd()])?;
-        thread::spawn("rnic-capture", STACK, move || wire::import(&tap, &ours))
+        self.send(&ToEngine::Observe(watcher.wants()), &[theirs.as_fd()])?;
+        let watcher = watcher.of_shard(self.number());
+        thread::spawn("rnic-watch", STACK, move || observe::import(&watcher, &ours))
     }
 
     /// Disturbs what it receives.
     pub(super) fn disturb(&self, change: FaultChange) {
         if let Err(error) = self.send(&ToEngine::Faults(change), &[]) {
-            tracing::warn!("what user {} receives is not disturbed: {error}", self.user.0);
+            tracing::warn!("what {self} receives is not disturbed: {error}");
         }
     }
 
@@ -190,6 +234,16 @@ impl EngineProcess {
         let mut state = self.state();
         if state.clients == clients {
             self.end_at(&mut state);
+        }
+    }
+
+    /// It has no session, if it was given no more than so many clients.
+    pub(super) fn is_idle_after(&self, clients: u32) {
+        let mut state = self.state();
+        if state.clients == clients && state.taken[Resource::Sessions] == 0 {
+            state.idle_since.get_or_insert_with(Instant::now);
+            // Nothing is sent any more.
+            state.ways.clear();
         }
     }
 
@@ -222,15 +276,23 @@ impl EngineProcess {
         self.state().ends.is_some()
     }
 
+    /// Ends it at once. Of a program only the function ends, which notices that.
     pub(super) fn kill(&self) {
-        // Fails only when it is dead.
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        // Both fail only when it is dead.
+        match self.place {
+            Place::Process => drop(pidfd_send_signal(&self.pidfd, Signal::KILL)),
+            Place::Program | Place::Daemon => drop(shutdown(&*self.socket, Shutdown::Both)),
+        }
     }
 
-    /// Waits until it is dead; false when it still runs.
+    /// Waits until it has ended; false when it still runs.
     pub(super) fn wait_until(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let mut fds = [match self.place {
+            Place::Process => PollFd::new(&self.pidfd, PollFlags::IN),
+            // Its socket hangs up, which is told in any case.
+            Place::Program | Place::Daemon => PollFd::new(&*self.socket, PollFlags::empty()),
+        }];
         poll(&mut fds, Some(&timespec(left))).is_ok_and(|count| count > 0)
     }
 }
@@ -243,7 +305,8 @@ impl EngineProcess {
     fn hold(&self, hold: Hold) -> Result<(), Refusal> {
         let Some(hop) = hold.hop() else { return Ok(()) };
         let mut state = self.state();
-        if state.ways.len() >= MAX_WAYS && !state.ways.contains_key(&hop) {
+        let is_limited = self.place != Place::Daemon;
+        if is_limited && state.ways.len() >= MAX_WAYS && !state.ways.contains_key(&hop) {
             let text = format!("user {} may send to {MAX_WAYS} neighbours here", self.user.0);
             return Err(refuse(libc::ENOMEM, text));
         }

@@ -6,9 +6,9 @@
 
 use super::Users;
 use super::engine::EngineProcess;
-use super::protocol::ToEngine;
 use rnic_abi::control::Refusal;
 use rnic_host::refusal::{refuse, refused_by_kernel};
+use rnic_host::satellite::protocol::ToEngine;
 use rnic_host::wire::Membership;
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,18 +1,20 @@
 //! What `rnic status|qp|mr|cq|counters` of root show: of the daemon's engine and of those of all
 //! users, which are asked at once and have one deadline.
 
+use super::Users;
 use super::engine::EngineProcess;
-use super::protocol::{Inquiry, Told};
-use super::{NUMBERS, Users, first_number};
-use rnic_core::qpn::MAX_SHARDS;
+use rnic_core::qpn::{MAX_SHARDS, shard_of};
 use rnic_core::slab::SLOT_BITS;
 use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
-use rnic_host::report::{self, Object, Totals};
+use rnic_host::observe::Watcher;
+use rnic_host::report::{self, EnginePlace, Object, Totals};
+use rnic_host::satellite::protocol::{Inquiry, NUMBERS, Told, first_number};
 use rnic_host::server::{Engines, Overview};
-use rnic_host::shard::ShardStopped;
-use rnic_host::wire::{CaptureTap, Fault, FaultChange};
+use rnic_host::shard::{FaultsChanged, ShardStopped};
+use rnic_host::wire::{Fault, FaultChange, MAX_FAULTS};
+use roce_wire::Qpn;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 impl Users {
@@ -128,21 +130,56 @@ impl Engines for Users {
         (objects.collect(), next.map(place).or(next_engine))
     }
 
-    fn capture(&self, tap: &CaptureTap) {
-        self.parts.own.capture(tap);
-        self.all().iter().for_each(|engine| self.show(engine, tap));
-        self.table().taps.push(tap.clone());
+    fn observe(&self, watcher: &Watcher) {
+        self.parts.own.observe(watcher);
+        let running = self.table().watch(watcher);
+        running.iter().for_each(|engine| self.show(engine, watcher));
     }
 
-    fn change_faults(&self, change: FaultChange) -> Result<Option<Vec<Fault>>, ShardStopped> {
+    fn change_faults(&self, change: FaultChange) -> Result<FaultsChanged, ShardStopped> {
+        // Processes get changes in the order in which the daemon's engine has made them.
+        let order = self.changing_faults.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.parts.own.change_faults(change.clone())?;
-        if let (Some(faults), Some(_)) = (&found, &self.parts.shared_port) {
-            self.table().faults.clone_from(faults);
-            if !matches!(change, FaultChange::Keep) {
-                self.all().iter().for_each(|engine| engine.disturb(change.clone()));
+        let (Ok(mut faults), Some(_)) = (found.clone(), &self.parts.shared_port) else {
+            return Ok(found);
+        };
+        match change {
+            FaultChange::Keep => {
+                drop(order);
+                self.add_strikes(&mut faults);
+            }
+            change => self.disturb_all(change, &faults),
+        }
+        Ok(Ok(faults))
+    }
+}
+
+impl Users {
+    /// Has all processes make a change to faults after which these are in force.
+    pub(super) fn disturb_all(&self, change: FaultChange, faults: &[Fault]) {
+        let change = match change {
+            // Those that were added have numbers now.
+            FaultChange::Add(more, seed) => {
+                let first = faults.len().saturating_sub(more.len());
+                FaultChange::Add(faults[first..].to_vec(), seed)
+            }
+            other => other,
+        };
+        let running = self.table().disturb(faults);
+        running.iter().for_each(|engine| engine.disturb(change.clone()));
+    }
+
+    /// Adds what faults did to the packets of users.
+    fn add_strikes(&self, faults: &mut [Fault]) {
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        for (_, told) in self.ask_all([Inquiry::Engine(Question::Faults)], deadline) {
+            let [Some(Told::Engine(Some(Found::Faults(counts))))] = told else { continue };
+            for (number, counts) in counts.into_iter().take(MAX_FAULTS) {
+                if let Some(fault) = faults.iter_mut().find(|fault| fault.number == number) {
+                    fault.add_counts(counts);
+                }
             }
         }
-        Ok(found)
     }
 }
 
@@ -150,27 +187,43 @@ impl Engines for Users {
 fn sessions_of(engine: &EngineProcess, mut told: Vec<report::Session>) -> Vec<report::Session> {
     let own = clients_of(engine.number());
     told.retain(|session| own.contains(&session.session));
-    told.truncate(MAX_SESSIONS);
+    if engine.place() != EnginePlace::Daemon {
+        told.truncate(MAX_SESSIONS);
+    }
     for session in &mut told {
         // Whose they are is known here.
         session.uid = engine.user().0;
         session.client = session.client.filter(|client| own.contains(client));
         let name = session.command.take().unwrap_or_default();
-        session.command = Some(name.chars().take(MAX_NAME).collect());
+        session.command = Some(report::shown(&name).chars().take(MAX_NAME).collect());
     }
     told
 }
 
 /// The objects that a process told of, from a place on, without what it invented: what would be
-/// taken for another user's, is too long to be shown, or was not asked for.
+/// taken for another user's, would end the list early, is no text to be shown or too long for that,
+/// or was not asked for.
 pub(super) fn believed(kind: Kind, from: Place, told: Vec<(u32, Object)>) -> Vec<(u32, Object)> {
     let own = clients_of(from.shard);
+    let mut least = from.slot;
     let told = told.into_iter().filter(|(slot, object)| {
-        let fits = *slot >= from.slot && is_slot(*slot) && object.kind() == kind;
-        let is_short = || object.to_json().is_ok_and(|text| text.len() <= LONGEST);
-        fits && own.contains(&object.client()) && is_short()
+        // A list that does not ascend could be asked for again and again.
+        let fits = *slot >= least && is_slot(*slot) && object.kind() == kind;
+        let is_own = own.contains(&object.client())
+            && object.qpn().is_none_or(|qpn| shard_of(Qpn::new(qpn)) == from.shard);
+        let is_good =
+            fits && is_own && object.to_json().is_ok_and(|text| is_short_and_plain(&text));
+        if is_good {
+            least = slot + 1;
+        }
+        is_good
     });
     told.collect()
+}
+
+/// An engine's own words need no escapes, with which a text could command a terminal.
+fn is_short_and_plain(json: &str) -> bool {
+    json.len() <= LONGEST && json.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'\\')
 }
 
 /// The others would be read as places in another engine.

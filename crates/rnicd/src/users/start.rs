@@ -1,12 +1,12 @@
 //! Starting a user's engine process.
 
-use super::engine::{self, EngineProcess};
-use super::protocol::{EngineWire, Start, ToEngine};
+use super::engine::{self, EngineProcess, Place};
 use super::{User, Users};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_host::memory;
 use rnic_host::quota::Amounts;
+use rnic_host::satellite::protocol::{EngineWire, Start, ToEngine};
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::system::random;
@@ -122,30 +122,24 @@ impl Users {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let wake = Arc::new(EventFd::new()?);
-        let (ours, theirs) = Connection::pair()?;
-        let start = self.start_message(user, number)?;
-        let branch = match start.wire {
-            EngineWire::HandOver => Some(wire::branch(serial, Arc::clone(&wake))?),
-            EngineWire::Sockets(_) => None,
-        };
-        let fds = branch.iter().flat_map(|branch| branch.attachment.fds());
-        let fds: Vec<_> = fds.collect();
-        ours.send_message(&ToEngine::Start(Box::new(start)), &fds)?;
-        drop(fds);
-        let child = self.starter.start(&theirs.into())?;
+        let ([ours, theirs], branch) = self.tie(user, number, serial, &wake)?;
+        let starter = self.starter.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let child = starter.start(&theirs.into())?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         // It is not waited for before: the number is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let stats = branch.as_ref().map(|branch| Arc::clone(&branch.stats));
-        let engine = EngineProcess::new(user, (number, serial), ours, (pid, pidfd), (wake, stats));
+        let place = Place::Process;
+        let engine =
+            EngineProcess::new(user, (number, serial), ours, (place, pid, pidfd), (wake, stats));
         let engine = Arc::new(engine);
         self.tell_network(&engine);
         // First: the thread that attends to the process tells of its end.
         if let Some(NewBranch { branch, receiver, .. }) = branch {
             self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
         }
-        if let Err(error) = engine::attend_to(Arc::clone(self), Arc::clone(&engine), child) {
+        if let Err(error) = engine::attend_to(Arc::clone(self), Arc::clone(&engine), Some(child)) {
             engine.kill();
             let _ = waitpid(Some(pid), WaitOptions::empty());
             self.parts.own.handle().tell(ShardMessage::EndShard(serial));
@@ -155,7 +149,28 @@ impl Users {
         Ok(engine)
     }
 
-    fn start_message(&self, (uid, gid): User, shard: u8) -> io::Result<Start> {
+    /// Both ends of the socket of a new engine, to which the first message is on its way, and its
+    /// part of the wire, if it has no sockets of its own.
+    pub(super) fn tie(
+        &self,
+        user: User,
+        number: u8,
+        serial: u64,
+        wake: &Arc<EventFd>,
+    ) -> io::Result<([Connection; 2], Option<NewBranch>)> {
+        let (ours, theirs) = Connection::pair()?;
+        let start = self.start_message(user, number)?;
+        let branch = match start.wire {
+            EngineWire::HandOver => Some(wire::branch(serial, Arc::clone(wake))?),
+            EngineWire::Sockets(_) => None,
+        };
+        let fds: Vec<_> = branch.iter().flat_map(|branch| branch.attachment.fds()).collect();
+        ours.send_message(&ToEngine::Start(Box::new(start)), &fds)?;
+        drop(fds);
+        Ok(([ours, theirs], branch))
+    }
+
+    pub(super) fn start_message(&self, (uid, gid): User, shard: u8) -> io::Result<Start> {
         let parts = &self.parts;
         let mut limits = Amounts::default();
         for resource in rnic_host::quota::Resource::ALL {
@@ -164,7 +179,7 @@ impl Users {
         Ok(Start {
             uid,
             gid,
-            log: parts.log.clone(),
+            log: parts.log.text(),
             settings: parts.settings,
             profile: parts.profile,
             shard,

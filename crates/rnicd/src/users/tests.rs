@@ -1,23 +1,29 @@
 //! Engine processes that break every rule, and a daemon that goes on working.
 
+mod functions;
+
 use super::inspect::believed;
 use super::*;
-use crate::log::Severity;
 use rnic_abi::control::{CmOffer, CmRequest, CmTarget, encode};
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
 use rnic_host::inspect::{Kind, Place, Question};
+use rnic_host::observe::{Wants, watch};
 use rnic_host::quota::{Amounts, Limits, Machine, Resource, Section};
 use rnic_host::report::{self, Object};
+use rnic_host::satellite::protocol::{Call, FromEngine, Severity, ToEngine, Told, first_number};
 use rnic_host::server::{Engines, Ledger};
 use rnic_host::settings::{Io, XdpMode};
 use rnic_host::shard::ShardPort;
 use rnic_host::wire::{self, WireConfig};
 use rnic_net::NetConfig;
 use roce_wire::Gid;
+use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 
 /// This program, as the engine process below, which is told of a peer that reads nothing.
 fn command(silent: SocketAddr) -> Vec<OsString> {
@@ -48,7 +54,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     };
     let connections = Connections::start(&device, &network, own.handle()).unwrap();
     Users::new(Parts {
-        log: "off".into(),
+        log: crate::log::Filter::off(),
         settings: Settings::default(),
         profile: Profile::Spec,
         device,
@@ -60,7 +66,7 @@ fn users(silent: SocketAddr) -> Arc<Users> {
         connections,
         own,
         shared_port: None,
-        command: command(silent),
+        command: Some(command(silent)),
     })
     .unwrap()
 }
@@ -138,7 +144,8 @@ fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
     let (_listener, silent) = testbed::silent_listener();
     let mut users = users(silent);
     // Each dies at once.
-    Arc::get_mut(&mut users).unwrap().starter = Starter::new(vec!["/bin/true".into()]).unwrap();
+    Arc::get_mut(&mut users).unwrap().starter =
+        Some(Starter::new(vec!["/bin/true".into()]).unwrap());
     let refused = |user: User| {
         let began = Instant::now();
         let (_ours, theirs) = Connection::pair().unwrap();
@@ -168,7 +175,7 @@ fn engine_processes_that_do_not_answer_are_waited_for_together_and_once() {
     let (_listener, silent) = testbed::silent_listener();
     let mut users = users(silent);
     let sleeps = vec!["/bin/sleep".into(), "60".into()];
-    Arc::get_mut(&mut users).unwrap().starter = Starter::new(sleeps).unwrap();
+    Arc::get_mut(&mut users).unwrap().starter = Some(Starter::new(sleeps).unwrap());
     let admit = |uid| {
         let (ours, theirs) = Connection::pair().unwrap();
         users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
@@ -222,6 +229,102 @@ fn objects_that_a_process_invents_are_not_believed() {
     assert_eq!(slots(Kind::Cqs), [5, 7]);
     // Such a list could not be read where queue pairs were asked for.
     assert!(slots(Kind::Qps).is_empty());
+    // One object again and again would end the list before those of further users.
+    let again = believed(Kind::Cqs, from, vec![(6, cq(own)), (6, cq(own)), (5, cq(own))]);
+    assert_eq!(again.len(), 1);
+}
+
+#[test]
+fn queue_pairs_of_others_and_commands_for_a_terminal_are_not_believed() {
+    let from = Place { shard: 3, slot: 0 };
+    let qp = |qpn: u32, state: &str| {
+        let (client, state) = (first_number(3), state.to_owned());
+        Object::Qp(report::Qp { qpn, client, state, ..report::Qp::default() })
+    };
+    let (own, foreign) = (3 << 19 | 7, 4 << 19 | 7);
+    let told = ["RTS", "\u{1b}[2J", "\u{9b}2J", "RTS"].into_iter().zip([own, own, own, foreign]);
+    let told = (0..).zip(told).map(|(slot, (state, qpn))| (slot, qp(qpn, state))).collect();
+    let slots: Vec<_> = believed(Kind::Qps, from, told).iter().map(|(slot, _)| *slot).collect();
+    assert_eq!(slots, [0]);
+    assert_eq!(report::shown("a\n\u{1b}b"), "a??b");
+}
+
+/// How many faults and watchers each process knows of in the end.
+fn told(folder: &Path) -> Vec<[usize; 2]> {
+    let file = |entry: io::Result<fs::DirEntry>| {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        let mut numbers = text.split(' ').map(|number| number.parse().unwrap());
+        [numbers.next().unwrap(), numbers.next().unwrap()]
+    };
+    fs::read_dir(folder).unwrap().map(file).collect()
+}
+
+#[test]
+fn processes_that_start_while_faults_and_watchers_come_learn_of_each_once() {
+    let folder = std::env::temp_dir().join(format!("rnic-told-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (_listener, silent) = testbed::silent_listener();
+    let mut users = users(silent);
+    let name = "users::tests::an_engine_process_that_notes_what_it_is_told";
+    let this = std::env::current_exe().unwrap();
+    let note = vec![this.into(), "--exact".into(), name.into(), "--ignored".into()];
+    let note = [note, vec![folder.clone().into()]].concat();
+    Arc::get_mut(&mut users).unwrap().starter = Some(Starter::new(note).unwrap());
+    let admit = |users: Arc<Users>, uid| {
+        let (ours, theirs) = Connection::pair().unwrap();
+        users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
+        // The next one must not have the table at once.
+        std::thread::sleep(Duration::from_millis(1));
+        ours
+    };
+    let admitting = [20_000, 20_010, 20_020].map(|first| {
+        let users = Arc::clone(&users);
+        let admit = move |uid| admit(Arc::clone(&users), uid);
+        std::thread::spawn(move || (first..first + 9).map(admit).collect::<Vec<_>>())
+    });
+    let (mut faults, mut feeds) = (Vec::new(), Vec::new());
+    while admitting.iter().any(|thread| !thread.is_finished()) && faults.len() < 500 {
+        let fault: Fault = "drop,nth=9".parse().unwrap();
+        faults.push(fault.clone());
+        users.disturb_all(FaultChange::Add(vec![fault], None), &faults);
+        if faults.len() % 4 == 0 && feeds.len() < 20 {
+            let (watcher, feed) = watch(Wants { frames: false, events: true });
+            users.observe(&watcher);
+            feeds.push(feed);
+        }
+    }
+    let _clients = admitting.map(|thread| thread.join().unwrap());
+    let began = Instant::now();
+    let wanted = vec![[faults.len(), feeds.len()]; 27];
+    while told(&folder) != wanted && began.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(told(&folder), wanted);
+    users.stop(Instant::now());
+    users.parts.own.stop();
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Not a test: it writes how many faults are in force, and how many watchers there are, into a file
+/// of the folder that is its last argument.
+#[test]
+#[ignore = "is an engine process of another test"]
+fn an_engine_process_that_notes_what_it_is_told() {
+    let socket = Connection::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let folder = PathBuf::from(std::env::args_os().next_back().unwrap());
+    let (file, new) = (std::process::id().to_string(), folder.with_extension("new"));
+    fs::create_dir_all(&new).unwrap();
+    let (mut faults, mut watchers) = (0, 0);
+    while let Ok(Some((message, _))) = socket.recv_message::<ToEngine>() {
+        match message {
+            ToEngine::Faults(FaultChange::Add(more, _)) => faults += more.len(),
+            ToEngine::Observe(_) => watchers += 1,
+            _ => {}
+        }
+        fs::write(new.join(&file), format!("{faults} {watchers}")).unwrap();
+        fs::rename(new.join(&file), folder.join(&file)).unwrap();
+    }
+    let _ = fs::remove_dir(new);
 }
 
 /// Not a test: see [`command`].

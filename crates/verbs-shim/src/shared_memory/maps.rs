@@ -2,8 +2,7 @@
 
 use std::{fs, io, ops::Range};
 
-use crate::descriptor::Inode;
-use rnic_abi::os::maps;
+use rnic_abi::os::{Inode, maps};
 
 /// One mapping: a line of `/proc/self/maps`, and what `smaps` adds.
 #[derive(Debug)]

@@ -59,6 +59,10 @@ pub(crate) struct State {
     pub(crate) device_memory: Option<Words>,
     /// Handles of the regions of device memory, which cannot be changed.
     device_regions: Vec<u32>,
+    /// Shared receive queues.
+    pub(crate) srqs: u32,
+    /// The engine's side of the last one.
+    pub(crate) last_srq: Option<(RecordIndex, WorkConsumer)>,
     /// Maps no memory of programs.
     pub(crate) refuses_files: bool,
     next: u32,
@@ -227,7 +231,13 @@ impl State {
             Request::DestroyQp { qp } => {
                 Reply::QpGone { async_events: self.qps.remove(&qp).unwrap().async_events }
             }
-            Request::AllocPd | Request::CreateAh { .. } => Reply::Handle(self.handle()),
+            Request::CreateSrq { max_wr, max_sge, .. } => {
+                self.create_srq(max_wr, max_sge, &mut fds)
+            }
+            Request::DestroySrq { .. } => self.destroy_srq(),
+            Request::AllocPd | Request::OpenXrcd { .. } | Request::CreateAh { .. } => {
+                Reply::Handle(self.handle())
+            }
             _ => Reply::Done,
         };
         (Ok(reply), fds)
@@ -258,9 +268,7 @@ impl State {
                 self.device_regions.push(self.next + 1);
                 Ok(self.new_region())
             }
-            Request::ReregMr { mr, .. } if self.device_regions.contains(&mr) => {
-                Err(libc::EOPNOTSUPP)
-            }
+            Request::ReregMr { mr, .. } if self.device_regions.contains(&mr) => Err(libc::EINVAL),
             Request::ReregMr { .. } => Ok(self.new_region()),
             _ => Ok(Reply::Done),
         }
@@ -333,6 +341,19 @@ impl State {
         Reply::Qp { qp, qpn, caps, sq: Some(sq_place), rq: Some(rq_place) }
     }
 
+    fn create_srq(&mut self, max_wr: u32, max_sge: u32, fds: &mut Vec<OwnedFd>) -> Reply {
+        let (queue, engine) = self.queue(max_wr, recv_stride(max_sge), fds);
+        self.srqs += 1;
+        self.last_srq = Some(engine);
+        let srq = self.handle();
+        Reply::Srq { srq, queue, max_wr, max_sge, srqn: srq }
+    }
+
+    fn destroy_srq(&mut self) -> Reply {
+        self.srqs -= 1;
+        Reply::Done
+    }
+
     fn modify(&mut self, qp: u32, attr: QpAttr) -> Reply {
         let bells = self.bells.as_ref().unwrap();
         let qp = self.qps.get_mut(&qp).unwrap();
@@ -381,6 +402,14 @@ impl State {
         let bells = self.bells.as_ref().unwrap();
         let (record, queue) = self.qps.get_mut(&qp).unwrap().sq.as_mut().unwrap();
         fetch(bells, *record, queue)
+    }
+
+    /// The next receive WQE of the last shared receive queue, whose slot is free at once.
+    pub(crate) fn take_shared(&mut self) -> Option<(RecordIndex, u32, Vec<u64>)> {
+        let (record, queue) = self.last_srq.as_mut().unwrap();
+        let (index, words) = fetch(self.bells.as_ref().unwrap(), *record, queue)?;
+        queue.release(index.wrapping_add(1));
+        Some((*record, index, words))
     }
 
     /// The next receive WQE of a queue pair, when one was published.

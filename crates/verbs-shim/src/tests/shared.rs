@@ -2,7 +2,7 @@
 //! forked child registers, and the parent looks at what the daemon got.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -224,4 +224,29 @@ fn memory_is_registered_without_a_file_when_the_daemon_refuses_it() {
         register(pd, fresh(ptr::null_mut(), 1));
     });
     assert_eq!(kinds(&fake.state().registered), [false]);
+}
+
+/// What our librdmacm registers, without the user's wish.
+#[test]
+fn memory_of_a_file_is_registered_with_the_file_unless_the_daemon_refuses_it() {
+    for refuses in [false, true] {
+        let fake = Fake::start();
+        fake.state().refuses_files = refuses;
+        let file = rnic_abi::os::memory::reserve("test", PAGE as u64).unwrap();
+        let inode = number(&file);
+        // SAFETY: a new mapping, as long as the file; the interface is used as librdmacm does.
+        let mr = unsafe {
+            let pd = ibv_alloc_pd(ibv_open_device(device_at(fake.path())));
+            let fd = file.as_raw_fd();
+            let at = libc::mmap(ptr::null_mut(), PAGE, RW, libc::MAP_SHARED, fd, 0);
+            let access = c_int::try_from(IBV_ACCESS_LOCAL_WRITE).unwrap();
+            (crate::mr::OWN.reg_file_mr)(pd, at, PAGE, access, file.into_raw_fd())
+        };
+        assert!(!mr.is_null());
+        let registered = std::mem::take(&mut fake.state().registered);
+        assert_eq!(kinds(&registered), [!refuses]);
+        assert!(registered[0].0.as_ref().is_none_or(|file| number(file) == inode));
+        // SAFETY: used no more.
+        assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
+    }
 }

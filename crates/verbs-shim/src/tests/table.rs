@@ -26,6 +26,10 @@ fn device_attributes_are_those_of_the_daemon() {
         assert_eq!(device.byte_add(664).cast::<u64>().read(), 0);
         assert_eq!(ibv_query_device(world.context, &raw mut attr), 0);
         assert_eq!((*world.context).num_comp_vectors, 2);
+        let mut speed = 0;
+        assert_eq!(ibv_query_port_speed(world.context, 1, &raw mut speed), 0);
+        assert_eq!(speed, 1000, "in units of 100 Mbit/s");
+        assert_eq!(ibv_query_port_speed(world.context, 2, &raw mut speed), libc::EINVAL);
     }
     assert_eq!((attr.max_qp, attr.max_sge, attr.phys_port_cnt), (1000, 32, 1));
     assert!(attr.vendor_id != 0);

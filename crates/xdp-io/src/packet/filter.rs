@@ -16,6 +16,8 @@ const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const INTERFACE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32;
 /// That of `lo` in every network namespace.
 const LO: u32 = 1;
+const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN_ACCUMULATOR: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 fn load(code: u16, offset: u32) -> sock_filter {
@@ -69,7 +71,19 @@ pub(crate) fn from_this_host() -> [sock_filter; 4] {
     ]
 }
 
+/// Names the receiver of a UDP payload: one below so many, else the first.
+pub(crate) fn receiver_below(by: SteerBy, receivers: u32) -> [sock_filter; 5] {
+    let jump = |code, k, jt, jf| sock_filter { code, jt, jf, k };
+    [
+        load(LOAD_BYTE, by.offset.into()),
+        jump(SHIFT_RIGHT, by.shift.into(), 0, 0),
+        jump(JUMP_AT_LEAST, receivers, 1, 0),
+        jump(RETURN_ACCUMULATOR, 0, 0, 0),
+        jump(RETURN, 0, 0, 0),
+    ]
+}
+
 /// Accepts nothing.
-pub(super) fn nothing() -> [sock_filter; 1] {
+pub(crate) fn nothing() -> [sock_filter; 1] {
     [load(RETURN, 0)]
 }

@@ -23,8 +23,10 @@
 //! }
 //! ```
 //!
-//! So receiver 0 gets what has no receiver. Sockets are named in a map: a classic program would
-//! name them by the order in which they were bound, which changes when one of them is closed.
+//! So receiver 0 gets what has no receiver. Sockets are named in a map. Without the privilege to
+//! load such a program they are named by the [`order`] in which they were bound.
+
+mod order;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,6 +41,7 @@ use crate::program::asm::Width::{U8, U32};
 use crate::program::asm::{Assembler, Helper};
 use crate::sys::bpf::{self, Instruction, MapKind, ProgramKind};
 use crate::{Error, Result, address, sys};
+use order::Order;
 
 /// Which byte of a datagram names its receiver, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +70,8 @@ pub struct SteeredPort {
     scope_id: u32,
     buffer_bytes: usize,
     by: SteerBy,
+    /// The kernel loads a program that finds receivers in a map.
+    mapped: bool,
     /// Receiver 0 hears only what comes from this host; it gets the rest elsewhere.
     first_is_local: bool,
     state: Mutex<State>,
@@ -85,12 +90,20 @@ struct State {
 #[derive(Debug)]
 struct Group {
     address: IpAddr,
-    /// Receiver -> socket.
-    receivers: OwnedFd,
+    receivers: Receivers,
     /// That of receiver 0.
     first: OwnedFd,
     /// The owner of each other receiver.
     owners: Vec<(u32, u64)>,
+}
+
+/// How the sockets of an address are found.
+#[derive(Debug)]
+enum Receivers {
+    /// By a map of receivers and sockets.
+    Map(OwnedFd),
+    /// By their order.
+    Order(Order),
 }
 
 impl SteeredPort {
@@ -109,14 +122,16 @@ impl SteeredPort {
     ) -> Result<SteeredPort> {
         // The first use must not be the one that finds out what the kernel lets us do.
         load(by)?;
-        Ok(SteeredPort {
-            port,
-            scope_id,
-            buffer_bytes,
-            by,
-            first_is_local,
-            state: Mutex::default(),
-        })
+        let (mapped, state) = (true, Mutex::default());
+        Ok(SteeredPort { port, scope_id, buffer_bytes, by, mapped, first_is_local, state })
+    }
+
+    /// The same without any privilege. What names a receiver that has no socket now is lost; an
+    /// address that had other receivers than the first stays taken for as long as this lives.
+    #[must_use]
+    pub fn in_order(port: u16, scope_id: u32, buffer_bytes: usize, by: SteerBy) -> SteeredPort {
+        let (mapped, first_is_local, state) = (false, false, Mutex::default());
+        SteeredPort { port, scope_id, buffer_bytes, by, mapped, first_is_local, state }
     }
 
     /// The interface of link-local addresses.
@@ -145,7 +160,14 @@ impl SteeredPort {
     pub fn sockets(&self, receiver: u8, owner: u64, address: IpAddr) -> Result<ReceiverSockets> {
         let source = self.source_port(owner);
         let (sockets, source) = self.with_group(address, |group| {
-            let receives = self.open(address, self.port, join)?;
+            let receives = match &mut group.receivers {
+                Receivers::Map(_) => self.open(address, self.port, join)?,
+                Receivers::Order(order) => {
+                    let open =
+                        |before: fn(BorrowedFd<'_>) -> _| self.open(address, self.port, before);
+                    order.socket(receiver, group.first.as_fd(), self.by, open)?
+                }
+            };
             let sends = self.open(address, source.unwrap_or(0), |socket| {
                 // Nothing reads what is sent to its port. When an address comes back, the socket
                 // that it had before may still be open.
@@ -185,17 +207,27 @@ impl SteeredPort {
     }
 
     fn group(&self, address: IpAddr, is_known: bool) -> Result<Group> {
+        if !self.mapped {
+            let first = self.open_first(address, |socket| {
+                found(socket, |socket| order::steer(socket, self.by, 1))
+            })?;
+            join(first.as_fd()).map_err(Error::os("sharing the UDP port"))?;
+            let receivers = Receivers::Order(Order::default());
+            return Ok(Group { address, receivers, first, owners: Vec::new() });
+        }
         let (receivers, program) = load(self.by)?;
+        let attach = |socket: BorrowedFd<'_>| attach(socket, program.as_fd());
         let first = match is_known {
             true => self.open_first(address, join)?,
-            false => self.open_first(address, |socket| found(socket, program.as_fd()))?,
+            false => self.open_first(address, |socket| found(socket, attach))?,
         };
         let shared = match is_known {
-            true => attach(first.as_fd(), program.as_fd()),
+            true => attach(first.as_fd()),
             false => join(first.as_fd()),
         };
         shared.map_err(Error::os("sharing the UDP port"))?;
         put(&receivers, 0, first.as_fd())?;
+        let receivers = Receivers::Map(receivers);
         Ok(Group { address, receivers, first, owners: Vec::new() })
     }
 
@@ -241,24 +273,40 @@ impl SteeredPort {
     /// Other addresses are gone. Their sockets get nothing any more, and when such an address comes
     /// back, all need new ones.
     pub fn retain(&self, addresses: &[IpAddr]) {
-        self.state().groups.retain(|group| addresses.contains(&group.address));
+        let stays = |group: &mut Group| addresses.contains(&group.address) || group.waits();
+        self.state().groups.retain_mut(stays);
     }
 }
 
 impl Group {
     fn set(&mut self, receiver: u32, owner: u64, socket: BorrowedFd<'_>) -> Result<()> {
-        put(&self.receivers, receiver, socket)?;
+        if let Receivers::Map(map) = &self.receivers {
+            put(map, receiver, socket)?;
+        }
         self.owners.retain(|(other, _)| *other != receiver);
         self.owners.push((receiver, owner));
         Ok(())
     }
 
+    /// Its address is gone. True when its sockets wait for the address to come back: receivers may
+    /// still have copies, beside which new sockets would be in another order.
+    fn waits(&mut self) -> bool {
+        let Receivers::Order(order) = &self.receivers else { return false };
+        self.owners.drain(..).for_each(|(receiver, _)| order.close(receiver));
+        while sys::take_away(self.first.as_fd()).is_ok() {}
+        order.has_sockets()
+    }
+
     fn close(&mut self, owner: u64) {
-        let receivers = self.receivers.as_fd();
+        let receivers = &self.receivers;
         self.owners.retain(|(receiver, other)| {
-            if *other == owner {
+            match receivers {
+                _ if *other != owner => {}
                 // Absent when the socket is closed already.
-                let _ = bpf::delete_element(receivers, &receiver.to_ne_bytes());
+                Receivers::Map(map) => {
+                    drop(bpf::delete_element(map.as_fd(), &receiver.to_ne_bytes()));
+                }
+                Receivers::Order(order) => order.close(*receiver),
             }
             *other != owner
         });
@@ -287,9 +335,12 @@ fn join(socket: BorrowedFd<'_>) -> std::io::Result<()> {
 }
 
 /// Before it is bound: others may join it, but it is bound only where no other socket is.
-fn found(socket: BorrowedFd<'_>, program: BorrowedFd<'_>) -> std::io::Result<()> {
+fn found(
+    socket: BorrowedFd<'_>,
+    attach: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     join(socket)?;
-    attach(socket, program)?;
+    attach(socket)?;
     sys::set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &0)
 }
 

@@ -144,3 +144,41 @@ fn a_whole_address_space_is_charged_as_its_size() {
     let pd = client.handle(&Request::AllocPd);
     assert_eq!(client.errno(&whole_space(pd, access)), libc::ENOMEM);
 }
+
+/// Pages that a file has, of which a client may keep as many copies as it likes.
+fn blocks(file: &OwnedFd) -> i64 {
+    rustix::fs::fstat(file).unwrap().st_blocks
+}
+
+/// The file of the rings of a client's first queue, which is a large one.
+fn rings(client: &Client) -> OwnedFd {
+    let request = Request::CreateCq { cqe: 1000, channel: None, comp_vector: 0 };
+    let (_, fds) = client.call_with(&request);
+    fds.into_iter().next().unwrap()
+}
+
+#[test]
+fn a_client_keeps_nothing_of_memory_that_it_gave_back() {
+    let daemon = Daemon::start("dm-kept", &[]);
+    let client = daemon.open();
+    let (dm, freed) = alloc(&client, 1 << 20).unwrap();
+    let (_, left) = alloc(&client, 1 << 20).unwrap();
+    let rings = rings(&client);
+    assert!([&freed, &left, &rings].into_iter().all(|file| blocks(file) > 0));
+    client.call(&Request::FreeDm { dm }).unwrap();
+    assert_eq!(blocks(&freed), 0);
+    drop(client);
+    daemon.settle();
+    assert_eq!([blocks(&left), blocks(&rings)], [0, 0]);
+}
+
+/// Completions that came before the end of the daemon can be polled after it.
+#[test]
+fn a_daemon_that_ends_leaves_the_queues_as_they_are() {
+    let daemon = Daemon::start("dm-end", &[]);
+    let client = daemon.open();
+    let rings = rings(&client);
+    daemon.service.stop.wake().unwrap();
+    daemon.settle();
+    assert!(blocks(&rings) > 0);
+}

@@ -4,6 +4,7 @@ use super::{Client, Daemon, queue_pair};
 use crate::quota::Resource;
 use rnic_abi::control::{Answer, CreateQp, Inspect, Reply, Request};
 use rnic_abi::verbs::QpType;
+use serde_json::Value;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -134,6 +135,9 @@ fn an_initiator_has_a_send_queue_only() {
     let qps = client.list(Inspect::Qps);
     let types: Vec<_> = qps.iter().map(|qp| qp["type"].as_str().unwrap()).collect();
     assert_eq!(types, ["XRC_INI", "XRC_TGT"]);
+    let queues = |qp: &Value| ["send_cq", "recv_cq"].map(|name| qp[name].as_u64());
+    assert_eq!(queues(&qps[0]), [Some(cq.into()), None]);
+    assert_eq!(queues(&qps[1]), [None, None]);
     let without = CreateQp { qp_type: QpType::XrcRecv, ..queue_pair(pd, cq) };
     assert_eq!(client.errno(&Request::CreateQp(without)), libc::EINVAL);
 }

@@ -1,6 +1,8 @@
 use super::super::loopback::Loopback;
 use super::*;
+use crate::wire::FAULT;
 use rnic_core::ports::{HopId, TxIpId};
+use rnic_net::HopTable;
 use roce_wire::Flow;
 
 /// A loopback that is a whole wire.
@@ -51,7 +53,8 @@ fn datagram(number: u32) -> Vec<u8> {
 
 impl World {
     fn new(faults: &[&str], seed: u64) -> Self {
-        let mut wire = FaultWire::new(Line(Loopback::new(ArenaId(0), TxIpId::Ours)), ArenaId(3));
+        let line = Line(Loopback::new(ArenaId(0), TxIpId::Ours));
+        let mut wire = FaultWire::new(CaptureWire::new(line, HopTable::default()), FAULT);
         let faults = faults.iter().map(|text| text.parse().unwrap()).collect();
         wire.change(FaultChange::Add(faults, Some(seed))).unwrap();
         Self { wire, sent: 0, seen: Vec::new() }
@@ -184,6 +187,135 @@ fn filters_choose_the_victims() {
 }
 
 #[test]
+fn counts_choose_the_victims() {
+    let lost = |fault: &str| {
+        let numbers = World::new(&[fault], 1).run(3).numbers();
+        (0..24).filter(|n| !numbers.contains(n)).collect::<Vec<u32>>()
+    };
+    assert_eq!(lost("drop,nth=10"), [9]);
+    assert_eq!(lost("drop,every=7"), [6, 13, 20]);
+    assert_eq!(lost("drop,after=20"), [20, 21, 22, 23]);
+    assert_eq!(lost("drop,after=3,every=5,count=2"), [7, 12]);
+    assert_eq!(lost("drop,opcode=3,nth=2"), [11]);
+}
+
+#[test]
+fn what_is_sent_is_disturbed_alike() {
+    let seen = |fault: &str| World::new(&[fault], 3).run(20);
+    let world = seen("drop,dir=sent,nth=10");
+    assert_eq!(world.numbers(), (0..160).filter(|n| *n != 9).collect::<Vec<_>>());
+    let world = seen("duplicate=0.2,dir=sent");
+    assert_eq!(world.seen.len() as u64, 160 + world.count("fault_duplicated"));
+    let world = seen("reorder=0.2,dir=sent");
+    let mut numbers = world.numbers();
+    assert_ne!(numbers, (0..160).collect::<Vec<_>>());
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..160).collect::<Vec<_>>());
+    let world = seen("corrupt=0.2,dir=sent");
+    let bad = world.seen.iter().filter(|seen| !seen.1 || seen.0 >= 160).count() as u64;
+    assert_eq!((world.seen.len(), bad), (160, world.count("fault_corrupted")));
+    let world = seen("mark=0.2,dir=sent");
+    let marked = world.seen.iter().filter(|seen| seen.2).count() as u64;
+    assert_eq!((world.seen.len(), marked), (160, world.count("fault_marked")));
+    // The identifications that the ICRC covers are still right.
+    assert!(world.seen.iter().all(|(number, _, _, id)| *id == *number as u16));
+    let mut world = World::new(&["delay:20ms,dir=sent,count=3"], 3);
+    let start = Instant::now();
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers(), [3, 4, 5, 6, 7]);
+    while world.wire.has_backlog() {
+        world.wire.submit();
+        world.take();
+    }
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    assert_eq!(world.numbers()[5..], [0, 1, 2]);
+    world.wire.change(FaultChange::Clear).unwrap();
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers().len(), 16);
+}
+
+#[test]
+fn acknowledgements_become_refusals_that_are_sealed() {
+    for (fault, syndrome) in [
+        ("rnr:3", 0x23),
+        ("nak:sequence", 0x60),
+        ("nak:invalid", 0x61),
+        ("nak:access", 0x62),
+        ("nak:operational", 0x63),
+        ("rnr:3,dir=sent", 0x23),
+        ("nak:access,dir=sent", 0x62),
+    ] {
+        let mut world = World::new(&[fault], 1);
+        let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.1".parse().unwrap(), 9);
+        // An acknowledgement and what is none.
+        for (opcode, credits) in
+            [(Opcode::RcAck, 31), (Opcode::RcAck, 0x60), (Opcode::RcSendOnly, 0)]
+        {
+            let mut bytes = datagram(7);
+            bytes[0] = opcode.code();
+            bytes[SYNDROME] = credits;
+            let (hop, segment_len) = (HopId(0), LEN);
+            let train = TxTrain {
+                flow,
+                hop,
+                segments: 1,
+                segment_len,
+                last_len: LEN,
+                ip_id: 77,
+                to_self: false,
+            };
+            icrc::seal(&flow, 77, &mut bytes);
+            let slot = world.wire.reserve(&train).unwrap();
+            let at = slot.offset as usize;
+            world.wire.tx(slot.arena)[at..at + LEN as usize].copy_from_slice(&bytes);
+        }
+        world.wire.submit();
+        let mut trains = Vec::with_capacity(64);
+        world.wire.receive(&mut trains);
+        let syndromes: Vec<_> = trains
+            .iter()
+            .map(|train| {
+                let bytes = slice(world.wire.rx(train.arena), train.range);
+                assert!(icrc::verify(&train.flow, train.ip_id.hint(0), bytes).is_good(), "{fault}");
+                bytes[SYNDROME]
+            })
+            .collect();
+        assert_eq!(syndromes, [syndrome, 0x60, 0], "{fault}");
+        assert_eq!(world.count("fault_refused"), 1);
+    }
+}
+
+#[test]
+fn a_broken_completion_queue_is_that_of_the_receiver() {
+    let mut world = World::new(&["cq-error,nth=2"], 1);
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers().len(), 8, "the packet itself arrives");
+    let broken = world.wire.take_broken().unwrap();
+    assert_eq!((broken.qpn.value(), broken.receive), (1, true));
+    assert_eq!(world.wire.take_broken(), None);
+    let name = "fault_cq_errors";
+    assert_eq!(world.count(name), 1);
+}
+
+#[test]
+fn faults_have_numbers_by_which_they_go() {
+    let mut world = World::new(&["drop,psn=3", "drop,psn=4"], 1);
+    let numbers = |faults: Vec<Fault>| faults.iter().map(|fault| fault.number).collect::<Vec<_>>();
+    assert_eq!(numbers(world.wire.change(FaultChange::Keep).unwrap()), [1, 2]);
+    assert_eq!(world.wire.change(FaultChange::Remove(vec![1, 9])), Err(NoChange::NoSuch(9)));
+    assert_eq!(numbers(world.wire.change(FaultChange::Remove(vec![1])).unwrap()), [2]);
+    let more = FaultChange::Add(vec!["drop,psn=5".parse().unwrap()], None);
+    assert_eq!(numbers(world.wire.change(more).unwrap()), [2, 3]);
+    world.send(8);
+    world.take();
+    assert_eq!(world.numbers(), [0, 1, 2, 3, 6, 7]);
+    assert_eq!(world.wire.fault_counts(), [(2, [1, 1]), (3, [1, 1])]);
+}
+
+#[test]
 fn more_than_fits_a_burst_comes_later() {
     let mut world = World::new(&["duplicate"], 1);
     for _ in 0..60 {
@@ -209,6 +341,11 @@ fn both_notations_are_understood_and_one_is_shown() {
         ("drop,opcode=rc_send_only", "drop=1,opcode=RC_SEND_ONLY"),
         ("drop,opcode=0xff", "drop=1,opcode=0xff"),
         ("drop,psn=16-0x20", "drop=1,psn=0x000010-0x000020"),
+        ("rnr", "rnr:12=1"),
+        ("nak:access,dir=sent", "nak:access=1,dir=sent"),
+        ("cq-error=1%", "cq-error=0.01"),
+        ("drop,nth=100", "drop=1,after=99,count=1"),
+        ("drop,after=3,every=2", "drop=1,after=3,every=2"),
     ] {
         let fault: Fault = written.parse().unwrap();
         assert_eq!(fault.to_string(), shown);
@@ -231,7 +368,7 @@ fn faults_add_up_and_say_how_often_they_struck() {
     assert_eq!((reports[1].psn_first, reports[1].psn_last), (Some(3), Some(5)));
 
     let many = vec![Fault::new(FaultKind::Drop, 1.0); MAX_FAULTS - 1];
-    assert!(world.wire.change(FaultChange::Add(many, None)).is_none());
+    assert_eq!(world.wire.change(FaultChange::Add(many, None)), Err(NoChange::TooMany));
     assert_eq!(world.wire.change(FaultChange::Keep).unwrap(), found);
     assert!(world.wire.change(FaultChange::Clear).unwrap().is_empty());
 }
@@ -253,6 +390,12 @@ fn nonsense_is_explained() {
         ("delay=0.5", "give delay:250us"),
         ("drop,opcode=256", "the most is 255"),
         ("drop,opcode=RC_SENT", "RC_SEND_ONLY"),
+        ("drop,nth=0", "give 1 or more"),
+        ("drop,dir=up", "neither dir=sent nor dir=received"),
+        ("rnr:32", "the most is 31"),
+        ("nak", "one of sequence, invalid"),
+        ("nak:rights", "one of sequence, invalid, access"),
+        ("cq-error,dir=sent", "dir=received"),
     ] {
         let error = text.parse::<Fault>().unwrap_err();
         assert!(error.contains(part), "{text}: {error}");

@@ -1,15 +1,15 @@
 //! The thread that attends to one engine process: it does what the process asks for.
 
-use super::{EngineProcess, Fault, STACK, timespec};
+use super::{EngineProcess, Fault, Place, STACK, timespec};
 use crate::log;
 use crate::users::Users;
 use crate::users::connections::Sessions;
-use crate::users::protocol::{Call, CallAnswer, FromEngine, ToEngine, Way};
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode};
 use rnic_abi::verbs::AhAttr;
 use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::refuse;
+use rnic_host::satellite::protocol::{Call, CallAnswer, FromEngine, ToEngine, Way};
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
@@ -28,7 +28,7 @@ use xdp_io::udp::SteeredPort;
 pub(in crate::users) fn attend_to(
     users: Arc<Users>,
     engine: Arc<EngineProcess>,
-    mut child: Child,
+    child: Option<Child>,
 ) -> io::Result<()> {
     let name = format!("rnic-user-{}", engine.number);
     thread::spawn(&name, STACK, move || {
@@ -38,9 +38,10 @@ pub(in crate::users) fn attend_to(
         let counted = attendant.run();
         engine.kill();
         engine.state().questions.give_up();
-        match child.wait() {
-            Ok(status) => engine.tell_of_end(status, users.died(&engine)),
-            Err(error) => tracing::error!("cannot wait for an engine process: {error}"),
+        match child.map(|mut child| child.wait()) {
+            None => tracing::info!("{engine} has ended"),
+            Some(Ok(status)) => engine.tell_of_end(status, users.died(&engine)),
+            Some(Err(error)) => tracing::error!("cannot wait for an engine process: {error}"),
         }
         match &users.parts.shared_port {
             Some(port) => port.close(engine.serial),
@@ -84,7 +85,7 @@ impl Users {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("user {} cannot use {address}: {error}", engine.user.0);
+                    tracing::warn!("{engine} cannot use {address}: {error}");
                 }
             }
         }
@@ -134,8 +135,11 @@ impl Attendant<'_> {
                 Ok(true) => {}
                 Ok(false) => return self.counted,
                 Err(fault) => {
-                    let (pid, uid) = (self.engine.pid(), self.engine.user.0);
-                    tracing::error!("engine process {pid} of user {uid} is killed: it {fault}");
+                    let end = match self.engine.place {
+                        Place::Process => "killed",
+                        Place::Program | Place::Daemon => "cut off",
+                    };
+                    tracing::error!("{} is {end}: it {fault}", self.engine);
                     return self.counted;
                 }
             }
@@ -184,7 +188,8 @@ impl Attendant<'_> {
                     self.handle(message)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(!dead),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                // Told once, before what it had said until then: it has left something unread.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
                 Err(_) => return Err("says what makes no sense"),
             }
         }
@@ -216,6 +221,10 @@ impl Attendant<'_> {
             }
             FromEngine::Give(amounts) => self.give(&amounts),
             FromEngine::Told(number, told) => self.engine.told(number, told),
+            FromEngine::Idle(clients) if self.engine.place == Place::Daemon => {
+                self.engine.is_idle_after(clients);
+                self.users.wake_idle();
+            }
             FromEngine::Idle(clients) => {
                 self.engine.end_after(clients);
                 if self.engine.ends() {
@@ -265,10 +274,15 @@ impl Attendant<'_> {
     fn resolve(&self, number: u32, ah: AhAttr) -> Result<(), Fault> {
         {
             let mut state = self.engine.state();
-            if state.resolving >= MAX_RESOLVING {
+            if state.resolving < MAX_RESOLVING {
+                state.resolving += 1;
+            } else if self.engine.place == Place::Daemon {
+                drop(state);
+                let refused = refuse(libc::EAGAIN, "too many addresses are looked for already");
+                return self.engine.answer(number, CallAnswer::Way(Err(refused)));
+            } else {
                 return Err("resolves more addresses at a time than it may have sessions");
             }
-            state.resolving += 1;
         }
         let (users, engine) = (Arc::clone(self.users), Arc::clone(self.engine));
         let started = self.engine.resolver.run(move || {

@@ -5,8 +5,8 @@
 //! at the device take as long as a deadline.
 
 use super::EngineProcess;
-use crate::users::protocol::{Inquiry, ToEngine, Told};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use rnic_host::satellite::protocol::{Inquiry, ToEngine, Told};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 

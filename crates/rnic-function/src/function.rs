@@ -1,0 +1,143 @@
+//! One function: a satellite of the daemon, and the threads that it lives in.
+
+use crate::table::Table;
+use crate::{descriptors, signals};
+use crossbeam_channel::{Sender, bounded};
+use rnic_abi::ABI_VERSION;
+use rnic_abi::control::{Answer, Reply, Request};
+use rnic_abi::os::{Connection, Descriptor, Descriptors};
+use rnic_host::satellite::{Place, Satellite, receive_start};
+use rnic_host::server::ClientMemory;
+use rnic_host::thread;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Where a function gets its clients. Dropped, it gets no more.
+///
+/// The program may close the descriptor and use its number for a file of its own.
+pub(crate) struct Door {
+    number: u64,
+    to: Descriptor<Connection>,
+}
+
+impl Door {
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Asks the function to tell the daemon what it has counted so far; false when it cannot be
+    /// asked. The function must not end meanwhile: it would be a signal to this program.
+    ///
+    /// By a plain write, which also programs may do that allow themselves few system calls.
+    pub(crate) fn ask_for_counts(&self) -> bool {
+        self.to.get().is_some_and(|to| rustix::io::write(to, &[0]).is_ok())
+    }
+
+    /// Waits a moment until it has told the daemon that.
+    pub(crate) fn await_counts(&self) {
+        let Some(to) = self.to.get() else { return };
+        let mut fds = [PollFd::new(to, PollFlags::IN)];
+        let _ = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&PATIENCE)));
+    }
+
+    /// Never waits.
+    pub(crate) fn send(&self, client: BorrowedFd<'_>) -> io::Result<()> {
+        let to = self.to.get().ok_or(io::ErrorKind::NotConnected)?;
+        to.try_send(&[0], &[client])
+    }
+}
+
+/// Starts one at the daemon with a socket at this path.
+pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let upstream = ask_for_one(path)?;
+    let (to, from) = Connection::pair()?;
+    let from = OwnedFd::from(from);
+    let fds = [upstream.as_raw_fd(), from.as_raw_fd()];
+    let (tell, started) = bounded(1);
+    signals::without(|| {
+        thread::spawn("rnic-function", thread::STACK, move || live(fds, number, table, &tell))
+    })?;
+    let result = started.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
+    // Not before: until then the thread takes them from this table.
+    drop((upstream, from));
+    result?;
+    Ok(Door { number, to: Descriptor::new(to)? })
+}
+
+/// The socket over which the daemon and this program's function are to talk.
+fn ask_for_one(path: &Path) -> io::Result<OwnedFd> {
+    let daemon = Connection::connect(path)?;
+    let ask = |request| -> io::Result<(Reply, Descriptors)> {
+        let (answer, fds): (Answer, Descriptors) = daemon.call(&request, &[])?;
+        Ok((answer.map_err(|refusal| io::Error::other(refusal.message))?, fds))
+    };
+    ask(Request::Hello { abi: ABI_VERSION })?;
+    let (_, fds) = ask(Request::StartFunction)?;
+    let [upstream] = fds.exactly()?;
+    Ok(upstream)
+}
+
+/// The thread that does what the daemon says, until the end.
+fn live(fds: [RawFd; 2], number: u64, table: &Table, tell: &Sender<io::Result<()>>) {
+    let begun = begin(fds);
+    let (satellite, door) = match begun {
+        Ok(begun) => begun,
+        Err(error) => return drop(tell.send(Err(io::Error::other(format!("{error:#}"))))),
+    };
+    let _ = tell.send(Ok(()));
+    let mut place = Program { number, table, door: Some(door) };
+    // The daemon is gone, or needs it no more: what programs see is the same.
+    let _ = satellite.attend(&mut place);
+    table.forget(number);
+    satellite.end();
+    // Last: a program that ends may wait until the daemon has been told what was counted.
+    drop(place);
+}
+
+fn begin(fds: [RawFd; 2]) -> anyhow::Result<(Satellite, Connection)> {
+    // SAFETY: the starter keeps them open until it is told that this has begun.
+    let [upstream, door] = unsafe { descriptors::alone_with(fds) }?;
+    let (start, fds) = receive_start(&upstream)?;
+    Ok((Satellite::new(start, fds, upstream, ClientMemory::Own)?, door))
+}
+
+/// The program, in which the satellite is.
+struct Program<'a> {
+    number: u64,
+    table: &'a Table,
+    door: Option<Connection>,
+}
+
+impl Place for Program<'_> {
+    fn is_idle(&mut self, _: &Satellite, _: u32) -> bool {
+        let door = &self.door;
+        self.table.retire(self.number, || door.as_ref().is_some_and(has_mail))
+    }
+
+    fn look(&mut self, _: Instant) -> Option<Instant> {
+        None
+    }
+
+    fn door(&self) -> Option<&Connection> {
+        self.door.as_ref()
+    }
+
+    fn close_door(&mut self) {
+        self.door = None;
+    }
+}
+
+/// How long the end of a program may take.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
+fn has_mail(door: &Connection) -> bool {
+    let mut fds = [PollFd::new(door, PollFlags::IN)];
+    let ready = poll(&mut fds, Some(&Timespec::default()));
+    ready.is_ok_and(|_| fds[0].revents().contains(PollFlags::IN))
+}

@@ -1,0 +1,60 @@
+//! `librnic_function.so`: an engine in the program that uses it.
+//!
+//! Our libibverbs and librdmacm load it where a program is to have an engine of its own, and ask it
+//! for connections that look like those to the daemon. Behind each is a session of the
+//! [function](table): a satellite of the daemon, in threads of this process.
+
+mod descriptors;
+mod function;
+mod signals;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{OsStr, c_int};
+use std::os::fd::IntoRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Connects to the function of this process at the daemon with a socket at this path, which is
+/// started where there is none. Returns a descriptor, or a negative error number; then there is a
+/// text at `text`, with a final zero byte.
+///
+/// # Safety
+/// `path` names `path_len` bytes, and `text` room for `room`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rnic_function_connect(
+    path: *const u8,
+    path_len: usize,
+    text: *mut u8,
+    room: usize,
+) -> c_int {
+    // SAFETY: by contract.
+    let path = unsafe { std::slice::from_raw_parts(path, path_len) };
+    match table::connect(Path::new(OsStr::from_bytes(path))) {
+        Ok(connection) => connection.into_raw_fd(),
+        Err(error) => {
+            let said = error.to_string();
+            let len = said.len().min(room.saturating_sub(1));
+            if room > 0 {
+                // SAFETY: by contract there is room for that.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(said.as_ptr(), text, len);
+                    text.add(len).write(0);
+                }
+            }
+            -error.raw_os_error().unwrap_or_else(|| number_of(error.kind()))
+        }
+    }
+}
+
+/// For an error that has a text of its own.
+fn number_of(kind: std::io::ErrorKind) -> c_int {
+    use std::io::ErrorKind as Kind;
+    match kind {
+        Kind::NotFound => libc::ENOENT,
+        Kind::ConnectionRefused => libc::ECONNREFUSED,
+        Kind::PermissionDenied => libc::EACCES,
+        _ => libc::EIO,
+    }
+}

@@ -1,0 +1,152 @@
+//! The functions of this process: one for each daemon.
+//!
+//! A function starts with its first client and ends some time after its last one. A child made by
+//! fork has none of its parent's, whose threads it does not have.
+
+use crate::function::{self, Door};
+use rnic_abi::os::Connection;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Default)]
+pub(crate) struct Table {
+    process: u32,
+    functions: Mutex<Vec<Known>>,
+    /// Told when one has been started, or could not be.
+    started: Condvar,
+}
+
+struct Known {
+    path: PathBuf,
+    /// None while a thread starts it, without the lock: the daemon may not answer.
+    door: Option<Arc<Door>>,
+    /// The function has ended, or does so. It says that in a thread that has a table of descriptors
+    /// of its own, where the door's number is another file's: only the program's threads close it.
+    is_over: bool,
+}
+
+/// That of this process, or of the one that it was forked from.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+
+/// A lock of the parent may have been held during the fork: a child has a new table.
+fn table() -> &'static Table {
+    static ONCE: Once = Once::new();
+    extern "C" fn in_child() {
+        TABLE.store(null_mut(), Ordering::Release);
+    }
+    // SAFETY: the library is never unloaded. If it fails, the end of a child asks for the counts of
+    // its parent's functions.
+    ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+    // Not every child is made by the C library.
+    let process = std::process::id();
+    loop {
+        let now = TABLE.load(Ordering::Acquire);
+        // SAFETY: a table is never freed.
+        if let Some(table) = unsafe { now.as_ref() }
+            && table.process == process
+        {
+            return table;
+        }
+        let new = Box::into_raw(Box::new(Table { process, ..Table::default() }));
+        if TABLE.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: made above, and nothing else knows it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+}
+
+/// A client of the function at this daemon.
+pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let (ours, theirs) = Connection::pair()?;
+    let table = table();
+    loop {
+        let door = table.door(path)?;
+        match door.send(theirs.as_fd()) {
+            Ok(()) => return Ok(ours.into()),
+            // Without the lock: the function may want it.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL),
+            Err(_) => table.forget(door.number()),
+        }
+    }
+}
+
+/// Has the daemons told what functions have counted. At the very end of the program: destructors
+/// and functions of `atexit`, which have run before, may still use verbs, and other threads do.
+pub(crate) extern "C" fn have_counts_told() {
+    // In a child there is none. The number of the process is not asked for: there are programs that
+    // forbid themselves that call.
+    // SAFETY: a table is never freed.
+    let Some(table) = (unsafe { TABLE.load(Ordering::Acquire).as_ref() }) else { return };
+    // A handler of a signal may end the program in a thread that holds the lock.
+    let Ok(functions) = table.functions.try_lock() else { return };
+    // With the lock, as a function needs it to end.
+    let doors = functions.iter().filter(|known| !known.is_over);
+    let doors = doors.filter_map(|known| known.door.clone());
+    let asked: Vec<_> = doors.filter(|door| door.ask_for_counts()).collect();
+    drop(functions);
+    asked.iter().for_each(|door| door.await_counts());
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_THE_END: extern "C" fn() = have_counts_told;
+
+impl Table {
+    fn functions(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That of the function at this daemon, which is started where there is none.
+    fn door(&'static self, path: &Path) -> io::Result<Arc<Door>> {
+        let mut functions = self.functions();
+        loop {
+            functions.retain(|known| !known.is_over);
+            let Some(known) = functions.iter().find(|known| known.path == path) else { break };
+            if let Some(door) = &known.door {
+                return Ok(Arc::clone(door));
+            }
+            functions = self.started.wait(functions).unwrap_or_else(PoisonError::into_inner);
+        }
+        functions.push(Known { path: path.to_owned(), door: None, is_over: false });
+        drop(functions);
+        let door = function::start(path, self).map(Arc::new);
+        let mut functions = self.functions();
+        functions.retain(|known| known.path != path || known.door.is_some());
+        if let Ok(door) = &door {
+            let (path, door) = (path.to_owned(), Some(Arc::clone(door)));
+            functions.push(Known { path, door, is_over: false });
+        }
+        self.started.notify_all();
+        door
+    }
+
+    /// The function of this number has no client, and ends unless one has just been sent to it.
+    pub(crate) fn retire(&self, number: u64, has_mail: impl FnOnce() -> bool) -> bool {
+        let mut functions = self.functions();
+        if has_mail() {
+            return false;
+        }
+        mark(&mut functions, number);
+        true
+    }
+
+    /// It has ended.
+    pub(crate) fn forget(&self, number: u64) {
+        mark(&mut self.functions(), number);
+    }
+}
+
+fn mark(functions: &mut [Known], number: u64) {
+    let is_it =
+        |known: &&mut Known| known.door.as_ref().is_some_and(|door| door.number() == number);
+    functions.iter_mut().filter(is_it).for_each(|known| known.is_over = true);
+}
+
+/// How soon to try again when a function has many new clients.
+const FULL: Duration = Duration::from_millis(1);

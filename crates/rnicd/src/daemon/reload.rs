@@ -1,0 +1,116 @@
+//! The options that a daemon which runs can change, and SIGHUP, which changes them.
+
+use crate::config::{Args, Config};
+use crate::device::Device;
+use crate::log::Filter;
+use crate::metrics::Metrics;
+use anyhow::{Context, Result, ensure};
+use rnic_host::server::Service;
+use rustix::fs::{FileType, Mode, OFlags, chmod, fstat, open};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is in force, and what follows from it.
+pub(super) struct Reloading<'a> {
+    args: Args,
+    config: Config,
+    filter: Filter,
+    device: &'a Device,
+    service: &'a Arc<Service>,
+    metrics: Option<Metrics>,
+}
+
+impl<'a> Reloading<'a> {
+    /// Of a daemon that starts.
+    ///
+    /// # Errors
+    /// When metrics cannot be served.
+    pub(super) fn new(
+        args: Args,
+        config: Config,
+        filter: Filter,
+        device: &'a Device,
+        service: &'a Arc<Service>,
+    ) -> Result<Self> {
+        let metrics = config.metrics.as_ref().map(|address| Metrics::serve(address, service));
+        let metrics = metrics.transpose()?;
+        Ok(Self { args, config, filter, device, service, metrics })
+    }
+
+    /// What is in force.
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Reads the file again. What cannot be done is told, and leaves the rest as it is.
+    pub(super) fn reload(&mut self) {
+        if self.args.config.is_none() {
+            tracing::info!("nothing to reload: the daemon has no configuration file (--config)");
+            return;
+        }
+        let new = match Config::resolve(self.args.clone()) {
+            Ok(new) => new,
+            Err(error) => {
+                tracing::error!("nothing is reloaded: {error:#}");
+                return;
+            }
+        };
+        let fixed = self.config.fixed_keys(&new);
+        if !fixed.is_empty() {
+            tracing::warn!("a restart is needed to change {}", fixed.join(", "));
+        }
+        let steps: [fn(&mut Self, &Config) -> Result<()>; 4] =
+            [Self::set_log, Self::set_limits, Self::set_mode, Self::set_metrics];
+        for step in steps {
+            if let Err(error) = step(self, &new) {
+                tracing::error!("not reloaded: {error:#}");
+            }
+        }
+        tracing::info!("the configuration file was read again");
+    }
+
+    fn set_log(&mut self, new: &Config) -> Result<()> {
+        self.filter.set(&new.log)?;
+        self.config.log.clone_from(&new.log);
+        Ok(())
+    }
+
+    fn set_limits(&mut self, new: &Config) -> Result<()> {
+        self.device.ledger.set_limits(new.limits);
+        self.config.limits = new.limits;
+        Ok(())
+    }
+
+    /// Programs that are connected stay so.
+    fn set_mode(&mut self, new: &Config) -> Result<()> {
+        if new.mode == self.config.mode {
+            return Ok(());
+        }
+        let path = &self.config.socket;
+        chmod_socket(path, new.mode)
+            .with_context(|| format!("cannot set the mode of {} (--mode)", path.display()))?;
+        self.config.mode = new.mode;
+        Ok(())
+    }
+
+    fn set_metrics(&mut self, new: &Config) -> Result<()> {
+        if new.metrics == self.config.metrics {
+            return Ok(());
+        }
+        let metrics = new.metrics.as_ref().map(|address| Metrics::serve(address, self.service));
+        self.metrics = metrics.transpose()?;
+        self.config.metrics.clone_from(&new.metrics);
+        Ok(())
+    }
+}
+
+/// The folder of the socket may be another user's, who may have put a link in its place: what it
+/// leads to is left alone.
+fn chmod_socket(path: &Path, mode: u32) -> Result<()> {
+    let found = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
+    ensure!(kind == FileType::Socket, "it is not a socket");
+    let name = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(chmod(name, Mode::from_bits_truncate(mode))?)
+}
