@@ -1,7 +1,8 @@
-/* cm ADDRESS
+/* cm ADDRESS ABSENT
  *
  * What librdmacm answers to calls that make sense and to calls that do not, between identifiers of
- * one process at an address of the device. Prints each answer that is wrong. */
+ * one process at an address of the device. ABSENT is an address of its network without a host.
+ * Prints each answer that is wrong. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,11 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100 };
+enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100, LIMIT_MS = 600 };
 
-static const char *address;
+static const char *address, *absent;
 static int failures;
 
 #define EXPECT(want, call) do { \
@@ -315,15 +317,63 @@ static void waits(void)
 	rdma_destroy_event_channel(p.calls);
 }
 
+static double now(void)
+{
+	struct timespec at;
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	return at.tv_sec + at.tv_nsec / 1e9;
+}
+
+/* A neighbour that does not answer is waited for as long as the program wants; others are found
+ * meanwhile. */
+static void limits(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel(), *calls = rdma_create_event_channel();
+	struct rdma_cm_id *lost = new_id(channel, RDMA_PS_TCP), *found = new_id(calls, RDMA_PS_TCP), *sync;
+	struct rdma_cm_event *event;
+	double began = now();
+	EXPECT(0, rdma_resolve_addr(lost, NULL, at(absent, PORT), LIMIT_MS));
+	EXPECT(0, rdma_resolve_addr(found, NULL, at(address, PORT), LIMIT_MS));
+	COMES(calls, RDMA_CM_EVENT_ADDR_RESOLVED);
+	HOLDS(now() - began < LIMIT_MS / 2e3);
+	event = next(channel, RDMA_CM_EVENT_ADDR_ERROR, __LINE__);
+	HOLDS(event->status == -ETIMEDOUT);
+	HOLDS(now() - began >= LIMIT_MS / 1e3 && now() - began < 2.5);
+	EXPECT(0, rdma_ack_cm_event(event));
+	/* It may ask again, and go while it waits. */
+	EXPECT(0, rdma_resolve_addr(lost, NULL, at(absent, PORT), 60000));
+	destroy(lost);
+	destroy(found);
+	EXPECT(0, rdma_create_id(NULL, &sync, NULL, RDMA_PS_TCP));
+	began = now();
+	EXPECT(ETIMEDOUT, rdma_resolve_addr(sync, NULL, at(absent, PORT), LIMIT_MS));
+	HOLDS(now() - began < 2.5);
+	destroy(sync);
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(calls);
+}
+
+/* The program ends with events that it has not read, and one that it has not acknowledged. */
+static void leaves(void)
+{
+	struct pair p;
+	open_channels(&p);
+	advance(&p, 5);
+	next(p.calls, RDMA_CM_EVENT_ESTABLISHED, __LINE__);
+}
+
 int main(int argc, char **argv)
 {
-	if (argc != 2)
+	if (argc != 3)
 		return 2;
 	address = argv[1];
+	absent = argv[2];
 	mistakes();
 	states();
 	offers();
 	migrates();
 	waits();
+	limits();
+	leaves();
 	return failures != 0;
 }

@@ -247,6 +247,25 @@ static void few_system_calls(void)
 	say("%d messages", done);
 }
 
+/* What each thread has of its own: more than the small stacks of the library's threads. */
+static __thread volatile char of_each_thread[512 << 10];
+
+static void at_the_end(void)
+{
+	struct ibv_wc wc;
+
+	post_write(1);
+	of_each_thread[0] = 1;
+	say("%s", rc_wait(bench.a.send_cq, &wc, 5000) ? wc_name(wc.status) : "polls stay empty");
+}
+
+/* Verbs in what runs at the end of the program, as destructors of C++ do that were registered before any verb. */
+static void used_at_the_end(void)
+{
+	atexit(at_the_end);
+	bench_ready(&bench);
+}
+
 const struct mistake using[] = {
 	{ "armed_in_a_walk", armed_in_a_walk },
 	{ "reset_and_destroyed_in_a_walk", reset_and_destroyed_in_a_walk },
@@ -257,5 +276,6 @@ const struct mistake using[] = {
 	{ "descriptors_closed", descriptors_closed },
 	{ "descriptors_taken", descriptors_taken },
 	{ "few_system_calls", few_system_calls },
+	{ "used_at_the_end", used_at_the_end },
 	{ 0 },
 };

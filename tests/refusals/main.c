@@ -1,8 +1,8 @@
 /* refusals [-d device] [-g gid index] [-p port] [-T timeout] WHAT [HOST]
  *
- * Two processes, one operation that the responder must refuse or cannot serve at once. Without
- * HOST it is the responder. Each prints the result of the operation at its end. */
-#include "rc.h"
+ * Two processes, one operation that the responder must refuse or cannot serve at once, or that is
+ * not one of a reliable connection. Without HOST it is the responder. Each prints the result of the operation at its end. */
+#include "others.h"
 #include <errno.h>
 #include <unistd.h>
 
@@ -59,6 +59,26 @@ static const struct refusal refusals[] = {
 	  TYPE_2_UNTIL_SEND_INV },
 	{ 0 },
 };
+
+/* What is not one request of a reliable connection. */
+static const struct other {
+	const char *name;
+	void (*request)(struct rc *rc, int oob);
+	void (*respond)(struct rc *rc, int oob);
+} others[] = {
+	{ "datagram_with_imm", send_datagram, receive_datagram },
+	{ "xrc_to_rc", send_xrc, receive_xrc },
+	{ "unreliable", send_unreliable, receive_unreliable },
+	{ 0 },
+};
+
+static const struct other *find_other(const char *name)
+{
+	for (const struct other *o = others; name && o->name; o++)
+		if (!strcmp(o->name, name))
+			return o;
+	return NULL;
+}
 
 static const struct refusal *find(const char *name)
 {
@@ -213,11 +233,15 @@ int main(int argc, char **argv)
 	struct rc_options opt = rc_defaults;
 	struct rc rc = { 0 };
 	char **words = rc_parse(&opt, argc, argv);
-	const struct refusal *r = find(words[0]);
+	const struct other *other = find_other(words[0]);
+	const struct refusal *r = other ? NULL : find(words[0]);
 	int oob;
 
 	opt.host = words[1];
-	if (opt.host) {
+	if (other) {
+		opt.timeout = GONE_TIMEOUT;
+		opt.retry = 2;
+	} else if (opt.host) {
 		opt.rnr_retry = r->receive == NONE ? 2 : 7;
 		if (r->receive == GONE) {
 			opt.timeout = GONE_TIMEOUT;
@@ -228,9 +252,9 @@ int main(int argc, char **argv)
 	}
 	oob = oob_open(&opt);
 	rc_make(&rc, &opt, ZONE);
-	if (opt.host)
-		request(&rc, r, oob);
+	if (other)
+		(opt.host ? other->request : other->respond)(&rc, oob);
 	else
-		respond(&rc, r, oob);
+		(opt.host ? request : respond)(&rc, r, oob);
 	return 0;
 }

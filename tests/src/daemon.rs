@@ -105,6 +105,7 @@ pub struct Daemon {
     running: Running,
     scratch: Scratch,
     device: String,
+    io: Io,
 }
 
 impl Daemon {
@@ -146,7 +147,13 @@ impl Daemon {
             Ok(String::from_utf8_lossy(&message[..length]).lines().any(|line| line == "READY=1"))
         });
         ready.with_context(|| format!("{cmd}\n{}", tail(&last_words(&running), 40)))?;
-        Ok(Self { running, scratch, device: spec.device.clone() })
+        Ok(Self { running, scratch, device: spec.device.clone(), io: spec.io })
+    }
+
+    /// Whether it can give sockets to programs for engines of their own.
+    #[must_use]
+    pub fn has_functions(&self) -> bool {
+        self.io != Io::Loopback
     }
 
     /// Its control socket.

@@ -1,5 +1,6 @@
 //! Optimized binaries and drop-in libraries, laid out as a user would install them:
-//! `bin/rnicd`, `bin/rnic`, `lib/libibverbs.so.1`, `lib/librdmacm.so.1`.
+//! `bin/rnicd`, `bin/rnic`, `lib/libibverbs.so.1`, `lib/librdmacm.so.1`,
+//! `lib/librnic_function.so`, `lib/rsocket/librspreload.so`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,13 @@ pub const RELEASE: &str = "release";
 pub const TEST: &str = "test-dist";
 
 /// Where each artifact of the build goes.
-const LAYOUT: [(&str, &str); 4] = [
+const LAYOUT: [(&str, &str); 6] = [
     ("rnicd", "bin/rnicd"),
     ("rnic", "bin/rnic"),
     ("libibverbs.so", "lib/libibverbs.so.1"),
     ("librdmacm.so", "lib/librdmacm.so.1"),
+    ("librnic_function.so", "lib/librnic_function.so"),
+    ("librspreload.so", "lib/rsocket/librspreload.so"),
 ];
 
 /// A finished dist folder.
@@ -81,10 +84,20 @@ impl Dist {
     /// # Errors
     /// When cargo fails, or a package does not produce what [`LAYOUT`] expects of it.
     pub fn build(profile: &str, root: &Path) -> Result<Self> {
+        Self::build_with(profile, &[], root)
+    }
+
+    /// The same with more arguments for cargo.
+    ///
+    /// # Errors
+    /// As [`Dist::build`].
+    pub fn build_with(profile: &str, more: &[&str], root: &Path) -> Result<Self> {
         let build = cargo()
             .args(["build", "--profile", profile, "--quiet"])
             .arg("--message-format=json-render-diagnostics")
-            .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim"])
+            .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim", "-p", "rspreload"])
+            .args(["-p", "rnic-function"])
+            .args(more)
             .limit(Duration::from_secs(1800))
             .run()?;
         // Standard output has cargo's messages for us, standard error those for the user.
@@ -98,6 +111,11 @@ impl Dist {
             install(built, &root.join(place))?;
         }
         Self::open(root)
+    }
+
+    /// Its files, as named from [`Dist::root`].
+    pub fn files() -> impl Iterator<Item = &'static str> {
+        LAYOUT.iter().map(|(_, place)| *place)
     }
 
     /// A dist folder that was built before.

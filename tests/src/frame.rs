@@ -1,4 +1,10 @@
-//! RoCEv2 frames as bytes, independent of our own crates: to check frames, and to forge them.
+//! RoCEv2 frames as bytes, independent of our own crates: to check frames, and to forge them; and
+//! the wire that they go by.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
 
 /// Bytes of an Ethernet header without a VLAN tag.
 const ETHERNET: usize = 14;
@@ -145,6 +151,25 @@ impl Frame {
 
     fn array(&self, at: usize) -> [u8; 4] {
         [self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]]
+    }
+}
+
+/// The wire at an interface of this namespace: to send frames on it, and to receive them.
+///
+/// # Errors
+/// When there is no such interface, or the kernel refuses a packet socket.
+pub fn open_wire(interface: &str) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+    let all = datalink::interfaces();
+    let port = all.into_iter().find(|port| port.name == interface).context("no such interface")?;
+    let config = Config {
+        read_timeout: Some(Duration::from_millis(1)),
+        read_buffer_size: 8192,
+        write_buffer_size: 8192,
+        ..Config::default()
+    };
+    match datalink::channel(&port, config)? {
+        Channel::Ethernet(tx, rx) => Ok((tx, rx)),
+        _ => bail!("no Ethernet interface"),
     }
 }
 

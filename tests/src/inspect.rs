@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::place::Node;
-use crate::process::{Cmd, User, wait_until};
+use crate::process::{User, wait_until};
 
 /// The resources of a daemon that must not grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,9 +117,7 @@ const ALLOCATOR_KIB: u64 = 16 * 1024;
 /// # Errors
 /// When it fails or prints no JSON.
 pub fn ask(node: &Node, what: &str) -> Result<Value> {
-    let cmd = Cmd::new(node.dist.bin("rnic")).args([what, "--json"]);
-    let text =
-        cmd.env("RNIC_SOCKET", node.daemon.socket()).limit(Duration::from_secs(10)).check()?;
+    let text = node.rnic(&[what, "--json"]).limit(Duration::from_secs(10)).check()?;
     serde_json::from_str(&text).with_context(|| format!("`rnic {what} --json` printed:\n{text}"))
 }
 

@@ -15,7 +15,7 @@ use crate::dist::Dist;
 use crate::netns::{self, End, NetPair};
 use crate::packages::Toolbox;
 use crate::place::{Host, Node};
-use crate::process::is_root;
+use crate::process::{engine_in_program, is_root};
 use crate::{interrupt, paths, rxe};
 
 /// A file that collects one line for everything that the summary of a run must mention, such as
@@ -223,6 +223,16 @@ pub fn cpu_of(side: usize) -> Option<usize> {
 pub fn own_loopback() -> IpAddr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, 64 | a & 63, b, c).into()
+}
+
+/// A daemon without a network: one that gives programs sockets where they have
+/// [engines of their own](engine_in_program).
+#[must_use]
+pub fn alone() -> Spec {
+    match engine_in_program() {
+        true => Spec { addresses: vec![own_loopback()], ..Spec::new(Io::Udp) },
+        false => Spec::new(Io::Loopback),
+    }
 }
 
 /// The daemon of one end of a veth pair.

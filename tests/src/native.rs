@@ -25,12 +25,22 @@ pub const REFUSALS: &str = "refusals";
 pub const WATCH: &str = "watch";
 /// Calls of librdmacm, right and wrong ones: `tests/cm`.
 pub const CM: &str = "cm";
+/// One end of a connection, which is killed in any state: `tests/ends`.
+pub const ENDS: &str = "ends";
+/// A program that receives from a core that only sends: `tests/sink`.
+pub const SINK: &str = "sink";
+/// Connections that come up and go down again: `tests/cycles`.
+pub const CYCLES: &str = "cycles";
 /// A program that makes as many objects as a device claims to support: `tests/promise`.
 pub const PROMISE: &str = "promise";
 /// Threads that share a context, and children that inherit it: `tests/crowd`.
 pub const CROWD: &str = "crowd";
+/// Two processes that move data by UCX: `tests/ucp`.
+pub const UCP: &str = "ucp";
 /// Threads that spin: `tests/spinners`.
 pub const SPINNERS: &str = "spinners";
+/// Runs a program where no process may reach another one's memory: `tests/sandbox`.
+pub const SANDBOX: &str = "sandbox";
 /// A client that attacks the daemon: the crate of this name, in Rust.
 pub const HOSTILE: &str = "rnic-hostile";
 /// A daemon whose engine processes for some users attack it: the crate of this name, in Rust.
@@ -68,6 +78,30 @@ pub fn cm() -> Result<PathBuf> {
     build(CM, &["cm"])
 }
 
+/// Compiles [`ENDS`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn ends() -> Result<PathBuf> {
+    build(ENDS, &["ends"])
+}
+
+/// Compiles [`SINK`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn sink() -> Result<PathBuf> {
+    build(SINK, &["common", "sink"])
+}
+
+/// Compiles [`CYCLES`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn cycles() -> Result<PathBuf> {
+    build(CYCLES, &["cycles"])
+}
+
 /// Compiles [`PROMISE`] and returns the folder it is in.
 ///
 /// # Errors
@@ -98,6 +132,23 @@ pub fn crowd() -> Result<PathBuf> {
 /// As [`build`].
 pub fn spinners() -> Result<PathBuf> {
     build(SPINNERS, &["common", "spinners"])
+}
+
+/// Compiles [`UCP`], with UCX's headers, and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn ucp() -> Result<PathBuf> {
+    provide_headers(&[("/usr/include/ucp/api/ucp.h", "libucx-dev")])?;
+    build_with(UCP, &["common", "ucp"], &["-lucp", "-lucs"])
+}
+
+/// Compiles [`SANDBOX`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn sandbox() -> Result<PathBuf> {
+    build(SANDBOX, &["sandbox"])
 }
 
 /// Builds [`HOSTILE`] and returns the folder it is in, which every user may enter.
@@ -136,11 +187,15 @@ fn tool(name: &str) -> Result<PathBuf> {
 /// # Errors
 /// When header or compiler cannot be had, or the source does not compile without a warning.
 pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
+    build_with(program, folders, &[])
+}
+
+fn build_with(program: &str, folders: &[&str], libraries: &[&str]) -> Result<PathBuf> {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _one = BUILDING.lock().map_err(|_| anyhow!("an earlier build panicked"))?;
     let home = paths::repository().join("tests");
     let folder = folder()?;
-    provide_header()?;
+    provide_headers(&HEADERS)?;
     let mut files = Vec::new();
     for source in folders {
         files.extend(sources(&home.join(source))?);
@@ -154,6 +209,7 @@ pub fn build(program: &str, folders: &[&str]) -> Result<PathBuf> {
         .arg(&fresh)
         .args(&files)
         .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs"])
+        .args(libraries)
         .limit(Duration::from_secs(60))
         .check()?;
     std::fs::rename(&fresh, folder.join(program))?;
@@ -178,16 +234,19 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn provide_header() -> Result<()> {
-    let headers = ["/usr/include/infiniband/verbs.h", "/usr/include/rdma/rdma_cma.h"];
-    if !headers.iter().all(|header| Path::new(header).exists()) {
-        let packages = ["libibverbs-dev", "librdmacm-dev"];
-        let [first, second] = packages;
-        ensure!(
-            is_root(),
-            "the helper programs need {first} and {second}: only root installs them"
-        );
-        Apt::system().install(&packages)?;
+/// Headers that our C interface is compared with, and the packages that bring them.
+pub const HEADERS: [(&str, &str); 2] = [
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+];
+
+fn provide_headers(headers: &[(&str, &'static str)]) -> Result<()> {
+    let missing = headers.iter().filter(|(header, _)| !Path::new(header).exists());
+    let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if packages.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let names = packages.join(" ");
+    ensure!(is_root(), "the helper programs need {names}: only root installs packages");
+    Apt::system().install(&packages)
 }

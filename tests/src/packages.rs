@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::paths;
 use crate::process::{Cmd, is_root};
+use crate::{paths, record};
 
 /// Which Debian package brings a program.
-const PACKAGE_OF: [(&str, &str); 43] = [
+pub const PACKAGE_OF: [(&str, &str); 59] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -37,9 +37,18 @@ const PACKAGE_OF: [(&str, &str); 43] = [
     ("mckey", "rdmacm-utils"),
     ("rdma_client", "rdmacm-utils"),
     ("rdma_server", "rdmacm-utils"),
+    ("rdma_xclient", "rdmacm-utils"),
+    ("rdma_xserver", "rdmacm-utils"),
+    ("cmtime", "rdmacm-utils"),
     ("rstream", "rdmacm-utils"),
+    ("riostream", "rdmacm-utils"),
+    ("rcopy", "rdmacm-utils"),
+    ("udpong", "rdmacm-utils"),
+    ("nc", "netcat-openbsd"),
+    ("curl", "curl"),
     ("qperf", "qperf"),
     ("iperf3", "iperf3"),
+    ("fio", "fio"),
     ("ip", "iproute2"),
     ("rdma", "iproute2"),
     ("tshark", "tshark"),
@@ -53,11 +62,18 @@ const PACKAGE_OF: [(&str, &str); 43] = [
     ("ibstat", "infiniband-diags"),
     ("ucx_info", "ucx-utils"),
     ("ucx_perftest", "ucx-utils"),
+    ("io_demo", "ucx-utils"),
     ("ssh", "openssh-client"),
     ("ssh-keygen", "openssh-client"),
     ("dpkg-deb", "dpkg"),
     ("python3", "python3"),
     ("gzip", "gzip"),
+    ("strip", "binutils"),
+    ("debootstrap", "debootstrap"),
+    ("systemd-nspawn", "systemd-container"),
+    ("lintian", "lintian"),
+    ("readelf", "binutils"),
+    ("chromium-headless-shell", "chromium-headless-shell"),
 ];
 
 /// Where the programs of a run are.
@@ -97,7 +113,7 @@ impl Toolbox {
             Self { unpacked: Some(unpacked), ..toolbox }
         };
         for name in programs {
-            toolbox.program(name)?;
+            toolbox.find(name)?;
         }
         Ok(toolbox)
     }
@@ -116,13 +132,24 @@ impl Toolbox {
         self
     }
 
-    /// The path of a program.
+    /// The path of a program that a test is about to start.
     ///
     /// # Errors
     /// When it is nowhere.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
+        record::add(name);
+        self.find(name)
+    }
+
+    fn find(&self, name: &str) -> Result<PathBuf> {
         let found = self.search_path().into_iter().map(|dir| dir.join(name)).find(|p| p.is_file());
         found.with_context(|| format!("no program {name} on this machine"))
+    }
+
+    /// The root folder of unpacked packages, when there are any.
+    #[must_use]
+    pub fn unpacked(&self) -> Option<&Path> {
+        self.unpacked.as_deref()
     }
 
     /// Folders of shared libraries that unpacked programs need; empty when all is installed.
@@ -149,7 +176,7 @@ impl Toolbox {
 
     fn missing_packages(&self, programs: &[&str]) -> Result<BTreeSet<&'static str>> {
         let mut missing = BTreeSet::new();
-        for name in programs.iter().filter(|name| self.program(name).is_err()) {
+        for name in programs.iter().filter(|name| self.find(name).is_err()) {
             let (_, package) = PACKAGE_OF
                 .iter()
                 .find(|(program, _)| program == name)
@@ -168,6 +195,14 @@ pub fn unpack(deb: &Path, root: &Path) -> Result<()> {
     fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
     Cmd::new("dpkg-deb").arg("-x").arg(deb).arg(root).limit(Duration::from_secs(300)).check()?;
     Ok(())
+}
+
+/// The architecture of this machine, as dpkg calls it.
+///
+/// # Errors
+/// When dpkg fails.
+pub fn architecture() -> Result<String> {
+    Ok(Cmd::new("dpkg").arg("--print-architecture").check()?.trim().to_owned())
 }
 
 /// apt, with its own record of what is installed and where its files are.
@@ -199,12 +234,11 @@ impl Apt {
     /// # Errors
     /// When its status file cannot be written to `dir`.
     pub fn pretending(installed: &[&str], dir: &Path) -> Result<Self> {
-        let arch = Cmd::new("dpkg").arg("--print-architecture").check()?;
+        let arch = architecture()?;
         let entry = |name: &&str| {
             format!(
                 "Package: {name}\nStatus: install ok installed\nVersion: 9999\n\
-                 Architecture: {}\nMaintainer: none\nDescription: assumed\n\n",
-                arch.trim()
+                 Architecture: {arch}\nMaintainer: none\nDescription: assumed\n\n"
             )
         };
         let status = dir.join("assumed-status");

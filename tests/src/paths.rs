@@ -32,6 +32,25 @@ pub fn cache(name: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// The files and links below a folder, in the order of their paths.
+///
+/// # Errors
+/// When a folder cannot be listed.
+pub fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+        for entry in entries {
+            let entry = entry?;
+            let list = if entry.file_type()?.is_dir() { &mut folders } else { &mut found };
+            list.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 /// A folder that every user may read, until others clean up behind this process. The checkout may
 /// be closed to them.
 ///

@@ -12,7 +12,7 @@ use crate::dist::Dist;
 use crate::inspect;
 use crate::netns::{self, End};
 use crate::packages::Toolbox;
-use crate::process::{Cmd, Output, Running, User, shell_code};
+use crate::process::{Cmd, Output, Running, User, engine_in_program, shell_code};
 
 /// Where a program runs and which RDMA device it finds there.
 pub trait Place: Sync {
@@ -159,13 +159,16 @@ pub struct Node {
     pub dist: &'static Dist,
     /// Start programs by `rnic run`, as users do, and not by environment variables.
     pub by_rnic_run: bool,
+    /// Programs have engines of their own.
+    pub in_program: bool,
 }
 
 impl Node {
     /// A daemon and programs that find it by `LD_LIBRARY_PATH` and `RNIC_SOCKET`.
     #[must_use]
     pub fn new(daemon: Daemon, host: Host, dist: &'static Dist) -> Self {
-        Self { daemon, gid_index: 0, host, dist, by_rnic_run: false }
+        let in_program = engine_in_program() && daemon.has_functions();
+        Self { daemon, gid_index: 0, host, dist, by_rnic_run: false, in_program }
     }
 
     /// A command beside this daemon that uses the drop-in libraries.
@@ -173,6 +176,12 @@ impl Node {
     /// # Errors
     /// When the program is not on this machine.
     pub fn cmd(&self, program: &str) -> Result<Cmd> {
+        let cmd = self.usual_cmd(program)?;
+        Ok(if self.in_program { cmd.env("RNIC_ENGINE", "program") } else { cmd })
+    }
+
+    /// Of a program that says nothing about where its engine runs.
+    fn usual_cmd(&self, program: &str) -> Result<Cmd> {
         if self.by_rnic_run {
             let rnic = Cmd::new(self.dist.bin("rnic")).args(["run", "--socket"]);
             let cmd =
@@ -183,6 +192,12 @@ impl Node {
         let dirs = std::iter::once(self.dist.lib()).chain(self.host.tools.library_dirs());
         let cmd = self.host.cmd(program)?.env("RNIC_SOCKET", self.daemon.socket());
         Ok(cmd.env("LD_LIBRARY_PATH", std::env::join_paths(dirs)?))
+    }
+
+    /// The `rnic` command, which talks to this daemon.
+    #[must_use]
+    pub fn rnic(&self, args: &[&str]) -> Cmd {
+        Cmd::new(self.dist.bin("rnic")).args(args).env("RNIC_SOCKET", self.daemon.socket())
     }
 
     /// Ends the daemon in order and returns its log.

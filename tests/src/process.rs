@@ -30,6 +30,17 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// Names the user of [`User::of_tests`]. Only root can run tests with it.
 pub const USER_ENV: &str = "RNIC_TEST_USER";
 
+/// With the value `program`, programs have engines of their own where their daemon can give them
+/// sockets.
+pub const ENGINE_ENV: &str = "RNIC_TEST_ENGINE";
+
+/// Whether programs have engines of their own where a test does not say otherwise: see
+/// [`ENGINE_ENV`].
+#[must_use]
+pub fn engine_in_program() -> bool {
+    std::env::var_os(ENGINE_ENV).is_some_and(|value| value == "program")
+}
+
 /// The user that a command runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {

@@ -4,6 +4,7 @@
 //! the table must be skipped, so that the table stays true when the device learns something.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,9 +16,8 @@ use crate::paths::{self, Scratch};
 use crate::place::{Node, Place};
 use crate::process::Cmd;
 
-/// Their modules for cards of one vendor, and those that need the connection manager or a GPU's
-/// library.
-const NOT_OURS: [&str; 4] = ["test_mlx5", "test_efa", "test_rdmacm", "test_cuda"];
+/// Their modules for cards of one vendor, and those that need a GPU's library.
+const NOT_OURS: [&str; 3] = ["test_mlx5", "test_efa", "test_cuda"];
 
 /// The packages: the tests, what they import, and libraries that this links.
 const PACKAGES: [&str; 3] = ["rdma-core", "python3-pyverbs", "ibverbs-providers"];
@@ -78,6 +78,18 @@ impl Suite {
     /// # Errors
     /// When they crash or cannot be started.
     pub fn run(&self, node: &Node) -> Result<BTreeMap<String, Outcome>> {
+        self.run_tests(node, &self.modules()?)
+    }
+
+    /// Runs some of them: modules as `tests.test_qpex`, or single ones by their names in these.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_tests(
+        &self,
+        node: &Node,
+        tests: &[impl AsRef<OsStr>],
+    ) -> Result<BTreeMap<String, Outcome>> {
         let scratch = Scratch::new("pyverbs")?;
         let report = scratch.join("report");
         let gid = node.gid_index().to_string();
@@ -87,7 +99,7 @@ impl Suite {
             .arg(self.root.join(FOLDER))
             .arg(&report)
             .args(["--dev", node.device(), "--gid", &gid])
-            .args(self.modules()?)
+            .args(tests)
             .env("PYTHONPATH", self.root.join("usr/lib/python3/dist-packages"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
             // Seconds, on a machine without other work.

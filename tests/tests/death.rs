@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use system_tests::checker;
-use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, Faults};
 use system_tests::inspect::Census;
-use system_tests::lab::{Lab, Need, Pair, at_end, long_form};
+use system_tests::lab::{Lab, Need, Pair, alone, at_end, long_form};
 use system_tests::native::{self, VICTIM};
 use system_tests::netns::End;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::{Dialogue, next_port};
 
-/// How long a daemon may take to clean up behind a client. An engine process stays for 5 s.
+/// How long a daemon may take to clean up behind a client. An engine process stays for 2 s.
 const CLEANUP: Duration = Duration::from_secs(10);
 /// How long anything that is expected may take.
 const SOON: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ fn open(test: &str) -> Result<Option<Lab>> {
 
 /// A device of its own, without a network.
 fn single_node(lab: &Lab) -> Result<Node> {
-    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     Ok(Node::new(daemon, host, Dist::get()?))
 }
@@ -239,7 +239,7 @@ fn a_killed_daemon_ends_every_wait_of_its_clients() -> Result<()> {
     says(&mut waiting, "ready")?;
     std::thread::sleep(Duration::from_millis(100));
     let killed = Instant::now();
-    node.daemon = node.daemon.kill_and_restart(Dist::get()?, &Spec::new(Io::Loopback))?;
+    node.daemon = node.daemon.kill_and_restart(Dist::get()?, &alone())?;
     let output = waiting.wait()?;
     let took = killed.elapsed();
     learned_of_the_daemons_death(&output.stdout)?;

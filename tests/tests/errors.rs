@@ -4,9 +4,9 @@
 //! result: the errno of a verb, or completion statuses, QP states and async events.
 
 use anyhow::{Context, Result, ensure};
-use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::daemon::Daemon;
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need};
+use system_tests::lab::{Lab, Need, alone};
 use system_tests::native;
 use system_tests::place::{Host, Node, Place};
 
@@ -174,7 +174,7 @@ const BREAKING: [Row; 13] = [
 ];
 
 /// Unusual but correct use.
-const USING: [Row; 9] = [
+const USING: [Row; 10] = [
     ("armed_in_a_walk", "OK"),
     ("reset_and_destroyed_in_a_walk", "OK OK, then ENOENT"),
     ("posted_again_in_a_walk", "1000 completed, events none"),
@@ -184,6 +184,7 @@ const USING: [Row; 9] = [
     ("descriptors_closed", "WR_FLUSH_ERR"),
     ("descriptors_taken", "flushed, 0 files written to, 0 closed"),
     ("few_system_calls", "200 messages"),
+    ("used_at_the_end", "SUCCESS"),
 ];
 
 /// Device memory, and memory on demand.
@@ -214,7 +215,7 @@ const MEMORY: [Row; 17] = [
 fn stage(test: &str) -> Result<Option<(Lab, Node)>> {
     let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(None) };
     lab.tools = lab.tools.clone().with_built(native::errors()?);
-    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     Ok(Some((lab, Node::new(daemon, host, Dist::get()?))))
 }

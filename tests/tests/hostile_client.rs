@@ -16,7 +16,7 @@
 //! Every byte and completion of the tenant is checked all the time, and so is memory for which no
 //! other program has a key. Afterwards the daemon has no resources of the attacker left.
 //!
-//! The rounds of an attack take 20 seconds, 10 minutes with `RNIC_LONG=1`, or
+//! The rounds of an attack take 12 seconds, 10 minutes with `RNIC_LONG=1`, or
 //! `RNIC_ATTACK_SECONDS`, and longer where some have to be repeated.
 
 use std::cell::RefCell;
@@ -38,13 +38,13 @@ use system_tests::rounds::{MOST_LEFT, Pauses, Share, rounds_in, share_left};
 /// What the tenant must keep of its rate.
 const SHARE: f64 = 0.8;
 /// Seconds that the rounds of an attack take, in the ordinary form.
-const ATTACK: f64 = 18.0;
+const ATTACK: f64 = 12.0;
 /// Seconds of a measurement.
-const WINDOW: f64 = 2.0;
+const WINDOW: f64 = 1.4;
 /// How long the daemon may take to end.
 const SOON: Duration = Duration::from_secs(2);
 /// Seconds until the load of an attacker, or of a program that spins, is steady.
-const SETTLED: f64 = 1.0;
+const SETTLED: f64 = 0.6;
 
 /// So small that an attacker reaches all of them, and large enough for the tenant.
 const QUOTAS: &str = "[quota]\nsessions = 60\nqps = 50\ncqs = 40\nmrs = 200\npds = 30\n\
@@ -259,14 +259,10 @@ fn withstands(kinds: &[&str], tenant: Option<User>) -> Result<Option<Vec<Output>
     Ok(Some(outputs))
 }
 
-#[test]
-fn random_values_in_every_shared_word() -> Result<()> {
-    withstands(&["scribble"], OTHER).map(drop)
-}
-
+/// Also random values in every word of the shared memory.
 #[test]
 fn doorbells_messages_requests_and_keys_that_make_no_sense() -> Result<()> {
-    withstands(&["doorbells", "control", "wqes", "keys"], OTHER).map(drop)
+    withstands(&["scribble", "doorbells", "control", "wqes", "keys"], OTHER).map(drop)
 }
 
 /// A user may do what it likes to a process that has its ids: to stop, starve, limit and kill it,

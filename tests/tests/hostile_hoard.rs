@@ -243,8 +243,8 @@ fn large_registrations_do_not_stop_other_users() -> Result<()> {
         skip("large_registrations", &few);
         return Ok(());
     }
-    // In all twice as much: what an attacker of the round before had may not be given back yet.
-    let limits = "[quota]\nshared-bytes = 8589934592\n[total]\nshared-bytes = 17179869184\n";
+    // Twice as much: what the attacker of the round before had may not be given back yet.
+    let limits = "[quota]\nshared-bytes = 17179869184\n[total]\nshared-bytes = 25769803776\n";
     others_keep_their_rate("giant", "populate", limits)
 }
 
@@ -285,8 +285,8 @@ fn beside(stage: &Stage, node: &Node, kind: &str, without: &str) -> Result<Share
     let _filler = there("spin").through(&words("nice -n 19")).start()?;
     let rate = || -> Result<f64> {
         let mut stream = stream.borrow_mut();
-        stream.work(1.0)?;
-        stream.rate(2.0)
+        stream.work(0.6)?;
+        stream.rate(1.4)
     };
     let calm = || {
         let _without = there(without).start()?;

@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use pnet_datalink::{self as datalink, Channel, Config, DataLinkReceiver, DataLinkSender};
+use anyhow::{Context, Result, ensure};
+use pnet_datalink::{DataLinkReceiver, DataLinkSender};
 use system_tests::checker::{self, Stream};
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, EmulatedPair, Faults};
-use system_tests::frame::Frame;
+use system_tests::frame::{Frame, open_wire};
 use system_tests::inspect::{Census, counter};
 use system_tests::lab::{Lab, Need, at_end, attack_seconds};
 use system_tests::measure::judge;
@@ -86,17 +86,7 @@ struct Intruder {
 
 impl Intruder {
     fn at(port: &str, seed: u64) -> Result<Self> {
-        let all = datalink::interfaces();
-        let port = all.into_iter().find(|i| i.name == port).context("no such port")?;
-        let config = Config {
-            read_timeout: Some(Duration::from_millis(1)),
-            read_buffer_size: 8192,
-            write_buffer_size: 8192,
-            ..Config::default()
-        };
-        let Channel::Ethernet(tx, rx) = datalink::channel(&port, config)? else {
-            bail!("not an Ethernet interface")
-        };
+        let (tx, rx) = open_wire(port)?;
         // Every draw gives a random number.
         let numbers = Dice::new(seed, Faults { corrupt: 1.0, ..Faults::NONE });
         Ok(Self { tx, rx, heard: VecDeque::new(), numbers, sent: 0 })

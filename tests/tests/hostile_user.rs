@@ -12,7 +12,7 @@ use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::ask;
 use system_tests::native::{self, VICTIM, WATCH};
 use system_tests::place::{Node, Place};
-use system_tests::process::{Cmd, Output, User, wait_until};
+use system_tests::process::{Output, User, wait_until};
 
 /// How long an operation may take that must not wait for a stalled engine.
 const SOON: Duration = Duration::from_secs(2);
@@ -115,9 +115,7 @@ fn users_of_one_daemon_do_not_see_each_others_objects() -> Result<()> {
             seen.as_array().is_some_and(|list| !list.is_empty()),
             "root sees no {what}: {seen}"
         );
-        let cmd = Cmd::new(stage.0.dist.bin("rnic")).args([what, "--json"]);
-        let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket());
-        let text = cmd.as_user(Some(User::NOBODY)).check()?;
+        let text = node.rnic(&[what, "--json"]).as_user(Some(User::NOBODY)).check()?;
         // Keys, QP numbers and PSNs would be enough to write into a user's memory.
         ensure!(text.trim() == "[]", "another user sees root's {what}: {text}");
     }
@@ -136,11 +134,14 @@ fn only_the_owner_captures_traffic_and_injects_faults() -> Result<()> {
         &["fault", "add", "drop=1"][..],
         &["fault", "list"],
         &["fault", "clear"],
+        &["fault", "remove", "1"],
         &["capture", "-w", capture],
+        &["trace", "-w", capture],
+        &["watch", "--picture", capture],
+        &["watch", "--web", "127.0.0.1:0"],
     ];
     for args in commands {
-        let cmd = Cmd::new(stage.0.dist.bin("rnic")).args(args);
-        let cmd = cmd.env("RNIC_SOCKET", node.daemon.socket()).as_user(Some(User::NOBODY));
+        let cmd = node.rnic(args).as_user(Some(User::NOBODY));
         let output = cmd.limit(Duration::from_secs(5)).run()?;
         ensure!(!output.success() && output.stderr.contains("only root"), "{output}");
     }

@@ -49,8 +49,7 @@ impl Stage {
         let line = format!("engine process {silent} of user {}", User::NOBODY.uid);
         let began = Instant::now();
         for what in ["status", "qp", "mr", "cq", "counters"] {
-            let cmd = Cmd::new(self.node.dist.bin("rnic")).arg(what);
-            let output = cmd.env("RNIC_SOCKET", self.node.daemon.socket()).limit(AWAY).run()?;
+            let output = self.node.rnic(&[what]).limit(AWAY).run()?;
             ensure!(output.success(), "{output}");
             let named = [&output.stdout, &output.stderr].iter().any(|text| text.contains(&line));
             ensure!(named, "no {line:?}: {output}");

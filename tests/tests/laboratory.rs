@@ -79,7 +79,7 @@ fn a_server_that_fails_early_is_shown() -> Result<()> {
 #[test]
 fn a_daemon_that_ends_before_it_is_ready_is_shown() -> Result<()> {
     let scratch = Scratch::new("dist")?;
-    for file in ["bin/rnicd", "bin/rnic", "lib/libibverbs.so.1", "lib/librdmacm.so.1"] {
+    for file in Dist::files() {
         let path = scratch.join(file);
         std::fs::create_dir_all(path.parent().expect("a folder"))?;
         std::fs::write(&path, "#!/bin/sh\necho \"no such thing as $2\" >&2; exit 3\n")?;

@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need};
+use system_tests::lab::{Lab, Need, alone};
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::wait_until;
 use system_tests::programs::next_port;
@@ -17,7 +17,7 @@ fn fi_info_finds_the_device() -> Result<()> {
     let Some(lab) = Lab::open("fi_info_finds_the_device", Need::Root, &["fi_info"])? else {
         return Ok(());
     };
-    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
     let host = Host::here(Ipv4Addr::LOCALHOST.into(), &lab.tools);
     let node = Node::new(daemon, host, Dist::get()?);
     let output = node.cmd("fi_info")?.args(["-p", "verbs"]).run()?;

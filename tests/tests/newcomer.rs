@@ -1,15 +1,18 @@
 //! Messages that a new user sees after a mistake: they say what is wrong and what to do.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need};
+use system_tests::lab::{Lab, Need, alone, own_loopback};
 use system_tests::netns::Netns;
-use system_tests::paths::Scratch;
-use system_tests::place::Host;
-use system_tests::process::{Cmd, Output, User};
+use system_tests::paths::{self, Scratch};
+use system_tests::place::{Host, Node, Place};
+use system_tests::process::{Cmd, Output, User, wait_until};
 
 /// An error must fail, name the cause, fit on a screen, and not be a crash.
 fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
@@ -24,6 +27,17 @@ fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The same, and docs/errors.md has a line for it: its first cell, in which `...` stands for names.
+fn ensure_explained(output: &Output, words: &[&str]) -> Result<()> {
+    ensure_helpful(output, words)?;
+    let said = format!("{}{}", output.stdout, output.stderr);
+    let document = fs::read_to_string(paths::repository().join("docs/errors.md"))?;
+    let cells = document.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    let is_told = |cell: &str| cell.split("...").all(|part| said.contains(part.trim()));
+    ensure!(cells.map(|(cell, _)| cell).any(is_told), "docs/errors.md does not explain: {output}");
+    Ok(())
+}
+
 fn rnicd(args: &[&str]) -> Result<Cmd> {
     Ok(Cmd::new(Dist::get()?.bin("rnicd")).args(args))
 }
@@ -35,7 +49,95 @@ fn an_interface_that_does_not_exist_is_named() -> Result<()> {
     let scratch = Scratch::new("newcomer")?;
     let socket = scratch.join("socket");
     let run = rnicd(&["--netdev", "nosuch0", "--io", "udp", "--socket"])?.arg(&socket);
-    ensure_helpful(&run.run()?, &["nosuch0"])
+    ensure_explained(&run.run()?, &["nosuch0"])
+}
+
+/// What one can get wrong with the commands of the book's first chapters.
+#[test]
+fn mistakes_with_options_are_explained() -> Result<()> {
+    let name = "mistakes_with_options_are_explained";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("mistakes")?;
+    let socket = scratch.join("socket");
+    for (args, words) in [
+        (&["--io", "af-xdp"][..], "--netdev"),
+        (&["--mode", "999"], "0660"),
+        (&["--address", "203.0.113.9"], "203.0.113.9"),
+        (&["--address", "0.0.0.0"], "unicast"),
+        (&["--device", "a b"], "letters, digits"),
+        (&["--config", "/nonexistent/rnicd.toml"], "/nonexistent/rnicd.toml"),
+        (&["--log", "a=b=c"], "rnic_net=debug"),
+        (&["--group", "no such group"], "getent group"),
+        (&["--io", "loopback", "--metrics", "unix:/nonexistent/metrics"], "--metrics"),
+    ] {
+        let run = rnicd(args)?.arg("--socket").arg(&socket);
+        ensure_explained(&run.limit(Duration::from_secs(10)).run()?, &[words])?;
+    }
+    let nowhere = rnicd(&["--io", "loopback", "--socket", "/nonexistent/socket"])?;
+    ensure_explained(&nowhere.limit(Duration::from_secs(10)).run()?, &["--socket"])?;
+    let lonely = Cmd::new("cp").arg(Dist::get()?.bin("rnic")).arg(scratch.path());
+    lonely.check()?;
+    let rnic = Cmd::new(scratch.join("rnic")).args(["run", "--", "true"]);
+    ensure_explained(&rnic.env("RNIC_SOCKET", &socket).run()?, &["neither in"])
+}
+
+#[test]
+fn a_check_says_what_the_host_can_do() -> Result<()> {
+    let name = "a_check_says_what_the_host_can_do";
+    let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("check")?;
+    let check = |args: &[&str]| -> Result<Output> {
+        let socket = ["--check", "--socket"];
+        rnicd(&socket)?.arg(scratch.join("socket")).args(args).run()
+    };
+    let good = check(&["--io", "udp", "--address", &own_loopback().to_string()])?;
+    let said = &good.stdout;
+    ensure!(good.success() && said.contains("rnicd can start here."), "{good}");
+    ensure!(["kernel", "memory access", "limits"].iter().all(|what| said.contains(what)), "{said}");
+    let bad = check(&["--netdev", "nosuch0", "--io", "udp"])?;
+    ensure_helpful(&bad, &["FAILED   interface", "nosuch0", "keep the daemon from starting"])?;
+    ensure!(!scratch.join("socket").exists(), "a check listens");
+    Ok(())
+}
+
+/// SIGHUP changes what a daemon that runs can change, and names the rest.
+#[test]
+fn a_reload_takes_what_can_be_changed() -> Result<()> {
+    let name = "a_reload_takes_what_can_be_changed";
+    let programs = ["ibv_rc_pingpong"];
+    let Some(lab) = Lab::open(name, Need::Nothing, &programs)? else { return Ok(()) };
+    let scratch = Scratch::new("reload")?;
+    let file = scratch.join("rnicd.toml");
+    fs::write(&file, "mode = \"0666\"\n")?;
+    let extra = vec!["--config".into(), file.display().to_string()];
+    let daemon = Daemon::start(Dist::get()?, &Spec { extra, ..alone() })?;
+    let host = Host::here([127, 0, 0, 1].into(), &lab.tools);
+    let node = Node::new(daemon, host, Dist::get()?);
+    let mode =
+        || -> Result<u32> { Ok(fs::metadata(node.daemon.socket())?.permissions().mode() & 0o777) };
+    let reload = |text: &str, what: &str, done: &dyn Fn() -> Result<bool>| -> Result<()> {
+        fs::write(&file, text)?;
+        node.daemon.signal(Signal::HUP)?;
+        wait_until(what, Duration::from_secs(10), done).with_context(|| node.daemon.log())
+    };
+    let says = |words: &str| Ok(node.daemon.log().contains(words));
+
+    let metrics = scratch.join("metrics");
+    let text = format!("mode = \"0662\"\nmetrics = \"unix:{}\"\n", metrics.display());
+    let text = text + "idle = \"event\"\nspin = 9\n[quota]\nqps = 0\ngroups = 2\n";
+    reload(&text, "a reload", &|| says("the configuration file was read again"))?;
+    ensure!(mode()? == 0o662 && metrics.exists(), "{}", node.daemon.log());
+    ensure!(says("a restart is needed to change idle, spin, quota.groups")?, "what is fixed");
+    let refused = node.cmd("ibv_rc_pingpong")?.args(["-d", node.device(), "-g", "0"]);
+    ensure_helpful(&refused.limit(Duration::from_secs(10)).run()?, &["Couldn't create QP"])?;
+
+    reload("mode = \"0660\"\nnonsense = 1\n", "an error", &|| says("nothing is reloaded"))?;
+    ensure!(says("nonsense")? && mode()? == 0o662, "{}", node.daemon.log());
+    // What the log lets pass changes first.
+    reload("mode = \"0664\"\nlog = \"error\"\n", "a mode", &|| Ok(mode()? == 0o664))?;
+    let log = node.stop()?;
+    ensure!(log.matches("was read again").count() == 1 && !metrics.exists(), "{log}");
+    Ok(())
 }
 
 #[test]
@@ -55,7 +157,7 @@ fn a_command_without_a_daemon_says_how_to_start_one() -> Result<()> {
     let scratch = Scratch::new("newcomer")?;
     let rnic = Cmd::new(Dist::get()?.bin("rnic")).arg("status");
     let rnic = rnic.env("RNIC_SOCKET", scratch.join("nothing"));
-    ensure_helpful(&rnic.run()?, &["rnicd", "nothing"])
+    ensure_explained(&rnic.run()?, &["rnicd", "nothing"])
 }
 
 #[test]
@@ -65,9 +167,9 @@ fn a_program_that_is_not_there_is_named() -> Result<()> {
     let scratch = Scratch::new("newcomer")?;
     let rnic = Cmd::new(Dist::get()?.bin("rnic")).args(["run", "--", "no-such-program"]);
     let runtime = scratch.join("runtime");
-    std::fs::create_dir(&runtime)?;
+    fs::create_dir(&runtime)?;
     let rnic = rnic.env("XDG_RUNTIME_DIR", runtime).without_env("RNIC_SOCKET");
-    ensure_helpful(&rnic.run()?, &["no-such-program"])
+    ensure_explained(&rnic.run()?, &["no-such-program"])
 }
 
 #[test]
@@ -76,7 +178,7 @@ fn a_busy_socket_is_explained() -> Result<()> {
     let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
     let first = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
     let second = rnicd(&["--io", "loopback", "--socket"])?.arg(first.socket());
-    ensure_helpful(&second.run()?, &["socket"])?;
+    ensure_explained(&second.run()?, &["socket"])?;
     first.stop()?;
     Ok(())
 }
@@ -100,7 +202,7 @@ fn a_second_daemon_on_an_interface_is_told_of_the_first() -> Result<()> {
             let run = run.arg(scratch.join("socket")).in_netns(Some(netns.name()));
             let pid = format!("process {} ", first.pid());
             let words = ["10.77.0.1 is served already", &pid, "--socket", "--address"];
-            ensure_helpful(&run.limit(Duration::from_secs(10)).run()?, &words)?;
+            ensure_explained(&run.limit(Duration::from_secs(10)).run()?, &words)?;
         }
         first.stop()?;
     }
@@ -120,7 +222,7 @@ fn af_xdp_without_rights_says_which_rights() -> Result<()> {
     let run = Cmd::new(dist.bin("rnicd")).args(["--netdev", "eth0", "--io", "af-xdp", "--socket"]);
     let run = run.arg(scratch.join("socket")).in_netns(Some(netns.name()));
     let run = run.as_user(Some(User::NOBODY));
-    ensure_helpful(&run.run()?, &["CAP_NET_RAW"])
+    ensure_explained(&run.run()?, &["CAP_NET_RAW"])
 }
 
 #[test]

@@ -5,29 +5,28 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
-use system_tests::daemon::{Daemon, Io, Spec};
+use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need, own_loopback};
+use system_tests::lab::{Lab, Need, alone};
 use system_tests::place::{Host, Node};
 use system_tests::pyverbs::{Expected, Outcome, PROGRAMS, Suite};
 use system_tests::{paths, process};
 
 /// Tests that pass, at least: a table that fits an empty report would say nothing.
-const FEWEST: usize = 130;
+const FEWEST: usize = 138;
 
 #[test]
 fn the_tests_of_rdma_core_pass_or_are_skipped_as_told() -> Result<()> {
     let name = "the_tests_of_rdma_core_pass_or_are_skipped_as_told";
-    let Some(mut lab) = Lab::open(name, Need::Nothing, &PROGRAMS)? else { return Ok(()) };
+    let Some(mut lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let suite = Suite::provide(&lab.tools)?;
     lab.tools = lab.tools.clone().with_libraries(suite.libraries());
-    let address = own_loopback();
-    let spec = Spec { addresses: vec![address], ..Spec::new(Io::Udp) };
-    let daemon = Daemon::start(Dist::get()?, &spec)?;
-    let host = Host::here(address, &lab.tools);
-    let node = Node { by_rnic_run: true, ..Node::new(daemon, host, Dist::get()?) };
+    // Those of the connection manager look up the addresses of the device's interface.
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let node = Node { by_rnic_run: true, ..pair.left };
     let outcomes = suite.run(&node)?;
     let log = node.stop()?;
+    pair.right.stop()?;
     let document = fs::read_to_string(paths::repository().join("docs/verbs.md"))?;
     let differences = Expected::read(&document)?.differences(&outcomes);
     let log = process::tail(&log, 20);
@@ -42,7 +41,7 @@ fn the_tests_of_rdma_core_pass_or_are_skipped_as_told() -> Result<()> {
 fn the_device_claims_what_is_documented() -> Result<()> {
     let name = "the_device_claims_what_is_documented";
     let Some(lab) = Lab::open(name, Need::Nothing, &["ibv_devinfo"])? else { return Ok(()) };
-    let daemon = Daemon::start(Dist::get()?, &Spec::new(Io::Loopback))?;
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
     let address = Ipv4Addr::LOCALHOST.into();
     let node = Node::new(daemon, Host::here(address, &lab.tools), Dist::get()?);
     let text = node.cmd("ibv_devinfo")?.arg("-v").check()?;

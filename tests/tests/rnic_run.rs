@@ -10,10 +10,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use system_tests::daemon::Io;
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need, skip};
 use system_tests::packages::Toolbox;
-use system_tests::paths::Scratch;
+use system_tests::paths::{self, Scratch};
 use system_tests::place::{Host, Place};
 use system_tests::process::{Cmd, User, is_root, wait_until};
 use system_tests::programs::next_port;
@@ -143,7 +144,7 @@ fn a_program_finds_the_device_where_the_kernel_has_its_own() -> Result<()> {
     let as_before = rnic(&home, &["run", "--no-view", "--", "ls", "/sys/class"]).check()?;
     let kernels = Path::new("/sys/class/infiniband").exists();
     ensure!(as_before.contains("infiniband\n") == kernels, "{as_before}");
-    end(&status(rnic(&home, &[]))?)
+    end_private(&home)
 }
 
 /// Counters that perftest reads before and after its run, from files that it opened before.
@@ -182,6 +183,43 @@ fn the_files_of_a_device_count_what_it_sends() -> Result<()> {
     wait_until("the end of the files", Duration::from_secs(10), || Ok(!files.exists()))
 }
 
+/// Those of a system's daemon: in the view that `rnic run` gives, and in a container that has the
+/// folders as volumes.
+#[test]
+fn scripts_find_a_device_its_interface_and_its_counters() -> Result<()> {
+    let name = "scripts_find_a_device_its_interface_and_its_counters";
+    let Some(lab) = Lab::open(name, Need::Root, &["ibv_devinfo"])? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let scripts = paths::repository().join("tests/scripts");
+    let find = scripts.join("find_devices.sh");
+    let socket = pair.left.daemon.socket();
+    let rnic = pair.net.left.netns.cmd(Dist::get()?.bin("rnic"));
+    let in_view = rnic.args(["run", "--socket"]).arg(&socket).arg("--").arg(&find).check()?;
+    let contained = || {
+        let files = PathBuf::from(format!("{}.files", socket.display()));
+        let cmd = pair.net.left.netns.cmd("unshare").arg("-m");
+        cmd.arg(scripts.join("container.sh")).arg(files)
+    };
+    let in_container = contained().arg(&find).check()?;
+    ensure!(in_container == in_view, "a container sees:\n{in_container}\nnot:\n{in_view}");
+    for expected in [
+        "rnic0 port 1 gid 0 RoCE v2 ==> eth0 (up)\nrnic0 port 1 gid 1 RoCE v2 ==> eth0 (up)\n",
+        " ACTIVE, Ethernet, ",
+        " Gb/sec (",
+        "1: CA, firmware ",
+        ", node -1\ninterfaces eth0 CPUs ",
+        "verbs uverbs0 abi 1\n",
+    ] {
+        ensure!(in_view.contains(expected), "no {expected:?}:\n{in_view}");
+    }
+    // The library too, which talks to the daemon by its socket.
+    let devinfo = contained().arg(lab.tools.program("ibv_devinfo")?).arg("-v");
+    let devinfo = devinfo.env("LD_LIBRARY_PATH", Dist::get()?.lib()).env("RNIC_SOCKET", &socket);
+    let text = devinfo.check()?;
+    ensure!(text.contains("PORT_ACTIVE") && text.contains("soft-rnic"), "{text}");
+    pair.stop()
+}
+
 /// UCX skips a device whose files it does not find.
 #[test]
 fn ucx_uses_both_transports() -> Result<()> {
@@ -216,7 +254,7 @@ fn ucx_uses_both_transports() -> Result<()> {
             ensure!(!client.stderr.contains("ERROR"), "{transport} {test}: {client}");
         }
     }
-    end(&status(rnic(&home, &[]))?)
+    end_private(&home)
 }
 
 #[test]
@@ -303,6 +341,16 @@ const UCX_TESTS: [&str; 7] = [
     "tag_lat -s 2000",
     "tag_bw -s 1000000",
 ];
+
+/// The same where nothing was asked of the daemon since its last client: on a busy machine it may
+/// have ended by itself.
+fn end_private(home: &Scratch) -> Result<()> {
+    match status(rnic(home, &[])) {
+        Ok(status) => end(&status),
+        Err(_) if !daemon_runs_in(home) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
 
 /// Ends a private daemon that would otherwise wait some seconds more for a client.
 fn end(status: &Value) -> Result<()> {

@@ -198,10 +198,7 @@ fn every_psn_twice_after_one_atomic() -> Result<()> {
     let packets: u64 = if long_form() { (1 << 24) + (1 << 16) } else { 1 << 17 };
     let pair = lab.pair(Io::Udp, 1500)?;
     for node in [&pair.left, &pair.right] {
-        Cmd::new(node.dist.bin("rnic"))
-            .args(["fault", "add", "--seed", "42", "drop=0.01%"])
-            .env("RNIC_SOCKET", node.daemon.socket())
-            .check()?;
+        node.rnic(&["fault", "add", "--seed", "42", "drop=0.01%"]).check()?;
     }
     let messages = packets / (MESSAGE / PATH_MTU);
     // A later packet always reveals a loss. The timeout of 1 s is for a machine so busy that a
@@ -235,11 +232,7 @@ fn loopback() -> Result<()> {
     let host = Host::here(std::net::Ipv4Addr::LOCALHOST.into(), &lab.tools);
     let node = Node::new(daemon, host, Dist::get()?);
     let faults = ["drop=2%", "duplicate=1%", "reorder=5%", "corrupt=0.001"];
-    Cmd::new(node.dist.bin("rnic"))
-        .args(["fault", "add", "--seed", "42"])
-        .args(faults)
-        .env("RNIC_SOCKET", node.daemon.socket())
-        .check()?;
+    node.rnic(&["fault", "add", "--seed", "42"]).args(faults).check()?;
     let dialogue = Dialogue::new(&format!("{CHECKER} -m 1024")).limit(Duration::from_secs(90));
     dialogue.run(&node, &node)?;
     let injected = ["fault_dropped", "fault_duplicated", "fault_reordered", "fault_corrupted"];

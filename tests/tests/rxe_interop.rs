@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use system_tests::daemon::Io;
-use system_tests::inspect::ask;
+use system_tests::inspect::{Census, ask, counter};
 use system_tests::interop::peers::RxePeer;
-use system_tests::interop::{InteropRun, Outcome, Wire, all_well, cases, wires};
+use system_tests::interop::{InteropRun, Outcome, Peer, Wire, all_well, cases, endings, wires};
 use system_tests::lab::{Lab, Need, long_form};
+use system_tests::native;
 use system_tests::place::Place;
+use system_tests::process::wait_until;
 
 /// Every program over IPv4 and IPv6 and both path MTUs, each side as server and as client. The long
 /// form combines all of these.
@@ -71,6 +73,30 @@ fn programs_connect_by_address() -> Result<()> {
     finish(&peer, &outcomes)
 }
 
+/// Refused with private data, closed from either side, and either program killed in each state.
+/// Nothing of it is left in our daemon.
+#[test]
+fn connections_end_whatever_state_they_are_in() -> Result<()> {
+    let name = "connections_end_whatever_state_they_are_in";
+    let Some(lab) = Lab::open(name, Need::Guest, &CONNECTING)? else { return Ok(()) };
+    let program = native::ends()?.join(native::ENDS);
+    let peer = RxePeer::boot(&lab)?;
+    peer.guest.install(&program)?;
+    let nic = peer.nic(Io::AfPacket, &[])?;
+    let before = Census::at_rest(&nic, PATIENCE)?;
+    let console = || peer.guest.console();
+    endings::play(&nic, &peer.guest, false)
+        .context("rxe's program is the client")
+        .with_context(console)?;
+    endings::play(&peer.guest, &nic, true)
+        .context("rxe's program is the server")
+        .with_context(console)?;
+    endings::dies_while_it_disconnects(&peer.guest, &nic).with_context(console)?;
+    wait_until("the end of all identifiers", PATIENCE, || Ok(counter(&nic, "cm_ids")? == 0))?;
+    before.returns(&nic, PATIENCE)?;
+    nic.stop().map(drop)
+}
+
 /// A client hears at once that no program listens at a port.
 fn is_refused(client: &dyn Place, host: &dyn Place) -> Result<()> {
     let args = ["-c", "-a", &host.address().to_string(), "-p", "999"].map(str::to_owned);
@@ -93,6 +119,8 @@ fn the_checker_with_the_behaviour_of_connectx() -> Result<()> {
     nic.stop()?;
     finish(&peer, &outcomes)
 }
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 const CONNECTING: [&str; 4] = ["rping", "ucmatose", "udaddy", "ib_write_bw"];
 

@@ -1,20 +1,24 @@
 //! Programs and checker against Linux's rxe over a link that loses and reorders packets in both
 //! directions: everything completes, no byte is wrong, no completion is lost or duplicated.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{EmulatedLink, Faults, LEFT, LinkReport, Plan, RIGHT};
 use system_tests::inspect::counter;
-use system_tests::interop::peers::MTU;
+use system_tests::interop::peers::{MTU, RxePeer};
 use system_tests::interop::{InteropRun, all_well, cases, equip, programs, wires};
 use system_tests::lab::{Lab, Need, at_end, long_form};
 use system_tests::netns::End;
+use system_tests::observer::Observer;
 use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node};
+use system_tests::programs::Dialogue;
 use system_tests::rxe::{Guest, Image, Machine};
 
 const FAULTS: Faults = Faults { loss: 0.01, reorder: 0.03, ..Faults::NONE };
@@ -63,12 +67,90 @@ fn nothing_is_lost_or_doubled_between_rxe_and_us() -> Result<()> {
     for (nth, wire) in wires().into_iter().enumerate() {
         outcomes.extend(interop.run(cases::ROUGH_CHECKER, wire)?);
         if nth == 0 || long_form() {
+            outcomes.extend(interop.run(cases::ROUGH_MESSAGES, wire)?);
             outcomes.extend(interop.run(cases::ROUGH_PROGRAMS, wire)?);
         }
     }
     let report = path.link.finish(Duration::from_millis(300))?;
     all_well(&outcomes).with_context(|| format!("{report:?}\n{}", path.guest.console()))?;
     the_link_was_rough(&nic, &report)?;
+    nic.stop()?;
+    Ok(())
+}
+
+/// What a trace says of the request packets that arrive at its node.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Truth {
+    /// Packets, also those that the faults dropped.
+    requests: u64,
+    /// Those whose PSN was there before.
+    repeated: u64,
+    /// Those that the faults dropped.
+    dropped: u64,
+    /// NAKs that ask for what is missing.
+    naks: u64,
+}
+
+impl Truth {
+    fn of(trace: &str) -> Result<Self> {
+        let (mut truth, mut seen) = (Self::default(), HashSet::new());
+        for line in trace.lines().skip(1) {
+            let event: Value = serde_json::from_str(line)?;
+            let is_request =
+                event["opcode"].as_str().is_some_and(|name| name.starts_with("RC_WRITE"));
+            let is_drop = event["event"] == "fault" && event["kind"] == "drop";
+            if is_request && (is_drop || event["event"] == "received") {
+                let packet = (event["dest_qpn"].as_u64(), event["psn"].as_u64());
+                truth.requests += 1;
+                truth.repeated += u64::from(!seen.insert(packet));
+                truth.dropped += u64::from(is_drop);
+            }
+            truth.naks += u64::from(event["event"] == "nak" && event["reason"] == "sequence");
+        }
+        Ok(truth)
+    }
+}
+
+/// Linux sends, and faults in our daemon drop some of it: its log, not what `rnic explain` reads,
+/// tells what happened.
+#[test]
+fn what_is_explained_of_rxe_is_what_was_done_to_it() -> Result<()> {
+    let name = "what_is_explained_of_rxe_is_what_was_done_to_it";
+    let Some(lab) = Lab::open(name, Need::Guest, &["ib_write_bw"])? else { return Ok(()) };
+    let peer = RxePeer::boot(&lab)?;
+    let nic = peer.nic(Io::AfPacket, &[])?;
+    let scratch = Scratch::new("explained")?;
+    let capture = Observer::start(&nic, &["capture"], scratch.join("x.pcapng"))?;
+    let trace = Observer::start(&nic, &["trace"], scratch.join("x.json"))?;
+    nic.rnic(&["fault", "add", "--seed", "7", "drop=1%"]).check()?;
+    let dialogue = Dialogue::new("ib_write_bw -n 300 -s 8192 -m 1024 -Q 1");
+    dialogue.limit(Duration::from_secs(120)).run(&nic, &peer.guest)?;
+    let list: Value = serde_json::from_str(&nic.rnic(&["fault", "list", "--json"]).check()?)?;
+    let ((trace, said), (capture, other)) = (trace.stop()?, capture.stop()?);
+    ensure!(!said.contains("lost") && !other.contains("lost"), "{said}{other}");
+    let truth = Truth::of(&std::fs::read_to_string(trace)?)?;
+    let file = capture.to_str().context("a name of ours")?;
+    let report: Value = serde_json::from_str(&nic.rnic(&["explain", "--json", file]).check()?)?;
+    let ends = report["connections"].as_array().into_iter().flatten();
+    let sent = ends.flat_map(|connection| connection["sent"].as_array().into_iter().flatten());
+    let both: Vec<_> = sent.collect();
+    let rxe = both.iter().find(|sent| sent["messages"] != 0).context("no messages")?;
+    let ours = both.iter().find(|sent| sent["acks"] != 0).context("no acknowledgements")?;
+    let number =
+        |of: &Value, pointer: &str| of.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+    let explained = Truth {
+        requests: number(rxe, "/requests"),
+        repeated: number(rxe, "/repeated"),
+        dropped: number(&list, "/0/struck"),
+        naks: number(ours, "/sequence_naks"),
+    };
+    eprintln!("{truth:?}, {}", rxe["went_back"]);
+    ensure!(truth == explained && truth.dropped > 10, "{truth:?}\n{explained:?}\n{report:#}");
+    // Each NAK makes Linux go back; what was dropped without one, a timeout.
+    let [naks, silence, others] = ["after_sequence_nak", "after_silence", "unexplained"]
+        .map(|name| number(&rxe["went_back"], &format!("/{name}")));
+    ensure!(naks == truth.naks && others == 0 && silence <= truth.dropped, "{report:#}");
+    ensure!(number(rxe, "/messages") == 300 && number(rxe, "/lost_before_capture") == 0, "{rxe}");
     nic.stop()?;
     Ok(())
 }

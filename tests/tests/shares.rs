@@ -21,6 +21,9 @@ const MANY: u32 = 250;
 const BUSY: User = User::NOBODY;
 /// What a client must keep of the rate that it has beside a program with one queue pair.
 const KEPT: f64 = 0.75;
+/// What a client may gain in the same engine: messages of many queue pairs need more of the
+/// engine's time than those of one, so that the busy program sends less.
+const GAIN: f64 = 1.6;
 
 /// A program of perftest that writes without a pause, from itself to itself.
 struct Busy {
@@ -59,37 +62,37 @@ fn sent(node: &Node) -> Result<u64> {
 
 /// A program of `tenant` keeps its rate beside many busy queue pairs of another program as it does
 /// beside one.
-fn keeps_its_rate(test: &str, tenant: User) -> Result<()> {
+fn keeps_its_rate(test: &str, tenant: User, most: f64) -> Result<()> {
     let helpers: [Helper; 1] = [(checker::PROGRAM, checker::build)];
     let Some(commons) = Commons::open(test, &["ib_write_bw"], &helpers)? else { return Ok(()) };
     let addresses = vec![own_loopback()];
     let mut node = commons.node(&Spec { addresses, ..Spec::new(Io::Udp) })?;
     node.host = Host { user: Some(tenant), cpu: cpu_of(0), ..node.host };
-    judge(test, |_| Ok(share(&node)?.at_least(KEPT))).with_context(|| node.daemon.log())?;
+    judge(test, |_| Ok(share(&node, most)?.at_least(KEPT))).with_context(|| node.daemon.log())?;
     node.stop()?;
     Ok(())
 }
 
 /// The share of its rate that the tenant keeps.
-fn share(node: &Node) -> Result<Share> {
+fn share(node: &Node, most: f64) -> Result<Share> {
     let stream = RefCell::new(Stream::start(node, node, &[])?);
     let beside = |qps| {
         let _busy = Busy::start(node, qps)?;
         let mut stream = stream.borrow_mut();
-        stream.work(1.0)?;
-        stream.rate(2.0)
+        stream.work(0.6)?;
+        stream.rate(1.4)
     };
-    let share = share_left(3, MOST_LEFT, || beside(1), || beside(MANY))?;
+    let share = share_left(3, most, || beside(1), || beside(MANY))?;
     stream.into_inner().end()?;
     Ok(share)
 }
 
 #[test]
 fn users_with_few_and_with_many_queue_pairs() -> Result<()> {
-    keeps_its_rate("users_with_few_and_with_many_queue_pairs", SOMEBODY)
+    keeps_its_rate("users_with_few_and_with_many_queue_pairs", SOMEBODY, MOST_LEFT)
 }
 
 #[test]
 fn programs_of_one_user_with_few_and_with_many_queue_pairs() -> Result<()> {
-    keeps_its_rate("programs_of_one_user_with_few_and_with_many_queue_pairs", BUSY)
+    keeps_its_rate("programs_of_one_user_with_few_and_with_many_queue_pairs", BUSY, GAIN)
 }

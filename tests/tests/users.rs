@@ -13,7 +13,7 @@ use system_tests::daemon::Io;
 use system_tests::inspect::{ask, counter};
 use system_tests::lab::Pair;
 use system_tests::place::{Job, Node, Place};
-use system_tests::process::{Cmd, User, wait_until};
+use system_tests::process::{User, wait_until};
 use system_tests::programs::Dialogue;
 
 /// Every kind of operation, in messages of one and of many packets.
@@ -172,10 +172,6 @@ fn users_connect_by_address() -> Result<()> {
     pair.stop()
 }
 
-fn rnic(node: &Node, args: &[&str]) -> Cmd {
-    Cmd::new(node.dist.bin("rnic")).args(args).env("RNIC_SOCKET", node.daemon.socket())
-}
-
 /// A user's frames cross the link without the daemon; its captures and faults see them all the
 /// same, whether the engine process was there first or not.
 #[test]
@@ -191,12 +187,12 @@ fn captures_and_faults_of_root_meet_the_traffic_of_users() -> Result<()> {
         let name = user.user.map_or(0, |user| user.uid).to_string();
         let file = commons.scratch.join(&name);
         let written = file.to_str().context("a name of ours")?;
-        let mut capture = rnic(right, &["capture", "-w", written]).start()?;
+        let mut capture = right.rnic(&["capture", "-w", written]).start()?;
         wait_until("capture", Duration::from_secs(5), || {
             ensure!(capture.try_status()?.is_none(), "{}", capture.stderr());
             Ok(file.metadata().is_ok_and(|file| file.len() > 0))
         })?;
-        rnic(right, &["fault", "add", "--seed", "42", "drop=0.2%"]).check()?;
+        right.rnic(&["fault", "add", "--seed", "42", "drop=0.2%"]).check()?;
         let before =
             counter(right, "retransmitted_packets")? + counter(left, "retransmitted_packets")?;
         Dialogue::new(CHECKER).limit(Duration::from_secs(60)).run(&server, &user)?;
@@ -204,7 +200,7 @@ fn captures_and_faults_of_root_meet_the_traffic_of_users() -> Result<()> {
             counter(right, "retransmitted_packets")? + counter(left, "retransmitted_packets")?;
         ensure!(after > before, "user {name}: nothing was sent again");
         ensure!(counter(right, "fault_dropped")? > 0, "user {name}: no fault has struck");
-        rnic(right, &["fault", "clear"]).check()?;
+        right.rnic(&["fault", "clear"]).check()?;
         capture.signal(rustix::process::Signal::INT)?;
         wait_until("end of the capture", Duration::from_secs(5), || {
             Ok(capture.try_status()?.is_some())

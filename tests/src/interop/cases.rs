@@ -61,6 +61,8 @@ pub const BY_ADDRESS: &[Case] = &[
     Case::ByAddress("rping -C 10 -V -S 4000"),
     Case::ByAddress("ucmatose -c 4 -C 10 -S 1000"),
     Case::ByAddress("udaddy -c 2 -C 10 -S 1000"),
+    Case::ByAddress("rstream -S 30000 -C 40 -T v"),
+    Case::ByAddress("riostream -S 3000 -C 20 -T v"),
 ];
 
 /// Those of perftest, whose address is always IPv4.
@@ -99,6 +101,10 @@ pub const ROUGH_CHECKER: &[Case] = &[
     Case::Checker { line: "-n 200 -T 15 -q 8 -s 0,1,4095,4096,4097,20000", role: [Role::Server] },
 ];
 
+/// Messages over unreliable connections of such a link: some are lost, and those are lost whole.
+pub const ROUGH_MESSAGES: &[Case] =
+    &[Case::Refusal(&Refusal { receive: "some", ..refusal("unreliable", "SUCCESS") })];
+
 /// An operation of `tests/refusals` and its completion statuses.
 pub struct Refusal {
     name: &'static str,
@@ -108,10 +114,12 @@ pub struct Refusal {
     receive: &'static str,
     /// The same when rxe is the responder, where that differs.
     rxe: Option<(&'static str, &'static str)>,
+    /// At the requester when that is rxe, where that differs.
+    asked_by_rxe: Option<&'static str>,
 }
 
 const fn refusal(name: &'static str, send: &'static str) -> Refusal {
-    Refusal { name, send, receive: "none", rxe: None }
+    Refusal { name, send, receive: "none", rxe: None, asked_by_rxe: None }
 }
 
 /// The completion status of everything that can be refused.
@@ -158,6 +166,11 @@ pub const REFUSALS: &[Refusal] = &[
         rxe: Some(("REM_ACCESS_ERR", "without the key")),
         ..refusal("window_2_after_send_inv", "REM_ACCESS_ERR")
     },
+    // The receiver compares the IP header in front of the data too.
+    Refusal { receive: "SUCCESS", ..refusal("datagram_with_imm", "SUCCESS") },
+    Refusal { receive: "all", ..refusal("unreliable", "SUCCESS") },
+    // Without an answer; rxe makes no queue pair of XRC.
+    Refusal { asked_by_rxe: Some("EOPNOTSUPP"), ..refusal("xrc_to_rc", "RETRY_EXC_ERR") },
 ];
 
 /// All of [`REFUSALS`] as cases.
@@ -236,6 +249,8 @@ impl Refusal {
         let by_rxe = peer == Kind::Rxe && ours == Role::Client;
         let spec = (self.send, self.receive);
         let (send, receive) = if by_rxe { self.rxe.unwrap_or(spec) } else { spec };
+        let asks = peer == Kind::Rxe && ours == Role::Server;
+        let send = self.asked_by_rxe.filter(|_| asks).unwrap_or(send);
         let expected = format!("send {send}, receive {receive}");
         let found = format!("{}, {}", said.client.stdout.trim(), served.stdout.trim());
         ensure!(found == expected, "{found}, not {expected}");

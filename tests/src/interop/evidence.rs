@@ -30,18 +30,14 @@ pub(super) fn when_slow<T>(ours: &Node, peer: &dyn Peer, work: impl FnOnce() -> 
 }
 
 fn collect(ours: &Node, peer: &dyn Peer) -> String {
-    let rnic = |args: &[&str]| {
-        let cmd = Cmd::new(ours.dist.bin("rnic")).args(args);
-        cmd.env("RNIC_SOCKET", ours.daemon.socket())
-    };
-    let ask = |what| shown(rnic(&[what, "--json"]).limit(Duration::from_secs(5)).check());
+    let ask = |what| shown(ours.rnic(&[what, "--json"]).limit(Duration::from_secs(5)).check());
     let state = || {
         let (qps, counters) = (ask("qp"), ask("counters"));
         format!("our QPs: {qps}\nour counters: {counters}\nthe peer:\n{}", peer.state())
     };
     // Before and after: a difference shows what is still being tried.
     let before = state();
-    let frames = shown(listen(&rnic(&["capture"])));
+    let frames = shown(listen(&ours.rnic(&["capture"])));
     format!("{before}\nframes of {LISTEN:?}:\n{frames}\n{}", state())
 }
 

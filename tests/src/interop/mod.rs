@@ -7,6 +7,7 @@
 
 pub mod card;
 pub mod cases;
+pub mod endings;
 mod evidence;
 pub mod peers;
 

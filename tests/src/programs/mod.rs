@@ -2,12 +2,13 @@
 //!
 //! A [`Dialogue`] is data. How a program is told the device, the GID index, the port and the
 //! server's address depends on its [`Family`]; readers of what programs print are in [`perftest`],
-//! [`pingpong`], [`iperf3`] and [`qperf`].
+//! [`pingpong`], [`iperf3`], [`qperf`] and [`rstream`].
 
 pub mod iperf3;
 pub mod perftest;
 pub mod pingpong;
 pub mod qperf;
+pub mod rstream;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -23,7 +24,8 @@ use crate::process::{Output, wait_until};
 pub enum Family {
     /// `ib_*` of perftest: `-d DEVICE -x GID -p PORT [ADDRESS]`.
     Perftest,
-    /// `ibv_*_pingpong` and our checker: `-d DEVICE -g GID -p PORT [ADDRESS]`.
+    /// `ibv_*_pingpong`, those of other languages and our checker:
+    /// `-d DEVICE -g GID -p PORT [ADDRESS]`.
     Pingpong,
     /// `rping`: `-s|-c -a ADDRESS -p PORT`.
     Rping,
@@ -33,6 +35,8 @@ pub enum Family {
     Qperf,
     /// `iperf3`: `-s -1|-c ADDRESS -p PORT`.
     Iperf3,
+    /// `fio`: `--port=PORT --rw=read|--rw=write --hostname=ADDRESS`; the end that reads serves.
+    Fio,
 }
 
 /// A program's server and client and what they are told beyond the place.
@@ -70,8 +74,12 @@ const CM_LISTENS: Duration = Duration::from_secs(1);
 const CM_PATIENCE: Duration = Duration::from_secs(15);
 /// How programs tell of `RDMA_CM_EVENT_REJECTED`, which is event 8; of datagrams the kernel says
 /// that the peer is unreachable, with the status of its SIDR_REP.
-const REJECTED: [&str; 3] =
-    ["REJECTED", "Unexpected CM event bl blka 8", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
+const REJECTED: [&str; 4] = [
+    "REJECTED",
+    "Unexpected CM event bl blka 8",
+    "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
+    "Event rejected",
+];
 /// How long a client may go on after its server failed.
 const ORPHANED: Duration = Duration::from_secs(3);
 
@@ -86,13 +94,14 @@ impl Dialogue {
         let program = words.next().expect("a dialogue names a program");
         let family = match program.as_str() {
             "rping" => Family::Rping,
-            "ucmatose" | "udaddy" => Family::RdmaCm,
+            "ucmatose" | "udaddy" | "rstream" | "riostream" | "udpong" => Family::RdmaCm,
             "qperf" => Family::Qperf,
             "iperf3" => Family::Iperf3,
+            "fio" => Family::Fio,
             crate::checker::PROGRAM | crate::native::VICTIM | crate::native::REFUSALS => {
                 Family::Pingpong
             }
-            name if name.starts_with("ibv_") => Family::Pingpong,
+            name if name.starts_with("ibv_") || name.starts_with("rc_") => Family::Pingpong,
             name if name.starts_with("ib_") => Family::Perftest,
             name => panic!("{name} belongs to no known family of programs"),
         };
@@ -127,17 +136,22 @@ impl Dialogue {
     /// # Errors
     /// When either fails; the error shows what both printed.
     pub fn run(&self, server: &dyn Place, client: &dyn Place) -> Result<Transcript> {
-        let port = next_port();
-        let mut serving = self.serve(server, port)?;
-        let args = self.client_line(client, server, port);
         let deadline = Instant::now() + CM_PATIENCE;
-        let asked = loop {
+        let (serving, asked) = loop {
+            // A port may stay in use for a while behind a server.
+            let port = next_port();
+            let mut serving = self.serve(server, port)?;
+            let args = self.client_line(client, server, port);
             let calling = client.start(&self.program, &args, self.limit)?;
             match self.attend(calling, &mut *serving, Instant::now() < deadline) {
-                Ok(Some(asked)) => break Ok(asked),
+                Ok(Some(asked)) => break (serving, Ok(asked)),
                 // It came too early. What it did may have ended its server.
-                Ok(None) => serving = self.serve_again(server, port, serving)?,
-                Err(error) => break Err(error),
+                Ok(None) => {
+                    // Kills it.
+                    drop(serving);
+                    std::thread::sleep(CM_LISTENS);
+                }
+                Err(error) => break (serving, Err(error)),
             }
         };
         let asked = match asked {
@@ -179,22 +193,10 @@ impl Dialogue {
         Ok(())
     }
 
-    fn serve_again(
-        &self,
-        place: &dyn Place,
-        port: u16,
-        before: Box<dyn Job>,
-    ) -> Result<Box<dyn Job>> {
-        // Kills it.
-        drop(before);
-        std::thread::sleep(CM_LISTENS);
-        self.serve(place, port)
-    }
-
     /// Waits for the client, but only for a limited time after its server failed. `None` when the
     /// RDMA CM has refused it and it may try again: a server of perftest listens twice, the second
     /// time after it has told its client to go on, and a client that is refused then uses what it
-    /// has freed.
+    /// has freed. A server of qperf 0.4.11 tells its client the port before it listens.
     fn attend(
         &self,
         mut calling: Box<dyn Job>,
@@ -206,7 +208,7 @@ impl Dialogue {
         let is_refused = |calling: &dyn Job| {
             let said = calling.said();
             let refused = REJECTED.iter().any(|word| said.contains(word));
-            may_again && self.listens_by_cm() && refused
+            may_again && (self.listens_by_cm() || self.calls_by_cm()) && refused
         };
         wait_until("end of the client", limit, || {
             if is_refused(&*calling) {
@@ -237,6 +239,10 @@ impl Dialogue {
             wait_for_listener(place, before, &mut *job)?;
             return Ok(job);
         }
+        if self.family == Family::RdmaCm {
+            std::thread::sleep(CM_LISTENS);
+            return Ok(job);
+        }
         let mut ended = false;
         let listening = wait_until("listening server", Duration::from_secs(10), || {
             ended = job.exit_code()?.is_some();
@@ -252,12 +258,20 @@ impl Dialogue {
     /// Whether client and server meet by the RDMA CM.
     fn listens_by_cm(&self) -> bool {
         let by_option = self.family == Family::Perftest && self.args.iter().any(|arg| arg == "-R");
-        by_option || matches!(self.family, Family::Rping | Family::RdmaCm)
+        // Its rsocket is found by UDP.
+        let by_udp = self.program == "udpong";
+        let always = matches!(self.family, Family::Rping | Family::RdmaCm | Family::Fio);
+        by_option || (always && !by_udp)
+    }
+
+    /// Whether client and server meet by TCP, and then connect by the RDMA CM.
+    fn calls_by_cm(&self) -> bool {
+        self.family == Family::Qperf && self.client_args.iter().any(|arg| arg == "-cm")
     }
 
     /// Whether the server ends with its client.
     fn server_ends(&self) -> bool {
-        self.family != Family::Qperf
+        self.family != Family::Qperf && self.program != "udpong"
     }
 
     fn server_line(&self, at: &dyn Place, port: u16) -> Vec<String> {
@@ -266,6 +280,7 @@ impl Dialogue {
             Family::Rping => line.extend(["-s".into(), "-a".into(), at.rdma_address().to_string()]),
             Family::RdmaCm => line.extend(["-b".into(), at.rdma_address().to_string()]),
             Family::Iperf3 => line.extend(["-s".into(), "-1".into()]),
+            Family::Fio => line.push("--rw=read".into()),
             Family::Perftest | Family::Pingpong | Family::Qperf => {}
         }
         line.extend(self.server_args.iter().cloned());
@@ -279,6 +294,7 @@ impl Dialogue {
             Family::Rping => line.extend(["-c".into(), "-a".into(), by_cm]),
             Family::RdmaCm => line.extend(["-s".into(), by_cm]),
             Family::Iperf3 => line.extend(["-c".into(), address]),
+            Family::Fio => line.extend(["--rw=write".into(), format!("--hostname={by_cm}")]),
             Family::Perftest | Family::Pingpong | Family::Qperf => line.push(address),
         }
         line.extend(self.client_args.iter().cloned());
@@ -292,6 +308,7 @@ impl Dialogue {
             Family::Perftest => format!("-F -d {device} -x {gid} -p {port}"),
             Family::Pingpong => format!("-d {device} -g {gid} -p {port}"),
             Family::Qperf => format!("-lp {port}"),
+            Family::Fio => format!("--name=fio --ioengine=rdma --port={port}"),
             // It always has the same port.
             Family::RdmaCm if self.program == "udaddy" => String::new(),
             Family::Rping | Family::RdmaCm | Family::Iperf3 => format!("-p {port}"),

@@ -6,9 +6,10 @@
 //! `crowded-srq`, the same where they are many.
 //!
 //! `cargo bench -p rnic-bench --bench hot` times each case. `hot CASE MESSAGES` is for counting
-//! instructions: it warms up, then runs MESSAGES messages. The turns that count are
-//! `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in one of
-//! them.
+//! instructions: it warms up, then runs MESSAGES messages. With the feature `observe` the engine
+//! can be watched, as the daemon's can, and is where a third word `watched` follows. The turns that
+//! count are `requester_turn` and `responder_turn`; `cargo xtask budget` has callgrind collect in
+//! one of them.
 
 mod node;
 
@@ -192,6 +193,17 @@ impl Stage {
         }
     }
 
+    /// Has both sides watched, if that is said.
+    fn watch(&mut self, words: &[&str]) {
+        #[cfg(feature = "observe")]
+        if words == ["watched"] {
+            self.requester.observed = Some(Vec::new());
+            self.responder.observed = Some(Vec::new());
+            return;
+        }
+        assert!(words.is_empty(), "{words:?} is not understood, or needs the feature observe");
+    }
+
     fn post(&mut self) {
         if self.opcode == WrOpcode::Send {
             let sge = self.responder.sge(0, self.len);
@@ -224,8 +236,9 @@ fn main() {
     let words: Vec<&str> =
         arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
     match words[..] {
-        [case, messages] => {
+        [case, messages, ref watched @ ..] => {
             let mut stage = stage(case);
+            stage.watch(watched);
             stage.run(WARM_UP, false);
             stage.run(messages.parse().expect("a number of messages"), true);
         }

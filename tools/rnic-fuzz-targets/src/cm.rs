@@ -101,7 +101,12 @@ impl World {
         let connect = Connect {
             route,
             port: script.u16(),
-            transport: script.pick(&[TransportType::Rc, TransportType::Uc, TransportType::Rd]),
+            transport: script.pick(&[
+                TransportType::Rc,
+                TransportType::Uc,
+                TransportType::Rd,
+                TransportType::Extended,
+            ]),
             offer: offer(script),
             retry_count: script.u8() % 9,
             mtu_code: script.u8(),

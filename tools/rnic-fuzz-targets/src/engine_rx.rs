@@ -9,7 +9,7 @@ use crate::tenant::{CAPS, Tenant};
 use crate::world::{HERE, World};
 use rnic_abi::verbs::{AccessFlags, AttrMask, QpAttr, QpState, QpType, SendFlags, WrOpcode};
 use rnic_abi::wqe::{SendControl, Sge};
-use rnic_core::engine::QpView;
+use rnic_core::QpView;
 use rnic_core::{ClientCommand, Outcome};
 use rnic_sim::memory::{PAGE, PageAccess};
 use rnic_sim::port::{Packet, PortConfig};

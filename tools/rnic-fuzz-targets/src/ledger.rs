@@ -35,10 +35,10 @@ impl Ledger {
         self.last = None;
     }
 
-    /// Every received datagram was accepted, dropped for a reason, a congestion notification or
-    /// handed to another shard; and the counters tell the same story.
+    /// Every received datagram was accepted, dropped for a reason, or handed to another shard; and
+    /// the counters tell the same story.
     pub(crate) fn check(&self, counters: &Counters, handed_over: u64) {
-        let accounted = self.received + self.unsorted + counters.rp_cnp_handled + handed_over;
+        let accounted = self.received + self.unsorted + handed_over;
         assert_eq!(counters.rx_packets, accounted, "received datagrams got lost: {self:?}");
         let drops = [
             counters.rx_malformed,
@@ -117,32 +117,9 @@ impl Tap for Ledger {
     fn on(&mut self, _now: Instant, event: impl FnOnce() -> Event) {
         let event = event();
         self.events += 1;
-        if let Some(qpn) = subject(&event) {
+        if let Some(qpn) = event.qpn() {
             assert!(!self.bystanders.contains(&qpn), "a bystander was touched: {event:?}");
         }
         self.note(&event);
-    }
-}
-
-/// The QP that something happened to.
-fn subject(event: &Event) -> Option<Qpn> {
-    match *event {
-        Event::Doorbell { qpn, .. }
-        | Event::WqeFetched { qpn, .. }
-        | Event::WqeRefused { qpn, .. }
-        | Event::BindRefused { qpn, .. }
-        | Event::InvalidationRefused { qpn, .. }
-        | Event::Sent { qpn, .. }
-        | Event::Received { qpn, .. }
-        | Event::Nak { qpn, .. }
-        | Event::Lost { qpn, .. }
-        | Event::RnrNak { qpn, .. }
-        | Event::Placed { qpn, .. }
-        | Event::DmaFault { qpn, .. }
-        | Event::Acked { qpn, .. }
-        | Event::Rewound { qpn, .. }
-        | Event::Completed { qpn, .. }
-        | Event::State { qpn, .. } => Some(qpn),
-        Event::Dropped { .. } | Event::CqOverflow { .. } => None,
     }
 }

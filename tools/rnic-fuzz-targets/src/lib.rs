@@ -11,6 +11,8 @@
 //! | [`wqe`] | a script of an application that writes nonsense into its rings | see [`world`]; the other tenant is served |
 //! | [`capture`] | a capture file | no panic; the counts of a report fit together |
 //! | [`cm`] | a script of messages to the connection manager and commands of programs | nothing half open, nothing left |
+//! | [`observe`] | what an engine process of another user shows root's observers | it concerns that engine; can be printed; makes a capture |
+//! | [`rsocket`] | what a peer of rsockets says, and a script of its stream | nothing sent or read beyond what is lent; bounded requests under way |
 //! | [`control`] | a control message, a descriptor or a completion | no panic; what decodes survives a round trip |
 
 #![forbid(unsafe_code)]
@@ -23,7 +25,9 @@ pub mod engine_rx;
 pub mod frame;
 mod honest;
 mod ledger;
+pub mod observe;
 mod packet;
+pub mod rsocket;
 mod script;
 mod shared_receives;
 mod tenant;
@@ -34,11 +38,13 @@ pub mod wqe;
 pub type Target = fn(&[u8]);
 
 /// Every target with its name, which is also that of its fuzzer and of its seeds.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("frame", frame::run),
     ("engine_rx", engine_rx::run),
     ("wqe", wqe::run),
     ("control", control::run),
     ("capture", capture::run),
     ("cm", cm::run),
+    ("observe", observe::run),
+    ("rsocket", rsocket::run),
 ];

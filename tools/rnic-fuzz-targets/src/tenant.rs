@@ -393,47 +393,7 @@ const ADDRESSED: AttrMask = AttrMask::AV
 
 /// INIT, RTR, RTS.
 fn steps(connection: &Connection, (peer, peer_qpn): (IpAddr, Qpn)) -> [(AttrMask, QpAttr); 3] {
-    let dgid = Gid::from_ip(peer).0;
-    let init = QpAttr {
-        state: QpState::Init,
-        port_num: 1,
-        access: connection.access,
-        qkey: QKEY,
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr {
-        state: QpState::Rtr,
-        ah: AhAttr { dgid, is_global: true, port_num: 1, ..AhAttr::default() },
-        path_mtu: connection.path_mtu,
-        dest_qpn: peer_qpn.value(),
-        rq_psn: connection.rq_psn,
-        max_dest_rd_atomic: connection.max_dest_rd_atomic,
-        min_rnr_timer: connection.min_rnr_timer,
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: QpState::Rts,
-        timeout: connection.timeout,
-        retry_cnt: connection.retry_cnt,
-        rnr_retry: connection.rnr_retry,
-        sq_psn: connection.sq_psn,
-        max_rd_atomic: connection.max_rd_atomic,
-        ..QpAttr::default()
-    };
-    let init_mask =
-        AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
-    let rtr_mask = AttrMask::STATE
-        | AttrMask::AV
-        | AttrMask::PATH_MTU
-        | AttrMask::DEST_QPN
-        | AttrMask::RQ_PSN
-        | AttrMask::MAX_DEST_RD_ATOMIC
-        | AttrMask::MIN_RNR_TIMER;
-    let rts_mask = AttrMask::STATE
-        | AttrMask::TIMEOUT
-        | AttrMask::RETRY_CNT
-        | AttrMask::RNR_RETRY
-        | AttrMask::SQ_PSN
-        | AttrMask::MAX_QP_RD_ATOMIC;
-    [(init_mask, init), (rtr_mask, rtr), (rts_mask, rts)]
+    let (mask, init) = connection.init();
+    let rtr = connection.rtr(QpType::Rc, peer, peer_qpn.value());
+    [(mask, QpAttr { qkey: QKEY, ..init }), rtr, connection.rts(QpType::Rc)]
 }

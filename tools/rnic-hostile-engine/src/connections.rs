@@ -2,8 +2,8 @@
 
 use crate::random::{one_of, word};
 use fastrand::Rng;
-use rnic_abi::control::{CmOffer, CmRequest, CmTarget};
-use rnicd::protocol::{Call, FromEngine};
+use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget};
+use rnic_host::satellite::protocol::{Call, FromEngine};
 use std::net::Ipv4Addr;
 
 /// Of one of a few sessions, which now and then are over.
@@ -39,11 +39,12 @@ fn request(random: &mut Rng) -> CmRequest {
         5 => CmRequest::Listen { id, backlog },
         6 => {
             let (retry_count, mtu_code, ack_timeout) = (random.u8(..), 3, random.u8(..));
-            let unreliable = random.bool();
+            let kinds = [CmService::Reliable, CmService::Unreliable, CmService::Extended];
+            let service = one_of(random, kinds);
             CmRequest::Connect {
                 id,
                 to,
-                unreliable,
+                service,
                 offer,
                 retry_count,
                 mtu_code,

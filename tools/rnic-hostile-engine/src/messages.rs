@@ -10,7 +10,7 @@ use rnic_abi::verbs::AhAttr;
 use rnic_host::inspect::{Found, Numbers};
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::report::{Cq, Object, Session, Totals};
-use rnicd::protocol::{Call, FromEngine, Inquiry, Severity, ToEngine, Told};
+use rnic_host::satellite::protocol::{Call, FromEngine, Inquiry, Severity, ToEngine, Told};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -251,7 +251,7 @@ impl Hears {
                     self.client(socket, random, fd);
                 }
             }
-            ToEngine::Capture => {
+            ToEngine::Observe(_) => {
                 for fd in fds {
                     send_with(fd.as_fd(), &bytes(random, 9000), &[socket.as_fd()]);
                     let _ = send(&fd, &bytes(random, 9000), SendFlags::DONTWAIT);

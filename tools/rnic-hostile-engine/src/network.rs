@@ -6,7 +6,7 @@ use crate::report::Report;
 use fastrand::Rng;
 use rnic_abi::control::{MAX_MESSAGE, decode};
 use rnic_abi::os::Connection;
-use rnicd::protocol::ToEngine;
+use rnic_host::satellite::protocol::ToEngine;
 use rustix::net::{SendFlags, sendto};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};

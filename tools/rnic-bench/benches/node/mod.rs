@@ -11,6 +11,8 @@ use rnic_abi::verbs::{
 use rnic_abi::words::Words;
 use rnic_abi::work_queue::{QueueShape, WorkConsumer, WorkProducer};
 use rnic_abi::wqe::{MAX_SLOT_WORDS, RecvControl, SendControl, Sge, recv_stride, send_stride};
+#[cfg(feature = "observe")]
+use rnic_core::Event;
 use rnic_core::ports::SpaceId;
 use rnic_core::{
     ChannelId, ClientCommand, ClientId, Command, Dma, Engine, EngineConfig, EngineQueue, Host,
@@ -52,6 +54,9 @@ pub(crate) struct Node<W, D> {
     rq: WorkProducer,
     /// Key of all memory, with every right.
     pub(crate) key: u32,
+    /// What it is told while it is watched.
+    #[cfg(feature = "observe")]
+    pub(crate) observed: Option<Vec<(Instant, Event)>>,
 }
 
 const CAPS: QpCaps = QpCaps {
@@ -178,6 +183,8 @@ impl<W: Wire, D: Dma> Node<W, D> {
             wire,
             dma,
             host: NoHost,
+            #[cfg(feature = "observe")]
+            observed: None,
             ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, last_octet)),
             bell: Bell::new(area).unwrap(),
             cq,
@@ -299,6 +306,11 @@ impl<W: Wire, D: Dma> Node<W, D> {
 
     pub(crate) fn turn(&mut self, now: Instant) -> Turn {
         let mut ports = Ports { wire: &mut self.wire, dma: &mut self.dma, host: &mut self.host };
+        #[cfg(feature = "observe")]
+        if let Some(events) = &mut self.observed {
+            events.clear();
+            return self.engine.turn(now, &mut ports, events);
+        }
         self.engine.turn(now, &mut ports, &mut ())
     }
 }

@@ -1,11 +1,14 @@
 //! The shortest captured frame of each kind.
 
 use crate::Seed;
+use rnic_host::observe::{Captured, Way};
+use rnic_host::pcapng;
 use roce_wire::cm::CmMad;
 use roce_wire::{Datagram, Frame};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Longer frames only add payload.
 const LONGEST: usize = 400;
@@ -46,10 +49,31 @@ pub(crate) fn captures(folder: &Path) -> std::io::Result<Vec<Seed>> {
             && let Some(start) = bytes.get(..len)
         {
             let name = file.file_stem().unwrap_or_default().to_string_lossy();
+            if seeds.is_empty() {
+                seeds.push(("commented".into(), commented(&frames(start))?));
+            }
             seeds.push((name.into_owned(), start.to_vec()));
         }
     }
     Ok(seeds)
+}
+
+/// A file as `rnic capture` writes it, with what it and others say of packets.
+fn commented(frames: &[&[u8]]) -> std::io::Result<Vec<u8>> {
+    let said = [
+        "message 0x000011/5",
+        "message 0x000011/5; fault 1: drop; never reached the wire",
+        "message 0x000011/5; sent again: timeout",
+        "</script><img src=x>",
+    ];
+    let mut file = Vec::new();
+    pcapng::write_head(&mut file, "rnic0")?;
+    for (frame, comment) in frames.iter().zip(said) {
+        let (at, frame) = (SystemTime::UNIX_EPOCH, frame.to_vec());
+        let captured = Captured { at, way: Way::Sent, frame };
+        pcapng::write_frame(&mut file, &captured, comment, 1)?;
+    }
+    Ok(file)
 }
 
 /// A frame is a seed, and so are the datagram and the management datagram in it.

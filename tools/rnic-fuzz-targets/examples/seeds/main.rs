@@ -5,6 +5,7 @@
 
 mod control;
 mod frames;
+mod observations;
 mod scripts;
 
 use std::fs;
@@ -23,6 +24,8 @@ fn main() -> std::io::Result<()> {
         ("control", control::seeds()),
         ("capture", frames::captures(&captures)?),
         ("cm", scripts::cm()),
+        ("observe", observations::seeds()),
+        ("rsocket", scripts::rsocket()),
     ];
     for (target, seeds) in corpora {
         let folder = repository.join("fuzz/seeds").join(target);

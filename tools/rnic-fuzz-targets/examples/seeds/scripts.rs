@@ -176,8 +176,48 @@ pub(crate) fn cm() -> Vec<Seed> {
         ("looked_for", vec![&bound, &look_up, &wait, &wait]),
         ("let_go", vec![&listen, &req, &accept, &rtu, &release, &release]),
     ];
-    let seed = |(name, steps): (&str, Vec<&Vec<u8>>)| {
-        (name.to_owned(), steps.into_iter().flatten().copied().collect())
-    };
-    lives.into_iter().map(seed).collect()
+    lives.into_iter().map(flat).collect()
+}
+
+fn flat((name, steps): (&str, Vec<&Vec<u8>>)) -> Seed {
+    (name.to_owned(), steps.into_iter().flatten().copied().collect())
+}
+
+/// Streams, as `rsocket::run` reads them, and what peers say before.
+pub(crate) fn rsocket() -> Vec<Seed> {
+    // Sizes of this end; then of the peer: credits, mappings, its table and its data.
+    let mut met = vec![8, 8, 0, 0, 4, 30, 0, 2];
+    met.extend([[1, 0, 0, 0, 0, 0, 0, 0, 2].as_slice(), &[1, 0, 0, 0, 0, 0, 0, 0]].concat());
+    met.extend([0, 16, 0, 0]);
+    // A place, then what comes: so many bytes of data; credits with memory; a control message.
+    let place = [1, 0, 0, 0, 0, 0, 0, 0, 0, 8];
+    let data = [&[0][..], &place, &[1, 0, 2]].concat();
+    let credits = [&[0][..], &place, &[2, 60, 0]].concat();
+    let control = |value| [&[0][..], &place, &[3, 0, 0xe0, value]].concat();
+    let (goodbye, shutdown) = (control(0), control(2));
+    let [read, send, grant, done] = [vec![2, 0, 8], vec![3, 0, 1], vec![4], vec![5]];
+    let small = vec![3, 9, 0];
+    let say = |what| vec![6, what];
+    let (close, ends) = (say(0), say(2));
+    let mapping = [1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 1, 0, 0];
+    let write = [&[7][..], &mapping, &[1, 0, 0, 0, 0, 0, 0, 0, 200, 0]].concat();
+    let announce = vec![8, 1, 0];
+    let mut streams = vec![
+        ("read", vec![&met, &data, &data, &read, &grant, &data, &data, &read, &grant, &done]),
+        ("sent", vec![&met, &send, &small, &send, &done, &done, &credits, &send, &done]),
+        ("lent", vec![&met, &credits, &send, &send, &credits, &credits, &send]),
+        ("closed", vec![&met, &send, &close, &done, &goodbye, &done]),
+        ("half_closed", vec![&met, &ends, &data, &shutdown, &read, &done, &close]),
+        ("mapped", vec![&met, &write, &announce, &write, &done, &done]),
+        ("left_open", vec![&met, &data, &send, &read, &grant]),
+    ];
+    // As they lie in private data and in datagrams.
+    let connect = [vec![1, 2, 1, 128, 0, 0, 0, 4], vec![1; 32]].concat();
+    let introduction = [&[0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 1, 2, 3, 10, 0, 0, 1][..], b"x"];
+    let introduction = introduction.concat();
+    let datagram = [&[4, 8, 1, 2, 192, 0, 2, 7][..], b"data"].concat();
+    streams.push(("connect", vec![&connect]));
+    streams.push(("introduction", vec![&introduction]));
+    streams.push(("datagram", vec![&datagram]));
+    streams.into_iter().map(flat).collect()
 }

@@ -1,0 +1,44 @@
+//! `rnic capture` and `rnic trace` beside what a test does.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use crate::place::Node;
+use crate::process::{Running, wait_until};
+
+/// How long these commands take at most to begin and to end.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A command that writes a file while it runs.
+pub struct Observer {
+    /// The command.
+    pub running: Running,
+    /// What it writes.
+    pub file: PathBuf,
+}
+
+impl Observer {
+    /// Starts it; `args` are its words up to the file. Everything from then on is observed.
+    ///
+    /// # Errors
+    /// When it does not begin.
+    pub fn start(node: &Node, args: &[&str], file: PathBuf) -> Result<Self> {
+        let name = file.to_str().context("a name of ours")?;
+        let running = node.rnic(&[args, &["-w", name]].concat()).start()?;
+        wait_until("an observer", SOON, || Ok(file.metadata().is_ok_and(|file| file.len() > 0)))?;
+        Ok(Self { running, file })
+    }
+
+    /// Ends it. Returns what it printed on standard error.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(mut self) -> Result<(PathBuf, String)> {
+        self.running.signal(Signal::INT)?;
+        wait_until("the end of an observer", SOON, || Ok(self.running.try_status()?.is_some()))?;
+        Ok((self.file, self.running.stderr()))
+    }
+}

@@ -1,0 +1,225 @@
+//! Engines in programs. The other suites run in this form, too (`RNIC_TEST_ENGINE=program`); here
+//! is what only this form has.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use system_tests::checker;
+use system_tests::daemon::Io;
+use system_tests::inspect::{Census, ask};
+use system_tests::lab::{Lab, Need, Pair};
+use system_tests::native::{self, CROWD, SANDBOX, VICTIM};
+use system_tests::place::{Node, Place};
+use system_tests::process::{Running, wait_until};
+use system_tests::programs::{Dialogue, next_port};
+
+/// How long anything that is expected may take.
+const SOON: Duration = Duration::from_secs(10);
+
+fn open(test: &str) -> Result<Option<Lab>> {
+    let programs = ["ibv_rc_pingpong", "ib_write_bw", "ib_send_lat"];
+    let Some(mut lab) = Lab::open(test, Need::Root, &programs)? else { return Ok(None) };
+    let tools = lab.tools.clone().with_built(checker::build()?).with_built(native::victim()?);
+    lab.tools = tools.with_built(native::sandbox()?).with_built(native::crowd()?);
+    Ok(Some(lab))
+}
+
+/// Two hosts whose programs have engines of their own.
+fn pair(lab: &Lab, io: Io) -> Result<Pair> {
+    let pair = lab.pair(io, 4200)?;
+    let Pair { left, right, net } = pair;
+    let own = |node| Node { in_program: true, ..node };
+    Ok(Pair { left: own(left), right: own(right), net })
+}
+
+/// What `rnic status` says of engines outside of the daemon.
+fn engines(node: &Node) -> Result<Vec<Value>> {
+    Ok(ask(node, "status")?["users"].as_array().cloned().unwrap_or_default())
+}
+
+/// A victim that moves data to or from a peer.
+fn stream(node: &Node, args: &str) -> Result<Running> {
+    let gid = node.gid_index().to_string();
+    let cmd = node.cmd(VICTIM)?.args(["-d", node.device(), "-g", &gid]);
+    cmd.args(args.split(' ')).limit(Duration::from_secs(60)).start()
+}
+
+/// Two of them, once data flows.
+fn streams(pair: &Pair) -> Result<[Running; 2]> {
+    let (to, port) = (pair.left.address(), next_port());
+    let left = stream(&pair.left, &format!("-p {port} -T 12 -r 3 stream"))?;
+    let right = stream(&pair.right, &format!("-p {port} -T 12 -r 3 stream {to}"))?;
+    for end in [&left, &right] {
+        wait_until("data", SOON, || Ok(end.stdout().contains("moved")))
+            .with_context(|| format!("{}{}", end.stdout(), end.stderr()))?;
+    }
+    Ok([left, right])
+}
+
+/// Where the engines are is told, and what they have is shown, as of the daemon's own.
+#[test]
+fn functions_are_seen() -> Result<()> {
+    let Some(lab) = open("functions_are_seen")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let before = Census::of(&pair.left)?;
+    let [left, right] = streams(&pair)?;
+    let [engine] = &engines(&pair.left)?[..] else { anyhow::bail!("not one engine") };
+    ensure!(engine["place"] == "program" && engine["pid"] == left.pid(), "{engine}");
+    ensure!(engine["tx_bytes"].as_u64() > Some(10_000) && engine["answers"] == true, "{engine}");
+    for what in ["qp", "mr", "cq"] {
+        let listed = ask(&pair.left, what)?;
+        let own = listed.as_array().into_iter().flatten().filter(|one| one["pid"] == left.pid());
+        ensure!(own.count() > 0, "{what}: {listed}");
+    }
+    let counted = |name: &str| -> Result<u64> {
+        Ok(ask(&pair.left, "counters")?[name].as_u64().unwrap_or_default())
+    };
+    let first = counted("tx_packets")?;
+    wait_until("packets", SOON, || Ok(counted("tx_packets")? > first))?;
+    // A fault of the daemon strikes in the function, and its end is told.
+    pair.left.rnic(&["fault", "add", "drop=2%"]).check()?;
+    wait_until("a retry", SOON, || Ok(counted("fault_dropped")? > 0))?;
+    pair.left.rnic(&["fault", "clear"]).check()?;
+    left.signal(Signal::KILL)?;
+    left.wait()?;
+    right.wait()?;
+    before.returns(&pair.left, SOON)?;
+    ensure!(engines(&pair.left)?.is_empty());
+    pair.stop()
+}
+
+/// With each other, and with a program whose engine is the daemon.
+#[test]
+fn functions_talk_with_functions_and_daemons() -> Result<()> {
+    let Some(lab) = open("functions_and_daemons")? else { return Ok(()) };
+    for io in [Io::Udp, Io::AfXdp] {
+        let mut pair = pair(&lab, io)?;
+        for (left, right) in [(true, true), (true, false), (false, true)] {
+            (pair.left.in_program, pair.right.in_program) = (left, right);
+            Dialogue::new("checker -t 1").run(&pair.left, &pair.right)?;
+            Dialogue::new("ib_write_bw -s 65536 -n 500").run(&pair.left, &pair.right)?;
+            Dialogue::new("ib_send_lat -n 500 -e").run(&pair.left, &pair.right)?;
+        }
+        // Both on one host.
+        (pair.left.in_program, pair.right.in_program) = (true, true);
+        Dialogue::new("checker -t 1").run(&pair.left, &pair.left)?;
+        pair.stop()?;
+    }
+    Ok(())
+}
+
+/// A program that ends, also without giving anything back, leaves what its function has counted.
+#[test]
+fn what_functions_have_counted_is_kept() -> Result<()> {
+    let Some(lab) = open("what_functions_have_counted")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let sent = || -> Result<u64> {
+        Ok(ask(&pair.left, "counters")?["tx_packets"].as_u64().unwrap_or_default())
+    };
+    let before = sent()?;
+    for times in 1..=2 {
+        Dialogue::new("ibv_rc_pingpong -n 500").run(&pair.left, &pair.right)?;
+        ensure!(sent()? >= before + times * 1000, "{} after {before}", sent()?);
+    }
+    pair.stop()
+}
+
+/// Where no process may reach the memory of another one.
+#[test]
+fn programs_in_a_sandbox_work() -> Result<()> {
+    let Some(lab) = open("programs_in_a_sandbox")? else { return Ok(()) };
+    let mut pair = pair(&lab, Io::Udp)?;
+    let sandbox = lab.tools.program(SANDBOX)?.display().to_string();
+    for words in [vec![sandbox.clone()], vec![sandbox, "-t".to_owned()]] {
+        for node in [&mut pair.left, &mut pair.right] {
+            node.host.through.clone_from(&words);
+        }
+        Dialogue::new("ibv_rc_pingpong -c -s 65536 -n 500").run(&pair.left, &pair.right)?;
+        Dialogue::new("ib_write_bw -s 65536 -n 500").run(&pair.left, &pair.right)?;
+        Dialogue::new("checker -t 1").run(&pair.left, &pair.right)?;
+    }
+    pair.stop()
+}
+
+/// The program learns of it, as of the end of any daemon, and the next one finds the next daemon.
+#[test]
+fn a_daemon_that_is_killed_takes_its_functions_along() -> Result<()> {
+    let Some(lab) = open("killed_daemon_of_functions")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let [left, right] = streams(&pair)?;
+    pair.left.daemon.signal(Signal::KILL)?;
+    let output = left.wait()?;
+    ensure!(output.stdout.contains("failed"), "{output}");
+    // Nothing answers any more: its peer notices that by itself.
+    let output = right.wait()?;
+    ensure!(output.stdout.contains("RETRY_EXC_ERR"), "{output}");
+    Ok(())
+}
+
+/// The threads of an engine are in the program, its descriptors are not.
+#[test]
+fn a_function_takes_no_descriptors_of_its_program() -> Result<()> {
+    let Some(lab) = open("descriptors_of_functions")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let [left, right] = streams(&pair)?;
+    let sockets = |pid: u32| -> Result<usize> {
+        let links =
+            fs::read_dir(format!("/proc/{pid}/fd"))?.map(|entry| fs::read_link(entry?.path()));
+        Ok(links.flatten().filter(|to| to.to_string_lossy().starts_with("socket:")).count())
+    };
+    let has_engine = fs::read_dir(format!("/proc/{}/task", left.pid()))?.any(|task| {
+        let name = task.and_then(|task| fs::read_to_string(task.path().join("comm")));
+        name.is_ok_and(|name| name.starts_with("rnic-engine"))
+    });
+    ensure!(has_engine, "no engine in the program");
+    // Its peer's, the session, the way to its function, and events.
+    ensure!(sockets(left.pid())? <= 5, "{} sockets", sockets(left.pid())?);
+    left.signal(Signal::KILL)?;
+    left.wait()?;
+    right.wait()?;
+    pair.stop()
+}
+
+/// In destructors, in programs whose threads have large variables of their own, and in those that
+/// allow themselves few system calls.
+#[test]
+fn programs_use_verbs_until_their_end() -> Result<()> {
+    let Some(mut lab) = open("verbs_until_the_end")? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::errors()?);
+    let pair = pair(&lab, Io::Udp)?;
+    for (what, says) in [("used_at_the_end", "SUCCESS"), ("few_system_calls", "200 messages")] {
+        let gid = pair.left.gid_index().to_string();
+        let cmd = pair.left.cmd(native::ERRORS)?.args(["-d", pair.left.device(), "-g", &gid]);
+        let output = cmd.arg(what).run()?;
+        ensure!(output.success() && output.stdout.trim() == says, "{what}: {output}");
+    }
+    pair.stop()
+}
+
+/// Threads that post and poll, children that inherit the device and use one of their own.
+#[test]
+fn crowds_have_functions() -> Result<()> {
+    let Some(lab) = open("crowds_have_functions")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let output = pair.left.cmd(CROWD)?.args(["-d", pair.left.device(), "-g", "0"]).run()?;
+    ensure!(output.success(), "{output}");
+    pair.stop()
+}
+
+/// Where a daemon has no sockets to give, the user who asked for a function is told.
+#[test]
+fn a_program_that_cannot_have_an_engine_is_told() -> Result<()> {
+    let Some(lab) = open("no_function")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let run = |engine: &str| pair.left.cmd("ibv_devinfo")?.env("RNIC_ENGINE", engine).run();
+    ensure!(run("program")?.success() && run("daemon")?.success());
+    let output = run("elsewhere")?;
+    ensure!(
+        output.stderr.contains("RNIC_ENGINE=elsewhere: it is either daemon or program"),
+        "{output}"
+    );
+    pair.stop()
+}
