@@ -21,13 +21,15 @@ struct Target {
     max_len: u32,
 }
 
-const TARGETS: [Target; 6] = [
+const TARGETS: [Target; 8] = [
     Target { name: "frame", is_script: false, max_len: 512 },
     Target { name: "engine_rx", is_script: true, max_len: 384 },
     Target { name: "wqe", is_script: true, max_len: 384 },
     Target { name: "control", is_script: false, max_len: 1024 },
     Target { name: "capture", is_script: false, max_len: 2048 },
     Target { name: "cm", is_script: true, max_len: 512 },
+    Target { name: "observe", is_script: false, max_len: 1024 },
+    Target { name: "rsocket", is_script: true, max_len: 512 },
 ];
 
 /// Executions of a part. The count is saved after each part, so an interrupt loses at most one.
@@ -41,7 +43,8 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this target: frame, engine_rx, wqe, control, capture or cm; may be given several times
+    /// Only this target: frame, engine_rx, wqe, control, capture, cm, observe or rsocket; may be
+    /// given several times
     #[arg(long, value_name = "NAME")]
     target: Vec<String>,
     /// Executions of each target, those of earlier calls included

@@ -6,7 +6,7 @@ use anyhow::Result;
 use system_tests::dist::cargo;
 
 use crate::stages::Stage;
-use crate::{deny, layers, prose};
+use crate::{book, deny, layers, messages, prose};
 
 pub(crate) fn stages() -> Vec<Stage> {
     vec![
@@ -14,6 +14,8 @@ pub(crate) fn stages() -> Vec<Stage> {
         Stage::new("clippy", clippy),
         Stage::new("layers", layers::check),
         Stage::new("prose", prose::check),
+        Stage::new("documents", book::check),
+        Stage::new("messages", messages::check),
         Stage::new("rustdoc", rustdoc),
         Stage::new("dependencies", deny::lint),
     ]

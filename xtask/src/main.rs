@@ -3,15 +3,23 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod budget;
+mod cluster;
 mod compliance;
 mod demo;
 mod deny;
 mod fuzz;
+mod generated;
 mod interop;
 mod layers;
 mod lint;
+mod messages;
+mod package;
+mod programs;
 mod prose;
+mod sbom;
+mod screenshots;
 mod stages;
 mod test;
 mod tool;
@@ -37,14 +45,24 @@ enum Command {
     Demo,
     /// Install missing packages and run every check and test
     Test(test::Options),
-    /// Build bin/rnicd, bin/rnic, lib/libibverbs.so.1 and lib/librdmacm.so.1
+    /// Build bin/rnicd, bin/rnic, lib/libibverbs.so.1, lib/librdmacm.so.1 and the rest of a tree
     Dist {
         /// Where to put them [default: target/dist]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
+    /// Make a Debian package and an archive of everything that is installed
+    Package(package::Options),
+    /// Run an OpenMPI job on hosts that are network namespaces, over our device and over TCP
+    Cluster(cluster::Options),
+    /// Print what the packages are made of, as CycloneDX
+    Sbom,
+    /// Build programs of others over the verbs, run them, and compare docs/programs.md
+    Programs,
     /// Measure soft-rnic, kernel TCP and the raw system calls side by side, as ratios
     Bench(bench::Options),
+    /// Compare bandwidth and latency with a build that cannot be observed
+    Unobserved(bench::unobserved::Options),
     /// Count the instructions of the engine's hot paths and compare with the budget
     Budget {
         /// Write the counts as the new budget
@@ -57,12 +75,18 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the interoperability suite against a card in another host
     Interop(interop::Options),
-    /// Check formatting, clippy, layering, comments, documentation and dependencies
+    /// Check formatting, clippy, layering, comments, documents and dependencies
     Lint,
     /// Check the licences, advisories and versions of our dependencies; needs a network
     Deny,
     /// Check which crate may depend on which
     Layers,
+    /// Take the pictures of docs/images anew, with Debian's chromium
+    Screenshots,
+    /// Write docs/walkthrough anew, from the stories of `rnic lab`
+    Walkthrough,
+    /// Write docs/options.md anew, from the help of `rnicd` and `rnic`
+    Options,
 }
 
 fn main() -> ExitCode {
@@ -86,7 +110,12 @@ fn run(command: &Command) -> Result<()> {
             println!("{}", dist.root().display());
             Ok(())
         }
+        Command::Cluster(options) => cluster::run(options),
+        Command::Package(options) => package::run(options),
+        Command::Sbom => sbom::run(),
+        Command::Programs => programs::run(),
         Command::Bench(options) => bench::run(options),
+        Command::Unobserved(options) => bench::unobserved::run(options),
         Command::Budget { write } => budget::run(*write),
         Command::Compliance(options) => compliance::run(options),
         Command::Fuzz(options) => fuzz::run(options),
@@ -94,5 +123,8 @@ fn run(command: &Command) -> Result<()> {
         Command::Lint => stages::all("lint", lint::stages()),
         Command::Deny => stages::all("deny", deny::stages()),
         Command::Layers => layers::check(),
+        Command::Screenshots => screenshots::take(),
+        Command::Walkthrough => generated::walkthrough(),
+        Command::Options => generated::options(),
     }
 }

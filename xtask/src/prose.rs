@@ -2,7 +2,7 @@
 //! program.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use system_tests::paths;
@@ -18,7 +18,10 @@ const NARROW: [&str; 4] = ["crates", "tests", "tools", "xtask"];
 pub(crate) fn check() -> Result<()> {
     let mut faults = Vec::new();
     for folder in NARROW {
-        for file in sources(&paths::repository().join(folder))? {
+        for file in paths::files_below(&paths::repository().join(folder))? {
+            if !is_source(&file) {
+                continue;
+            }
             let text = fs::read_to_string(&file)?;
             let file = file.strip_prefix(paths::repository())?;
             for (number, line) in (1..).zip(text.lines()) {
@@ -47,19 +50,10 @@ fn fault(line: &str) -> Option<String> {
     Some(format!("{person:?}: name the thread, program or user"))
 }
 
-/// The Rust files of a folder, without build output.
-fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
-            found.extend(sources(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
+/// Whether a file is of Rust and no output of a build.
+fn is_source(file: &Path) -> bool {
+    let is_output = file.components().any(|part| part.as_os_str() == "target");
+    !is_output && file.extension().is_some_and(|extension| extension == "rs")
 }
 
 #[cfg(test)]

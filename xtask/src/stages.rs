@@ -1,6 +1,8 @@
 //! A list of stages, all of which are run, timed and summarized.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -59,25 +61,43 @@ pub(crate) fn all(title: &str, stages: Vec<Stage>) -> Result<()> {
 
 /// Runs every stage; only an interrupt ends the list early.
 pub(crate) fn run(stages: Vec<Stage>) -> Result<Vec<Outcome>> {
-    let mut outcomes = Vec::new();
-    for Stage { name, work } in stages {
-        eprintln!("== {name}");
-        let began = Instant::now();
-        let error = work().err();
-        interrupt::check()?;
-        let outcome = Outcome { name, took: began.elapsed(), error };
-        if let Some(error) = &outcome.error {
-            eprintln!("{error:#}\n== {} {}", outcome.name, outcome.result());
-        }
-        outcomes.push(outcome);
-    }
-    Ok(outcomes)
+    stages.into_iter().map(run_one).collect()
 }
 
-/// Runs these lists at the same time, each from its first stage to its last.
+fn run_one(Stage { name, work }: Stage) -> Result<Outcome> {
+    eprintln!("== {name}");
+    let began = Instant::now();
+    let error = work().err();
+    interrupt::check()?;
+    let outcome = Outcome { name, took: began.elapsed(), error };
+    if let Some(error) = &outcome.error {
+        eprintln!("{error:#}\n== {} {}", outcome.name, outcome.result());
+    }
+    Ok(outcome)
+}
+
+/// Runs these lists at the same time, each from its first stage on. A list that is at its end goes
+/// on with the last stages of the longest one.
 pub(crate) fn run_beside(lists: Vec<Vec<Stage>>) -> Result<Vec<Outcome>> {
+    let lists: Mutex<Vec<VecDeque<Stage>>> =
+        Mutex::new(lists.into_iter().map(VecDeque::from).collect());
+    let lock = || lists.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = lock().len();
+    let next = |own: usize| {
+        let mut lists = lock();
+        let stage = lists[own].pop_front();
+        stage.or_else(|| lists.iter_mut().max_by_key(|list| list.len())?.pop_back())
+    };
+    let work = |own: usize| -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::new();
+        while let Some(stage) = next(own) {
+            outcomes.push(run_one(stage)?);
+        }
+        Ok(outcomes)
+    };
+    let work = &work;
     std::thread::scope(|scope| {
-        let running: Vec<_> = lists.into_iter().map(|stages| scope.spawn(|| run(stages))).collect();
+        let running: Vec<_> = (0..count).map(|own| scope.spawn(move || work(own))).collect();
         let outcomes = running.into_iter().map(|list| list.join().expect("no stage panics"));
         Ok(outcomes.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
     })
@@ -125,5 +145,17 @@ mod tests {
         let outcomes = run_beside(vec![vec![stage(|| Ok(()))], vec![stage(|| bail!("wrong"))]]);
         let results: Vec<_> = outcomes.unwrap().iter().map(Outcome::result).collect();
         assert_eq!(results, ["ok", "FAILED"]);
+    }
+
+    #[test]
+    fn a_list_at_its_end_helps_with_another() {
+        let (first, rest) = std::sync::mpsc::channel();
+        let rest = Mutex::new(rest);
+        // The first stage of the long list waits for its second, which only the other list can run.
+        let waits = Stage::new("waits", move || Ok(rest.lock().unwrap().recv()?));
+        let ends = Stage::new("ends", move || Ok(first.send(())?));
+        let outcomes = run_beside(vec![vec![waits, ends], Vec::new()]).unwrap();
+        let results: Vec<_> = outcomes.iter().map(Outcome::result).collect();
+        assert_eq!(results, ["ok", "ok"]);
     }
 }

@@ -8,25 +8,20 @@ use anyhow::{Context, Result};
 use clap::Args;
 use system_tests::dist::{DIST_ENV, Dist, TEST, cargo};
 use system_tests::lab::{AGAIN, LONG_ENV, NOT_MEASURED, NOTES_ENV, SKIPPED};
+use system_tests::native::HEADERS;
 use system_tests::packages::{Apt, Toolbox};
-use system_tests::process::{Cmd, USER_ENV, User, is_root};
-use system_tests::{paths, rxe};
+use system_tests::process::{Cmd, ENGINE_ENV, USER_ENV, User, is_root};
+use system_tests::{paths, record, rxe};
 
 use crate::stages::{self, Stage};
-use crate::{budget, compliance, lint};
+use crate::{budget, compliance, lint, programs};
 
 /// Programs of the system tests. Those for a guest are needed only when root runs the tests.
 const PROGRAMS: [&str; 6] =
     ["ib_write_bw", "ibv_rc_pingpong", "rping", "qperf", "iperf3", "dpkg-deb"];
 
-/// Headers that our C interface is compared with, and the packages that bring them.
-const HEADERS: [(&str, &str); 2] = [
-    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
-];
-
-/// System tests that measure no time of others and mostly wait: these lists run at the same time.
-/// All others run alone.
+/// System tests that measure no time and often wait: these lists run at the same time. All others
+/// run alone.
 const BESIDE: [&[&str]; 2] = [
     &[
         "perftest",
@@ -34,22 +29,76 @@ const BESIDE: [&[&str]; 2] = [
         "connection",
         "errors",
         "rnic_run",
-        "users",
         "isolation",
         "pyverbs",
         "libfabric",
+        "ucx",
         "laboratory",
+        "observe",
         "qperf",
+        "fio",
+        "foreign",
+        "containers",
         "mpi",
+        "page",
+        "package",
     ],
-    &["rxe_interop", "rxe_rough_link", "rxe_errors", "rxe_kernel_io", "rxe_peer", "interop_ssh"],
+    &[
+        "rxe_interop",
+        "rxe_rough_link",
+        "rxe_errors",
+        "rxe_kernel_io",
+        "rxe_peer",
+        "interop_ssh",
+        "rsockets",
+        "checker",
+        "rough_link",
+        "users",
+        "functions",
+        "engines",
+    ],
 ];
 
-/// System tests that root's run repeats with programs of another user.
-const AS_USER: [&str; 2] = ["checker", "rough_link"];
-/// Those that only the long form repeats.
-const AS_USER_LONG: [&str; 7] =
-    ["death", "errors", "hostile_peer", "rxe_errors", "rxe_interop", "rxe_peer", "rxe_rough_link"];
+/// System tests that root's run repeats with programs of another user, behind the last list.
+const AS_USER: [&str; 1] = ["checker"];
+/// Those that only the long form repeats, alone.
+const AS_USER_LONG: [&str; 8] = [
+    "death",
+    "errors",
+    "hostile_peer",
+    "rough_link",
+    "rxe_errors",
+    "rxe_interop",
+    "rxe_peer",
+    "rxe_rough_link",
+];
+/// Those that the long form repeats with engines in the programs, alone.
+const AS_FUNCTION_LONG: [&str; 13] = [
+    "checker",
+    "connection",
+    "death",
+    "errors",
+    "hostile_peer",
+    "libfabric",
+    "mpi",
+    "perftest",
+    "pingpong",
+    "pyverbs",
+    "rough_link",
+    "rxe_interop",
+    "threads",
+];
+
+/// Whose programs run a test, and where their engines are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// Those of the user that runs the tests, with the daemon's engine.
+    Usual,
+    /// Another user's, who has an engine process.
+    User(User),
+    /// As usual, with engines of their own.
+    Function,
+}
 
 /// Which tests to run.
 #[derive(Args, Clone, Copy, Debug)]
@@ -75,10 +124,14 @@ const LONG_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let _ = fs::remove_file(notes());
+    let _ = fs::remove_file(record());
     let mut outcomes = stages::run(list(*options)?)?;
     if !options.quick {
         outcomes.extend(stages::run_beside(beside(*options))?);
         outcomes.extend(stages::run(alone(*options)?)?);
+        let part = if options.long { programs::Part::All } else { programs::Part::Usual };
+        let check = move || programs::check(&record(), part);
+        outcomes.extend(stages::run(vec![Stage::new("programs", check)])?);
     }
     stages::summary(&outcomes);
     println!("{:<26} {:>7.1} s", "all", began.elapsed().as_secs_f64());
@@ -114,7 +167,7 @@ fn list(options: Options) -> Result<Vec<Stage>> {
     }
     stages.push(Stage::new("build to test", move || dist(options).map(|_| ())));
     if options.quick {
-        let pingpong = move || system("pingpong", &["pingpong_over"], None, options);
+        let pingpong = move || system("pingpong", &["pingpong_over"], Form::Usual, options);
         stages.push(Stage::new("pingpong", pingpong));
     } else {
         stages.push(Stage::new("system tests' build", build_system));
@@ -125,9 +178,27 @@ fn list(options: Options) -> Result<Vec<Stage>> {
 fn beside(options: Options) -> Vec<Vec<Stage>> {
     let stage = |program: &&'static str| {
         let program = *program;
-        Stage::new(program, move || system(program, &[], None, Options { beside: true, ..options }))
+        let options = Options { beside: true, ..options };
+        Stage::new(program, move || system(program, &[], Form::Usual, options))
     };
-    BESIDE.iter().map(|list| list.iter().map(stage).collect()).collect()
+    let mut lists: Vec<Vec<_>> =
+        BESIDE.iter().map(|list| list.iter().map(stage).collect()).collect();
+    if let Some(last) = lists.last_mut() {
+        let (form, options) = (Form::User(User::NOBODY), Options { beside: true, ..options });
+        last.extend(again(&AS_USER, form, options));
+    }
+    lists
+}
+
+/// These tests once more in another form. There are none when an ordinary user runs everything.
+fn again(programs: &[&'static str], form: Form, options: Options) -> Vec<Stage> {
+    let name = if form == Form::Function { "functions" } else { "a user" };
+    let stage = |program: &&'static str| {
+        let program = *program;
+        let run = move || system(program, &[], form, options);
+        Stage::new(format!("{program}, as {name}"), run)
+    };
+    programs.iter().filter(|_| is_root()).map(stage).collect()
 }
 
 fn alone(options: Options) -> Result<Vec<Stage>> {
@@ -135,12 +206,11 @@ fn alone(options: Options) -> Result<Vec<Stage>> {
     let is_alone = |program: &String| !BESIDE.concat().contains(&program.as_str());
     for program in system_programs()?.into_iter().filter(is_alone) {
         let name = program.clone();
-        stages.push(Stage::new(name, move || system(&program, &[], None, options)));
+        stages.push(Stage::new(name, move || system(&program, &[], Form::Usual, options)));
     }
-    let others = if options.long { &AS_USER_LONG[..] } else { &[] };
-    for program in AS_USER.iter().chain(others).filter(|_| is_root()) {
-        let run = move || system(program, &[], Some(User::NOBODY), options);
-        stages.push(Stage::new(format!("{program}, as a user"), run));
+    if options.long {
+        stages.extend(again(&AS_USER_LONG, Form::User(User::NOBODY), options));
+        stages.extend(again(&AS_FUNCTION_LONG, Form::Function, options));
     }
     Ok(stages)
 }
@@ -195,7 +265,8 @@ fn system_programs() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "rs") {
+        let is_file = path.extension().is_some_and(|extension| extension == "rs");
+        if is_file || path.join("main.rs").is_file() {
             names.extend(path.file_stem().map(|name| name.to_string_lossy().into_owned()));
         }
     }
@@ -211,12 +282,12 @@ fn build_system() -> Result<()> {
     Ok(())
 }
 
-/// Runs one program of the system tests, or those of its tests whose name contains a filter. The
-/// programs of a user other than root have an engine process.
-fn system(program: &str, filter: &[&str], user: Option<User>, options: Options) -> Result<()> {
-    let tests = match user {
-        Some(user) => options.tests().env(USER_ENV, user.uid.to_string()),
-        None => options.tests(),
+/// Runs one program of the system tests, or those of its tests whose name contains a filter.
+fn system(program: &str, filter: &[&str], form: Form, options: Options) -> Result<()> {
+    let tests = match form {
+        Form::Usual => options.tests(),
+        Form::User(user) => options.tests().env(USER_ENV, user.uid.to_string()),
+        Form::Function => options.tests().env(ENGINE_ENV, "program"),
     };
     tests
         .args(["test", "-p", "system-tests", "--test", program, "--", "--nocapture"])
@@ -224,6 +295,7 @@ fn system(program: &str, filter: &[&str], user: Option<User>, options: Options) 
         .args(filter)
         .env(DIST_ENV, dist(options)?.root())
         .env(NOTES_ENV, notes())
+        .env(record::ENV, record())
         // A test's error is its message; a backtrace would say nothing to the reader.
         .env("RUST_LIB_BACKTRACE", "0")
         .check()?;
@@ -236,6 +308,11 @@ impl Options {
         let cargo = if self.beside { cargo().show_output_at_end() } else { cargo().show_output() };
         if self.long { cargo.env(LONG_ENV, "1").limit(LONG_LIMIT) } else { cargo.limit(LIMIT) }
     }
+}
+
+/// Which programs the tests started.
+fn record() -> PathBuf {
+    paths::target().join("test-programs.txt")
 }
 
 fn notes() -> PathBuf {

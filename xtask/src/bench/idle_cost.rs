@@ -1,4 +1,5 @@
-//! What a daemon costs while nothing happens, and how long it takes to start.
+//! What a daemon costs while nothing happens, how long it takes to start, and how fast programs
+//! connect.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,9 +10,9 @@ use system_tests::interrupt;
 use system_tests::lab;
 use system_tests::netns::NetPair;
 
-use super::idle_qps;
 use super::series::Spread;
 use super::topology::Fixtures;
+use super::{connections, idle_qps};
 
 /// One of these costs.
 pub(super) struct Finding {
@@ -63,6 +64,11 @@ const COSTS: &[Cost] = &[
         title: "the same in 100 processes",
         target: "<= 1.1x of none",
         measure: idle_qps::in_many_processes,
+    },
+    Cost {
+        title: "1,000 connections by cmtime, udp",
+        target: ">= 1000 a second",
+        measure: connections::between_namespaces,
     },
 ];
 

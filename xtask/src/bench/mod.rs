@@ -4,6 +4,7 @@
 //! after the other, and the table shows ratios. If the raw reference is not far enough above TCP,
 //! the machine was busy or throttled, and the run is void.
 
+mod connections;
 mod idle_cost;
 mod idle_qps;
 mod latency_floor;
@@ -14,6 +15,7 @@ mod rows;
 mod rxe;
 mod series;
 mod topology;
+pub(crate) mod unobserved;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,7 +71,8 @@ pub(crate) struct Options {
 }
 
 /// Programs that are measured.
-const PROGRAMS: [&str; 5] = ["ib_write_bw", "iperf3", "qperf", "ip", "dpkg-deb"];
+const PROGRAMS: [&str; 7] =
+    ["ib_write_bw", "iperf3", "qperf", "cmtime", "rstream", "ip", "dpkg-deb"];
 /// A reading counts as disturbed when others used more of a core, or a pinned process waited longer
 /// for its own, than this share of the time.
 const DISTURBED: f64 = 0.06;

@@ -31,8 +31,10 @@ pub(super) enum Work {
     Raw,
     /// iperf3, one stream.
     Iperf3,
-    /// qperf's tcp_lat with 8 bytes.
-    Qperf,
+    /// qperf's tcp_lat.
+    Qperf { bytes: u32 },
+    /// rdma-core's `rstream`, over rsockets.
+    Rstream { line: &'static str },
     /// A program of perftest.
     Perftest { line: &'static str, form: Form },
 }
@@ -60,6 +62,10 @@ const fn shared(key: &'static str, topology: Topology, line: &'static str) -> Pr
     Probe { key, topology, work: Work::Perftest { line, form: Form::SharedMemory } }
 }
 
+const fn stream(key: &'static str, topology: Topology, line: &'static str) -> Probe {
+    Probe { key, topology, work: Work::Rstream { line } }
+}
+
 const fn user(key: &'static str, topology: Topology, line: &'static str) -> Probe {
     Probe { key, topology, work: Work::Perftest { line, form: Form::OtherUser } }
 }
@@ -83,10 +89,16 @@ const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 20000 -e";
 const RATE_1: &str = "ib_write_bw -s 8 -n 500000";
 const RATE_16: &str = "ib_write_bw -s 8 -n 30000 -q 16";
 
+// Each turn sends so much one way and then back.
+const STREAM_64K: &str = "rstream -S 65536 -C 15000";
+const STREAM_1M: &str = "rstream -S 1048576 -C 1000";
+const STREAM_LAT: &str = "rstream -S 64 -C 1 -I 20000";
+
 /// In the order of measuring.
 pub(super) const PROBES: &[Probe] = &[
     Probe { key: "iperf3", topology: Topology::Wire, work: Work::Iperf3 },
-    Probe { key: "qperf", topology: Topology::Wire, work: Work::Qperf },
+    Probe { key: "qperf", topology: Topology::Wire, work: Work::Qperf { bytes: 8 } },
+    Probe { key: "qperf-64", topology: Topology::Wire, work: Work::Qperf { bytes: 64 } },
     Probe { key: "iperf3-lo", topology: Topology::Alone, work: Work::Iperf3 },
     raw("raw/udp/4096x15/memcpy"),
     raw("raw/udp/1024x62/memcpy"),
@@ -126,6 +138,9 @@ pub(super) const PROBES: &[Probe] = &[
     shared("udp/write-1m-shared", UDP, WRITE_1M),
     ours("udp/send-64k", UDP, SEND_64K),
     ours("udp/send-1m", UDP, SEND_1M),
+    stream("udp/rstream-64k", UDP, STREAM_64K),
+    stream("udp/rstream-1m", UDP, STREAM_1M),
+    stream("udp/rstream-lat", UDP, STREAM_LAT),
     ours("udp/read-64k", UDP, READ_64K),
     ours("udp/read-1m", UDP, READ_1M),
     ours("udp/write-64k-1024", UDP, WRITE_64K_1024),

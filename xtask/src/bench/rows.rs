@@ -110,6 +110,8 @@ const XDP: &str = "io af-xdp, one QP";
 const USER: &str = "An ordinary user at root's daemon (engine process), path MTU 4096";
 const LOOPBACK: &str = "Loopback: two programs of one device, 1 MiB";
 pub(super) const LATENCY: &str = "Latency of 8 bytes (half a round trip; TCP: qperf tcp_lat)";
+const STREAMS: &str = "rsockets: rdma-core's rstream, io udp, path MTU 4096 (64 B: mean of half a round trip; TCP: \
+     qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";
 
 /// The raw row that decides whether a run is void, and its least ratio to iperf3.
@@ -379,6 +381,21 @@ const OURS: &[Row] = &[
         P50,
         &[at_most(Tcp, "qperf", P50, 2.0)],
     ),
+    row(
+        STREAMS,
+        "64 KiB",
+        "udp/rstream-64k",
+        Bytes,
+        &[IPERF3, at_least(Other("ib_send_bw"), "udp/send-64k", Bytes, 0.9)],
+    ),
+    row(
+        STREAMS,
+        "1 MiB",
+        "udp/rstream-1m",
+        Bytes,
+        &[IPERF3, at_least(Other("ib_send_bw"), "udp/send-1m", Bytes, 0.9)],
+    ),
+    row(STREAMS, "64 B", "udp/rstream-lat", P50, &[at_most(Tcp, "qperf-64", P50, 0.5)]),
     row(
         RATE,
         "1 QP, af-xdp native",

@@ -21,6 +21,7 @@ use system_tests::programs::{Dialogue, perftest};
 use system_tests::remote_node::{Here, Home, Shell};
 use system_tests::rxe::{Guest, Image, Machine};
 
+use super::connections;
 use super::idle_cost::Finding;
 use super::series::Spread;
 use crate::budget;
@@ -72,6 +73,9 @@ const EMULATION: &str = "Every instruction is executed by software, so this comp
      the ratios mean something. A change of address space costs the emulator far more than a \
      processor, because it forgets every translation; ours has such changes in each latency, rxe \
      in the kernel has none.";
+
+/// Of one run, both ends in that machine.
+const CONNECTIONS: u32 = 100;
 
 /// The packet I/O that ours is measured with. rxe has one kind.
 const OURS: [Io; 3] = [Io::Udp, Io::AfPacket, Io::AfXdp];
@@ -161,18 +165,26 @@ fn here(dist: &Dist, rounds: usize) -> Result<Found> {
 /// The values of each case, round by round.
 type Values = [Vec<f64>; CASES.len()];
 
+/// What was measured of one stack.
+#[derive(Default)]
+struct Played {
+    values: Values,
+    /// Connections a second.
+    connections: Vec<f64>,
+}
+
 /// Our stack over one kind of packet I/O, and why it failed, if it did.
 struct Contender {
     io: Io,
-    values: Values,
+    played: Played,
     failure: Option<String>,
 }
 
 fn compare(setup: &RxeSetup<'_>, rounds: usize) -> Result<Found> {
     setup.lay()?;
-    let contender = |io| Contender { io, values: Values::default(), failure: None };
+    let contender = |io| Contender { io, played: Played::default(), failure: None };
     let mut contenders = OURS.map(contender);
-    let mut rxe = Values::default();
+    let mut rxe = Played::default();
     for round in 0..rounds {
         for one in contenders.iter_mut().filter(|one| one.failure.is_none()) {
             let name = one.io.as_str();
@@ -180,7 +192,7 @@ fn compare(setup: &RxeSetup<'_>, rounds: usize) -> Result<Found> {
                 one.failure = Some("rdma_rxe was loaded and has the UDP port".to_owned());
                 continue;
             }
-            let played = setup.ours(one.io).and_then(|stack| play(&stack, &mut one.values));
+            let played = setup.ours(one.io).and_then(|stack| play(&stack, &mut one.played));
             interrupt::check()?;
             if let Err(error) = played {
                 eprintln!("{name}: {error:#}");
@@ -197,9 +209,9 @@ fn compare(setup: &RxeSetup<'_>, rounds: usize) -> Result<Found> {
 }
 
 /// Every case once.
-fn play(stack: &Stack<'_>, values: &mut Values) -> Result<()> {
+fn play(stack: &Stack<'_>, played: &mut Played) -> Result<()> {
     let [server, client] = stack.players();
-    for (case, values) in CASES.iter().zip(values) {
+    for (case, values) in CASES.iter().zip(&mut played.values) {
         let done = Dialogue::new(case.line).run(server, client);
         let text = done.with_context(|| stack.logs())?.client.stdout;
         values.push(if is_latency(case) {
@@ -208,6 +220,8 @@ fn play(stack: &Stack<'_>, values: &mut Values) -> Result<()> {
             perftest::bandwidth(&text)?.pop().context("no row")?.average
         });
     }
+    let connected = connections::rate(server, client, CONNECTIONS);
+    played.connections.push(connected.with_context(|| stack.logs())?);
     Ok(())
 }
 
@@ -215,20 +229,37 @@ fn is_latency(case: &Case) -> bool {
     case.line.contains("_lat ")
 }
 
-fn findings(contenders: &[Contender], rxe: &Values) -> Vec<Finding> {
+fn findings(contenders: &[Contender], rxe: &Played) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let measured = || contenders.iter().filter(|one| one.failure.is_none());
     for (index, case) in CASES.iter().enumerate() {
-        for one in contenders.iter().filter(|one| one.failure.is_none()) {
-            let (ours, theirs) = (&one.values[index], &rxe[index]);
-            let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
-            let ratio = Spread::of(ratios).map(|spread| spread.median);
+        for one in measured() {
+            let (ours, theirs) = (&one.played.values[index], &rxe.values[index]);
             let value = format!("{}, rxe {}", shown(case, ours), shown(case, theirs));
-            let title = format!("{}, {}", case.title, one.io.as_str());
-            eprintln!("{title:<60} {value}");
-            findings.push(Finding { title, value, target: "of rxe", met: None, ratio });
+            findings.push(finding(case.title, one.io, value, (ours, theirs)));
         }
     }
+    for one in measured() {
+        let (ours, theirs) = (&one.played.connections, &rxe.connections);
+        let value = format!("{}, rxe {}", a_second(ours), a_second(theirs));
+        findings.push(finding("Connections by cmtime", one.io, value, (ours, theirs)));
+    }
     findings
+}
+
+fn finding(title: &str, io: Io, value: String, (ours, theirs): (&[f64], &[f64])) -> Finding {
+    let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+    let ratio = Spread::of(ratios).map(|spread| spread.median);
+    let title = format!("{title}, {}", io.as_str());
+    eprintln!("{title:<60} {value}");
+    Finding { title, value, target: "of rxe", met: None, ratio }
+}
+
+fn a_second(rates: &[f64]) -> String {
+    match Spread::of(rates.to_vec()) {
+        Some(Spread { median, min, max }) => format!("{median:.0} a second ({min:.0}..{max:.0})"),
+        None => "nothing".to_owned(),
+    }
 }
 
 /// A median with its range. An emulated machine is too slow for the table's usual units.

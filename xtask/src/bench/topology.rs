@@ -15,7 +15,7 @@ use system_tests::packages::Toolbox;
 use system_tests::paths::{self, Scratch};
 use system_tests::place::{Host, Job, Node, Place};
 use system_tests::process::{Cmd, User};
-use system_tests::programs::{Dialogue, iperf3, perftest, qperf};
+use system_tests::programs::{Dialogue, iperf3, perftest, qperf, rstream};
 
 use super::probes::{Form, Probe, Topology, Work};
 use super::series::Metric;
@@ -104,16 +104,23 @@ impl Set {
                     Ok(vec![(Metric::Bytes, bits / 8.0)])
                 })
             }
-            (Self::Bare(net), Work::Qperf) => {
+            (Self::Bare(net), Work::Qperf { bytes }) => {
                 tcp(fixtures, net, probe.topology, |server, client| {
-                    let report =
-                        Dialogue::new("qperf").client("-t 1 -m 8 tcp_lat").run(server, client)?;
+                    let line = format!("-t 1 -m {bytes} tcp_lat");
+                    let report = Dialogue::new("qperf").client(&line).run(server, client)?;
                     let seconds = qperf::value(&report.client.stdout, "latency")?;
                     Ok(vec![(Metric::P50, seconds * 1e6)])
                 })
             }
             (Self::Daemons(pair), Work::Perftest { line, form }) => {
                 program(line, &beside(&pair.left, 0, form), &beside(&pair.right, 1, form))
+            }
+            (Self::Daemons(pair), Work::Rstream { line }) => {
+                let [server, client] = [(&pair.left, 0), (&pair.right, 1)]
+                    .map(|(node, side)| beside(node, side, Form::Plain));
+                let report = Dialogue::new(line).run(&server, &client)?.client.stdout;
+                let rstream::Row { rate, transfer } = rstream::row(&report)?;
+                Ok(Reading::of(vec![(Metric::Bytes, rate), (Metric::P50, transfer)]))
             }
             (Self::OneDaemon(node, _), Work::Perftest { line, form }) => {
                 program(line, &beside(node, 0, form), &beside(node, 1, form))
@@ -180,7 +187,7 @@ fn tcp(
     run(&server, &client).map(Reading::of)
 }
 
-fn program(line: &str, server: &Beside<'_>, client: &Beside<'_>) -> Result<Reading> {
+pub(super) fn program(line: &str, server: &Beside<'_>, client: &Beside<'_>) -> Result<Reading> {
     let text = Dialogue::new(line).run(server, client)?.client.stdout;
     if line.contains("_lat ") {
         let row = perftest::latency(&text)?.pop().context("no row")?;
@@ -191,13 +198,13 @@ fn program(line: &str, server: &Beside<'_>, client: &Beside<'_>) -> Result<Readi
 }
 
 /// A daemon's programs on one CPU.
-struct Beside<'a> {
+pub(super) struct Beside<'a> {
     node: &'a Node,
     cpu: Option<usize>,
     form: Form,
 }
 
-fn beside(node: &Node, side: usize, form: Form) -> Beside<'_> {
+pub(super) fn beside(node: &Node, side: usize, form: Form) -> Beside<'_> {
     Beside { node, cpu: lab::cpu_of(side), form }
 }
 

@@ -5,9 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use system_tests::paths;
 
 use super::splice::declared;
@@ -27,7 +26,12 @@ impl Source {
     pub(super) fn read() -> Result<Self> {
         let root = paths::repository().join(ROOT);
         let mut source = Self::default();
-        source.folder(&root, &root)?;
+        for path in paths::files_below(&root)? {
+            let name = path.strip_prefix(&root)?.display().to_string();
+            if name.ends_with(".rs") {
+                source.file(&name, &fs::read_to_string(&path)?);
+            }
+        }
         for places in source.citations.values_mut() {
             places.sort();
             places.dedup();
@@ -45,19 +49,6 @@ impl Source {
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.citations.keys().map(String::as_str)
-    }
-
-    fn folder(&mut self, root: &Path, folder: &Path) -> Result<()> {
-        for entry in fs::read_dir(folder).with_context(|| format!("{}", folder.display()))? {
-            let path = entry?.path();
-            let name = path.strip_prefix(root)?.display().to_string();
-            if path.is_dir() {
-                self.folder(root, &path)?;
-            } else if name.ends_with(".rs") {
-                self.file(&name, &fs::read_to_string(&path)?);
-            }
-        }
-        Ok(())
     }
 
     fn file(&mut self, name: &str, text: &str) {
