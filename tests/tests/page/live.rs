@@ -34,6 +34,13 @@ fn ask(server: SocketAddr, request: &[u8]) -> Result<String> {
     Ok(String::from_utf8(answer)?)
 }
 
+/// What the script asks for in order to wait. The clock of the page stands still meanwhile, so that it
+/// does not run ahead of programs that are slow to start.
+const PAUSE: &str = "GET /pause ";
+const A_WHILE: Duration = Duration::from_millis(250);
+/// More than all waits of the script together, by the clock of the page.
+const PATIENCE: Duration = Duration::from_secs(45);
+
 /// Passes requests on to a server, and its page back with a script in it that uses the page.
 fn between(server: SocketAddr) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -52,6 +59,11 @@ fn pass(mut client: TcpStream, server: SocketAddr) -> Result<()> {
         let mut byte = [0];
         client.read_exact(&mut byte)?;
         request.push(byte[0]);
+    }
+    if request.starts_with(PAUSE.as_bytes()) {
+        thread::sleep(A_WHILE);
+        write!(client, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")?;
+        return Ok(());
     }
     let answer = ask(server, &request)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
@@ -125,7 +137,7 @@ fn the_live_page_follows_a_lossy_connection() -> Result<()> {
         });
         let seen = [DESKTOP, TELEPHONE].into_iter().try_for_each(|size| {
             let page = format!("http://{}{path}", between(address)?);
-            let (dom, said) = browser.visit(&page, Duration::from_secs(9), size)?;
+            let (dom, said) = browser.visit(&page, PATIENCE, size)?;
             verdict(&dom, &said, size)
         });
         drop(end);
