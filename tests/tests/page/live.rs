@@ -34,8 +34,8 @@ fn ask(server: SocketAddr, request: &[u8]) -> Result<String> {
     Ok(String::from_utf8(answer)?)
 }
 
-/// What the script asks for in order to wait. The clock of the page stands still meanwhile, so that it
-/// does not run ahead of programs that are slow to start.
+/// What the script asks for in order to wait. The clock of the page stands still meanwhile, so that
+/// it does not run ahead of programs that are slow to start.
 const PAUSE: &str = "GET /pause ";
 const A_WHILE: Duration = Duration::from_millis(250);
 /// More than all waits of the script together, by the clock of the page.
