@@ -5,6 +5,7 @@
 pub(crate) mod frame;
 pub(crate) mod netns;
 pub(crate) mod raw;
+pub(crate) mod udp;
 
 pub(crate) use testbed::wait_for;
 
