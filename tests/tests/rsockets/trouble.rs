@@ -99,6 +99,25 @@ fn streams_end_in_order_though_peers_or_packets_are_lost() -> Result<()> {
     pair.stop()
 }
 
+/// Runs a script at both ends of a new pair, at the client once the server listens:
+/// `script END ADDRESS PORT MORE`. Both come to a good end.
+fn ends_well(name: &str, script: &str, more: &[&str]) -> Result<()> {
+    let Some(lab) = Lab::open(name, Need::Root, &["python3"])? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let (address, port) = (pair.left.address().to_string(), next_port().to_string());
+    let start = |node: &Node, end: &str| {
+        let args = ["-c", script, end, &address, &port].into_iter().chain(more.iter().copied());
+        let args: Vec<_> = args.map(str::to_owned).collect();
+        node.start("python3", &args, LIMIT)
+    };
+    let server = start(&pair.left, "server")?;
+    listening(&pair.left, 1)?;
+    let client = start(&pair.right, "client")?.wait()?;
+    let server = server.wait()?;
+    ensure!(client.success() && server.success(), "client: {client}\nserver: {server}");
+    pair.stop()
+}
+
 /// Both ends of a stream whose queue pair breaks at one of them: the client writes to a buffer that
 /// the server has given back. The last argument is a file that says that the server has heard it.
 const BROKEN: &str = "
@@ -138,21 +157,8 @@ else:
 /// so.
 #[test]
 fn a_reader_hears_that_its_queue_pair_is_broken() -> Result<()> {
-    let name = "a_reader_hears_that_its_queue_pair_is_broken";
-    let Some(lab) = Lab::open(name, Need::Root, &["python3"])? else { return Ok(()) };
-    let pair = lab.pair(Io::Udp, 4200)?;
     let over = paths::public("rsockets-broken")?.join("over").display().to_string();
-    let (address, port) = (pair.left.address().to_string(), next_port().to_string());
-    let start = |node: &Node, end: &str| {
-        let args = ["-c", BROKEN, end, &address, &port, &over].map(str::to_owned);
-        node.start("python3", &args, LIMIT)
-    };
-    let server = start(&pair.left, "server")?;
-    listening(&pair.left, 1)?;
-    let client = start(&pair.right, "client")?.wait()?;
-    let server = server.wait()?;
-    ensure!(client.success() && server.success(), "client: {client}\nserver: {server}");
-    pair.stop()
+    ends_well("a_reader_hears_that_its_queue_pair_is_broken", BROKEN, &[&over])
 }
 
 /// A server that has no descriptors left for a while, and a client. Neither may make large files.
@@ -215,18 +221,5 @@ else:
 /// may not make large files.
 #[test]
 fn programs_go_on_where_descriptors_and_files_are_limited() -> Result<()> {
-    let name = "programs_go_on_where_descriptors_and_files_are_limited";
-    let Some(lab) = Lab::open(name, Need::Root, &["python3"])? else { return Ok(()) };
-    let pair = lab.pair(Io::Udp, 4200)?;
-    let (address, port) = (pair.left.address().to_string(), next_port().to_string());
-    let start = |node: &Node, end: &str| {
-        let args = ["-c", SHORT, end, &address, &port].map(str::to_owned);
-        node.start("python3", &args, LIMIT)
-    };
-    let server = start(&pair.left, "server")?;
-    listening(&pair.left, 1)?;
-    let client = start(&pair.right, "client")?.wait()?;
-    let server = server.wait()?;
-    ensure!(client.success() && server.success(), "client: {client}\nserver: {server}");
-    pair.stop()
+    ends_well("programs_go_on_where_descriptors_and_files_are_limited", SHORT, &[])
 }
