@@ -19,13 +19,13 @@ pub(crate) fn check() -> Result<()> {
     let mut faults = Vec::new();
     for folder in NARROW {
         for file in paths::files_below(&paths::repository().join(folder))? {
-            if !is_source(&file) {
+            let name = file.strip_prefix(paths::repository())?;
+            if !is_source(name) {
                 continue;
             }
             let text = fs::read_to_string(&file)?;
-            let file = file.strip_prefix(paths::repository())?;
             for (number, line) in (1..).zip(text.lines()) {
-                let place = format!("{}:{number}", file.display());
+                let place = format!("{}:{number}", name.display());
                 faults.extend(fault(line).map(|fault| format!("{place}: {fault}")));
             }
         }
@@ -50,7 +50,7 @@ fn fault(line: &str) -> Option<String> {
     Some(format!("{person:?}: name the thread, program or user"))
 }
 
-/// Whether a file is of Rust and no output of a build.
+/// Whether a file of the repository, named from its root, is of Rust and no output of a build.
 fn is_source(file: &Path) -> bool {
     let is_output = file.components().any(|part| part.as_os_str() == "target");
     !is_output && file.extension().is_some_and(|extension| extension == "rs")
