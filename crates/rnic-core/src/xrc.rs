@@ -1,4 +1,4 @@
-//! XRC domains, who takes part in them, and what belongs to a domain.
+//! XRC domains, the clients that take part in them, and what belongs to a domain.
 //!
 //! A domain is shared by the clients that opened it: each may make shared receive queues in it, and
 //! make and open its targets. Objects that belong to one client (openings, references, shared

@@ -7,7 +7,7 @@ use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
 use roce_wire::{Flow, Gid};
 use std::net::IpAddr;
 
-/// Whom a datagram is for.
+/// Where a datagram goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct To {
     /// Address handle.

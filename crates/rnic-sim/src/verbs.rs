@@ -68,7 +68,7 @@ pub struct SendWr {
     pub imm: u32,
     /// Memory of the peer.
     pub remote: Remote,
-    /// Whom a datagram is for.
+    /// Where a datagram goes.
     pub to: Option<To>,
     /// XRC: number of the peer's shared receive queue.
     pub srqn: u32,

@@ -33,7 +33,7 @@ pub(crate) enum Request {
         path: String,
         /// What follows it.
         query: String,
-        /// For whom the client takes this server.
+        /// The name by which the client calls this server.
         host: Option<String>,
     },
     OtherMethod,

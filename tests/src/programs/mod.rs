@@ -351,7 +351,7 @@ impl fmt::Display for Dialogue {
 
 /// A TCP port that no earlier dialogue of this process used, so that none waits for old sockets,
 /// and of which another test program on this machine has others. The kernel gives higher ones to
-/// who calls.
+/// programs that connect.
 #[must_use]
 pub fn next_port() -> u16 {
     const EACH: u16 = 500;

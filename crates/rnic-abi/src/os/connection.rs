@@ -167,7 +167,7 @@ impl Connection {
             .ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
     }
 
-    /// Who connected, as the kernel noted it then.
+    /// Process and user of the peer when it connected, as the kernel noted them.
     ///
     /// # Errors
     /// `PermissionDenied` when the peer's process cannot be seen from this pid namespace.

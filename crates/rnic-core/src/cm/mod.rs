@@ -10,7 +10,8 @@
 //! What a program lets go of ends by itself: an open connection asks the peer to disconnect, and
 //! is kept while packets of it may be on the way.
 //!
-//! * `types`: what goes in and out. `id`: what is kept. `ports`: who has which port.
+//! * `types`: what goes in and out. `id`: what is kept. `ports`: which client
+//!   has which port.
 //! * `commands`: what programs ask for. `receive`, `request`, `answers`, `datagrams`: what peers
 //!   say.
 

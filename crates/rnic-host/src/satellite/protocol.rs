@@ -112,7 +112,7 @@ impl NetworkState {
 pub enum Inquiry {
     /// Of its engine.
     Engine(Question),
-    /// Who is connected.
+    /// Its clients.
     Sessions,
 }
 

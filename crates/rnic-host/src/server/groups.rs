@@ -1,4 +1,4 @@
-//! Which multicast groups the device is a member of, and for whom.
+//! Which multicast groups the device is a member of, and for which queue pairs.
 //!
 //! An interface is a member once, however many queue pairs are: the first one joins, the last one
 //! leaves.

@@ -61,7 +61,7 @@ fn start(
     place: Place,
     opening: Option<String>,
 ) -> io::Result<Sender<Connection>> {
-    // What is left is for those who are served already.
+    // What is left is for sessions that are served already.
     if memory::is_short() || !memory::has_room(ROOM) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
@@ -154,8 +154,8 @@ impl Session<'_> {
         self.reply(&answer, &attached)
     }
 
-    /// Another engine of this process that is to have the client. They are the daemon's own user's,
-    /// who is charged for what they serve.
+    /// Another engine of this process that is to have the client. These engines serve the daemon's
+    /// own user only, to whom everything that they serve is charged.
     fn less_busy_engine(&self) -> Option<usize> {
         let more = self.service.more.as_ref().filter(|_| self.peer.uid == self.service.owner)?;
         more.least_busy(self.service.registry.contexts())

@@ -271,7 +271,7 @@ fn binds_that_the_region_does_not_allow_fail() {
         let wr = SendWr::bind(1, stage.mw.next_key(), (&mr, 0, 8), remote());
         refused(&mut stage, &wr);
     }
-    // Who only reads needs no right to write.
+    // A peer that only reads needs no right to write.
     let mut stage = Stage::new(WindowType::Two);
     let pd = stage.d.nic.pd;
     stage.mr = stage.d.world.host(0).new_mr(pd, 8192, AccessFlags::MW_BIND);
