@@ -32,13 +32,22 @@ impl Observer {
         Ok(Self { running, file })
     }
 
-    /// Ends it. Returns what it printed on standard error.
+    /// Ends it. Returns its file, and what it printed on standard error.
     ///
     /// # Errors
     /// When it does not end.
-    pub fn stop(mut self) -> Result<(PathBuf, String)> {
+    pub fn stop(self) -> Result<(PathBuf, String)> {
         self.running.signal(Signal::INT)?;
+        self.ended()
+    }
+
+    /// Waits until it has ended by itself. Returns its file, and what it printed on standard error.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn ended(mut self) -> Result<(PathBuf, String)> {
         wait_until("the end of an observer", SOON, || Ok(self.running.try_status()?.is_some()))?;
-        Ok((self.file, self.running.stderr()))
+        // The thread that reads its pipe may not have seen its last lines when its end is known.
+        Ok((self.file, self.running.wait()?.stderr))
     }
 }

@@ -223,15 +223,14 @@ fn forced_errors_end_programs_and_captures() -> Result<()> {
         let file = scratch.join("trouble.pcapng");
         let _ = fs::remove_file(&file);
         let args = ["capture", "--last", "30s", "--until", "error"];
-        let mut capture = Observer::start(&node, &args, file)?;
+        let capture = Observer::start(&node, &args, file)?;
         node.rnic(&["fault", "add", fault]).check()?;
         let line = "ib_write_bw -n 3000 -s 4096 -Q 1";
         let failed = Dialogue::new(line).limit(Duration::from_secs(10)).run(&node, &node);
         ensure!(failed.is_err(), "{fault}: the program did not notice");
-        wait_until("the end of the capture", SOON, || Ok(capture.running.try_status()?.is_some()))?;
-        let said = capture.running.stderr();
+        let (file, said) = capture.ended()?;
         ensure!(said.contains(&format!("stopped: {event}")), "{fault}: {said}");
-        let frames = commented(&lab, &capture.file)?;
+        let frames = commented(&lab, &file)?;
         let kind = fault.split([':', ',']).next().unwrap_or_default().replace('-', "_");
         ensure!(frames.iter().any(|(_, text)| text.contains(&kind)), "{fault}: {frames:?}");
         node.rnic(&["fault", "clear"]).check()?;
