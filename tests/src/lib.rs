@@ -41,6 +41,7 @@
 
 pub mod browser;
 pub mod checker;
+pub mod choice;
 pub mod cluster;
 pub mod commons;
 pub mod cpus;

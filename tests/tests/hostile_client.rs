@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Pause, Stream};
+use system_tests::choice;
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::cpus;
 use system_tests::daemon::{Io, Spec};
@@ -39,6 +40,8 @@ use system_tests::rounds::{MOST_LEFT, Pauses, Share, rounds_in, share_left};
 const SHARE: f64 = 0.8;
 /// Seconds that the rounds of an attack take, in the ordinary form.
 const ATTACK: f64 = 12.0;
+/// Attacks of which a run of the ordinary form makes one.
+const TAKE_TURNS: [&[&str]; 2] = [&["process"], &["quotas"]];
 /// Seconds of a measurement.
 const WINDOW: f64 = 1.4;
 /// How long the daemon may take to end.
@@ -221,6 +224,9 @@ fn things_done(output: &Output) -> u64 {
 const OTHER: Option<User> = Some(SOMEBODY);
 
 fn withstands(kinds: &[&str], tenant: Option<User>) -> Result<Option<Vec<Output>>> {
+    if TAKE_TURNS.contains(&kinds) && !choice::has_turn(&TAKE_TURNS, &kinds) {
+        return Ok(None);
+    }
     let name = kinds.join(" and ");
     let Some(stage) = stage(&name, tenant)? else { return Ok(None) };
     let seconds = attack_seconds(ATTACK)?;

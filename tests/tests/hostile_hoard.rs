@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Stream};
+use system_tests::choice;
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::cpus;
 use system_tests::daemon::{Io, Spec};
@@ -259,9 +260,14 @@ fn available_kib() -> Result<u64> {
 /// beside a program that costs the machine as much without the daemon. The kernel divides CPUs
 /// between processes: the tenant has one, the attacker and its engine process have the other one,
 /// which is never idle.
+///
+/// A run of the ordinary form makes one of the attacks.
 fn others_keep_their_rate(kind: &str, without: &str, config: &str) -> Result<()> {
     /// Least share of the rate.
     const KEPT: f64 = 0.7;
+    if !choice::has_turn(&["lists", "giant"], &kind) {
+        return Ok(());
+    }
     let Some(stage) = Stage::open(kind)? else { return Ok(()) };
     let mut node = stage.configured(&cpus::engine_on_the_tenants(), config)?;
     cpus::daemon_on_the_attackers(&node)?;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pnet_datalink::{DataLinkReceiver, DataLinkSender};
 use system_tests::checker::{self, Stream};
+use system_tests::choice;
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::Dist;
 use system_tests::emulator::{Dice, EmulatedPair, Faults};
@@ -313,12 +314,21 @@ fn noticed(left: &Node, right: &Node) -> Result<()> {
     Ok(())
 }
 
+/// Which one a run of the ordinary form attacks.
+const KINDS: [Io; 2] = [Io::AfXdp, Io::Udp];
+
 #[test]
 fn bad_packets_over_af_xdp() -> Result<()> {
+    if !choice::has_turn(&KINDS, &Io::AfXdp) {
+        return Ok(());
+    }
     withstands("bad_packets_over_af_xdp", Io::AfXdp)
 }
 
 #[test]
 fn bad_packets_over_udp() -> Result<()> {
+    if !choice::has_turn(&KINDS, &Io::Udp) {
+        return Ok(());
+    }
     withstands("bad_packets_over_udp", Io::Udp)
 }

@@ -38,36 +38,35 @@ fn holder(node: &Node, queue_pairs: &str) -> Result<Running> {
     Ok(holder)
 }
 
-fn idle_over(test: &str, io: Io) -> Result<()> {
-    let Some(mut lab) = Lab::open(test, Need::Root, &[])? else { return Ok(()) };
+#[test]
+fn an_idle_daemon_costs_nothing() -> Result<()> {
+    let name = "an_idle_daemon_costs_nothing";
+    let Some(mut lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
     lab.tools = lab.tools.clone().with_built(native::victim()?);
-    let pair = lab.pair(io, 1500)?;
-    let holder = holder(&pair.left, "100")?;
+    let pairs = [lab.pair(Io::Udp, 1500)?, lab.pair(Io::AfXdp, 1500)?];
+    let holders = [holder(&pairs[0].left, "100")?, holder(&pairs[1].left, "100")?];
     // Wait for the last acknowledgements: they are not idleness.
     std::thread::sleep(Duration::from_millis(500));
-    let pids = [pair.left.daemon.pid(), pair.right.daemon.pid(), holder.pid()];
-    let used = || -> Result<Vec<Duration>> { pids.iter().map(|pid| cpu_time(*pid)).collect() };
+    let idle =
+        pairs.iter().zip(&holders).zip(["udp", "af-xdp"]).flat_map(|((pair, holder), io)| {
+            [
+                (pair.left.daemon.pid(), format!("daemon with 100 QPs over {io}")),
+                (pair.right.daemon.pid(), format!("daemon without over {io}")),
+                (holder.pid(), format!("program with 100 QPs over {io}")),
+            ]
+        });
+    let idle: Vec<_> = idle.collect();
+    let used = || idle.iter().map(|(pid, _)| cpu_time(*pid)).collect::<Result<Vec<_>>>();
     let (before, began) = (used()?, Instant::now());
     std::thread::sleep(IDLE_TIME);
     let (after, elapsed) = (used()?, began.elapsed());
-    let names = ["daemon with 100 QPs", "daemon without", "program with 100 QPs"];
-    for ((name, before), after) in names.iter().zip(before).zip(after) {
+    for (((_, name), before), after) in idle.iter().zip(before).zip(after) {
         let share = (after - before).as_secs_f64() / elapsed.as_secs_f64();
         eprintln!("{name}: {:.2}% of a core", 100.0 * share);
         ensure!(share < IDLE_LIMIT, "an idle {name} uses {:.2}% of a core", 100.0 * share);
     }
-    drop(holder);
-    pair.stop()
-}
-
-#[test]
-fn an_idle_daemon_costs_nothing_over_udp() -> Result<()> {
-    idle_over("an_idle_daemon_over_udp", Io::Udp)
-}
-
-#[test]
-fn an_idle_daemon_costs_nothing_over_af_xdp() -> Result<()> {
-    idle_over("an_idle_daemon_over_af_xdp", Io::AfXdp)
+    drop(holders);
+    pairs.into_iter().try_for_each(Pair::stop)
 }
 
 /// Round trips, in microseconds, that perftest lists with `-U` (unsorted).

@@ -1,8 +1,10 @@
-//! Unmodified perftest between two daemons: every operation, its options, every message size.
+//! Unmodified perftest between two daemons: every operation, its options, every message size over
+//! UDP, and, except in the long form, some of it by the commit over other packet I/O.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use system_tests::choice;
 use system_tests::daemon::Io;
 use system_tests::lab::{Lab, Need};
 use system_tests::place::{OverV6, Place};
@@ -210,7 +212,7 @@ fn datagrams_over_udp() -> Result<()> {
 fn datagrams_over_af_packet() -> Result<()> {
     let name = "datagrams_over_af_packet";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfPacket, &[&DATAGRAMS, &GROUPS])
+    all(&lab, Io::AfPacket, &[&choice::half(name, &DATAGRAMS), &GROUPS])
 }
 
 /// Both ends on one device.
@@ -219,7 +221,7 @@ fn datagrams_that_stay_on_their_host() -> Result<()> {
     let name = "datagrams_that_stay_on_their_host";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for case in [&DATAGRAMS[..], &GROUPS].concat() {
+    for case in [&choice::half(name, &DATAGRAMS)[..], &GROUPS].concat() {
         run(&pair.left, &pair.left, case).with_context(|| format!("{} on one host", case.0))?;
     }
     pair.stop()
@@ -266,14 +268,14 @@ fn everything_over_af_xdp() -> Result<()> {
 fn a_selection_over_af_xdp() -> Result<()> {
     let name = "a_selection_over_af_xdp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfXdp, &[&SHORT, &ATOMIC, &GROUPS])
+    all(&lab, Io::AfXdp, &[&choice::half(name, &[&SHORT[..], &ATOMIC].concat()), &GROUPS])
 }
 
 #[test]
 fn a_selection_over_af_packet() -> Result<()> {
     let name = "a_selection_over_af_packet";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    all(&lab, Io::AfPacket, &[&SHORT, &ATOMIC])
+    all(&lab, Io::AfPacket, &[&choice::half(name, &[&SHORT[..], &ATOMIC].concat())])
 }
 
 #[test]

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use system_tests::choice::{CHOICE_ENV, draw, seed};
 use system_tests::dist::cargo;
-use system_tests::paths;
-use system_tests::process::Cmd;
 
 use mutations::Mutations;
 use run::Mutated;
@@ -53,9 +52,6 @@ const SEEDS: &str = "RNIC_SIM_SEEDS";
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
 /// Millions of worlds.
 const WALK_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Any text: chooses another twenty than the commit does.
-const SEED: &str = "RNIC_COMPLIANCE_SEED";
 
 /// The stage of `cargo xtask test`: a choice, or everything in the long form.
 pub(crate) fn stage(long: bool) -> Result<()> {
@@ -157,31 +153,15 @@ fn cases<'a>(options: &Options, table: &'a Table) -> Result<Vec<&'a table::Row>>
         return Ok(rules.chain(table.bugs.iter().filter(|_| options.bugs)).collect());
     }
     let seed = seed();
-    println!("chosen by {SEED}={seed}");
+    println!("chosen by {CHOICE_ENV}={seed}");
     Ok(choice(&seed, table.rules.iter().chain(&table.bugs).collect()))
-}
-
-/// Seeds the choice with the commit, so that a change meets the same rules whenever it is tested,
-/// unless the environment says otherwise. Sources without a repository always have the same seed.
-fn seed() -> String {
-    std::env::var(SEED).unwrap_or_else(|_| {
-        let commit = Cmd::new("git").dir(paths::repository()).args(["rev-parse", "HEAD"]).run();
-        commit.map_or_else(|_| String::new(), |commit| commit.stdout.trim().to_owned())
-    })
 }
 
 /// A random few, independent of their order in the document.
 fn choice<'a>(seed: &str, mut rows: Vec<&'a table::Row>) -> Vec<&'a table::Row> {
-    rows.sort_by_cached_key(|row| hash(seed.bytes().chain(row.name.bytes())));
+    rows.sort_by_cached_key(|row| draw(seed, &row.name));
     rows.truncate(PER_RUN);
     rows
-}
-
-/// FNV-1a: the same with every compiler.
-fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]
