@@ -125,7 +125,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let _ = fs::remove_file(notes());
     let _ = fs::remove_file(record());
-    let mut outcomes = stages::run(list(*options)?)?;
+    let mut outcomes = stages::run(vec![Stage::new("packages", packages)])?;
+    outcomes.extend(stages::run_beside(builds(*options))?);
+    outcomes.extend(stages::run(list(*options))?);
     if !options.quick {
         outcomes.extend(stages::run_beside(beside(*options))?);
         outcomes.extend(stages::run(alone(*options)?)?);
@@ -154,25 +156,32 @@ fn counts(notes: &str) -> String {
     text
 }
 
-fn list(options: Options) -> Result<Vec<Stage>> {
-    let mut stages = vec![Stage::new("packages", packages)];
-    stages.extend(lint::stages());
-    stages.push(Stage::new("unit tests", move || unit(options)));
+/// What compiles most of the time, and measures none. One compiler alone often leaves a CPU idle,
+/// so these lists run at the same time; each has profiles, and so locks of cargo, of its own.
+fn builds(options: Options) -> Vec<Vec<Stage>> {
+    let mut checks = lint::stages();
+    checks.push(Stage::new("unit tests' build", move || unit(options, &["--no-run"])));
+    let mut others = vec![
+        Stage::new("build to test", move || dist(options).map(|_| ())),
+        Stage::new("memory model (loom)", loom),
+    ];
     if !options.quick {
-        stages.push(Stage::new("compliance", move || compliance::stage(options.long)));
+        checks.push(Stage::new("system tests' build", || tests_of_system("--no-run")));
+        others.push(Stage::new("compliance", move || compliance::stage(options.long)));
+        others.push(Stage::new("instruction budget", budget::stage));
     }
-    stages.push(Stage::new("memory model (loom)", loom));
-    if !options.quick {
-        stages.push(Stage::new("instruction budget", budget::stage));
-    }
-    stages.push(Stage::new("build to test", move || dist(options).map(|_| ())));
+    vec![checks, others]
+}
+
+fn list(options: Options) -> Vec<Stage> {
+    let mut stages = vec![Stage::new("unit tests", move || unit(options, &[]))];
     if options.quick {
         let pingpong = move || system("pingpong", &["pingpong_over"], Form::Usual, options);
         stages.push(Stage::new("pingpong", pingpong));
     } else {
-        stages.push(Stage::new("system tests' build", build_system));
+        stages.push(Stage::new("system tests' library", || tests_of_system("--lib")));
     }
-    Ok(stages)
+    stages
 }
 
 fn beside(options: Options) -> Vec<Vec<Stage>> {
@@ -230,9 +239,9 @@ fn packages() -> Result<()> {
     Ok(())
 }
 
-fn unit(options: Options) -> Result<()> {
+fn unit(options: Options, more: &[&str]) -> Result<()> {
     let args = ["test", "--quiet", "--workspace", "--exclude", "system-tests", "--no-fail-fast"];
-    options.tests().args(args).check()?;
+    options.tests().args(args).args(more).check()?;
     Ok(())
 }
 
@@ -274,11 +283,10 @@ fn system_programs() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds all of them at once, and runs the tests of what they share.
-fn build_system() -> Result<()> {
-    let test = || cargo().args(["test", "--quiet", "-p", "system-tests"]).limit(LIMIT);
-    test().arg("--no-run").show_output().check()?;
-    test().arg("--lib").show_output().check()?;
+/// Builds all of them at once, or runs the tests of what they share.
+fn tests_of_system(option: &str) -> Result<()> {
+    let test = cargo().args(["test", "--quiet", "-p", "system-tests", option]).limit(LIMIT);
+    test.show_output().check()?;
     Ok(())
 }
 
