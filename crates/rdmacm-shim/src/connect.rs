@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Gives an identifier a port, at one address of a device or at all addresses of all devices.
-fn bind(id: &mut Id, own: Option<&Own>, local: SocketAddr) -> Result<()> {
+pub(crate) fn bind(id: &mut Id, own: Option<&Own>, local: SocketAddr) -> Result<()> {
     if !id.places().is_empty() {
         return Err(Errno(libc::EINVAL));
     }
@@ -121,35 +121,6 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
             Ok((is_one.then(|| owner(own, local.ip())).transpose()?, local))
         })?;
         bind(id, own.as_ref(), local)
-    }))
-}
-
-/// # Safety
-/// `id` is one.
-pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    // SAFETY: by contract.
-    code(unsafe { id::of(id) }.and_then(|id| {
-        if id.places().is_empty() {
-            bind(id, None, SocketAddr::from(([0, 0, 0, 0], 0)))?;
-        }
-        let backlog = u32::try_from(backlog).ok().filter(|backlog| *backlog > 0);
-        let backlog = backlog.unwrap_or(DEFAULT_BACKLOG);
-        let listening = id.inner().listening;
-        let places = id.places();
-        let mut gone = 0;
-        for place in places.iter().skip(listening) {
-            match place.done(|id| CmRequest::Listen { id, backlog }) {
-                // The daemon is gone; others are not.
-                Err(Errno(libc::EIO)) if gone + 1 < places.len() => gone += 1,
-                listens => listens?,
-            }
-            // Where another one has the port, its program may try again.
-            id.inner().listening += 1;
-        }
-        match listening > 0 && listening == id.places().len() {
-            true => Err(Errno(libc::EINVAL)),
-            false => Ok(()),
-        }
     }))
 }
 
@@ -465,7 +436,5 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 
 /// Ports that are tried where devices have to have the same one.
 const PORTS: u32 = 16;
-/// Requests that may wait where a program leaves that open, as Linux has it.
-const DEFAULT_BACKLOG: u32 = 1024;
 /// Exponent: about half a second.
 const ACK_TIMEOUT: u8 = 17;

@@ -37,8 +37,8 @@ pub(crate) struct Inner {
     /// Where it is known, once it has a port: one place, or before it has an address one of each
     /// device.
     pub(crate) places: Vec<Place>,
-    /// At how many of them it listens.
-    pub(crate) listening: usize,
+    /// At all of them whose daemons live.
+    pub(crate) is_listening: bool,
     /// Its event channel is its own: calls wait for their event.
     pub(crate) is_sync: bool,
     /// Path of the connection.
@@ -95,7 +95,7 @@ impl Id {
         };
         let inner = Inner {
             places: Vec::new(),
-            listening: 0,
+            is_listening: false,
             is_sync: false,
             path: ibv_sa_path_rec::zeroed(),
             sgid_index: 0,

@@ -16,6 +16,7 @@ mod events;
 #[cfg(test)]
 mod forked;
 mod id;
+mod listen;
 mod multicast;
 mod options;
 mod qp;

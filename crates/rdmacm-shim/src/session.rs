@@ -374,14 +374,18 @@ pub(crate) mod tests {
 
     /// Without a daemon.
     pub(crate) fn device() -> &'static Device {
-        let (connection, _) = Connection::pair().unwrap();
-        Box::leak(Box::new(Device::of(connection, ("rnic0".into(), 0), 0)))
+        with_daemon().0
+    }
+
+    /// The test is the daemon at the other end.
+    pub(crate) fn with_daemon() -> (&'static Device, Connection) {
+        let (connection, daemon) = Connection::pair().unwrap();
+        (Box::leak(Box::new(Device::of(connection, ("rnic0".into(), 0), 0))), daemon)
     }
 
     #[test]
     fn what_a_daemon_said_a_moment_ago_is_not_asked_for_again() {
-        let (connection, daemon) = Connection::pair().unwrap();
-        let device: &Device = Box::leak(Box::new(Device::of(connection, ("rnic0".into(), 0), 0)));
+        let (device, daemon) = with_daemon();
         let said = |index, last| {
             *device.addresses.lock().unwrap() = None;
             let gid = gid_of([10, 0, 0, last].into()).raw;
@@ -404,8 +408,7 @@ pub(crate) mod tests {
     /// As if another thread were about to ask the daemon.
     #[test]
     fn a_child_keeps_out_of_the_session_of_its_parent() {
-        let (connection, daemon) = Connection::pair().unwrap();
-        let device: &Device = Box::leak(Box::new(Device::of(connection, ("rnic0".into(), 0), 0)));
+        let (device, daemon) = with_daemon();
         let held = (device.connection(), device.opened.lock(), device.addresses.lock());
         let (mtu, xrcd) = (device.mtu.lock(), device.xrcd.lock());
         let is_lost = |error| error == Errno(libc::EIO);

@@ -19,10 +19,11 @@ use super::{
 };
 use crate::{
     channel::{Channel, rdma_destroy_event_channel, rdma_destroy_id, rdma_migrate_id},
-    connect::{private_data, rdma_accept, rdma_listen, rdma_reject},
+    connect::{private_data, rdma_accept, rdma_reject},
     error::{Errno, Result, done},
     events,
     id::Id,
+    listen::rdma_listen,
 };
 
 pub(crate) struct Listener {

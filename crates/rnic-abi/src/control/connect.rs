@@ -49,6 +49,11 @@ pub enum CmRequest {
         /// Requests that may wait for the program's decision.
         backlog: u32,
     },
+    /// Peers may not connect to it any more.
+    StopListening {
+        /// Identifier.
+        id: u32,
+    },
     /// Asks a peer for a connection. Answer: [`Reply::Handle`](super::Reply::Handle), the first PSN
     /// that the own queue pair has to expect.
     Connect {

@@ -65,6 +65,18 @@ impl Cm {
         Ok(())
     }
 
+    /// Peers may not connect to the port any more. What they have asked for stays undecided.
+    ///
+    /// # Errors
+    /// [`CmError::NoSuchId`], [`CmError::State`].
+    pub fn stop_listening(&mut self, handle: u32) -> Result<(), CmError> {
+        if !self.ids.get(handle).ok_or(CmError::NoSuchId)?.state.listens() {
+            return Err(CmError::State);
+        }
+        self.enter(handle, State::Idle);
+        Ok(())
+    }
+
     pub(super) fn listens(&self, handle: u32) -> bool {
         self.ids.get(handle).is_some_and(|id| id.state.listens())
     }

@@ -58,6 +58,22 @@ fn a_listener_listens_once() {
 }
 
 #[test]
+fn a_listener_that_stops_keeps_its_port_and_may_listen_again() {
+    let mut talk = Talk::listening();
+    assert_eq!(talk.cm.stop_listening(talk.listener), Ok(()));
+    assert_eq!(talk.cm.stop_listening(talk.listener), Err(CmError::State));
+    assert_eq!(talk.cm.listeners(), 0);
+    talk.say(CmMessage::Req(req()));
+    talk.is_refused(RejectReason::INVALID_SERVICE_ID);
+    let bound = talk.cm.bind(STRANGER, PortSpace::Tcp, None, PORT, false);
+    assert_eq!(bound, Err(CmError::AddressInUse));
+    talk.cm.listen(talk.listener, 1).expect("idle");
+    talk.requested();
+    talk.cm.release(talk.now, talk.listener).expect("it is there");
+    assert_eq!(talk.cm.stop_listening(talk.listener), Err(CmError::NoSuchId));
+}
+
+#[test]
 fn what_programs_ask_for_is_told_from_what_answers_a_peer() {
     let mut talk = Talk::listening();
     let (id, _) = talk.cm.bind(OWNER, PortSpace::Tcp, None, 0, false).expect("free");

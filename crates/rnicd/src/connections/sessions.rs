@@ -192,6 +192,10 @@ impl CmSession {
                 let id = self.own(state, id)?;
                 state.cm.listen(id, backlog)
             }
+            CmRequest::StopListening { id } => {
+                let id = self.own(state, id)?;
+                state.cm.stop_listening(id)
+            }
             CmRequest::LookUp { id, to, private } => {
                 let (id, route) = (self.own(state, id)?, self.route(&to)?);
                 state.cm.look_up(now, id, route, to.port, &private_data(&private)?)

@@ -392,7 +392,7 @@ fn request(random: &mut fastrand::Rng) -> CmRequest {
     let qpn = random.u32(..);
     let offer = CmOffer { qpn, ..CmOffer::default() };
     let port = random.u16(..) >> random.u32(0..16);
-    match random.u8(0..9) {
+    match random.u8(0..10) {
         0 | 1 => CmRequest::OpenChannel,
         2 => CmRequest::CloseChannel { channel },
         3 | 4 => {
@@ -405,6 +405,7 @@ fn request(random: &mut fastrand::Rng) -> CmRequest {
             CmRequest::LookUp { id, to, private }
         }
         7 => CmRequest::Accept { id, offer, private },
+        8 => CmRequest::StopListening { id },
         _ => CmRequest::Post { id, what: qpn, status: 0 },
     }
 }
