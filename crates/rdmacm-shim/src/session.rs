@@ -1,21 +1,20 @@
 //! The devices, and the sessions with the connection managers of their daemons.
 
 use std::{
-    collections::HashSet,
     ffi::CStr,
     io,
     net::IpAddr,
     os::fd::OwnedFd,
     path::Path,
     process, ptr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, Once, PoisonError},
     time::{Duration, Instant},
 };
 
 use rnic_abi::{
     ABI_VERSION,
     control::{CmRequest, DeviceInfo, GidEntry, Reply, Request},
-    os::{Connection, Descriptors, OfProcess, candidate_socket_paths, function},
+    os::{Connection, Descriptors, OfProcess, discovery, function},
 };
 use verbs_abi::{
     IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, Zeroed, be64, ibv_context, ibv_device,
@@ -119,16 +118,15 @@ static DEVICES: OfProcess<Option<&'static [Device]>> = OfProcess::new();
 impl Device {
     fn find() -> Vec<Self> {
         let mut found: Vec<Self> = Vec::new();
-        let mut seen = HashSet::new();
-        for path in candidate_socket_paths().into_iter().filter(|path| seen.insert(path.clone())) {
-            if let Some((connection, info)) = greet(&path) {
-                let guid = u64::from_ne_bytes(info.node_guid);
-                let is_twin = |other: &&Self| {
-                    other.guid == guid && other.name.starts_with(info.name.as_str())
-                };
-                let twins = found.iter().filter(is_twin).count();
-                found.push(Self::of(connection, (info.name, guid), twins));
-            }
+        let answers = discovery::ask_each(|path, limit| {
+            greet(path, limit).inspect_err(|error| explain(path, error))
+        });
+        for (connection, info) in answers.into_iter().filter_map(|(_, answer)| answer.ok()) {
+            let guid = u64::from_ne_bytes(info.node_guid);
+            let is_twin =
+                |other: &&Self| other.guid == guid && other.name.starts_with(info.name.as_str());
+            let twins = found.iter().filter(is_twin).count();
+            found.push(Self::of(connection, (info.name, guid), twins));
         }
         found
     }
@@ -301,14 +299,37 @@ pub(crate) fn address_of(gid: ibv_gid) -> IpAddr {
 /// How long what a daemon says is not asked for again.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A session with a daemon, and its device.
-fn greet(path: &Path) -> Option<(Connection, DeviceInfo)> {
-    let connection = function::connect(path).ok()?;
-    let hello = connection.call(&Request::Hello { abi: ABI_VERSION }, &[]).ok()?.0;
+/// A session with a daemon, which may take so long for each answer, and its device.
+fn greet(path: &Path, limit: Duration) -> io::Result<(Connection, DeviceInfo)> {
+    let mut connection = Connection::connect_within(path, limit)?;
+    let mut hello = connection.call(&Request::Hello { abi: ABI_VERSION }, &[])?.0;
+    if function::is_wanted()? {
+        connection = function::connect(path)?;
+        hello = connection.call(&Request::Hello { abi: ABI_VERSION }, &[])?.0;
+    }
     let agrees = matches!(hello, Ok(Reply::Hello { abi: ABI_VERSION, .. }));
-    let devices = connection.call(&Request::ListDevices, &[]).ok().filter(|_| agrees)?.0;
-    let Ok(Reply::Devices(devices)) = devices else { return None };
-    Some((connection, devices.into_iter().next()?))
+    let devices = connection.call(&Request::ListDevices, &[])?.0;
+    connection.wait_for_ever()?;
+    let Ok(Reply::Devices(devices)) = devices else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let first = devices.into_iter().next().filter(|_| agrees);
+    Ok((connection, first.ok_or(io::ErrorKind::NotFound)?))
+}
+
+/// Of a daemon that listens and does not answer programs would see only that they wait.
+fn explain(path: &Path, error: &io::Error) {
+    static ONCE: Once = Once::new();
+    if error.kind() == io::ErrorKind::WouldBlock {
+        let path = path.display();
+        ONCE.call_once(|| {
+            crate::stubs::say(&format!(
+                "the soft-rnic daemon at {path} does not answer: if it is stopped, continue it \
+                 (kill -CONT). Until it answers programs use other devices, or wait where there \
+                 is no other"
+            ));
+        });
+    }
 }
 
 /// The port of an open device.

@@ -27,9 +27,14 @@ fn explain() {
 pub(crate) fn debug(text: &str) {
     let wanted = |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     if ["RNIC_DEBUG", "IBV_SHOW_WARNINGS"].into_iter().any(wanted) {
-        // An unwritable stderr must not fail the program.
-        drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {text}"));
+        say(text);
     }
+}
+
+/// Prints a text for the user.
+pub(crate) fn say(text: &str) {
+    // An unwritable stderr must not fail the program.
+    drop(writeln!(io::stderr(), "librdmacm (soft-rnic): {text}"));
 }
 
 const WHY: &str = "this call is of a newer rdma-core, and not supported";

@@ -4,6 +4,7 @@
 mod address;
 mod connection;
 mod descriptor;
+pub mod discovery;
 pub mod event_fd;
 pub mod function;
 #[cfg(not(loom))]

@@ -1,17 +1,17 @@
 //! The device list: every device of every daemon that answers.
 
 use std::{
-    collections::HashSet,
     ffi::{CStr, c_char, c_int},
     io,
     path::{Path, PathBuf},
     ptr,
     sync::Once,
+    time::Duration,
 };
 
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
-    os::{OfProcess, candidate_socket_paths},
+    os::{OfProcess, discovery},
 };
 use verbs_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, Zeroed, be64, ibv_device};
 
@@ -146,18 +146,15 @@ fn name_of<'a>(device: *mut Device) -> &'a CStr {
 
 /// The devices of all daemons that answer.
 fn discover() -> Vec<(PathBuf, DeviceInfo)> {
-    let mut found = Vec::new();
-    let mut paths = candidate_socket_paths();
-    let mut seen = HashSet::new();
-    paths.retain(|path| seen.insert(path.clone()));
-    for path in &paths {
-        match devices_at(path) {
-            Ok(devices) => found.extend(devices.into_iter().map(|info| (path.clone(), info))),
-            Err(error) => explain(path, &error),
-        }
+    let (mut found, mut paths) = (Vec::new(), Vec::new());
+    let ask =
+        |path: &Path, limit| devices_at(path, limit).inspect_err(|error| explain(path, error));
+    for (path, said) in discovery::ask_each(ask) {
+        let devices = said.unwrap_or_default();
+        found.extend(devices.into_iter().map(|info| (path.clone(), info)));
+        paths.push(path.display().to_string());
     }
     if found.is_empty() && report::debug_wanted() {
-        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
         report::say(format_args!(
             "no soft-rnic daemon at {}: start `rnicd`, use `rnic run -- PROGRAM`, or set \
              RNIC_SOCKET",
@@ -167,8 +164,8 @@ fn discover() -> Vec<(PathBuf, DeviceInfo)> {
     found
 }
 
-fn devices_at(path: &Path) -> io::Result<Vec<DeviceInfo>> {
-    let session = Session::connect(path)?;
+fn devices_at(path: &Path, limit: Duration) -> io::Result<Vec<DeviceInfo>> {
+    let session = Session::connect_within(path, limit)?;
     let devices = session.call(&Request::ListDevices, |reply, _| match reply {
         Reply::Devices(devices) => Some(devices),
         _ => None,
@@ -187,6 +184,14 @@ fn explain(path: &Path, error: &io::Error) {
             format_args!(
                 "you may not use the soft-rnic daemon at {path}: join the group that owns the \
                  socket, or run your own with `rnic run -- PROGRAM`"
+            ),
+        ),
+        io::ErrorKind::WouldBlock => report::say_once(
+            &ONCE,
+            format_args!(
+                "the soft-rnic daemon at {path} does not answer: if it is stopped, continue it \
+                 (kill -CONT). Until it answers programs use other devices, or wait where there \
+                 is no other"
             ),
         ),
         _ => report::say_once(&ONCE, format_args!("the daemon at {path}: {error}")),
@@ -264,6 +269,6 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
 /// The first device of one daemon, with a reference that is never given back.
 #[cfg(test)]
 pub(crate) fn device_at(path: &Path) -> *mut ibv_device {
-    let info = devices_at(path).expect("the daemon answers").remove(0);
+    let info = devices_at(path, Duration::from_secs(60)).expect("the daemon answers").remove(0);
     KNOWN.lock().adopt(path, info).cast()
 }

@@ -8,6 +8,7 @@ use std::{
     process,
     sync::atomic::{AtomicBool, Ordering},
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use rnic_abi::{
@@ -69,10 +70,18 @@ impl Session {
         Self::over(Connection::connect(path)?)
     }
 
+    /// Connects to the daemon, which may take so long for each answer, and agrees on the version.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `WouldBlock` when the daemon does not answer.
+    pub(crate) fn connect_within(path: &Path, limit: Duration) -> io::Result<Self> {
+        Self::over(Connection::connect_within(path, limit)?)
+    }
+
     /// Connects to where the engine of this program is to be: in the daemon, or in this process.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// The reason as a text for the user.
     pub(crate) fn connect_to_engine(path: &Path) -> io::Result<Self> {
         Self::over(function::connect(path)?)
     }

@@ -18,10 +18,14 @@ pub(super) fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 pub(super) fn connect(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
-    let address = address_of(path)?;
     let socket = new_socket(flags)?;
-    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    connect_socket(&socket, path)?;
     Ok(socket)
+}
+
+pub(super) fn connect_socket(socket: &OwnedFd, path: &Path) -> io::Result<()> {
+    let address = address_of(path)?;
+    Ok(retry_on_intr(|| rustix::net::connect(socket, &address))?)
 }
 
 pub(super) fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {

@@ -5,6 +5,7 @@ use super::invalid;
 use super::peer::{self, Credentials};
 use crate::control::{self, Answer, CmRequest, MAX_DESCRIPTORS, MAX_MESSAGE, Request};
 use rustix::io::retry_on_intr;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, recvmsg, sendmsg,
@@ -15,6 +16,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// The descriptors that came with a message, in the order in which they were sent. Those that
 /// the caller does not take are closed.
@@ -59,6 +61,31 @@ impl Connection {
     /// user may not use it.
     pub fn connect(path: &Path) -> io::Result<Self> {
         address::connect(path, SocketFlags::empty()).map(Self)
+    }
+
+    /// As [`connect`](Self::connect), where the daemon may take so long for that and for each
+    /// answer, until [`wait_for_ever`](Self::wait_for_ever).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `WouldBlock` when it took longer, here and in each call.
+    pub fn connect_within(path: &Path, limit: Duration) -> io::Result<Self> {
+        let this = Self(address::new_socket(SocketFlags::empty())?);
+        this.set_limit(Some(limit))?;
+        address::connect_socket(&this.0, path)?;
+        Ok(this)
+    }
+
+    /// Answers may take any time from now on.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn wait_for_ever(&self) -> io::Result<()> {
+        self.set_limit(None)
+    }
+
+    fn set_limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        set_socket_timeout(&self.0, Timeout::Send, limit)?;
+        Ok(set_socket_timeout(&self.0, Timeout::Recv, limit)?)
     }
 
     /// Two connected ends.
