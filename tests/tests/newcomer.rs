@@ -1,10 +1,12 @@
 //! Messages that a new user sees after a mistake: they say what is wrong and what to do.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use rustix::process::Signal;
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
@@ -137,6 +139,58 @@ fn a_reload_takes_what_can_be_changed() -> Result<()> {
     reload("mode = \"0664\"\nlog = \"error\"\n", "a mode", &|| Ok(mode()? == 0o664))?;
     let log = node.stop()?;
     ensure!(log.matches("was read again").count() == 1 && !metrics.exists(), "{log}");
+    Ok(())
+}
+
+/// The numbers of a device as one address serves them, empty where none does.
+fn metrics_at(netns: &Netns, address: &str) -> Result<String> {
+    netns.enter(|| {
+        let ask = || -> std::io::Result<String> {
+            let mut client = TcpStream::connect(address)?;
+            client.set_read_timeout(Some(Duration::from_secs(5)))?;
+            client.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            client.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().unwrap_or_default()
+    })
+}
+
+/// Also to the same port of more or fewer addresses; where that fails they stay where they were.
+#[test]
+fn a_reload_moves_the_metrics() -> Result<()> {
+    let name = "a_reload_moves_the_metrics";
+    let Some(_lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    let (scratch, netns) = (Scratch::new("metrics")?, Netns::new("metrics")?);
+    let file = scratch.join("rnicd.toml");
+    let set = |address: &str| fs::write(&file, format!("metrics = \"{address}\"\n"));
+    set("127.0.0.1:9879")?;
+    let extra = vec!["--config".into(), file.display().to_string()];
+    let netns_name = Some(netns.name().to_owned());
+    let spec = Spec { extra, netns: netns_name, ..Spec::new(Io::Loopback) };
+    let daemon = Daemon::start(Dist::get()?, &spec)?;
+    let reload = |address: &str, says: &str| -> Result<()> {
+        let count = || daemon.log().matches(says).count();
+        let before = count();
+        set(address)?;
+        daemon.signal(Signal::HUP)?;
+        wait_until(says, Duration::from_secs(10), || Ok(count() > before))
+            .with_context(|| daemon.log())
+    };
+    let are_at = |address: &str| Ok::<_, Error>(metrics_at(&netns, address)?.contains("# EOF"));
+    let read = "the configuration file was read again";
+    ensure!(are_at("127.0.0.1:9879")? && !are_at("127.0.0.2:9879")?, "{}", daemon.log());
+    reload("0.0.0.0:9879", read)?;
+    ensure!(are_at("127.0.0.1:9879")? && are_at("127.0.0.2:9879")?, "{}", daemon.log());
+    reload("203.0.113.9:9879", "cannot serve metrics at http://203.0.113.9:9879/metrics")?;
+    ensure!(are_at("127.0.0.2:9879")?, "{}", daemon.log());
+    reload("127.0.0.1:9879", read)?;
+    ensure!(are_at("127.0.0.1:9879")? && !are_at("127.0.0.2:9879")?, "{}", daemon.log());
+    reload("127.0.0.1:9880", read)?;
+    reload("127.0.0.1:9879", read)?;
+    ensure!(are_at("127.0.0.1:9879")? && !are_at("127.0.0.1:9880")?, "{}", daemon.log());
+    daemon.stop()?;
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use crate::http::{self, Client, Request, Response};
 use anyhow::{Context, Result};
 use rnic_host::server::Service;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,9 +23,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The server while it lives. Dropped, it takes no further clients; its thread is not waited for,
-/// as it may be with a slow one.
+/// The server while it lives. Dropped, it takes no further clients, and its address is free; its
+/// thread is not waited for, as it may be with a slow one.
 pub(crate) struct Metrics {
+    listener: Arc<Incoming>,
     /// Closed, it ends the thread.
     _end: UnixStream,
     /// Removed at the end.
@@ -39,12 +41,14 @@ impl Metrics {
     pub(crate) fn serve(address: &Address, service: &Arc<Service>) -> Result<Self> {
         let listener = Incoming::bind(address)
             .with_context(|| format!("cannot serve metrics at {address} (--metrics)"))?;
+        let listener = Arc::new(listener);
         let (end, ended) = UnixStream::pair()?;
         let mut exporter =
             Exporter { counted: Counted::new(service), service: Arc::clone(service) };
+        let clients = Arc::clone(&listener);
         let serve = move || {
-            while wait(&listener, &ended) {
-                match listener.accept() {
+            while wait(&clients, &ended) {
+                match clients.accept() {
                     // A client that goes away, or is slow, does without an answer.
                     Ok(mut client) => drop(exporter.attend(&mut *client)),
                     // No descriptor is free, or the client has gone already.
@@ -55,12 +59,14 @@ impl Metrics {
         thread::Builder::new().name("rnic-metrics".into()).spawn(serve)?;
         tracing::info!("metrics: {address}");
         let path = if let Address::Unix(path) = address { Some(path.clone()) } else { None };
-        Ok(Self { _end: end, path })
+        Ok(Self { listener, _end: end, path })
     }
 }
 
 impl Drop for Metrics {
     fn drop(&mut self) {
+        // The thread may keep it open for a while. Where it no longer listens, another may.
+        let _ = shutdown(self.listener.as_fd(), Shutdown::Both);
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
         }

@@ -95,13 +95,31 @@ impl<'a> Reloading<'a> {
     }
 
     fn set_metrics(&mut self, new: &Config) -> Result<()> {
-        if new.metrics == self.config.metrics {
+        let are_served = self.metrics.is_some() == new.metrics.is_some();
+        if are_served && new.metrics == self.config.metrics {
             return Ok(());
         }
-        let metrics = new.metrics.as_ref().map(|address| Metrics::serve(address, self.service));
-        self.metrics = metrics.transpose()?;
-        self.config.metrics.clone_from(&new.metrics);
-        Ok(())
+        // The old one is first given up: the new one may be the same port of all addresses, of
+        // which the kernel allows one only.
+        self.metrics = None;
+        let serve = |config: &Config| {
+            let address = config.metrics.as_ref();
+            address.map(|address| Metrics::serve(address, self.service)).transpose()
+        };
+        match serve(new) {
+            Ok(metrics) => {
+                self.metrics = metrics;
+                self.config.metrics.clone_from(&new.metrics);
+                Ok(())
+            }
+            Err(error) => match serve(&self.config) {
+                Ok(metrics) => {
+                    self.metrics = metrics;
+                    Err(error)
+                }
+                Err(again) => Err(error.context(format!("{again:#}, where they were"))),
+            },
+        }
     }
 }
 
