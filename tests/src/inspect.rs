@@ -169,9 +169,22 @@ fn collect(value: &Value, key: &str, found: &mut Vec<u64>) {
 }
 
 fn resident_kib(status: &str) -> Result<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    kib(status, "VmRSS:")
+}
+
+/// A line of `/proc/PID/status`.
+fn kib(status: &str, name: &str) -> Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.context("no VmRSS in /proc/PID/status")
+    number.with_context(|| format!("no {name} in /proc/PID/status"))
+}
+
+/// Resident memory of a process that it shares with no file and no other process, KiB.
+///
+/// # Errors
+/// When the process is no more.
+pub fn own_memory_kib(pid: u32) -> Result<u64> {
+    kib(&fs::read_to_string(format!("/proc/{pid}/status"))?, "RssAnon:")
 }
 
 /// CPU time that a process used until now, user and system.

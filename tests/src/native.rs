@@ -35,6 +35,8 @@ pub const CYCLES: &str = "cycles";
 pub const PROMISE: &str = "promise";
 /// Threads that share a context, and children that inherit it: `tests/crowd`.
 pub const CROWD: &str = "crowd";
+/// One of many programs that have queue pairs with each other: `tests/mesh`.
+pub const MESH: &str = "mesh";
 /// Two processes that move data by UCX: `tests/ucp`.
 pub const UCP: &str = "ucp";
 /// Threads that spin: `tests/spinners`.
@@ -124,6 +126,14 @@ pub fn watch() -> Result<PathBuf> {
 /// As [`build`].
 pub fn crowd() -> Result<PathBuf> {
     build(CROWD, &["common", "crowd"])
+}
+
+/// Compiles [`MESH`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn mesh() -> Result<PathBuf> {
+    build(MESH, &["common", "mesh"])
 }
 
 /// Compiles [`SPINNERS`] and returns the folder it is in.

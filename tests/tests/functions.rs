@@ -2,16 +2,17 @@
 //! is what only this form has.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::checker;
 use system_tests::daemon::Io;
-use system_tests::inspect::{Census, ask};
-use system_tests::lab::{Lab, Need, Pair};
-use system_tests::native::{self, CROWD, SANDBOX, VICTIM};
+use system_tests::inspect::{Census, ask, cpu_time, own_memory_kib};
+use system_tests::lab::{Lab, Need, Pair, long_form, only_in_long_form};
+use system_tests::native::{self, CROWD, MESH, SANDBOX, VICTIM};
+use system_tests::paths::Scratch;
 use system_tests::place::{Node, Place};
 use system_tests::process::{Running, wait_until};
 use system_tests::programs::{Dialogue, next_port};
@@ -24,6 +25,7 @@ fn open(test: &str) -> Result<Option<Lab>> {
     let Some(mut lab) = Lab::open(test, Need::Root, &programs)? else { return Ok(None) };
     let tools = lab.tools.clone().with_built(checker::build()?).with_built(native::victim()?);
     lab.tools = tools.with_built(native::sandbox()?).with_built(native::crowd()?);
+    lab.tools = lab.tools.clone().with_built(native::mesh()?);
     Ok(Some(lab))
 }
 
@@ -206,6 +208,86 @@ fn crowds_have_functions() -> Result<()> {
     let pair = pair(&lab, Io::Udp)?;
     let output = pair.left.cmd(CROWD)?.args(["-d", pair.left.device(), "-g", "0"]).run()?;
     ensure!(output.success(), "{output}");
+    pair.stop()
+}
+
+/// Programs of which each has queue pairs with all others, by the places where they run.
+struct Mesh(Vec<Running>);
+
+impl Mesh {
+    /// Waits until all have exchanged their messages.
+    fn start(places: &[&Node], rounds: u32) -> Result<Self> {
+        let folder = Scratch::new("mesh")?;
+        let start = |(number, node): (usize, &&Node)| {
+            let gid = node.gid_index().to_string();
+            let cmd = node.cmd(MESH)?.args(["-d", node.device(), "-g", &gid]).arg(folder.path());
+            let words = [number, places.len()].map(|word| word.to_string());
+            cmd.args(words).arg(rounds.to_string()).limit(Duration::from_secs(180)).start()
+        };
+        let mut mesh = Self(places.iter().enumerate().map(start).collect::<Result<_>>()?);
+        for program in &mut mesh.0 {
+            wait_until("agreement", Duration::from_secs(150), || {
+                ensure!(program.try_status()?.is_none(), "it failed: {}", program.stderr());
+                Ok(program.stdout().contains("agreed"))
+            })?;
+        }
+        eprintln!("{} programs: {}", places.len(), mesh.0[0].stdout().trim());
+        Ok(mesh)
+    }
+
+    /// What each uses of a core while it has nothing to do.
+    fn idle_share(&self) -> Result<f64> {
+        const TIME: Duration = Duration::from_secs(5);
+        let used =
+            || self.0.iter().map(|program| cpu_time(program.pid())).sum::<Result<Duration>>();
+        let before = used()?;
+        let began = Instant::now();
+        std::thread::sleep(TIME);
+        let share = (used()? - before).as_secs_f64() / began.elapsed().as_secs_f64();
+        Ok(share / self.0.len() as f64)
+    }
+
+    /// Memory of each, KiB.
+    fn memory(&self) -> Result<u64> {
+        let all = self.0.iter().map(|program| own_memory_kib(program.pid()));
+        Ok(all.sum::<Result<u64>>()? / self.0.len() as u64)
+    }
+}
+
+/// On one host and on two.
+#[test]
+fn each_of_many_functions_talks_with_all_others() -> Result<()> {
+    let Some(lab) = open("many_functions")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let many = if long_form() { 64 } else { 16 };
+    let places: Vec<_> =
+        (0..many).map(|number| if number % 4 == 0 { &pair.right } else { &pair.left }).collect();
+    drop(Mesh::start(&places, 4)?);
+    pair.stop()
+}
+
+/// A function without work costs next to nothing, beside the same program without one.
+#[test]
+fn idle_functions_cost_little() -> Result<()> {
+    const MOST: f64 = 0.001;
+    const MOST_KIB: u64 = 2048;
+    /// The packets that it receives and sends are in rings of so much.
+    const RINGS_KIB: u64 = 8192;
+    let name = "idle_functions_cost_little";
+    if only_in_long_form(name) {
+        return Ok(());
+    }
+    let Some(lab) = open(name)? else { return Ok(()) };
+    let mut pair = pair(&lab, Io::Udp)?;
+    let functions = Mesh::start(&[&pair.left; 64], 2)?;
+    let (share, with) = (functions.idle_share()?, functions.memory()?);
+    drop(functions);
+    pair.left.in_program = false;
+    let without = Mesh::start(&[&pair.left; 64], 2)?.memory()?;
+    let more = with.saturating_sub(without + RINGS_KIB);
+    let cost = format!("{:.3} % of a core, {more} KiB beyond its rings", 100.0 * share);
+    eprintln!("an idle function: {cost}");
+    ensure!(share < MOST && more < MOST_KIB, "{cost}");
     pair.stop()
 }
 

@@ -1,8 +1,8 @@
 //! QP numbers that name their shard and slot, and otherwise look random.
 //!
-//! The upper 5 bits of a QPN are the number of the shard, as they are, so that a packet filter can
-//! lead a datagram to its shard by one byte. The other 19 bits are a keyed permutation of
-//! `(slot 15 bits, generation 4 bits)`: a peer or another tenant cannot guess the numbers of
+//! The upper 7 bits of a QPN are the number of the shard, as they are, so that a packet filter can
+//! lead a datagram to its shard by one byte. The other 17 bits are a keyed permutation of
+//! `(slot 14 bits, generation 3 bits)`: a peer or another tenant cannot guess the numbers of
 //! others, a reused slot gets a new number, and no table is needed to find the QP of a packet.
 
 use crate::permutation::Permutation;
@@ -11,24 +11,25 @@ use roce_wire::Qpn;
 
 /// Slots that a QPN can name: the most QPs of one shard.
 pub const MAX_QPS: usize = 1 << SLOT_BITS;
-const SLOT_BITS: u32 = 15;
-const GENERATION_BITS: u32 = 4;
-const SHARD_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
+const SLOT_BITS: u32 = 14;
+const GENERATION_BITS: u32 = 3;
+/// The shard in a QPN: its number shifted right by this.
+pub const SHARD_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
 const SHARD_BITS: u32 = 24 - SHARD_SHIFT;
 /// The shard in the first byte of a QPN as packets have it: the byte shifted right by this.
-pub const SHARD_IN_BYTE: u8 = 3;
+pub const SHARD_IN_BYTE: u8 = 1;
 /// Most shards of one device.
 pub const MAX_SHARDS: u8 = 1 << SHARD_BITS;
 
 const _: () = assert!(SHARD_SHIFT == 16 + SHARD_IN_BYTE as u32);
 
-const LOW_BITS: u32 = 10;
+const LOW_BITS: u32 = 9;
 const HIGH_BITS: u32 = SHARD_SHIFT - LOW_BITS;
 
 /// The shard whose QP has this number.
 #[inline]
 pub fn shard_of(qpn: Qpn) -> u8 {
-    #[expect(clippy::cast_possible_truncation, reason = "five bits are left")]
+    #[expect(clippy::cast_possible_truncation, reason = "seven bits are left")]
     let shard = (qpn.value() >> SHARD_SHIFT) as u8;
     shard
 }
@@ -38,7 +39,7 @@ pub fn shard_of(qpn: Qpn) -> u8 {
 pub struct QpnParts {
     /// Slot in the shard's table.
     pub slot: u32,
-    /// How often the slot was reused, modulo 16.
+    /// How often the slot was reused, modulo 8.
     pub generation: u32,
 }
 
@@ -76,14 +77,14 @@ impl QpnCodec {
 
 #[cfg(test)]
 mod tests {
-    use super::{QpnCodec, QpnParts, shard_of};
+    use super::{MAX_SHARDS, QpnCodec, QpnParts, shard_of};
     use crate::secret::Secret;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn decode_undoes_encode(
-            a: u64, b: u64, shard in 0u8..32, slot in 0u32..1 << 15, generation in 0u32..16,
+            a: u64, b: u64, shard in 0..MAX_SHARDS, slot in 0u32..1 << 14, generation in 0u32..8,
         ) {
             let codec = QpnCodec::new(Secret::new([a, b]), shard);
             let parts = QpnParts { slot, generation };

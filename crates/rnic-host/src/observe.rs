@@ -20,6 +20,7 @@ pub use record::Record;
 pub use stream::{Belief, Lost, Nonsense, Observation, Told, believe, export, import, read, write};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use rnic_core::qpn::MAX_SHARDS;
 use rnic_core::{Event, Instant, Tap};
 use roce_wire::{Frame, datagram};
 use serde::{Deserialize, Serialize};
@@ -114,9 +115,14 @@ enum What {
 
 /// What each shard lost since it put something: an engine's losses, also those it claims, are no
 /// other one's.
-#[derive(Default)]
 struct Losses {
-    of: [[AtomicU64; 2]; SHARDS as usize],
+    of: [[AtomicU64; 2]; MAX_SHARDS as usize],
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self { of: std::array::from_fn(|_| Default::default()) }
+    }
 }
 
 impl Losses {
@@ -291,8 +297,6 @@ impl Tap for Watchers {
     }
 }
 
-/// There are as many as the upper bits of a QPN tell apart.
-const SHARDS: u8 = 32;
 /// Frames and events that wait for a watcher.
 const ITEMS: usize = 32 * 1024;
 

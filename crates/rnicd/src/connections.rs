@@ -43,7 +43,7 @@ pub(crate) struct Connections {
     poke: Sender<()>,
     sessions: AtomicU32,
     /// Engines of the daemon's own user, a bit each.
-    own: AtomicU32,
+    own: Mutex<u128>,
 }
 
 struct State {
@@ -61,7 +61,7 @@ pub(crate) struct Rights {
     /// What its identifiers are known by: an engine of the user.
     pub(crate) shard: u8,
     /// All engines that queue pairs of the user may be in, a bit each.
-    pub(crate) engines: u32,
+    pub(crate) engines: u128,
     /// The lowest port that programs may ask for.
     pub(crate) first_port: u16,
     /// Event channels.
@@ -114,7 +114,7 @@ impl Connections {
             ways: Ways::new(Arc::clone(network), engine.clone(), search),
             poke,
             sessions: AtomicU32::new(0),
-            own: AtomicU32::new(1),
+            own: Mutex::new(1),
         });
         let (sender, arrivals) = bounded(MAX_ARRIVALS);
         let manager = Arc::clone(&this);
@@ -128,16 +128,20 @@ impl Connections {
     /// One more engine is of the daemon's own user: a program may have its queue pairs there, and
     /// its identifiers here.
     pub(crate) fn add_own_engine(&self, shard: u8) {
-        self.own.fetch_or(1 << shard, Ordering::Relaxed);
+        *self.own() |= 1 << shard;
     }
 
     /// It has ended: another user may get its number.
     pub(crate) fn remove_own_engine(&self, shard: u8) {
-        self.own.fetch_and(!(1 << shard), Ordering::Relaxed);
+        *self.own() &= !(1 << shard);
     }
 
-    pub(crate) fn own_engines(&self) -> u32 {
-        self.own.load(Ordering::Relaxed)
+    pub(crate) fn own_engines(&self) -> u128 {
+        *self.own()
+    }
+
+    fn own(&self) -> MutexGuard<'_, u128> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session begins: what it makes ends with the value.

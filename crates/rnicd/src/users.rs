@@ -94,9 +94,9 @@ struct Table {
     /// Those in threads of this process.
     own: Vec<Arc<EngineProcess>>,
     /// All satellites by the numbers of their shards, less one, also those that are ending.
-    numbers: [Option<Arc<EngineProcess>>; ENGINES],
-    /// When each number was given back, counted in such events; 0 if it never was.
-    given_back: [u64; ENGINES],
+    numbers: BTreeMap<usize, Arc<EngineProcess>>,
+    /// When each number that was given back was, counted in such events.
+    given_back: BTreeMap<usize, u64>,
     ever_given_back: u64,
     /// Processes started ever.
     started: u64,
@@ -223,7 +223,7 @@ impl Users {
         if !table.faults.is_empty() {
             engine.disturb(FaultChange::Add(table.faults.clone(), None));
         }
-        table.numbers[place] = Some(Arc::clone(engine));
+        table.numbers.insert(place, Arc::clone(engine));
     }
 
     /// The process is dead. One that was not told to end makes its user wait for the next one, and
@@ -300,13 +300,13 @@ impl Users {
         table.engines.clear();
         table.functions.clear();
         table.own.clear();
-        table.numbers.iter().flatten().for_each(|engine| engine.end());
+        table.numbers.values().for_each(|engine| engine.end());
     }
 
     /// Waits until all processes have [ended](Self::end), and kills the others at the deadline.
     pub(crate) fn stop(&self, deadline: Instant) {
         self.end();
-        let all: Vec<_> = self.table().numbers.iter().flatten().cloned().collect();
+        let all: Vec<_> = self.table().numbers.values().cloned().collect();
         for engine in &all {
             if !engine.wait_until(deadline) {
                 tracing::warn!("{engine} does not end");
@@ -355,8 +355,9 @@ impl Table {
     }
 
     fn free_number(&self) -> Option<usize> {
-        let free = (0..ENGINES).filter(|place| self.numbers[*place].is_none());
-        free.min_by_key(|place| self.given_back[*place])
+        let free = (0..ENGINES).filter(|place| !self.numbers.contains_key(place));
+        // One that was never given back comes first.
+        free.min_by_key(|place| self.given_back.get(place))
     }
 
     /// Ends the process without clients that has been without them longest.
@@ -375,11 +376,12 @@ impl Table {
 
     /// The number of this process, if it still has one, may be another's.
     fn give_back(&mut self, engine: &Arc<EngineProcess>) {
-        for (place, given_back) in self.numbers.iter_mut().zip(&mut self.given_back) {
-            if place.take_if(|other| Arc::ptr_eq(other, engine)).is_some() {
-                self.ever_given_back += 1;
-                *given_back = self.ever_given_back;
-            }
+        let mut numbers = self.numbers.iter();
+        let place = numbers.find(|(_, other)| Arc::ptr_eq(other, engine)).map(|(place, _)| *place);
+        if let Some(place) = place {
+            self.numbers.remove(&place);
+            self.ever_given_back += 1;
+            self.given_back.insert(place, self.ever_given_back);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Observations on their way to another process: from an engine process to the daemon as messages,
 //! from the daemon to `rnic` as bytes of a pipe.
 
-use super::{Captured, Feed, Item, Record, SHARDS, Wants, Watcher, What, record};
+use super::{Captured, Feed, Item, Record, Wants, Watcher, What, record};
 use crossbeam_channel::RecvTimeoutError;
 use rnic_abi::control::{MAX_MESSAGE, decode, encode};
 use rnic_abi::os::Connection;
+use rnic_core::qpn::MAX_SHARDS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -102,7 +103,7 @@ pub(super) fn next(feed: &Feed) -> Result<Option<Observation>, RecvTimeoutError>
 fn losses(feed: &Feed) -> impl Iterator<Item = Observation> {
     let of =
         move |shard: u8| Observation { shard, lost: feed.losses.take(shard), told: Told::Turn };
-    (0..SHARDS).map(of).filter(|observation| !observation.lost.is_none())
+    (0..MAX_SHARDS).map(of).filter(|observation| !observation.lost.is_none())
 }
 
 /// Sends what a feed has, until the other end is closed. In a thread of its own.

@@ -8,6 +8,7 @@ use rnic_abi::os::Connection;
 use rnic_abi::verbs::WrOpcode;
 use rnic_core::event::{Disturbance, DropReason, NakReason, PacketInfo, RewindCause, SCHEMA};
 use rnic_core::mr::{BindFault, KeyFault};
+use rnic_core::qpn::SHARD_SHIFT;
 use roce_wire::{Flow, FrameHeader, MacAddr, Opcode, Psn, Qpn};
 use std::fs;
 use std::path::Path;
@@ -116,7 +117,7 @@ fn what_another_process_sees_is_passed_on_and_its_losses_are_counted() {
         move || import(&watcher, &here)
     });
     theirs.count_lost(0, 7);
-    let own = Qpn::new(3 << 19 | 0x11);
+    let own = Qpn::new(3 << SHARD_SHIFT | 0x11);
     let info = packet(Opcode::RcWriteOnly, own, 1);
     let acked = Event::Acked { qpn: own, psn: Psn::new(1) };
     let at = SystemTime::now();
@@ -274,9 +275,9 @@ fn a_story_has_bounded_memory_and_counts_what_it_forgets() {
     assert!(messages <= 16 << 10 && peers <= 1 << 12, "{:?}", story.size());
     assert_eq!(story.forgotten(), 40_000 - messages as u64);
     // Another engine's are not touched.
-    let of_another = Event::Acked { qpn: Qpn::new(4 << 19 | 9), psn: Psn::new(1) };
+    let of_another = Event::Acked { qpn: Qpn::new(4 << SHARD_SHIFT | 9), psn: Psn::new(1) };
     let mut first = record(fetched(0, 1, 1));
-    first.claim("qpn", 4 << 19 | 9);
+    first.claim("qpn", 4 << SHARD_SHIFT | 9);
     story.note(&first);
     note_all(&mut story, 2 << 12, &rewound);
     assert!(story.note(&record(of_another)).is_some());
@@ -293,7 +294,7 @@ fn a_story_has_bounded_memory_and_counts_what_it_forgets() {
 fn an_engine_tells_of_no_packet_that_could_not_come_to_it() {
     let to = |at: u32| packet(Opcode::RcSendOnly, Qpn::new(at), 1);
     let dropped = |at| record(Event::Dropped { reason: DropReason::NoQp, packet: Some(to(at)) });
-    let (own, foreign) = (3 << 19 | 9, 4 << 19 | 9);
+    let (own, foreign) = (3 << SHARD_SHIFT | 9, 4 << SHARD_SHIFT | 9);
     assert!([own, 1, 0xff_ffff].into_iter().all(|at| dropped(at).is_of(3)));
     assert!(!dropped(foreign).is_of(3));
     let nothing = record(Event::Dropped { reason: DropReason::Malformed, packet: None });

@@ -120,7 +120,7 @@ impl WireGroups {
     fn tell_members(&self, group: IpAddr, users: &Users) {
         let further = users.keys().filter(|shard| **shard != OWN);
         let bits =
-            further.fold(0, |bits, shard| bits | 1u32.checked_shl((*shard).into()).unwrap_or(0));
+            further.fold(0, |bits, shard| bits | 1u128.checked_shl((*shard).into()).unwrap_or(0));
         self.shard.tell(ShardMessage::Members(group, bits));
     }
 }

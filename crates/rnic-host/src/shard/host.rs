@@ -92,7 +92,7 @@ pub(super) struct ClientEvents {
     /// The ways to further shards, by their number.
     receivers: Vec<Option<ShardRx>>,
     /// The further shards that have members of a group, as bits.
-    members: BTreeMap<IpAddr, u32>,
+    members: BTreeMap<IpAddr, u128>,
     /// Something was handed over since the last flush.
     handed_over: bool,
     /// Datagrams lost on the way to shards that have ended.
@@ -144,7 +144,7 @@ impl ClientEvents {
     }
 
     /// The further shards that have members of a group, as bits.
-    pub(super) fn set_members(&mut self, group: IpAddr, shards: u32) {
+    pub(super) fn set_members(&mut self, group: IpAddr, shards: u128) {
         match shards {
             0 => self.members.remove(&group),
             shards => self.members.insert(group, shards),

@@ -79,7 +79,7 @@ pub enum ShardMessage {
     /// It is none any more.
     Leave(IpAddr),
     /// The further shards that have members of a group, as bits.
-    Members(IpAddr, u32),
+    Members(IpAddr, u128),
     /// A further shard of this number sends through this one, and how to reach it.
     AddShard(u8, Branch, ShardRx),
     /// The shard of this serial number has ended.

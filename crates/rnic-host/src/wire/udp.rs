@@ -1,7 +1,7 @@
 //! RoCEv2 over the kernel's UDP sockets.
 //!
 //! A root daemon shares the port with the engine processes of other users: each has sockets of its
-//! own, and the kernel leads a datagram to the one that its DestQP names (bits 23..19).
+//! own, and the kernel leads a datagram to the one that its DestQP names (bits 23..17).
 //!
 //! The source port is the destination port: one socket per address serves all queue pairs, so the
 //! control plane gives their flows that port (the ICRC covers it).
@@ -257,14 +257,14 @@ const DEST_QP: u8 = 5;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rnic_core::qpn::shard_of;
+    use rnic_core::qpn::{MAX_SHARDS, SHARD_SHIFT, shard_of};
     use roce_wire::Qpn;
     use roce_wire::headers::Bth;
 
     #[test]
     fn a_byte_of_the_datagram_names_the_shard() {
-        for shard in 0..32u32 {
-            let dest_qp = Qpn::new(shard << 19 | 0x5_1234);
+        for shard in 0..u32::from(MAX_SHARDS) {
+            let dest_qp = Qpn::new(shard << SHARD_SHIFT | 0x1_1234);
             let bytes = Bth::cnp(dest_qp).to_bytes();
             let found = bytes[usize::from(DEST_QP)] >> SHARD_IN_BYTE;
             assert_eq!((u32::from(found), shard_of(dest_qp)), (shard, found));

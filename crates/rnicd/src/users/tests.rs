@@ -8,6 +8,7 @@ use rnic_abi::control::{CmOffer, CmRequest, CmTarget, encode};
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
+use rnic_core::qpn::SHARD_SHIFT;
 use rnic_host::inspect::{Kind, Place, Question};
 use rnic_host::observe::{Wants, watch};
 use rnic_host::quota::{Amounts, Limits, Machine, Resource, Section};
@@ -117,7 +118,7 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
     let began = Instant::now();
     let is_over = || {
         let table = users.table();
-        table.engines.is_empty() && table.numbers.iter().all(Option::is_none)
+        table.engines.is_empty() && table.numbers.is_empty()
     };
     while !is_over() || held() > before {
         assert!(began.elapsed() < Duration::from_secs(10), "{:?} and {before:?}", held());
@@ -241,7 +242,7 @@ fn queue_pairs_of_others_and_commands_for_a_terminal_are_not_believed() {
         let (client, state) = (first_number(3), state.to_owned());
         Object::Qp(report::Qp { qpn, client, state, ..report::Qp::default() })
     };
-    let (own, foreign) = (3 << 19 | 7, 4 << 19 | 7);
+    let (own, foreign) = (3 << SHARD_SHIFT | 7, 4 << SHARD_SHIFT | 7);
     let told = ["RTS", "\u{1b}[2J", "\u{9b}2J", "RTS"].into_iter().zip([own, own, own, foreign]);
     let told = (0..).zip(told).map(|(slot, (state, qpn))| (slot, qp(qpn, state))).collect();
     let slots: Vec<_> = believed(Kind::Qps, from, told).iter().map(|(slot, _)| *slot).collect();

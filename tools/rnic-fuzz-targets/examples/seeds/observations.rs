@@ -5,13 +5,14 @@ use rnic_abi::control::encode;
 use rnic_abi::verbs::{WcStatus, WrOpcode};
 use rnic_core::Event;
 use rnic_core::event::{Disturbance, DropReason, NakReason, PacketInfo, RewindCause};
+use rnic_core::qpn::SHARD_SHIFT;
 use rnic_host::observe::{Captured, Lost, Observation, Record, Told, Way};
 use roce_wire::{Bth, Flow, FrameHeader, HeaderRepr, MacAddr, Opcode, Psn, Qpn};
 use std::time::SystemTime;
 
 /// Of the engine with number 3.
-const OWN: Qpn = Qpn::new(3 << 19 | 0x11);
-const PEER: Qpn = Qpn::new(4 << 19 | 0x22);
+const OWN: Qpn = Qpn::new(3 << SHARD_SHIFT | 0x11);
+const PEER: Qpn = Qpn::new(4 << SHARD_SHIFT | 0x22);
 const PSN: Psn = Psn::new(7);
 
 fn message(told: Told) -> Vec<u8> {

@@ -58,7 +58,7 @@ fn an_engine_does_not_take_the_place_of_a_requester_of_another_one() {
     let mut story = Story::default();
     let hostile = |qpn: u32, peer: u32| {
         let mut record = record(fetched(66, 1, 9));
-        record.claim("qpn", (qpn << 19 | 0x66).into());
+        record.claim("qpn", (qpn << SHARD_SHIFT | 0x66).into());
         record.claim("peer_qpn", peer.into());
         record
     };
@@ -68,7 +68,7 @@ fn an_engine_does_not_take_the_place_of_a_requester_of_another_one() {
     let found = story.note(&placed).map(|id| id.to_string());
     assert_eq!(found.as_deref(), Some("0x000011/5"));
     // Two others contradict each other.
-    let far = Qpn::new(7 << 19 | 0x33);
+    let far = Qpn::new(7 << SHARD_SHIFT | 0x33);
     let placed = record(Event::Placed { qpn: far, psn: Psn::new(1), bytes: 1 });
     story.note(&hostile(5, far.value()));
     assert!(story.note(&placed).is_some());
@@ -98,8 +98,8 @@ fn an_engine_tells_nothing_of_queue_pairs_of_others() {
         let watcher = watcher.clone().of_shard(3);
         move || import(&watcher, &here)
     });
-    // The upper five bits are the engine's number.
-    let (own, other) = (Qpn::new(3 << 19 | 0x11), Qpn::new(4 << 19 | 0x11));
+    // The upper seven bits are the engine's number.
+    let (own, other) = (Qpn::new(3 << SHARD_SHIFT | 0x11), Qpn::new(4 << SHARD_SHIFT | 0x11));
     let sent = |qpn| {
         let (message, retransmit) = (Some(0), false);
         let packet = packet(Opcode::RcWriteOnly, other, 1);
@@ -107,7 +107,7 @@ fn an_engine_tells_nothing_of_queue_pairs_of_others() {
     };
     let seen = |way, qpn| Told::Frame(frame(way, &packet(Opcode::RcWriteOnly, qpn, 1)));
     let mut forged = record(Event::Acked { qpn: own, psn: Psn::new(1) });
-    forged.pretend("qpn", "0x200011");
+    forged.pretend("qpn", &format!("{:#x}", other.value()));
     let at = SystemTime::now();
     for told in [
         sent(other),

@@ -259,6 +259,7 @@ mod tests {
     use super::*;
     use rnic_core::Event;
     use rnic_core::event::{Disturbance, DropReason};
+    use rnic_core::qpn::SHARD_SHIFT;
 
     #[test]
     fn rates_are_those_of_the_last_seconds() {
@@ -294,7 +295,7 @@ mod tests {
         for n in 0..2000 {
             let (reason, packet) = (DropReason::NoQp, Some(info(Qpn::new(0x100 + n), 1)));
             model.note(0, record(0, &Event::Dropped { reason, packet }));
-            let (qpn, packet) = (Qpn::new((4 << 19) + n), info(PEER, n));
+            let (qpn, packet) = (Qpn::new((4 << SHARD_SHIFT) + n), info(PEER, n));
             let (message, retransmit) = (None, false);
             model.note(4, record(0, &Event::Sent { qpn, message, packet, retransmit }));
         }
