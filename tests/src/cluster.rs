@@ -34,6 +34,12 @@ pub const UCX_RC: Way = Way {
     options: "--mca pml ucx",
     environment: &["UCX_TLS=rc_v,self", "UCX_NET_DEVICES=rnic0:1"],
 };
+/// The same, each rank with an engine of its own.
+pub const UCX_FUNCTIONS: Way = Way {
+    name: "UCX over RC, engines in the ranks",
+    options: "--mca pml ucx",
+    environment: &["UCX_TLS=rc_v,self", "UCX_NET_DEVICES=rnic0:1", "RNIC_ENGINE=program"],
+};
 /// Datagrams.
 pub const UCX_UD: Way = Way {
     name: "UCX over UD",
@@ -90,14 +96,15 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A rank on each host exchanges messages with all others, so many times. Every byte is
-    /// compared.
+    /// So many ranks on each host exchange messages, each with all others, so many times. Every
+    /// byte is compared.
     ///
     /// # Errors
     /// When a rank fails or finds a wrong byte.
-    pub fn run(&self, way: Way, rounds: u32) -> Result<Times> {
-        let count = self.hosts.len();
-        let hosts: Vec<_> = (1..=count).map(|number| format!("10.78.0.{number}:1")).collect();
+    pub fn run(&self, way: Way, on_each: usize, rounds: u32) -> Result<Times> {
+        let count = self.hosts.len() * on_each;
+        let slots = |number| format!("10.78.0.{number}:{on_each}");
+        let hosts: Vec<_> = (1..=self.hosts.len()).map(slots).collect();
         let exported = way.environment.iter().flat_map(|variable| ["-x", variable]);
         record::add("mpirun");
         let mpirun = self.switch.cmd("mpirun").args(["-n", &count.to_string()]);

@@ -27,10 +27,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let cluster = Cluster::start(options.hosts)?;
     println!("{} hosts, all data compared; seconds, and their ratio to TCP's", options.hosts);
     println!("{:28} {:>16} {:>16} {:>16}", "", "messages", "sums", "barriers");
-    let tcp = cluster.run(UCX_TCP, options.rounds)?;
+    let tcp = cluster.run(UCX_TCP, 1, options.rounds)?;
     show(UCX_TCP.name, tcp, tcp);
     let measure = |name: &str, way: Way| -> Result<()> {
-        show(name, cluster.run(way, options.rounds)?, tcp);
+        show(name, cluster.run(way, 1, options.rounds)?, tcp);
         Ok(())
     };
     for way in [UCX_RC, UCX_UD, LIBFABRIC] {

@@ -73,14 +73,13 @@ const AS_USER_LONG: [&str; 8] = [
     "rxe_rough_link",
 ];
 /// Those that the long form repeats with engines in the programs, alone.
-const AS_FUNCTION_LONG: [&str; 13] = [
+const AS_FUNCTION_LONG: [&str; 12] = [
     "checker",
     "connection",
     "death",
     "errors",
     "hostile_peer",
     "libfabric",
-    "mpi",
     "perftest",
     "pingpong",
     "pyverbs",
