@@ -22,6 +22,11 @@ pub(super) enum Topology {
     Daemons { io: Io, xdp_mode: &'static str },
     /// Two programs of one daemon.
     OneDaemon,
+    /// As `Wire`, where on each of the two CPUs a process computes, and every program has a session
+    /// of its own.
+    CrowdedWire,
+    /// The same with daemons, by UDP sockets.
+    Crowded,
 }
 
 /// How it is measured.
@@ -48,6 +53,8 @@ pub(super) enum Form {
     SharedMemory,
     /// As an ordinary user, with an engine process.
     OtherUser,
+    /// As root, with an engine of its own.
+    Function,
 }
 
 const fn raw(key: &'static str) -> Probe {
@@ -70,6 +77,10 @@ const fn user(key: &'static str, topology: Topology, line: &'static str) -> Prob
     Probe { key, topology, work: Work::Perftest { line, form: Form::OtherUser } }
 }
 
+const fn function(key: &'static str, topology: Topology, line: &'static str) -> Probe {
+    Probe { key, topology, work: Work::Perftest { line, form: Form::Function } }
+}
+
 const UDP: Topology = Topology::Daemons { io: Io::Udp, xdp_mode: "auto" };
 const PACKET: Topology = Topology::Daemons { io: Io::AfPacket, xdp_mode: "auto" };
 const NATIVE: Topology = Topology::Daemons { io: Io::AfXdp, xdp_mode: "native" };
@@ -85,14 +96,24 @@ const READ_64K: &str = "ib_read_bw -s 65536 -m 4096 -n 30000";
 const READ_1M: &str = "ib_read_bw -s 1048576 -m 4096 -n 4000";
 const WRITE_LAT: &str = "ib_write_lat -s 8 -n 50000";
 const SEND_LAT: &str = "ib_send_lat -s 8 -n 50000";
-const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 20000 -e";
+const SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 500000 -e";
 const RATE_1: &str = "ib_write_bw -s 8 -n 500000";
 const RATE_16: &str = "ib_write_bw -s 8 -n 30000 -q 16";
+const BOTH_64K: &str = "ib_write_bw -b -s 65536 -m 4096 -n 15000";
+const BOTH_1M: &str = "ib_write_bw -b -s 1048576 -m 4096 -n 2000";
+const WRITE_8M: &str = "ib_write_bw -s 8388608 -m 4096 -n 400";
+const QPS_16: &str = "ib_write_bw -s 65536 -m 4096 -n 2000 -q 16";
+const QPS_128: &str = "ib_write_bw -s 65536 -m 4096 -n 250 -q 128";
 
 // Each turn sends so much one way and then back.
 const STREAM_64K: &str = "rstream -S 65536 -C 15000";
 const STREAM_1M: &str = "rstream -S 1048576 -C 1000";
 const STREAM_LAT: &str = "rstream -S 64 -C 1 -I 20000";
+
+// Not as many: without the CPU at the right time each may take milliseconds.
+const FEW_SEND_LAT: &str = "ib_send_lat -s 8 -n 5000";
+const FEW_SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
+const FEW_WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 10000";
 
 /// In the order of measuring.
 pub(super) const PROBES: &[Probe] = &[
@@ -147,6 +168,29 @@ pub(super) const PROBES: &[Probe] = &[
     ours("udp/write-lat", UDP, WRITE_LAT),
     ours("udp/send-lat", UDP, SEND_LAT),
     ours("udp/send-lat-events", UDP, SEND_LAT_EVENTS),
+    ours("udp/both-64k", UDP, BOTH_64K),
+    ours("udp/both-1m", UDP, BOTH_1M),
+    ours("udp/write-8m", UDP, WRITE_8M),
+    ours("udp/qps-16", UDP, QPS_16),
+    ours("udp/qps-128", UDP, QPS_128),
+    ours("udp/rate-1", UDP, RATE_1),
+    ours("udp/rate-16", UDP, RATE_16),
+    function("function/write-64k", UDP, WRITE_64K),
+    function("function/write-1m", UDP, WRITE_1M),
+    function("function/send-64k", UDP, SEND_64K),
+    function("function/send-1m", UDP, SEND_1M),
+    function("function/read-64k", UDP, READ_64K),
+    function("function/read-1m", UDP, READ_1M),
+    function("function/both-64k", UDP, BOTH_64K),
+    function("function/both-1m", UDP, BOTH_1M),
+    function("function/write-8m", UDP, WRITE_8M),
+    function("function/qps-16", UDP, QPS_16),
+    function("function/qps-128", UDP, QPS_128),
+    function("function/write-lat", UDP, WRITE_LAT),
+    function("function/send-lat", UDP, SEND_LAT),
+    function("function/send-lat-events", UDP, SEND_LAT_EVENTS),
+    function("function/rate-1", UDP, RATE_1),
+    function("function/rate-16", UDP, RATE_16),
     user("udp/user-write-64k", UDP, WRITE_64K),
     user("udp/user-write-lat", UDP, WRITE_LAT),
     ours("af-packet/write-64k", PACKET, WRITE_64K),
@@ -172,4 +216,12 @@ pub(super) const PROBES: &[Probe] = &[
     ours("xdp-generic/send-lat-events", GENERIC, SEND_LAT_EVENTS),
     ours("loopback/write-1m", Topology::OneDaemon, WRITE_1M),
     shared("loopback/write-1m-shared", Topology::OneDaemon, WRITE_1M),
+    Probe { key: "crowd/iperf3", topology: Topology::CrowdedWire, work: Work::Iperf3 },
+    Probe { key: "crowd/qperf", topology: Topology::CrowdedWire, work: Work::Qperf { bytes: 8 } },
+    ours("crowd/write-64k", Topology::Crowded, FEW_WRITE_64K),
+    ours("crowd/send-lat", Topology::Crowded, FEW_SEND_LAT),
+    ours("crowd/send-lat-events", Topology::Crowded, FEW_SEND_LAT_EVENTS),
+    function("crowd/function-write-64k", Topology::Crowded, FEW_WRITE_64K),
+    function("crowd/function-send-lat", Topology::Crowded, FEW_SEND_LAT),
+    function("crowd/function-send-lat-events", Topology::Crowded, FEW_SEND_LAT_EVENTS),
 ];

@@ -1,6 +1,9 @@
 //! The lines of the table, what each is divided by, and how good it has to be.
 
+mod crowd;
+mod functions;
 mod limits;
+mod wide;
 
 use super::series::Metric;
 
@@ -119,7 +122,7 @@ pub(super) const VALIDITY: (&str, f64) = ("raw/udp/4096x15/memcpy", 2.5);
 
 /// All rows, in the order of the table.
 pub(super) fn all() -> impl Iterator<Item = &'static Row> {
-    limits::ROWS.iter().chain(OURS)
+    limits::ROWS.iter().chain(OURS).chain(wide::ROWS).chain(functions::ROWS).chain(crowd::ROWS)
 }
 
 const OURS: &[Row] = &[

@@ -10,6 +10,7 @@ use serde_json::Value;
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::{Dist, cargo};
 use system_tests::lab::{self, Pair};
+use system_tests::native;
 use system_tests::netns::NetPair;
 use system_tests::packages::Toolbox;
 use system_tests::paths::{self, Scratch};
@@ -17,6 +18,7 @@ use system_tests::place::{Host, Job, Node, Place};
 use system_tests::process::{Cmd, User};
 use system_tests::programs::{Dialogue, iperf3, perftest, qperf, rstream};
 
+use super::crowd::{Crowd, apart};
 use super::probes::{Form, Probe, Topology, Work};
 use super::series::Metric;
 
@@ -55,6 +57,7 @@ impl Fixtures {
             .args(["build", "--release", "--quiet", "-p", "rnic-bench", "--bin", "rnic-raw"])
             .limit(Duration::from_secs(1800))
             .check()?;
+        let tools = tools.with_built(native::spinners()?);
         let scratch = Scratch::new("bench")?;
         let dist = Box::leak(Box::new(dist.copy_to(&scratch.join("dist"))?));
         Ok(Self { dist, tools, _scratch: scratch, raw: paths::target().join("release/rnic-raw") })
@@ -66,6 +69,8 @@ pub(super) enum Set {
     Bare(NetPair),
     Daemons(Box<Pair>),
     OneDaemon(Box<Node>, NetPair),
+    /// One of these on a machine that others use.
+    Crowded(Box<Set>, Crowd),
 }
 
 impl Set {
@@ -74,6 +79,14 @@ impl Set {
             Topology::Wire | Topology::Alone => Ok(Self::Bare(NetPair::new(MTU)?)),
             Topology::Daemons { io, xdp_mode } => {
                 Ok(Self::Daemons(Box::new(pair(fixtures, io, xdp_mode)?)))
+            }
+            Topology::CrowdedWire => Self::Bare(NetPair::new(MTU)?).crowded(fixtures),
+            Topology::Crowded => {
+                let mut pair = pair(fixtures, Io::Udp, "auto")?;
+                for node in [&mut pair.left, &mut pair.right] {
+                    node.host.through = apart(&fixtures.tools)?;
+                }
+                Self::Daemons(Box::new(pair)).crowded(fixtures)
             }
             Topology::OneDaemon => {
                 let net = NetPair::new(MTU)?;
@@ -84,17 +97,28 @@ impl Set {
         }
     }
 
+    fn crowded(self, fixtures: &Fixtures) -> Result<Self> {
+        Ok(Self::Crowded(Box::new(self), Crowd::gather(&fixtures.tools)?))
+    }
+
+    /// Others use the machine.
+    pub(super) fn is_crowded(&self) -> bool {
+        matches!(self, Self::Crowded(..))
+    }
+
     /// The daemons of the topology.
     pub(super) fn pids(&self) -> Vec<u32> {
         match self {
             Self::Bare(_) => Vec::new(),
             Self::Daemons(pair) => vec![pair.left.daemon.pid(), pair.right.daemon.pid()],
             Self::OneDaemon(node, _) => vec![node.daemon.pid()],
+            Self::Crowded(set, _) => set.pids(),
         }
     }
 
     pub(super) fn measure(&self, fixtures: &Fixtures, probe: &Probe) -> Result<Reading> {
         match (self, probe.work) {
+            (Self::Crowded(set, _), _) => set.measure(fixtures, probe),
             (Self::Bare(net), Work::Raw) => raw(fixtures, net, probe.key),
             (Self::Bare(net), Work::Iperf3) => {
                 tcp(fixtures, net, probe.topology, |server, client| {
@@ -135,6 +159,10 @@ impl Set {
             Self::Bare(_) => Ok(()),
             Self::Daemons(pair) => pair.stop(),
             Self::OneDaemon(node, _net) => node.stop().map(drop),
+            Self::Crowded(set, crowd) => {
+                drop(crowd);
+                set.strike()
+            }
         }
     }
 }
@@ -179,6 +207,10 @@ fn tcp(
 ) -> Result<Reading> {
     let host = |end, side| Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &fixtures.tools) };
     let (mut server, mut client) = (host(&net.left, 0), host(&net.right, 1));
+    if topology == Topology::CrowdedWire {
+        server.through = apart(&fixtures.tools)?;
+        client.through.clone_from(&server.through);
+    }
     if topology == Topology::Alone {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         client = Host { address, cpu: client.cpu, ..server.clone() };
@@ -226,6 +258,7 @@ impl Place for Beside<'_> {
         let cmd = match self.form {
             Form::Plain => self.node.cmd(program)?,
             Form::OtherUser => self.node.cmd(program)?.as_user(Some(User::NOBODY)),
+            Form::Function => self.node.cmd(program)?.env("RNIC_ENGINE", "program"),
             Form::SharedMemory => Cmd::new(self.node.dist.bin("rnic"))
                 .args(["run", "--shared-memory", "--socket"])
                 .arg(self.node.daemon.socket())
