@@ -252,6 +252,13 @@ impl Device {
         own
     }
 
+    /// Whether an address is another one's of these devices. One that is no device's may be a name
+    /// of this one: programs use loopback addresses.
+    pub(crate) fn is_of_another(&self, ip: IpAddr, all: &'static [Self]) -> bool {
+        let others = all.iter().filter(|other| !ptr::eq(*other, self));
+        others.flat_map(Self::known_addresses).any(|own| own.ip == ip)
+    }
+
     /// Path MTU code of the link as it was a moment ago.
     pub(crate) fn mtu(&self) -> Result<u8> {
         self.check_process()?;
@@ -424,6 +431,26 @@ pub(crate) mod tests {
         assert_eq!(seen(device.known_addresses()), [old]);
         said(4, 2);
         assert_eq!(seen(device.addresses()), [new]);
+    }
+
+    #[test]
+    fn an_address_is_known_for_another_devices() {
+        let new = || Device::of(Connection::pair().unwrap().0, ("rnic0".into(), 0), 0);
+        let all: &[Device] = vec![new(), new()].leak();
+        let [first, second, neither] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
+        // However long this test takes.
+        let later = Instant::now() + Duration::from_secs(3600);
+        for (device, ip) in all.iter().zip([first, second]) {
+            *device.addresses.lock().unwrap() = Some((later, vec![Own { device, index: 0, ip }]));
+        }
+        assert_eq!(
+            [first, second, neither].map(|ip| all[0].is_of_another(ip, all)),
+            [false, true, false]
+        );
+        assert_eq!(
+            [first, second, neither].map(|ip| all[1].is_of_another(ip, all)),
+            [true, false, false]
+        );
     }
 
     /// As if another thread were about to ask the daemon.

@@ -169,7 +169,7 @@ impl Datagram {
             unsafe { nic.send(way, qpn, header, (data, len)) }?;
             return Ok(len);
         }
-        let head = Introduction { has_data: true, qpn: nic.qpn(), ip: *own };
+        let head = Introduction { has_data: true, qpn: nic.qpn_at(*own), ip: *own };
         // SAFETY: by contract.
         unsafe { udp::send(&self.udp, to, self.is_v6, &head.encode(), (data, len)) }?;
         Ok(len)
@@ -282,7 +282,7 @@ impl Datagram {
             }
             changed = true;
             // The way stays: it is that to the host, whatever queue pair it names.
-            core.peers.at(from, core.target).qpn = Some(head.qpn);
+            core.peers.at(from, core.target).qpn = (head.qpn != 0).then_some(head.qpn);
             if head.has_data {
                 let data = data.to_vec();
                 self.answer(core, from);
@@ -299,7 +299,7 @@ impl Datagram {
         let bound = udp::local(&self.udp).ok().map(|local| local.ip());
         let own = bound.filter(|own| !own.is_unspecified()).or_else(|| udp::source_for(to).ok());
         let Some(ip) = own else { return };
-        let head = Introduction { has_data: false, qpn: nic.qpn(), ip };
+        let head = Introduction { has_data: false, qpn: nic.qpn_at(ip), ip };
         // What is lost is asked for again.
         // SAFETY: no data.
         let _ =

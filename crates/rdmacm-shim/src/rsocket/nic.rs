@@ -1,5 +1,7 @@
 //! The queue pair of a datagram rsocket, with its memory.
 
+use std::net::IpAddr;
+
 use verbs_abi::{
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QPS_INIT,
     IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_UD, IBV_WC_SUCCESS, IBV_WR_SEND, RDMA_UDP_QKEY, Zeroed,
@@ -14,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{Errno, Result},
-    session::{Device, Opened},
+    session::{self, Device, Opened},
     verbs,
 };
 
@@ -107,7 +109,12 @@ impl Nic {
         Ok(())
     }
 
-    pub(crate) fn qpn(&self) -> u32 {
+    /// The queue pair that peers reach at an own address, or 0: at another device's address its
+    /// number is none, or another program's.
+    pub(crate) fn qpn_at(&self, own: IpAddr) -> u32 {
+        if session::devices().is_ok_and(|all| self.device.is_of_another(own, all)) {
+            return 0;
+        }
         // SAFETY: alive as long as this.
         unsafe { (*self.qp).qp_num }
     }

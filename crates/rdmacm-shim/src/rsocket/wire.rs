@@ -277,7 +277,7 @@ pub(crate) fn open_datagram(bytes: &[u8]) -> Option<(SocketAddr, &[u8])> {
 pub(crate) struct Introduction {
     /// False for an answer, which carries no data.
     pub(crate) has_data: bool,
-    /// The sender's queue pair.
+    /// The sender's queue pair, or 0 where none is at that address: datagrams go there by UDP.
     pub(crate) qpn: u32,
     /// The sender's address.
     pub(crate) ip: IpAddr,
