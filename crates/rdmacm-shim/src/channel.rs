@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{c_int, c_void},
+    ops::Deref,
     os::fd::{IntoRawFd, RawFd},
     process, ptr,
     sync::{
@@ -36,9 +37,12 @@ pub(crate) struct Channel {
     parts: Mutex<Vec<Part>>,
     /// Held while a part is used for a new place: none of those goes meanwhile, nor comes twice.
     placing: Mutex<()>,
-    /// Threads that wait for an event.
-    waiting: AtomicU32,
+    /// Threads that wait for an event, and [`DESTROYED`]. The last one that needs it frees it.
+    users: AtomicU32,
 }
+
+/// A thread that waits for an event of a channel, which is not freed meanwhile.
+pub(crate) struct Waiting(*mut Channel);
 
 /// The channel of one daemon.
 #[derive(Clone, Copy)]
@@ -68,8 +72,8 @@ impl Channel {
     }
 
     fn of(public: rdma_event_channel, parts: Mutex<Vec<Part>>) -> Self {
-        let (placing, waiting) = (Mutex::default(), AtomicU32::new(0));
-        Self { public, process: process::id(), parts, placing, waiting }
+        let (placing, users) = (Mutex::default(), AtomicU32::new(0));
+        Self { public, process: process::id(), parts, placing, users }
     }
 
     /// # Errors
@@ -124,15 +128,14 @@ impl Channel {
     }
 
     /// Waits for a message, unless the descriptor does not block: from which daemon, and how long.
+    ///
+    /// # Errors
+    /// EBADF for a channel that is destroyed: a thread goes on to wait in it, but for one message.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<(&'static Device, usize)> {
         self.check_process()?;
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        let received = self.receive_from_any(buffer);
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        received
-    }
-
-    fn receive_from_any(&self, buffer: &mut [u8]) -> Result<(&'static Device, usize)> {
+        if self.is_destroyed() {
+            return Err(Errno(libc::EBADF));
+        }
         let fd = self.public.fd;
         let alone = self.parts().iter().find(|part| part.socket == fd).map(|part| part.device);
         if let Some(device) = alone {
@@ -140,6 +143,9 @@ impl Channel {
         }
         loop {
             let socket = self.readable()?;
+            if self.is_destroyed() {
+                return Err(Errno(libc::EBADF));
+            }
             if let Some(taken) = self.take(socket, buffer) {
                 return taken;
             }
@@ -184,19 +190,35 @@ impl Channel {
         }
     }
 
+    fn is_destroyed(&self) -> bool {
+        self.users.load(Ordering::Acquire) & DESTROYED != 0
+    }
+
+    /// Threads that wait for an event wait on, as with rdma-core: programs end with such a thread,
+    /// and take an error of its call for a failure. Its descriptor stays open for them: a file that
+    /// got the same number would be read in its place.
+    ///
     /// # Safety
-    /// It is not used any more, but for threads that wait for an event. Those wait on, as with
-    /// rdma-core: programs end with such a thread, and take an error of its call for a failure.
+    /// It is not used any more, but for such threads.
     unsafe fn close(channel: *mut Self) {
         // SAFETY: by contract.
-        let (fd, waiting) = unsafe { ((*channel).public.fd, &(*channel).waiting) };
-        if waiting.load(Ordering::Acquire) > 0 {
-            // SAFETY: the channel's own descriptor.
-            unsafe { libc::close(fd) };
-            return;
+        let (users, is_parents) = unsafe {
+            let this = &*channel;
+            (this.users.fetch_or(DESTROYED, Ordering::AcqRel), this.check_process().is_err())
+        };
+        // In a child the threads that waited are not there.
+        if users == 0 || is_parents {
+            // SAFETY: by contract.
+            unsafe { Self::free(channel) };
         }
+    }
+
+    /// # Safety
+    /// No thread uses it any more.
+    unsafe fn free(channel: *mut Self) {
         // SAFETY: by contract; made by `open`.
         let mut channel = unsafe { Box::from_raw(channel) };
+        let fd = channel.public.fd;
         // Without the lock, which a thread of the parent may have held at a fork.
         let parts = channel.parts.get_mut().unwrap_or_else(PoisonError::into_inner);
         if parts.iter().all(|part| part.socket != fd) {
@@ -207,6 +229,40 @@ impl Channel {
         parts.drain(..).for_each(Part::close);
     }
 }
+
+impl Waiting {
+    /// This thread is about to wait for an event of a channel.
+    ///
+    /// # Safety
+    /// `channel` is null or a channel that is not destroyed yet.
+    pub(crate) unsafe fn on(channel: *mut Channel) -> Result<Self> {
+        // SAFETY: by contract.
+        let users = unsafe { channel.as_ref() }.map(|channel| &channel.users);
+        users.ok_or(Errno(libc::EINVAL))?.fetch_add(1, Ordering::AcqRel);
+        Ok(Self(channel))
+    }
+}
+
+impl Deref for Waiting {
+    type Target = Channel;
+
+    fn deref(&self) -> &Channel {
+        // SAFETY: not freed before the last of these is dropped.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.users.fetch_sub(1, Ordering::AcqRel) == DESTROYED | 1 {
+            // SAFETY: the program has destroyed it, and this was the last thread that waited.
+            unsafe { Channel::free(self.0) };
+        }
+    }
+}
+
+/// Of the users of a channel: its program has destroyed it.
+const DESTROYED: u32 = 1 << 31;
 
 /// A channel whose parts stay.
 pub(crate) struct Placing<'a> {

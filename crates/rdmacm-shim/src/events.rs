@@ -16,7 +16,7 @@ use verbs_abi::{
 };
 
 use crate::{
-    channel::Channel,
+    channel::{Channel, Waiting},
     error::{Errno, Result, code},
     id::{self, Id, OfId, Place, Terms},
     multicast, qp,
@@ -57,8 +57,8 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
 
 /// The next event of a channel: waits for it, unless its descriptor does not block.
 pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
-    // SAFETY: callers have a channel or null, and one with a waiting thread is not freed.
-    let channel = unsafe { channel.as_ref() }.ok_or(Errno(libc::EINVAL))?;
+    // SAFETY: callers have a channel or null.
+    let channel = unsafe { Waiting::on(channel) }?;
     loop {
         let mut buffer = [0_u8; MAX_CM_EVENT];
         let (device, len) = channel.receive(&mut buffer)?;
@@ -66,7 +66,7 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
             return Err(Errno(libc::EPROTO));
         };
         let event = of_notice(device, notice);
-        if let Some(event) = event.filter(|event| !event.is_of_other_channel(channel)) {
+        if let Some(event) = event.filter(|event| !event.is_of_other_channel(&channel)) {
             return Ok(Box::into_raw(event).cast());
         }
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{forked::status_of_child, session::tests::device};
+use rnic_abi::control::{CmHappening, CmNotice};
 
 fn around(fd: RawFd) -> Channel {
     Channel::of(rdma_event_channel { fd }, Mutex::default())
@@ -116,4 +117,42 @@ fn a_child_only_closes_the_descriptors_of_a_channel() {
     assert!(!is_readable(daemon), "the parent's end is still open");
     // SAFETY: both are this test's.
     unsafe { (libc::close(fd), libc::close(daemon)) };
+}
+
+/// As with one device: the descriptor is the daemon's socket.
+#[test]
+fn a_thread_that_waits_in_a_channel_that_is_destroyed_uses_nothing_else() {
+    let (device, _) = session::tests::with_daemon();
+    let (socket, daemon) = rnic_abi::os::Connection::pair().unwrap();
+    let socket = std::os::fd::OwnedFd::from(socket).into_raw_fd();
+    let parts = Mutex::new(vec![Part { device, handle: 0, socket }]);
+    let channel = Box::into_raw(Box::new(Channel::of(rdma_event_channel { fd: socket }, parts)));
+    let address = channel as usize;
+    let (tell, told) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || {
+        // SAFETY: no pointers.
+        tell.send(unsafe { libc::gettid() }).unwrap();
+        events::next(address as *mut Channel).map(drop)
+    });
+    let state = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+    let sleeps = || std::fs::read_to_string(&state).unwrap().contains(") S ");
+    // SAFETY: it is alive until it is destroyed below.
+    while unsafe { (*channel).users.load(Ordering::Acquire) } == 0 || !sleeps() {
+        std::thread::yield_now();
+    }
+    // SAFETY: only the other thread uses it from now on.
+    unsafe { rdma_destroy_event_channel(channel.cast()) };
+    let others: Vec<_> = (0..4).map(|_| rnic_abi::os::Connection::pair().unwrap()).collect();
+    for (_, end) in &others {
+        end.send(b"for others", &[]).unwrap();
+    }
+    // Of an identifier that is gone: no event, and the thread looks for another one.
+    let notice = CmNotice { id: 7, what: CmHappening::Established, private: Vec::new() };
+    // Fails where the thread has looked before it slept for it, and is gone.
+    let _ = daemon.send_message(&notice, &[]);
+    assert_eq!(waiter.join().unwrap(), Err(Errno(libc::EBADF)));
+    for (end, _) in &others {
+        assert_eq!(end.try_recv(&mut [0; 64]).unwrap().0, 10, "its descriptor got the number");
+    }
+    assert_eq!(daemon.recv(&mut [0; 64]).unwrap().0, 0, "the last thread has closed it");
 }
