@@ -57,13 +57,31 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
         check(id, attr.is_null())?;
         // SAFETY: by contract, and not null.
         let attr = unsafe { &mut *attr };
-        if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
-            attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
-            attr.pd = id.public.pd;
-        }
         // SAFETY: by contract.
-        unsafe { create_extended(id, attr) }
+        unsafe {
+            provide_domain(id, attr)?;
+            create_extended(id, attr)
+        }
     }))
+}
+
+/// The protection domain that a program leaves to us is the identifier's.
+///
+/// # Errors
+/// EINVAL where the program does not say which type it wants, or names a domain of another device.
+///
+/// # Safety
+/// What the attributes name are objects of the program.
+unsafe fn provide_domain(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<()> {
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+        attr.pd = id.public.pd;
+    }
+    // SAFETY: by contract.
+    unsafe { qp::check_domain(id, attr.pd) }
 }
 
 /// Adds to one of XRC what its program leaves to us: the domain, and where receives complete.
@@ -72,8 +90,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
 /// What the attributes name are objects of the program.
 unsafe fn create_extended(id: &mut Id, attr: &mut ibv_srq_init_attr_ex) -> Result<()> {
     let lacks = |attr: &ibv_srq_init_attr_ex, bit| attr.comp_mask & bit == 0;
-    let has_type = !lacks(attr, IBV_SRQ_INIT_ATTR_TYPE);
-    if has_type && attr.srq_type == IBV_SRQT_XRC {
+    if attr.srq_type == IBV_SRQT_XRC {
         if lacks(attr, IBV_SRQ_INIT_ATTR_XRCD) || attr.xrcd.is_null() {
             attr.xrcd = id.place()?.device.xrcd()?;
         }
@@ -119,5 +136,36 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     if id.public.qp_type == IBV_QPT_XRC_RECV {
         // The queue pair, if there is one, has no use for them.
         qp::destroy_cqs(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs_abi::{IBV_SRQT_BASIC, RDMA_PS_TCP, ibv_context};
+
+    #[test]
+    fn a_shared_receive_queue_is_in_a_domain_of_its_device() {
+        let contexts = [1_usize, 2].map(ptr::without_provenance_mut::<ibv_context>);
+        let mut domains = contexts.map(|context| ibv_pd { context, ..ibv_pd::zeroed() });
+        let [own, other] = domains.each_mut().map(ptr::from_mut);
+        let id = Id::new(ptr::null_mut(), ptr::null_mut(), RDMA_PS_TCP);
+        // SAFETY: just made, and used no more after the test.
+        let mut id = unsafe { Box::from_raw(id) };
+        (id.public.verbs, id.public.pd) = (contexts[0], own);
+        let provided = |comp_mask, pd| {
+            let srq_type = IBV_SRQT_BASIC;
+            let mut attr = ibv_srq_init_attr_ex { comp_mask, srq_type, pd, ..Zeroed::zeroed() };
+            // SAFETY: the domains are alive.
+            let result = unsafe { provide_domain(&id, &mut attr) };
+            result.map(|()| (attr.pd, attr.comp_mask))
+        };
+        let both = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+        let is_own = Ok((own, both));
+        assert_eq!(provided(IBV_SRQ_INIT_ATTR_TYPE, other), is_own, "it is not named");
+        assert_eq!(provided(both, ptr::null_mut()), is_own);
+        assert_eq!(provided(both, own), is_own);
+        assert_eq!(provided(both, other), Err(Errno(libc::EINVAL)));
+        assert_eq!(provided(IBV_SRQ_INIT_ATTR_PD, own), Err(Errno(libc::EINVAL)));
     }
 }
