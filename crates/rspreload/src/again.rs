@@ -7,6 +7,7 @@ use std::{
     ffi::{c_int, c_void},
     mem::{size_of, zeroed},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
     time::{Duration, Instant},
 };
@@ -18,8 +19,30 @@ use crate::real::{
     rsetsockopt, rsocket,
 };
 
+/// A connection by TCP, by a descriptor of our own: the program may close its one while this thread
+/// waits, and another file gets the number.
+struct Held(OwnedFd);
+
+impl Held {
+    /// `None` where there is no descriptor left; the other end hears so.
+    fn of(fd: c_int) -> Option<Self> {
+        // SAFETY: the program has it open, or it is no descriptor, of which the kernel tells.
+        let held = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        held.inspect_err(|_| shut(fd)).ok().map(Self)
+    }
+
+    fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+}
+
 /// Waits until the server listens, and connects there.
 pub(crate) fn connect_again(fd: c_int) -> Option<c_int> {
+    connect_held(&Held::of(fd)?)
+}
+
+fn connect_held(client: &Held) -> Option<c_int> {
+    let fd = client.fd();
     if !is_called(fd) {
         return None;
     }
@@ -127,6 +150,8 @@ fn polls(fd: c_int, events: i16, timeout: c_int) -> bool {
 
 /// Listens for the client, says so, and takes its connection.
 pub(crate) fn accept_again(fd: c_int) -> Option<c_int> {
+    let held = Held::of(fd)?;
+    let fd = held.fd();
     let socket = listener_beside(fd).and_then(|listener| {
         let socket = take_from(listener, fd);
         // SAFETY: no pointers.
@@ -323,10 +348,7 @@ const BACKLOG: c_int = 16;
 mod tests {
     use std::{
         io::{Read, Write},
-        os::{
-            fd::{AsRawFd, OwnedFd},
-            unix::net::UnixStream,
-        },
+        os::unix::net::UnixStream,
         thread,
     };
 
@@ -338,6 +360,21 @@ mod tests {
         // No rsocket can be where this socket is.
         assert_eq!(accept_again(server.as_raw_fd()), None);
         assert!(polls(client.as_raw_fd(), libc::POLLRDHUP, 0), "it would wait for ever");
+    }
+
+    #[test]
+    fn a_file_that_gets_the_number_of_a_connection_is_left_alone() {
+        let [server, client] = ends();
+        let held = Held::of(client.as_raw_fd()).unwrap();
+        let [other, others_end] = ends();
+        // SAFETY: takes the number from its owner, as programs do.
+        unsafe { libc::dup2(other.as_raw_fd(), client.as_raw_fd()) };
+        let mut others_end = UnixStream::from(others_end);
+        others_end.write_all(&[0; 4]).unwrap();
+        UnixStream::from(server).write_all(b"220 ready").unwrap();
+        assert_eq!(connect_held(&held), None);
+        assert!(!polls(others_end.as_raw_fd(), libc::POLLRDHUP, 0), "it is not shut down");
+        assert!(polls(other.as_raw_fd(), libc::POLLIN, 0), "nor read");
     }
 
     #[test]
