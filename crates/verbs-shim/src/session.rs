@@ -189,7 +189,7 @@ impl Session {
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(Errno(libc::EMFILE)),
             Err(error) => {
-                report::debug(format_args!("the daemon is gone: {error}"));
+                report::debug(format_args!("the connection to the daemon is lost: {error}"));
                 self.set_gone();
                 Err(Errno(libc::EIO))
             }
@@ -266,4 +266,27 @@ fn hint_about_memory_rights(message: &str) {
              make the program non-dumpable"
         ),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_abi::control::Answer;
+    use std::os::fd::{AsFd, AsRawFd};
+
+    #[test]
+    fn a_daemon_that_lives_hears_that_its_session_is_given_up() {
+        let (connection, daemon) = Connection::pair().unwrap();
+        let hello: Answer = Ok(Reply::Hello { abi: ABI_VERSION, server: String::new() });
+        daemon.send_message(&hello, &[]).unwrap();
+        let session = Session::over(connection).unwrap();
+        // No answer.
+        daemon.send(&[0xff], &[]).unwrap();
+        assert_eq!(session.done(&Request::QueryPort), Err(Errno(libc::EIO)));
+        assert!(session.is_gone());
+        let mut polled = libc::pollfd { fd: daemon.as_fd().as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: a local variable.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 10_000) }, 1, "it would keep all");
+        assert!(polled.revents & libc::POLLHUP != 0);
+    }
 }

@@ -8,8 +8,8 @@ use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, recvmsg, sendmsg,
-    socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, recvmsg, sendmsg,
+    shutdown, socketpair,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -177,6 +177,9 @@ impl Connection {
 
     /// One request and the answer to it. Not for two threads at a time.
     ///
+    /// After an error other than EMFILE the connection is at its end also for a daemon that lives:
+    /// it lets go of what the session has, which the caller takes for gone.
+    ///
     /// # Errors
     /// EMFILE when this process has no room for the descriptors that the answer may bring, and then
     /// nothing was asked; `ConnectionReset` or `BrokenPipe` when the daemon is gone; else as
@@ -189,9 +192,12 @@ impl Connection {
         // An answer without room for its descriptors is lost, and with it what the request made.
         let room = (0..brought_by(request)).map(|_| self.0.try_clone());
         drop(room.collect::<io::Result<Vec<_>>>()?);
-        self.send_message(request, fds)?;
-        self.recv_message()?
-            .ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
+        let asked = self.send_message(request, fds).and_then(|()| self.recv_message());
+        if asked.is_err() {
+            // Fails only where the connection is at its end already.
+            let _ = shutdown(&self.0, Shutdown::Both);
+        }
+        asked?.ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
     }
 
     /// Process and user of the peer when it connected, as the kernel noted them.
