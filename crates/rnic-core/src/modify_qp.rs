@@ -185,6 +185,11 @@ pub fn modify(
     let mut result = *current;
     result.state = to;
     copy(given, new, &mut result);
+    // Asked for on the way to SQD: other attributes may change there before the queue is drained.
+    if (current.state, to) != (QpState::Sqd, QpState::Sqd) {
+        let notify = given.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+        result.en_sqd_async_notify = notify;
+    }
     Ok(result)
 }
 
@@ -297,8 +302,6 @@ fn copy(mask: AttrMask, new: &QpAttr, result: &mut QpAttr) {
     take(AttrMask::MAX_QP_RD_ATOMIC, &|r| r.max_rd_atomic = new.max_rd_atomic);
     take(AttrMask::MAX_DEST_RD_ATOMIC, &|r| r.max_dest_rd_atomic = new.max_dest_rd_atomic);
     take(AttrMask::MIN_RNR_TIMER, &|r| r.min_rnr_timer = new.min_rnr_timer);
-    let notify = mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
-    result.en_sqd_async_notify = notify;
 }
 
 #[cfg(test)]

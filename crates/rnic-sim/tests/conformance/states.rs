@@ -246,6 +246,7 @@ fn reads_whose_resources_are_taken_away_fail() {
     d.expect(Opcode::RcReadRequest, d.our_psn(0));
     d.say(&Say::new(Opcode::RcReadRespOnly, d.our_psn(0)).syndrome(ACK, 1).payload(&[1; 16]));
     assert_eq!(statuses(&d.sent()), ok([1]));
+    assert_eq!(d.events(), [AsyncEventType::SqDrained], "what changes meanwhile keeps it");
     set_state(&mut d, QpState::Rts);
     let expected = [(2, WcStatus::LocQpOpErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(statuses(&d.sent()), expected);
