@@ -151,7 +151,7 @@ impl Qp {
         (cursor, reads): (Cursor, u32),
         budget: &mut Budget,
     ) -> Option<u32> {
-        match self.sq.wr(cursor.index).work {
+        let passed = match self.sq.wr(cursor.index).work {
             Work::Wire | Work::Fault(_) => {
                 self.retire_later(ctx);
                 None
@@ -159,7 +159,11 @@ impl Qp {
             Work::Local => self.do_local(ctx, cursor, reads, budget),
             // Rule: LocalWorkOnce
             Work::Done => Some(0),
+        };
+        if passed.is_some() {
+            self.requester.pass_done(cursor);
         }
+        passed
     }
 
     /// Copies the next WQE out of the ring, if one is posted and may be started.

@@ -250,6 +250,15 @@ impl Requester {
         self.oldest = next;
     }
 
+    /// The WQE at this cursor is done, and had no packets. Where all before it has left, the next
+    /// visit begins behind it: else each one would look at all of them again, until the oldest
+    /// request is acknowledged.
+    pub(super) fn pass_done(&mut self, at: Cursor) {
+        if self.cursor == at {
+            self.cursor.index = at.index.wrapping_add(1);
+        }
+    }
+
     /// `una` moved: all retries are available again, and nothing is left to wait for.
     #[inline]
     pub(super) fn progress(&mut self, attr: &QpAttr) {
@@ -393,5 +402,28 @@ impl Requester {
         let doublings = self.pauses;
         self.pauses = (doublings + 1).min(MAX_PAUSE_DOUBLINGS);
         FIRST_PAUSE_NS << doublings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_visit_begins_behind_local_work_that_is_done() {
+        let mut requester = Requester::default();
+        let at = |index, psn| Cursor { index, psn: Psn::new(psn) };
+        requester.fetched(Psn::new(3));
+        requester.sent(at(1, 3), false);
+        // Two of them behind a request that is not acknowledged.
+        for index in [1, 2] {
+            requester.pass_done(at(index, 3));
+            assert_eq!(requester.cursor(), at(index + 1, 3));
+        }
+        // Behind what is only planned: it may not leave.
+        requester.pass_done(at(4, 5));
+        assert_eq!(requester.cursor(), at(3, 3));
+        requester.rewind();
+        assert_eq!((requester.cursor(), requester.oldest()), (at(0, 0), 0));
     }
 }
