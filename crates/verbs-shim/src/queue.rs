@@ -133,7 +133,7 @@ impl WorkQueue {
             // Under the lock: the slot may be used again, and is set aside then.
             Some(shared) => {
                 let outstanding = shared.lock();
-                outstanding.set_aside(index).copied().unwrap_or_else(|| self.read_receive(index))
+                outstanding.set_aside(index).unwrap_or_else(|| self.read_receive(index))
             }
             None => self.read_receive(index),
         };
