@@ -46,6 +46,7 @@ pub mod cluster;
 pub mod commons;
 pub mod cpus;
 pub mod daemon;
+pub mod debian;
 pub mod dist;
 pub mod emulator;
 pub mod foreign;

@@ -14,7 +14,7 @@ use crate::process::{Cmd, is_root};
 use crate::{paths, record};
 
 /// Which Debian package brings a program.
-pub const PACKAGE_OF: [(&str, &str); 59] = [
+pub const PACKAGE_OF: [(&str, &str); 62] = [
     ("ib_write_bw", "perftest"),
     ("ib_read_bw", "perftest"),
     ("ib_send_bw", "perftest"),
@@ -70,6 +70,9 @@ pub const PACKAGE_OF: [(&str, &str); 59] = [
     ("gzip", "gzip"),
     ("strip", "binutils"),
     ("debootstrap", "debootstrap"),
+    ("podman", "podman"),
+    ("crun", "crun"),
+    ("newuidmap", "uidmap"),
     ("systemd-nspawn", "systemd-container"),
     ("lintian", "lintian"),
     ("readelf", "binutils"),

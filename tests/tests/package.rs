@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use system_tests::debian;
 use system_tests::dist::{DIST_ENV, Dist, cargo};
 use system_tests::lab::{Lab, Need};
 use system_tests::netns::Netns;
@@ -67,22 +68,6 @@ fn packages_that_are_made_twice_are_the_same() -> Result<()> {
         ensure!(fs::read(first)? == fs::read(second)?, "{first:?} and {second:?} differ");
     }
     Ok(())
-}
-
-/// A Debian 12 that has nothing of ours, and nothing of Rust.
-fn debian() -> Result<PathBuf> {
-    const PACKAGES: &str = "systemd,systemd-sysv,dbus,init-system-helpers,iproute2,ibverbs-utils";
-    let root = paths::cache("debian-12")?.join("root");
-    if !root.join("usr/bin/ibv_rc_pingpong").exists() {
-        let _ = fs::remove_dir_all(&root);
-        let begun = root.with_extension("begun");
-        let _ = fs::remove_dir_all(&begun);
-        let include = format!("--include={PACKAGES}");
-        let make = Cmd::new("debootstrap").args(["--variant=minbase", &include, "bookworm"]);
-        make.arg(&begun).limit(Duration::from_secs(900)).check()?;
-        fs::rename(begun, &root)?;
-    }
-    Ok(root)
 }
 
 /// A booted Debian with an interface `eth1`. What is written to its disk is gone at its end.
@@ -153,7 +138,7 @@ fn a_fresh_debian_installs_upgrades_and_removes_it() -> Result<()> {
     let complaints = Cmd::new("lintian").arg("--allow-root").arg(&deb).check()?;
     ensure!(complaints.trim().is_empty(), "lintian: {complaints}");
 
-    let system = System::boot(&debian()?, scratch.path())?;
+    let system = System::boot(&debian::root()?, scratch.path())?;
     system.run("useradd -m user && dpkg -i /packages/*.deb")?;
     system.run_as_user(&pingpong("rnic")).context("with a private daemon")?;
 

@@ -1,9 +1,12 @@
 //! The files of docs/containers.md: the manifests are what Kubernetes would take, and their
 //! containers run, as far as that goes without it: with their commands, variables and user, a
 //! folder as the volume, a network namespace for each pod, and behind Docker's default filter of
-//! system calls. The steps of the action run as a runner runs them.
+//! system calls. The steps of the action run as a runner runs them, and the image of Containerfile
+//! is made and run by Podman.
 
 mod action;
+mod compose;
+mod image;
 mod manifest;
 mod page;
 
