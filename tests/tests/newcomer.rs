@@ -83,6 +83,46 @@ fn mistakes_with_options_are_explained() -> Result<()> {
     ensure_explained(&rnic.env("RNIC_SOCKET", &socket).run()?, &["neither in"])
 }
 
+/// The same with `rnic`. The command line's own errors need no explanation elsewhere.
+#[test]
+fn mistakes_with_commands_are_explained() -> Result<()> {
+    let name = "mistakes_with_commands_are_explained";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ibv_devinfo"])? else { return Ok(()) };
+    let scratch = Scratch::new("mistakes")?;
+    let text = scratch.join("text");
+    fs::write(&text, "no program, and no capture\n")?;
+    let text = text.to_string_lossy();
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
+    let rnic = |args: &[&str]| -> Result<Output> {
+        let rnic = Cmd::new(Dist::get()?.bin("rnic")).args(args);
+        rnic.env("RNIC_SOCKET", daemon.socket()).limit(Duration::from_secs(10)).run()
+    };
+    for (args, words) in [
+        (&["run", "--", &text][..], "cannot run"),
+        (&["run", "--socket", "/nonexistent/socket", "--", "true"], "leave --socket out"),
+        (&["capture", "-w", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
+        (&["explain", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
+        (&["explain", &text], "neither a pcap nor a pcapng header"),
+        (&["lab", "nosuch"], "`rnic lab` lists all"),
+    ] {
+        ensure_explained(&rnic(args)?, &[words])?;
+    }
+    for (args, words) in [
+        (&["run"][..], "<PROGRAM>"),
+        (&["run", "--engine", "nowhere", "--", "true"], "daemon, program"),
+        (&["fault", "add", "drop=200%"], "as in drop=1%"),
+        (&["fault", "add", "dorp=1%"], "one of drop"),
+    ] {
+        ensure_helpful(&rnic(args)?, &[words, "--help"])?;
+    }
+    let host = Host::here([127, 0, 0, 1].into(), &lab.tools);
+    let node = Node::new(daemon, host, Dist::get()?);
+    let devinfo = node.cmd("ibv_devinfo")?.env("RNIC_ENGINE", "nowhere");
+    ensure_explained(&devinfo.run()?, &["either daemon or program"])?;
+    node.stop()?;
+    Ok(())
+}
+
 #[test]
 fn a_check_says_what_the_host_can_do() -> Result<()> {
     let name = "a_check_says_what_the_host_can_do";

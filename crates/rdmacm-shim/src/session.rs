@@ -12,7 +12,6 @@ use std::{
 };
 
 use rnic_abi::{
-    ABI_VERSION,
     control::{CmRequest, DeviceInfo, GidEntry, Reply, Request},
     os::{Connection, Descriptors, OfProcess, discovery, function},
 };
@@ -309,34 +308,34 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// A session with a daemon, which may take so long for each answer, and its device.
 fn greet(path: &Path, limit: Duration) -> io::Result<(Connection, DeviceInfo)> {
     let mut connection = Connection::connect_within(path, limit)?;
-    let mut hello = connection.call(&Request::Hello { abi: ABI_VERSION }, &[])?.0;
+    connection.greet()?;
     if function::is_wanted()? {
         connection = function::connect(path)?;
-        hello = connection.call(&Request::Hello { abi: ABI_VERSION }, &[])?.0;
+        connection.greet()?;
     }
-    let agrees = matches!(hello, Ok(Reply::Hello { abi: ABI_VERSION, .. }));
     let devices = connection.call(&Request::ListDevices, &[])?.0;
     connection.wait_for_ever()?;
     let Ok(Reply::Devices(devices)) = devices else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let first = devices.into_iter().next().filter(|_| agrees);
+    let first = devices.into_iter().next();
     Ok((connection, first.ok_or(io::ErrorKind::NotFound)?))
 }
 
-/// Of a daemon that listens and does not answer programs would see only that they wait.
+/// Of a daemon that listens and does not answer, or is of another version, programs would see only
+/// that they wait, or that there is no device.
 fn explain(path: &Path, error: &io::Error) {
     static ONCE: Once = Once::new();
-    if error.kind() == io::ErrorKind::WouldBlock {
-        let path = path.display();
-        ONCE.call_once(|| {
-            crate::stubs::say(&format!(
-                "the soft-rnic daemon at {path} does not answer: if it is stopped, continue it \
-                 (kill -CONT). Until it answers programs use other devices, or wait where there \
-                 is no other"
-            ));
-        });
-    }
+    let path = path.display();
+    let text = match error.kind() {
+        io::ErrorKind::WouldBlock => format!(
+            "the soft-rnic daemon at {path} does not answer: if it is stopped, continue it (kill \
+             -CONT). Until it answers programs use other devices, or wait where there is no other"
+        ),
+        io::ErrorKind::Unsupported => format!("the daemon at {path}: {error}"),
+        _ => return,
+    };
+    ONCE.call_once(|| crate::stubs::say(&text));
 }
 
 /// The port of an open device.

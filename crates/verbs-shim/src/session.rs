@@ -12,7 +12,6 @@ use std::{
 };
 
 use rnic_abi::{
-    ABI_VERSION,
     control::{Reply, Request, RingPlace},
     os::{Connection, Descriptor, Descriptors, Inode, function, memory},
     words::{WORD, Words},
@@ -87,20 +86,7 @@ impl Session {
     }
 
     fn over(connection: Connection) -> io::Result<Self> {
-        match connection.call(&Request::Hello { abi: ABI_VERSION }, &[])? {
-            (Ok(Reply::Hello { abi: ABI_VERSION, .. }), _) => {}
-            (Ok(Reply::Hello { abi, server }), _) => {
-                let text = format!(
-                    "{server} speaks version {abi} and this library version {ABI_VERSION}: \
-                     install library and daemon from the same release"
-                );
-                return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-            }
-            (Ok(_), _) => return Err(io::ErrorKind::InvalidData.into()),
-            (Err(refusal), _) => {
-                return Err(io::Error::new(io::ErrorKind::Unsupported, refusal.message));
-            }
-        }
+        connection.greet()?;
         Ok(Self {
             link: Mutex::new(Link {
                 connection: Descriptor::new(connection)?,
@@ -271,6 +257,7 @@ fn hint_about_memory_rights(message: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rnic_abi::ABI_VERSION;
     use rnic_abi::control::Answer;
     use std::os::fd::{AsFd, AsRawFd};
 

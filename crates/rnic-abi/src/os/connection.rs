@@ -3,7 +3,8 @@
 use super::address::{self, KIND};
 use super::invalid;
 use super::peer::{self, Credentials};
-use crate::control::{self, Answer, CmRequest, MAX_DESCRIPTORS, MAX_MESSAGE, Request};
+use crate::ABI_VERSION;
+use crate::control::{self, Answer, CmRequest, MAX_DESCRIPTORS, MAX_MESSAGE, Reply, Request};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -200,6 +201,24 @@ impl Connection {
         asked?.ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))
     }
 
+    /// Agrees with the daemon on the version of what they say to each other.
+    ///
+    /// # Errors
+    /// `Unsupported` with a text for the user, when theirs differ or the daemon refuses; else as
+    /// [`call`](Self::call).
+    pub fn greet(&self) -> io::Result<()> {
+        let text = match self.call(&Request::Hello { abi: ABI_VERSION }, &[])?.0 {
+            Ok(Reply::Hello { abi: ABI_VERSION, .. }) => return Ok(()),
+            Ok(Reply::Hello { abi, server }) => format!(
+                "{server} speaks version {abi} and this library version {ABI_VERSION}: install \
+                 library and daemon from the same release"
+            ),
+            Ok(_) => return Err(invalid("the daemon does not greet")),
+            Err(refusal) => refusal.message,
+        };
+        Err(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
+
     /// Process and user of the peer when it connected, as the kernel noted them.
     ///
     /// # Errors
@@ -311,4 +330,30 @@ fn recv(
         return Err(invalid("a control message is too long or carries too many descriptors"));
     }
     Ok((received.bytes, Descriptors(fds.into_iter())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Refusal;
+
+    #[test]
+    fn a_daemon_of_another_version_is_told_from_one_of_ours() {
+        let hello = |abi| Ok(Reply::Hello { abi, server: "rnicd 9".into() });
+        let refusal = Refusal { errno: libc::EPROTO, message: "it is too old".into() };
+        let greet = |answer: Answer| {
+            let (library, daemon) = Connection::pair().unwrap();
+            daemon.send_message(&answer, &[]).unwrap();
+            library.greet()
+        };
+        greet(hello(ABI_VERSION)).unwrap();
+        for (answer, words) in [
+            (hello(ABI_VERSION + 1), "rnicd 9 speaks version"),
+            (Err(refusal), "it is too old"),
+            (Ok(Reply::Devices(Vec::new())), "does not greet"),
+        ] {
+            let error = greet(answer).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }
