@@ -89,7 +89,8 @@ fn pingpong_in_every_kind_of_memory() -> Result<()> {
     let name = "pingpong_in_every_kind_of_memory";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for options in ["-o", "-o -P", "-O", "-O -P", "-O -e -N", "-j", "-j -N", "-j -e"] {
+    let all = ["-o", "-o -P", "-O", "-O -P", "-O -e -N", "-j", "-j -e", "-j -N"];
+    for options in choice::half(name, &all) {
         exchange(&pair, &format!("ibv_rc_pingpong -m 4096 {options}"), 10_000)?;
         exchange(&pair, &format!("ibv_rc_pingpong -m 1024 {options}"), 16)?;
     }
@@ -104,14 +105,15 @@ fn pingpongs_with_every_option() -> Result<()> {
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
     // Not -t with -e: the tool gives up at an event whose completion it has polled already.
-    for options in ["-t", "-N", "-N -e", "-t -N", "-N -e -l 3 -r 10", "-m 256 -t -N"] {
+    let all = ["-t", "-N", "-N -e", "-t -N", "-N -e -l 3 -r 10", "-m 256 -t -N"];
+    for options in choice::half(name, &all) {
         exchange(&pair, &format!("ibv_rc_pingpong {options}"), 5000)?;
     }
     for options in ["-e", "-l 5", "-e -r 10 -m 512"] {
         exchange(&pair, &format!("ibv_uc_pingpong {options}"), 5000)?;
         exchange(&pair, &format!("ibv_ud_pingpong {}", options.replace("-m 512", "")), 700)?;
     }
-    for options in ["-c", "-c -e -l 2", "-c -q 2 -r 40 -m 2048"] {
+    for options in choice::half(name, &["-c", "-c -e -l 2", "-c -q 2 -r 40 -m 2048"]) {
         let line = format!("ibv_srq_pingpong {options} -s 5000 -n 500");
         Dialogue::new(&line).run(&pair.left, &pair.right)?;
     }

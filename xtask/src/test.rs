@@ -42,6 +42,8 @@ const BESIDE: [&[&str]; 2] = [
         "mpi",
         "page",
         "package",
+        "users",
+        "engines",
     ],
     &[
         "rxe_interop",
@@ -53,9 +55,7 @@ const BESIDE: [&[&str]; 2] = [
         "rsockets",
         "checker",
         "rough_link",
-        "users",
         "functions",
-        "engines",
     ],
 ];
 
