@@ -1,4 +1,4 @@
-//! A Debian 12 beside the one of this machine.
+//! Another Debian beside the one of this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,19 +12,39 @@ use crate::process::Cmd;
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,init-system-helpers,iproute2,ibverbs-utils,\
                         rdmacm-utils,perftest";
 
+/// A release of Debian.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Release {
+    /// Debian 12.
+    Bookworm,
+    /// Debian 13.
+    Trixie,
+}
+
+impl Release {
+    /// Its name, and that of its folder in the cache.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Bookworm => ("bookworm", "debian-12"),
+            Self::Trixie => ("trixie", "debian-13"),
+        }
+    }
+}
+
 /// The root folder of one that has nothing of ours, and nothing of Rust; made once, by
 /// debootstrap.
 ///
 /// # Errors
 /// When the packages cannot be had.
-pub fn root() -> Result<PathBuf> {
-    let root = paths::cache("debian-12")?.join("root");
+pub fn root(release: Release) -> Result<PathBuf> {
+    let (name, folder) = release.names();
+    let root = paths::cache(folder)?.join("root");
     if !root.join("usr/bin/ib_write_bw").exists() {
         let _ = fs::remove_dir_all(&root);
         let begun = root.with_extension("begun");
         let _ = fs::remove_dir_all(&begun);
         let include = format!("--include={PACKAGES}");
-        let make = Cmd::new("debootstrap").args(["--variant=minbase", &include, "bookworm"]);
+        let make = Cmd::new("debootstrap").args(["--variant=minbase", &include, name]);
         make.arg(&begun).limit(Duration::from_secs(900)).check()?;
         fs::rename(begun, &root)?;
     }

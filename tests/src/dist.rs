@@ -92,14 +92,19 @@ impl Dist {
     /// # Errors
     /// As [`Dist::build`].
     pub fn build_with(profile: &str, more: &[&str], root: &Path) -> Result<Self> {
-        let build = cargo()
-            .args(["build", "--profile", profile, "--quiet"])
-            .arg("--message-format=json-render-diagnostics")
-            .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim", "-p", "rspreload"])
-            .args(["-p", "rnic-function"])
-            .args(more)
-            .limit(Duration::from_secs(1800))
-            .run()?;
+        Self::of(compiler(profile, paths::repository(), &paths::target()).args(more), root)
+    }
+
+    /// The same from another checkout, with a target folder of its own.
+    ///
+    /// # Errors
+    /// As [`Dist::build`].
+    pub fn build_in(source: &Path, target: &Path, profile: &str, root: &Path) -> Result<Self> {
+        Self::of(compiler(profile, source, target).dir(source), root)
+    }
+
+    fn of(build: Cmd, root: &Path) -> Result<Self> {
+        let build = build.limit(Duration::from_secs(1800)).run()?;
         // Standard output has cargo's messages for us, standard error those for the user.
         ensure!(build.success(), "the build failed:\n{}", tail(&build.stderr, 60));
         let artifacts = artifacts(&build.stdout);
@@ -159,6 +164,34 @@ impl Dist {
     pub fn lib(&self) -> PathBuf {
         self.root.join("lib")
     }
+}
+
+/// Cargo, about to compile everything of a checkout.
+fn compiler(profile: &str, source: &Path, target: &Path) -> Cmd {
+    let build = cargo()
+        .args(["build", "--profile", profile, "--quiet"])
+        .arg("--message-format=json-render-diagnostics")
+        .args(["-p", "rnicd", "-p", "verbs-shim", "-p", "rdmacm-shim", "-p", "rspreload"])
+        .args(["-p", "rnic-function"])
+        .env("CARGO_TARGET_DIR", target);
+    if profile == RELEASE {
+        build.env("CARGO_ENCODED_RUSTFLAGS", without_places(source, target))
+    } else {
+        build
+    }
+}
+
+/// Flags with which no place of this machine gets into what is compiled: else a build in another
+/// folder has other bytes.
+fn without_places(source: &Path, target: &Path) -> String {
+    let home = std::env::home_dir().unwrap_or_default().join(".cargo");
+    let cargo = std::env::var_os("CARGO_HOME").map_or(home, PathBuf::from);
+    let given = std::env::var("RUSTFLAGS").unwrap_or_default();
+    let mut flags: Vec<_> = given.split_whitespace().map(str::to_owned).collect();
+    for (place, name) in [(&*cargo, "/cargo"), (source, "/soft-rnic"), (target, "/target")] {
+        flags.push(format!("--remap-path-prefix={}={name}", place.display()));
+    }
+    flags.join("\x1f")
 }
 
 /// Runs cargo in the repository.

@@ -1,15 +1,16 @@
-//! What a person installs: the archive on this machine, the Debian package in a fresh Debian 12
-//! that its own systemd has booted.
+//! What a person installs: the archive on this machine, the Debian package in a fresh Debian 12 or
+//! 13 that its own systemd has booted. Built again it is the same, and it has a list of its parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use system_tests::debian;
-use system_tests::dist::{DIST_ENV, Dist, cargo};
+use system_tests::debian::{self, Release};
+use system_tests::dist::{DIST_ENV, Dist, RELEASE, cargo};
 use system_tests::lab::{Lab, Need};
 use system_tests::netns::Netns;
+use system_tests::packages::Apt;
 use system_tests::paths::{self, Scratch};
 use system_tests::process::{Cmd, Running, User, wait_until};
 
@@ -27,16 +28,35 @@ fn found(scratch: &Scratch, end: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no package {end} was made"))
 }
 
-/// A pingpong whose both ends an ordinary user starts with `rnic run`.
-fn pingpong(rnic: &str) -> String {
+/// A program whose both ends an ordinary user starts with `rnic run`, and what its server prints.
+fn both_ends(rnic: &str, server: &str, client: &str, said: &str) -> String {
     format!(
-        "{rnic} run -- ibv_rc_pingpong -c -g 0 -n 100 > server.log 2>&1 & server=$!
-         for try in 1 2 3 4 5 6 7 8 9 10; do
-             sleep 0.3
-             if {rnic} run -- ibv_rc_pingpong -c -g 0 -n 100 127.0.0.1; then break; fi
+        "{rnic} run -- {server} > server.log 2>&1 & server=$!
+         for try in $(seq 50); do
+             sleep 0.2
+             if {rnic} run -- {client}; then break; fi
          done
-         wait $server && cat server.log && grep -q '100 iters' server.log"
+         wait $server && cat server.log && grep -q '{said}' server.log"
     )
+}
+
+fn pingpong(rnic: &str) -> String {
+    let line = "ibv_rc_pingpong -c -g 0 -n 100";
+    both_ends(rnic, line, &format!("{line} 127.0.0.1"), "100 iters")
+}
+
+/// The libraries that a program or library names.
+fn needed(file: &Path) -> Result<Vec<String>> {
+    let told = Cmd::new("readelf").args(["-d", "-W"]).arg(file).check()?;
+    let name =
+        |line: &str| Some(line.split_once("(NEEDED)")?.1.split(['[', ']']).nth(1)?.to_owned());
+    Ok(told.lines().filter_map(name).collect())
+}
+
+/// Those of the C library and the compiler, and our own.
+fn is_everywhere(library: &str) -> bool {
+    ["libc.so.6", "libgcc_s.so.1", "libibverbs.so.1", "librdmacm.so.1"].contains(&library)
+        || library.starts_with("ld-linux")
 }
 
 #[test]
@@ -48,6 +68,10 @@ fn the_archive_is_unpacked_anywhere_and_runs_programs() -> Result<()> {
     let archive = package(&made, ".tar.xz")?;
     let unpack = Cmd::new("tar").arg("-xf").arg(&archive).args(["--strip-components=1", "-C"]);
     unpack.arg(&place).check()?;
+    for file in Dist::files() {
+        let needed = needed(&place.join(file))?;
+        ensure!(needed.iter().all(|library| is_everywhere(library)), "{file} needs {needed:?}");
+    }
     let home = Scratch::new("archive-home")?;
     let script = pingpong(&place.join("bin/rnic").display().to_string());
     let shell = Cmd::new("sh").args(["-c", &script]).dir(home.path()).as_user(Some(User::NOBODY));
@@ -66,6 +90,68 @@ fn packages_that_are_made_twice_are_the_same() -> Result<()> {
     let seconds = [package(&places[1], ".deb")?, found(&places[1], ".tar.xz")?];
     for (first, second) in firsts.iter().zip(&seconds) {
         ensure!(fs::read(first)? == fs::read(second)?, "{first:?} and {second:?} differ");
+    }
+    Ok(())
+}
+
+/// Also where the source is in another folder: nothing of that, the time or the machine is in them.
+#[test]
+fn programs_that_are_compiled_in_two_folders_are_the_same() -> Result<()> {
+    let test = "programs_that_are_compiled_in_two_folders_are_the_same";
+    let Some(_lab) = Lab::open_long(test, Need::Nothing, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("compiled-twice")?;
+    let copy = scratch.join("elsewhere/soft-rnic");
+    fs::create_dir_all(&copy)?;
+    let pack = "git ls-files -z --cached --others --exclude-standard |
+                tar --null --files-from=- --create | tar -x -C \"$0\"";
+    Cmd::new("sh").args(["-c", pack]).arg(&copy).dir(paths::repository()).check()?;
+    let here = Dist::build(RELEASE, &scratch.join("here"))?;
+    let there = Dist::build_in(&copy, &copy.join("target"), RELEASE, &scratch.join("there"))?;
+    for file in Dist::files() {
+        let [first, second] = [&here, &there].map(|dist| fs::read(dist.root().join(file)));
+        ensure!(first? == second?, "{file} differs");
+    }
+    Ok(())
+}
+
+/// Which version of CycloneDX's own library for Python has the schema.
+const VALIDATOR: &str = "11.12.0";
+
+/// A Python that has the library.
+fn validator() -> Result<PathBuf> {
+    let home = paths::cache("cyclonedx")?.join(VALIDATOR);
+    let (python, fresh) = (home.join("bin/python"), home.with_extension("fresh"));
+    if !home.is_dir() {
+        Apt::system().install(&["python3-venv"])?;
+        let _ = fs::remove_dir_all(&fresh);
+        Cmd::new("/usr/bin/python3").args(["-m", "venv"]).arg(&fresh).check()?;
+        let library = format!("cyclonedx-python-lib[json-validation]=={VALIDATOR}");
+        let pip = Cmd::new(fresh.join("bin/python")).args(["-m", "pip", "install", "--quiet"]);
+        pip.arg(library).limit(Duration::from_secs(300)).check()?;
+        fs::rename(&fresh, &home)?;
+    }
+    Ok(python)
+}
+
+#[test]
+fn the_list_of_crates_keeps_the_schema_of_cyclonedx() -> Result<()> {
+    let test = "the_list_of_crates_keeps_the_schema_of_cyclonedx";
+    let Some(_lab) = Lab::open_long(test, Need::Root, &[])? else { return Ok(()) };
+    let (scratch, python) = (Scratch::new("sbom")?, validator()?);
+    let list = cargo().args(["xtask", "sbom"]).limit(Duration::from_secs(900)).check()?;
+    let validate = |list: &str| -> Result<_> {
+        let file = scratch.join("sbom.json");
+        fs::write(&file, list)?;
+        let script = paths::repository().join("tests/scripts/check_sbom.py");
+        Cmd::new(&python).arg(script).arg(file).run()
+    };
+    let said = validate(&list)?;
+    ensure!(said.success() && said.stdout.contains("are as they should be"), "{said}");
+    for (right, wrong) in
+        [("\"SHA-256\"", "\"SHA-0\""), ("\"purl\"", "\"url\""), (" OR ", " or perhaps ")]
+    {
+        let said = validate(&list.replacen(right, wrong, 1))?;
+        ensure!(said.code() == 1 && said.stderr.contains("sbom.json"), "{wrong}: {said}");
     }
     Ok(())
 }
@@ -128,8 +214,16 @@ fn inside(init: u32, script: &str) -> Cmd {
 }
 
 #[test]
-fn a_fresh_debian_installs_upgrades_and_removes_it() -> Result<()> {
-    let test = "a_fresh_debian_installs_upgrades_and_removes_it";
+fn a_fresh_debian_12_installs_upgrades_and_removes_it() -> Result<()> {
+    whole_life("a_fresh_debian_12_installs_upgrades_and_removes_it", Release::Bookworm)
+}
+
+#[test]
+fn a_fresh_debian_13_installs_upgrades_and_removes_it() -> Result<()> {
+    whole_life("a_fresh_debian_13_installs_upgrades_and_removes_it", Release::Trixie)
+}
+
+fn whole_life(test: &str, release: Release) -> Result<()> {
     let programs =
         ["dpkg-deb", "debootstrap", "systemd-nspawn", "lintian", "strip", "readelf", "xz"];
     let Some(_lab) = Lab::open_long(test, Need::Root, &programs)? else { return Ok(()) };
@@ -138,29 +232,49 @@ fn a_fresh_debian_installs_upgrades_and_removes_it() -> Result<()> {
     let complaints = Cmd::new("lintian").arg("--allow-root").arg(&deb).check()?;
     ensure!(complaints.trim().is_empty(), "lintian: {complaints}");
 
-    let system = System::boot(&debian::root()?, scratch.path())?;
+    let system = System::boot(&debian::root(release)?, scratch.path())?;
     system.run("useradd -m user && dpkg -i /packages/*.deb")?;
     system.run_as_user(&pingpong("rnic")).context("with a private daemon")?;
+    serve(&system)?;
+    upgrade(&system)?;
 
+    system.run("dpkg -P soft-rnic")?;
+    let left = "grep -l '^rnicd' /proc/[0-9]*/comm; getent group rnic
+                find / -xdev -name '*rnic*' -not -path '/proc/*' -not -path '*/dpkg/*' \
+                     -not -path '/tmp/*'; ls -d /run/rnicd 2>/dev/null; true";
+    // The user's private daemon ends some seconds after its last client.
+    let mut last = String::new();
+    let gone = wait_until("a system without any of it", Duration::from_secs(60), || {
+        last = system.run(left)?;
+        Ok(last.is_empty())
+    });
+    gone.context(last)
+}
+
+/// The service of an interface, and programs of another user.
+fn serve(system: &System) -> Result<()> {
+    system.run("getent group rnic && test -d /run/rnicd").context("the group and the folder")?;
     system.run("systemctl start rnicd@eth1").context("the service")?;
     let devices = system.run_as_user("rnic devices")?;
     ensure!(devices.contains("rnic_eth1"), "{devices}");
     system.run_as_user(&pingpong("rnic")).context("with the service")?;
+    let write = both_ends("rnic", "ib_write_bw -x 0", "ib_write_bw -x 0 127.0.0.1", "65536 ");
+    system.run_as_user(&write).context("perftest")?;
+    let (server, client) = ("rping -s -C 3 -v -a 10.7.0.1", "rping -c -C 3 -a 10.7.0.1");
+    system.run_as_user(&both_ends("rnic", server, client, "rdma-ping-2")).context("by address")?;
     let journal = system.run("journalctl -u rnicd@eth1 -p warning --no-pager -o cat")?;
     ensure!(!journal.contains("INFO"), "the journal does not know levels:\n{journal}");
-
     system.run("systemctl reload rnicd@eth1 && systemctl is-active rnicd@eth1")?;
+    Ok(())
+}
 
+/// Another version over the one that runs: the service is started again, and programs go on.
+fn upgrade(system: &System) -> Result<()> {
     let process = "systemctl show -p MainPID --value rnicd@eth1";
     let before = system.run(process)?;
     system.run("dpkg -i /packages/*.deb")?;
     let after = system.run(process)?;
     ensure!(before != after && after.trim() != "0", "not restarted: {before} {after}");
     system.run_as_user("rnic run -- ibv_devinfo").context("after the upgrade")?;
-
-    system.run("dpkg -P soft-rnic")?;
-    let left = system.run("pgrep rnicd; find / -xdev -name '*rnic*' -not -path '/proc/*'; true")?;
-    let left: Vec<_> = left.lines().filter(|line| !line.contains("/var/lib/dpkg")).collect();
-    ensure!(left.is_empty(), "left behind: {left:?}");
     Ok(())
 }

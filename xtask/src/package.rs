@@ -30,6 +30,12 @@ pub(crate) struct Options {
 const HOME: &str = "usr/lib/soft-rnic";
 /// Programs that are found on the path.
 const PROGRAMS: [(&str, &str); 2] = [("usr/bin/rnic", "bin/rnic"), ("usr/sbin/rnicd", "bin/rnicd")];
+/// What systemd reads: the service, a group and the folder of the sockets.
+const SYSTEMD: [(&str, &str); 3] = [
+    ("lib/systemd/system", "rnicd@.service"),
+    ("usr/lib/sysusers.d", "sysusers.conf"),
+    ("usr/lib/tmpfiles.d", "tmpfiles.conf"),
+];
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// What follows the version of the workspace in that of the package.
 const REVISION: &str = "-1";
@@ -82,8 +88,10 @@ fn lay_out(dist: &Dist, root: &Path) -> Result<()> {
     for page in paths::files_below(&root.join("usr/share/man"))? {
         compress(&page)?;
     }
-    let unit = "rnicd@.service";
-    put(&ours(unit), &root.join("lib/systemd/system").join(unit), 0o644)?;
+    for (folder, file) in SYSTEMD {
+        let name = if file.ends_with(".service") { file } else { "soft-rnic.conf" };
+        put(&ours(file), &root.join(folder).join(name), 0o644)?;
+    }
     let about = root.join("usr/share/doc/soft-rnic");
     put(&ours("copyright"), &about.join("copyright"), 0o644)?;
     for text in ["README.md", "CHANGELOG.md"] {

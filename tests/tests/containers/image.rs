@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use system_tests::debian;
+use system_tests::debian::{self, Release};
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need};
 use system_tests::netns::{End, NetPair};
@@ -47,7 +47,8 @@ impl Podman {
         }
         Cmd::new("chmod").args(["-R", "a+rX"]).args([&base, &context]).check()?;
         let debian = self.folder.join("debian.tar");
-        let pack = Cmd::new("tar").arg("-C").arg(debian::root()?).arg("-cf").arg(&debian);
+        let pack =
+            Cmd::new("tar").arg("-C").arg(debian::root(Release::Bookworm)?).arg("-cf").arg(&debian);
         pack.arg(".").limit(Duration::from_secs(120)).check()?;
         let import = self.cmd(&["import", "--quiet"]).arg(&debian).arg("localhost/debian");
         import.check().context("a Debian")?;
@@ -101,6 +102,10 @@ fn two_containers_of_the_image_reach_each_other() -> Result<()> {
     {
         ensure!(value(field) == expected, "{field} is not {expected}:\n{status}");
     }
+
+    // The command that the image has.
+    let shown = podman.run(client, &net.right, &address).check()?;
+    ensure!(shown.contains("rnic0") && shown.contains("PORT_ACTIVE"), "{shown}");
 
     let serving = podman.run(server, &net.left, &address).args(&server.command).start()?;
     let host = Host::at_end(&net.left, &lab.tools);

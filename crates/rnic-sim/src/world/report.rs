@@ -2,7 +2,7 @@
 
 use super::World;
 use crate::sweep;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 impl World {
     /// Ends the test with everything that is known. The details come from [`Drop`].
@@ -54,9 +54,12 @@ impl Drop for World {
     }
 }
 
+/// Where cargo builds. It says so when it runs tests; the place of the source in the program would
+/// make programs of two checkouts differ.
 fn target_folder() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"),
-    }
+    let of_cargo = |variable| std::env::var_os(variable).map(PathBuf::from);
+    let beside = |manifest: PathBuf| manifest.join("../../target");
+    of_cargo("CARGO_TARGET_DIR")
+        .or_else(|| of_cargo("CARGO_MANIFEST_DIR").map(beside))
+        .unwrap_or_else(std::env::temp_dir)
 }
