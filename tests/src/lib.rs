@@ -39,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod book;
 pub mod browser;
 pub mod checker;
 pub mod choice;

@@ -24,6 +24,10 @@ pub(crate) fn check() -> Result<()> {
             match resolve(document, link)? {
                 Target::Elsewhere => {}
                 Target::Missing => faults.push(format!("{}: {link}", document.display())),
+                // It is nothing in the book as mdBook makes it.
+                Target::File(file) if document.starts_with(BOOK) && !file.starts_with(BOOK) => {
+                    faults.push(format!("{}: {link} is not in {BOOK}", document.display()));
+                }
                 Target::File(file) => {
                     if document == Path::new(SUMMARY) {
                         chapters.insert(file);
@@ -149,6 +153,36 @@ fn plain(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
+    use system_tests::book;
+
+    /// The words of a command up to what the shell does with its output.
+    fn words(command: &str) -> Vec<&str> {
+        let end = command.find(" | ").unwrap_or(command.len());
+        let words = command[..end].split_whitespace().filter(|word| *word != "&");
+        words.skip_while(|word| ["sudo", "-E", "cargo"].contains(word)).collect()
+    }
+
+    #[test]
+    fn the_commands_of_the_documents_exist() {
+        let mut count = 0;
+        for page in book::pages().unwrap() {
+            for command in book::blocks(&page).unwrap().concat() {
+                let words = words(&command);
+                let program = Path::new(words[0]).file_name().unwrap();
+                let known = match program.to_str().unwrap() {
+                    "rnic" => rnicd::cli::Command::command(),
+                    "rnicd" => rnicd::config::Args::command(),
+                    "xtask" => crate::Arguments::command(),
+                    _ => continue,
+                };
+                let parsed = known.try_get_matches_from(words);
+                assert!(parsed.is_ok(), "{page}: {command}\n{}", parsed.unwrap_err());
+                count += 1;
+            }
+        }
+        assert!(count > 50, "{count}");
+    }
 
     #[test]
     fn links_and_headings_are_found() {

@@ -44,6 +44,7 @@ const BESIDE: [&[&str]; 2] = [
         "package",
         "users",
         "engines",
+        "book",
     ],
     &[
         "rxe_interop",
