@@ -55,6 +55,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Toolbox::provide(&["dpkg-deb", "gzip", "xz", "strip", "readelf"])?;
     let out = options.out.clone().unwrap_or_else(|| paths::target().join("package"));
     fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    // tar works in another folder.
+    let out = out.canonicalize()?;
     let dist = Dist::release()?;
     let time = time_of_commit()?;
     let tree = out.join("tree");
