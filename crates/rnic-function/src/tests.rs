@@ -9,6 +9,7 @@ use rnic_host::satellite::protocol::{
     Call, CallAnswer, EngineWire, FromEngine, NetworkState, Start, ToEngine,
 };
 use rnic_host::settings::{Profile, Settings};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -109,6 +110,9 @@ impl Daemon {
     /// What the function says first, other than that it takes something.
     fn hears(&self) -> Option<FromEngine> {
         loop {
+            let mut fds = [PollFd::new(&self.function, PollFlags::IN)];
+            let ready = poll(&mut fds, Some(&Timespec::try_from(SOON).unwrap())).unwrap();
+            assert_eq!(ready, 1, "the function says nothing");
             match self.function.recv_message::<FromEngine>().unwrap()?.0 {
                 FromEngine::Call(number, Call::Take(_)) => {
                     let taken = ToEngine::Answer(number, CallAnswer::Taken(Ok(())));
