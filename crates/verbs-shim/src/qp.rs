@@ -53,6 +53,8 @@ pub(crate) struct Qp {
     pub(crate) events_given: AtomicU32,
     /// What the program set with `ibv_modify_qp_rate_limit`, in kilobits a second; 0 for none.
     pub(crate) rate_limit: AtomicU32,
+    /// Threads that take it to RESET.
+    pub(crate) resets: AtomicU32,
     /// The batch of the `ibv_wr_*` calls, for QPs made with them.
     pub(crate) builder: Option<SpinLock<Builder>>,
 }
@@ -246,6 +248,7 @@ impl Qp {
             srq: attr.srq,
             events_given: AtomicU32::new(0),
             rate_limit: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
             builder: extended.then(|| SpinLock::new(Builder::new())),
         }))
     }

@@ -101,21 +101,36 @@ impl Qp {
         self.ask_state(&request).map(drop)
     }
 
-    /// Makes a request whose reply contains the state, and stores that state.
+    /// Makes a request whose reply contains the state, and stores that state; not beside a reset.
     fn ask_state(&self, request: &Request) -> Result<(QpAttr, QpCaps, bool)> {
         // Stored before the session serves another thread, so that an older reply never overwrites
         // the state of a newer one.
         self.context().session.call(request, |reply, _| match reply {
             Reply::QpState { attr, caps, sq_sig_all } => {
-                self.state().store(attr.state.number().into(), Ordering::Release);
+                self.store_state(attr.state.number().into());
                 Some((attr, caps, sq_sig_all))
             }
             _ => None,
         })
     }
 
+    /// A query that another thread asked before a reset must not let posts in again while the
+    /// daemon empties the queues.
+    fn store_state(&self, now: u32) {
+        let unless_reset = |_| (self.resets.load(Ordering::Acquire) == 0).then_some(now);
+        // Compares: a reset that begins after the look at the count has changed the state.
+        let _ = self.state().fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_reset);
+    }
+
     /// To RESET, where library and daemon restart their queues at index 0.
     fn reset(&self, request: &Request) -> Result<()> {
+        self.resets.fetch_add(1, Ordering::AcqRel);
+        let done = self.reset_alone(request);
+        self.resets.fetch_sub(1, Ordering::AcqRel);
+        done
+    }
+
+    fn reset_alone(&self, request: &Request) -> Result<()> {
         let queues = || self.sq.iter().chain(&self.rq);
         // First refuse further posts: what other threads are posting is then in the queues when the
         // daemon empties them, and the daemon cannot take an index from before the reset for one

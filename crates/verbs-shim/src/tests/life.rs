@@ -1,11 +1,15 @@
 //! Opening, closing and threads.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use verbs_abi::{
-    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
-    IBV_SRQT_XRC, IBV_WR_SEND, IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_srq,
-    ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd_init_attr,
+    IBV_QPS_RESET, IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE,
+    IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQT_XRC, IBV_WR_SEND, IBV_XRCD_INIT_ATTR_FD,
+    IBV_XRCD_INIT_ATTR_OFLAGS, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    ibv_xrcd_init_attr,
 };
 
 use super::*;
@@ -25,6 +29,31 @@ fn everything_can_be_destroyed() {
         assert_eq!(ibv_dealloc_pd(world.pd), 0);
         assert_eq!(ibv_close_device(world.context), 0);
     }
+}
+
+#[test]
+fn a_query_beside_a_reset_lets_no_posts_in() {
+    let world = World::new();
+    // SAFETY: alive as long as the world.
+    let qp = unsafe { crate::qp::Qp::of(world.qp) };
+    // As if a thread were posting: the reset waits for it.
+    let posting = qp.sq.as_ref().unwrap().producer.lock();
+    let address = world.qp as usize;
+    let resets = std::thread::spawn(move || {
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
+        // SAFETY: alive as long as the world.
+        unsafe { ibv_modify_qp(address as *mut ibv_qp, &raw mut attr, IBV_QP_STATE as c_int) }
+    });
+    while qp.state().load(Ordering::Acquire) != IBV_QPS_RESET {
+        std::thread::yield_now();
+    }
+    let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
+    // SAFETY: local variables.
+    let queried = unsafe { ibv_query_qp(world.qp, &raw mut attr, 0, &raw mut init) };
+    assert_eq!((queried, qp.accepts_sends()), (0, false));
+    drop(posting);
+    assert_eq!(resets.join().unwrap(), 0);
+    assert_eq!(qp.state().load(Ordering::Acquire), IBV_QPS_RESET);
 }
 
 #[test]
