@@ -95,6 +95,8 @@ struct Group {
     first: OwnedFd,
     /// The owner of each other receiver.
     owners: Vec<(u32, u64)>,
+    /// The address is gone, but the sockets are kept.
+    waits: bool,
 }
 
 /// How the sockets of an address are found.
@@ -195,6 +197,7 @@ impl SteeredPort {
     ) -> Result<T> {
         let mut state = self.state();
         if let Some(group) = state.groups.iter_mut().find(|group| group.address == address) {
+            group.come_back().map_err(Error::os("giving a UDP socket its datagrams"))?;
             return work(group);
         }
         let is_known = state.known.contains(&address);
@@ -213,7 +216,7 @@ impl SteeredPort {
             })?;
             join(first.as_fd()).map_err(Error::os("sharing the UDP port"))?;
             let receivers = Receivers::Order(Order::default());
-            return Ok(Group { address, receivers, first, owners: Vec::new() });
+            return Ok(Group { address, receivers, first, owners: Vec::new(), waits: false });
         }
         let (receivers, program) = load(self.by)?;
         let attach = |socket: BorrowedFd<'_>| attach(socket, program.as_fd());
@@ -228,7 +231,7 @@ impl SteeredPort {
         shared.map_err(Error::os("sharing the UDP port"))?;
         put(&receivers, 0, first.as_fd())?;
         let receivers = Receivers::Map(receivers);
-        Ok(Group { address, receivers, first, owners: Vec::new() })
+        Ok(Group { address, receivers, first, owners: Vec::new(), waits: false })
     }
 
     fn open_first(
@@ -273,7 +276,7 @@ impl SteeredPort {
     /// Other addresses are gone. Their sockets get nothing any more, and when such an address comes
     /// back, all need new ones.
     pub fn retain(&self, addresses: &[IpAddr]) {
-        let stays = |group: &mut Group| addresses.contains(&group.address) || group.waits();
+        let stays = |group: &mut Group| addresses.contains(&group.address) || group.wait();
         self.state().groups.retain_mut(stays);
     }
 }
@@ -290,11 +293,25 @@ impl Group {
 
     /// Its address is gone. True when its sockets wait for the address to come back: receivers may
     /// still have copies, beside which new sockets would be in another order.
-    fn waits(&mut self) -> bool {
+    ///
+    /// They hear nothing meanwhile. The host may still take what is sent to the address for its
+    /// own, by a local route, and all that would be delivered when the address comes back.
+    fn wait(&mut self) -> bool {
         let Receivers::Order(order) = &self.receivers else { return false };
         self.owners.drain(..).for_each(|(receiver, _)| order.close(receiver));
-        while sys::take_away(self.first.as_fd()).is_ok() {}
+        // If it fails, the same is done before its next use.
+        let _ = order::mute(self.first.as_fd());
+        self.waits = true;
         order.has_sockets()
+    }
+
+    /// Its address is there, again or still.
+    fn come_back(&mut self) -> std::io::Result<()> {
+        if self.waits {
+            order::unmute(self.first.as_fd())?;
+            self.waits = false;
+        }
+        Ok(())
     }
 
     fn close(&mut self, owner: u64) {

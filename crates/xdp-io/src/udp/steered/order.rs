@@ -13,8 +13,6 @@ use super::SteerBy;
 use crate::packet::filter::{nothing, receiver_below};
 use crate::{Error, Result, sys};
 
-const DOING: &str = "giving a UDP socket its datagrams";
-
 /// Sockets of all receivers but the first, in their order. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Order(Vec<OwnedFd>);
@@ -29,7 +27,7 @@ impl Order {
         by: SteerBy,
         open: impl Fn(fn(BorrowedFd<'_>) -> io::Result<()>) -> Result<OwnedFd>,
     ) -> Result<OwnedFd> {
-        let os = |error| Error::os(DOING)(error);
+        let os = |error| Error::os("giving a UDP socket its datagrams")(error);
         while self.0.len() < usize::from(receiver) {
             self.0.push(open(|socket| {
                 sys::attach_filter(socket, &nothing())?;
@@ -38,8 +36,7 @@ impl Order {
             steer(first, by, self.0.len() as u32 + 1).map_err(os)?;
         }
         let socket = &self.0[usize::from(receiver) - 1];
-        sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
-            .map_err(os)?;
+        unmute(socket.as_fd()).map_err(os)?;
         socket.try_clone().map_err(os)
     }
 
@@ -52,10 +49,24 @@ impl Order {
     pub(super) fn close(&self, receiver: u32) {
         let at = (receiver as usize).checked_sub(1);
         let Some(socket) = at.and_then(|at| self.0.get(at)) else { return };
-        // If it fails, the next owner gets what names queue pairs that it does not have.
-        let _ = sys::attach_filter(socket.as_fd(), &nothing());
-        while sys::take_away(socket.as_fd()).is_ok() {}
+        // If it fails, the owner goes on to hear what is for its next one, which hears nothing of
+        // before.
+        let _ = mute(socket.as_fd());
     }
+}
+
+/// This socket gets nothing any more, and nothing waits in it.
+pub(super) fn mute(socket: BorrowedFd<'_>) -> io::Result<()> {
+    sys::attach_filter(socket, &nothing())?;
+    while sys::take_away(socket).is_ok() {}
+    Ok(())
+}
+
+/// It gets what comes from now on.
+pub(super) fn unmute(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // Once more: a datagram may have passed the filter that was there before, and come afterwards.
+    mute(socket)?;
+    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
 }
 
 /// The program of all that share the port with this socket: which of so many gets a datagram.
