@@ -49,12 +49,15 @@ static INSTALLED: Mutex<[Installed; SIGNALS.len()]> =
     Mutex::new([const { Installed { entries: [None; ENTRIES.len()], latest: None } }; 2]);
 
 fn is_ours(at: usize, signal: c_int) -> bool {
-    let Some(now) = action_of(signal) else { return false };
-    is_entry(&now) || install(at, signal, now)
+    action_of(signal).is_some_and(|now| is_entry(&now)) || install(at, signal)
 }
 
 fn is_entry(action: &libc::sigaction) -> bool {
-    ENTRIES.iter().any(|entry| action.sa_sigaction == *entry as usize)
+    entry_of(action).is_some()
+}
+
+fn entry_of(action: &libc::sigaction) -> Option<usize> {
+    ENTRIES.iter().position(|entry| action.sa_sigaction == *entry as usize)
 }
 
 fn action_of(signal: c_int) -> Option<libc::sigaction> {
@@ -66,22 +69,63 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
     }
 }
 
+/// Sets what the kernel does from now on; what it did until then.
+fn exchange(signal: c_int, new: &libc::sigaction) -> Option<libc::sigaction> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: the handler is the program's own, or does nothing but what handlers may. `before` is
+    // written where the call succeeds, and only used then.
+    unsafe {
+        let failed = libc::sigaction(signal, new, before.as_mut_ptr());
+        (failed == 0).then(|| before.assume_init())
+    }
+}
+
 /// Puts an entry in front of what is there.
 #[cold]
-fn install(at: usize, signal: c_int, before: libc::sigaction) -> bool {
+fn install(at: usize, signal: c_int) -> bool {
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(number) = installed[at].place(&NEXT[at], before) else { return false };
-    let mut ours = before;
-    ours.sa_sigaction = ENTRIES[number] as usize;
-    // On the stack that the program has chosen for its handler. Not SA_RESETHAND: it is the
-    // program's handler that is called only once.
-    let kept = libc::SA_NODEFER | libc::SA_RESTART | libc::SA_ONSTACK;
-    ours.sa_flags = before.sa_flags & kept | libc::SA_SIGINFO;
-    // SAFETY: the handler does nothing but what handlers may.
-    unsafe { libc::sigaction(signal, &raw const ours, null_mut()) == 0 }
+    // Another engine may just have done it.
+    let Some(now) = action_of(signal) else { return false };
+    is_entry(&now) || installed[at].put_in_front(at, signal, now)
+}
+
+/// What `put` has replaced stands again, or what the program has installed since.
+fn put_back(signal: c_int, mut put: libc::sigaction, mut replaced: libc::sigaction) {
+    while let Some(found) = exchange(signal, &replaced)
+        && !is_same(&found, &put)
+    {
+        (put, replaced) = (replaced, found);
+    }
 }
 
 impl Installed {
+    /// Puts an entry in front of what stands there. A thread of the program may install a handler
+    /// just before that, which would be lost: it gets an entry in its turn.
+    fn put_in_front(&mut self, at: usize, signal: c_int, mut stands: libc::sigaction) -> bool {
+        let mut behind = stands;
+        loop {
+            let Some(number) = self.place(&NEXT[at], behind) else {
+                if !is_same(&stands, &behind) {
+                    put_back(signal, stands, behind);
+                }
+                return false;
+            };
+            let ours = in_front_of(behind, number);
+            let Some(found) = exchange(signal, &ours) else { return false };
+            if is_same(&found, &stands) {
+                return true;
+            }
+            let entry = entry_of(&found);
+            if entry.is_some() {
+                // The program has taken its handler away again.
+                put_back(signal, ours, found);
+                self.latest = entry;
+                return true;
+            }
+            (stands, behind) = (ours, found);
+        }
+    }
+
     /// The entry for what is there now, which passes signals on to it: the one that has stood there
     /// before, or a new one.
     fn place(
@@ -119,8 +163,20 @@ impl Installed {
     }
 }
 
+/// The action of an entry.
+fn in_front_of(before: libc::sigaction, number: usize) -> libc::sigaction {
+    // On the stack that the program has chosen for its handler. Not SA_RESETHAND: it is the
+    // program's handler that is called only once.
+    let kept = libc::SA_NODEFER | libc::SA_RESTART | libc::SA_ONSTACK;
+    let sa_flags = before.sa_flags & kept | libc::SA_SIGINFO;
+    libc::sigaction { sa_sigaction: ENTRIES[number] as usize, sa_flags, ..before }
+}
+
 fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
-    one.sa_sigaction == other.sa_sigaction && one.sa_flags == other.sa_flags
+    // The C library adds it to what the kernel is told.
+    const SA_RESTORER: c_int = 0x0400_0000;
+    let of = |action: &libc::sigaction| (action.sa_sigaction, action.sa_flags & !SA_RESTORER);
+    of(one) == of(other)
 }
 
 fn is_handler(action: &libc::sigaction) -> bool {

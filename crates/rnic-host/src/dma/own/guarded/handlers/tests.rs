@@ -146,6 +146,44 @@ fn install_counting(flags: c_int) {
 }
 
 #[test]
+#[ignore = "helper of a_handler_that_comes_while_an_entry_is_installed_is_kept"]
+fn a_program_with_a_thread_that_installs_a_handler() {
+    begin();
+    let put_in_front =
+        |of: libc::sigaction| INSTALLED.lock().unwrap()[0].put_in_front(0, libc::SIGSEGV, of);
+    let stood = action_of(libc::SIGSEGV).unwrap();
+    install_counting(0);
+    assert!(put_in_front(stood));
+    let ours = action_of(libc::SIGSEGV).unwrap();
+    assert!(is_entry(&ours));
+    // SAFETY: the handler counts it.
+    unsafe { libc::raise(libc::SIGSEGV) };
+    assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+    // One that is taken away again: an entry stands there already, and stays.
+    let stood = libc::sigaction { sa_sigaction: of_the_program as *const () as usize, ..stood };
+    assert!(put_in_front(stood));
+    assert!(is_same(&action_of(libc::SIGSEGV).unwrap(), &ours));
+    // Entries come to an end, with one left for what is believed to stand there.
+    let kinds = [libc::SA_NODEFER, libc::SA_RESTART, libc::SA_ONSTACK];
+    let kinds = [kinds[0], kinds[1], kinds[2], kinds[0] | kinds[1]];
+    for flags in kinds {
+        install_counting(flags);
+        assert!(is_ready());
+    }
+    let stood = libc::sigaction { sa_flags: libc::SA_NOCLDWAIT, ..stood };
+    install_counting(kinds[1] | kinds[2]);
+    assert!(!put_in_front(stood));
+    assert_eq!(handler_of(libc::SIGSEGV), counts as *const () as usize);
+    std::process::exit(7);
+}
+
+#[test]
+fn a_handler_that_comes_while_an_entry_is_installed_is_kept() {
+    let end = end_of("a_program_with_a_thread_that_installs_a_handler");
+    assert_eq!(end.code(), Some(7));
+}
+
+#[test]
 #[ignore = "helper of a_handler_for_once_is_called_once"]
 fn a_program_with_a_handler_for_once() {
     begin();
