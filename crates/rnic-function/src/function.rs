@@ -25,6 +25,10 @@ pub(crate) struct Door {
 }
 
 impl Door {
+    pub(crate) fn new(number: u64, to: Connection) -> io::Result<Self> {
+        Ok(Self { number, to: Descriptor::new(to)? })
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -67,7 +71,7 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     // Not before: until then the thread takes them from this table.
     drop((upstream, from));
     result?;
-    Ok(Door { number, to: Descriptor::new(to)? })
+    Door::new(number, to)
 }
 
 /// The socket over which the daemon and this program's function are to talk.

@@ -6,7 +6,7 @@
 use crate::function::{self, Door};
 use rnic_abi::os::Connection;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -67,7 +67,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let table = table();
     loop {
         let door = table.door(path)?;
-        match door.send(theirs.as_fd()) {
+        match table.send(&door, theirs.as_fd()) {
             Ok(()) => return Ok(ours.into()),
             // Without the lock: the function may want it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL),
@@ -126,6 +126,18 @@ impl Table {
         door
     }
 
+    /// Sends a client to a function, unless that ends. With the lock: before its end the function
+    /// looks for clients once more, with the lock.
+    fn send(&self, door: &Door, client: BorrowedFd<'_>) -> io::Result<()> {
+        let functions = self.functions();
+        let is_it = |known: &Arc<Door>| known.number() == door.number();
+        let mut doors = functions.iter().filter(|known| !known.is_over).flat_map(|it| &it.door);
+        match doors.any(is_it) {
+            true => door.send(client),
+            false => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
     /// The function of this number has no client, and ends unless one has just been sent to it.
     pub(crate) fn retire(&self, number: u64, has_mail: impl FnOnce() -> bool) -> bool {
         let mut functions = self.functions();
@@ -150,3 +162,25 @@ fn mark(functions: &mut [Known], number: u64) {
 
 /// How soon to try again when a function has many new clients.
 const FULL: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::alone;
+
+    #[test]
+    fn no_client_is_sent_to_a_function_that_ends() {
+        let _one = alone();
+        let (to, _from) = Connection::pair().unwrap();
+        let (client, _) = Connection::pair().unwrap();
+        let door = Arc::new(Door::new(u64::MAX, to).unwrap());
+        let (path, known) = (PathBuf::from("/daemon"), Some(Arc::clone(&door)));
+        let table = Table::default();
+        table.functions().push(Known { path, door: known, is_over: false });
+        assert!(!table.retire(door.number(), || true), "it has mail");
+        table.send(&door, client.as_fd()).unwrap();
+        assert!(table.retire(door.number(), || false));
+        // By a thread that found the door before.
+        assert!(table.send(&door, client.as_fd()).is_err());
+    }
+}

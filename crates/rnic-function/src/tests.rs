@@ -1,14 +1,19 @@
 //! Functions of daemons that answer, that do not, and that end.
 
 use crate::table::{connect, have_counts_told};
+use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, DeviceInfo, PortInfo, Reply, Request};
 use rnic_abi::os::{Connection, Listener};
+use rnic_abi::verbs::AhAttr;
+use rnic_core::HopId;
+use rnic_core::command::Path as WayTo;
 use rnic_core::config::default_limits;
 use rnic_host::quota::Amounts;
 use rnic_host::satellite::protocol::{
-    Call, CallAnswer, EngineWire, FromEngine, NetworkState, Start, ToEngine,
+    Call, CallAnswer, EngineWire, FromEngine, NetworkState, Start, ToEngine, Way,
 };
 use rnic_host::settings::{Profile, Settings};
+use roce_wire::Flow;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +25,7 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(20);
 
 /// These tests count what their process has: each begins when the functions of the last are gone.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     settle();
@@ -197,4 +202,68 @@ fn what_was_counted_is_told_at_the_end_of_the_program() {
     }
     let another = connecting(&path).recv_timeout(SOON).unwrap();
     assert!(another.is_ok());
+}
+
+/// Two seconds without a client are the end of a function.
+#[test]
+fn a_function_waits_for_a_daemon_that_is_slow_to_admit_its_client() {
+    let _one = alone();
+    let (listener, path) = listen("slow");
+    let served = connecting(&path);
+    let daemon = Daemon::serve(&listener);
+    let client = Connection::from(served.recv_timeout(SOON).unwrap().unwrap());
+    let taken = match daemon.function.recv_message::<FromEngine>().unwrap() {
+        Some((FromEngine::Call(number, Call::Take(_)), _)) => number,
+        other => panic!("{other:?}"),
+    };
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(threads() > 0);
+    let answer = ToEngine::Answer(taken, CallAnswer::Taken(Ok(())));
+    daemon.function.send_message(&answer, &[]).unwrap();
+    ask(&client, Request::Hello { abi: ABI_VERSION });
+    drop((daemon, client));
+}
+
+/// A program's request, which the function grants.
+fn ask(client: &Connection, request: Request) -> Reply {
+    client.call(&request, &[]).unwrap().0.unwrap()
+}
+
+#[test]
+fn a_way_that_is_not_used_any_more_is_given_back() {
+    let _one = alone();
+    let (listener, path) = listen("ways");
+    let served = connecting(&path);
+    let daemon = Daemon::serve(&listener);
+    let client = Connection::from(served.recv_timeout(SOON).unwrap().unwrap());
+    let program = std::thread::spawn(move || {
+        ask(&client, Request::Hello { abi: ABI_VERSION });
+        ask(&client, Request::OpenDevice { name: start().device.name });
+        let Reply::Handle(pd) = ask(&client, Request::AllocPd) else { panic!("no domain") };
+        let attr = AhAttr { dgid: [1; 16], is_global: true, port_num: 1, ..AhAttr::default() };
+        for _ in 0..2 {
+            let Reply::Handle(ah) = ask(&client, Request::CreateAh { pd, attr }) else {
+                panic!("no address handle")
+            };
+            ask(&client, Request::DestroyAh { ah });
+        }
+        client
+    });
+    let mut back = Vec::new();
+    while back.len() < 2 {
+        match daemon.hears().unwrap() {
+            FromEngine::Call(number, Call::Resolve(attr)) => {
+                let flow = Flow::new([127, 0, 0, 1].into(), [127, 0, 0, 2].into(), 4791);
+                let hop = HopId(7 + back.len() as u32);
+                let way = CallAnswer::Way(Ok(Way::from(WayTo { attr, flow, hop })));
+                daemon.function.send_message(&ToEngine::Answer(number, way), &[]).unwrap();
+            }
+            // Before the next one is asked for.
+            FromEngine::GiveWays(ways) => back.extend(ways),
+            FromEngine::Give(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(back, [(7, 1), (8, 1)]);
+    drop((daemon, program.join().unwrap()));
 }

@@ -9,6 +9,7 @@
 
 mod admission;
 mod connections;
+mod given;
 pub mod protocol;
 mod upstream;
 
@@ -134,9 +135,11 @@ impl Satellite {
         Ok(Self { upstream, engine, service: Arc::new(service), admission: OnceLock::new() })
     }
 
-    /// Clients that are connected.
+    /// Clients that are connected, also those that wait for their session.
     pub fn sessions(&self) -> usize {
-        self.service.registry.counts().0
+        // First: each that does not wait any more is seen below.
+        let waiting = self.admission.get().map_or(0, Admission::waiting);
+        waiting + self.service.registry.counts().0
     }
 
     /// Says something to the daemon.

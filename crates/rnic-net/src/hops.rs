@@ -77,7 +77,13 @@ struct Held {
 
 /// Keeps a hop as it is: as long as something may send there.
 #[must_use = "the hop is forgotten without it"]
-pub struct Hold(Option<(HopTable, HopKey, HopId)>);
+pub struct Hold(Option<(HopId, Keeper)>);
+
+enum Keeper {
+    Table(HopTable, HopKey),
+    /// The table is in another process, which is told so.
+    Elsewhere(Box<dyn FnOnce() + Send>),
+}
 
 impl Hold {
     /// Of what needs none: the device itself, and ways that the kernel finds.
@@ -85,16 +91,25 @@ impl Hold {
         Self(None)
     }
 
+    /// Of a hop that another process found for this one; `give_back` tells it that this one needs
+    /// the hop no more.
+    pub fn elsewhere(hop: HopId, give_back: impl FnOnce() + Send + 'static) -> Self {
+        let is_of_table = hop.0 as usize >= FIRST;
+        Self(is_of_table.then(|| (hop, Keeper::Elsewhere(Box::new(give_back)))))
+    }
+
     /// The hop, if it is one of the table.
     pub fn hop(&self) -> Option<HopId> {
-        self.0.as_ref().map(|(_, _, hop)| *hop)
+        self.0.as_ref().map(|(hop, _)| *hop)
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some((table, key, _)) = &self.0 {
-            table.release(key);
+        match self.0.take() {
+            Some((_, Keeper::Table(table, key))) => table.release(&key),
+            Some((_, Keeper::Elsewhere(give_back))) => give_back(),
+            None => {}
         }
     }
 }
@@ -161,7 +176,7 @@ impl HopTable {
             }
         };
         self.store(id, hop);
-        Some((id, Hold(Some((self.clone(), key, id)))))
+        Some((id, Hold(Some((id, Keeper::Table(self.clone(), key))))))
     }
 
     /// One hold less. The last one takes the hop with it.

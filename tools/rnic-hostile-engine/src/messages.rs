@@ -78,8 +78,8 @@ fn tell(socket: &Connection, message: &FromEngine) {
 /// Any message of the protocol.
 fn message(random: &mut Rng) -> FromEngine {
     let number = one_of(random, [0, 1, 2, 3, u32::MAX]) ^ random.u32(..8);
-    match random.u8(..12) {
-        8.. => connections::message(number, random),
+    match random.u8(..13) {
+        9.. => connections::message(number, random),
         0 => FromEngine::Call(number, Call::Resolve(address(random))),
         1 => {
             let count = random.usize(..=Resource::ALL.len());
@@ -89,6 +89,7 @@ fn message(random: &mut Rng) -> FromEngine {
         2 => FromEngine::Call(number, Call::Take(vec![(one_of(random, Resource::ALL), 1)])),
         3 => FromEngine::Give(amounts(random)),
         4 => FromEngine::Told(number, told(random)),
+        8 => FromEngine::GiveWays(vec![(random.u32(..9), word(random) as u32); random.usize(..9)]),
         5 => FromEngine::Idle(word(random) as u32),
         6 => FromEngine::Log(
             one_of(random, [Severity::Error, Severity::Warning, Severity::Info, Severity::Debug]),

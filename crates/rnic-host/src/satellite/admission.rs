@@ -12,6 +12,7 @@ use rnic_abi::os::{Connection, EventFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// See the [module](self).
@@ -20,6 +21,8 @@ pub(super) struct Admission {
     queue: Option<Sender<Client>>,
     /// Written when there is something in the queue.
     wake: Arc<EventFd>,
+    /// Clients that have no session yet, and will have one or be turned away.
+    waiting: Arc<AtomicUsize>,
 }
 
 /// A connection, and the device that the client is opening if its greeting is answered.
@@ -30,16 +33,24 @@ impl Admission {
     pub(super) fn start(service: Arc<Service>) -> Result<Self> {
         let (queue, clients) = bounded(MAX_QUEUED);
         let wake = Arc::new(EventFd::new()?);
-        let woken = Arc::clone(&wake);
-        thread::spawn("rnic-admission", STACK, move || attend(&service, &clients, &woken))
+        let (woken, waiting) = (Arc::clone(&wake), Arc::<AtomicUsize>::default());
+        let left = Arc::clone(&waiting);
+        thread::spawn("rnic-admission", STACK, move || attend(&service, &clients, &woken, &left))
             .context("cannot start the thread that admits clients")?;
-        Ok(Self { queue: Some(queue), wake })
+        Ok(Self { queue: Some(queue), wake, waiting })
+    }
+
+    /// Clients that wait for the daemon's word on what a session costs, or for their turn.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
     }
 
     /// A client that comes when too many wait already is hung up on.
     pub(super) fn admit(&self, connection: Connection, opening: Option<String>) {
         let Some(queue) = &self.queue else { return };
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         if let Err(TrySendError::Full(_)) = queue.try_send((connection, opening)) {
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("a client is not served: {MAX_QUEUED} wait for a session already");
         }
         if let Err(error) = self.wake.wake() {
@@ -59,7 +70,12 @@ impl Drop for Admission {
 }
 
 /// Until no client can come any more.
-fn attend(service: &Arc<Service>, clients: &Receiver<Client>, woken: &EventFd) {
+fn attend(
+    service: &Arc<Service>,
+    clients: &Receiver<Client>,
+    woken: &EventFd,
+    waiting: &AtomicUsize,
+) {
     // Also that of the sessions, which it starts.
     thread::lower_priority();
     let mut turned_away = TurnedAway::default();
@@ -81,18 +97,19 @@ fn attend(service: &Arc<Service>, clients: &Receiver<Client>, woken: &EventFd) {
         let _ = woken.drain();
         turned_away.answer(Instant::now());
         for _ in 0..AT_ONCE {
-            match clients.try_recv() {
-                Ok((connection, None)) => {
-                    turned_away.add(serve(service, connection, None), Instant::now());
-                }
-                // The daemon has read what it wants.
-                Ok((connection, opening)) => {
-                    if let Err((connection, why)) = serve(service, connection, opening) {
-                        TurnedAway::tell(connection, &why);
-                    }
-                }
+            let (connection, opening) = match clients.try_recv() {
+                Ok(client) => client,
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
+            };
+            // The daemon has read what it wants.
+            let was_read = opening.is_some();
+            let served = serve(service, connection, opening);
+            // Not earlier: the satellite must not end for want of clients.
+            waiting.fetch_sub(1, Ordering::AcqRel);
+            match served {
+                Err((connection, why)) if was_read => TurnedAway::tell(connection, &why),
+                served => turned_away.add(served, Instant::now()),
             }
         }
     }

@@ -127,6 +127,9 @@ pub enum FromEngine {
     CloseConnections(u32),
     /// The user gives so much of everything back.
     Give(Amounts),
+    /// Hops of ways that are not used any more, each with how many of the [`Way`]s that were
+    /// answered with it.
+    GiveWays(Vec<(u32, u32)>),
     /// The answer to [`ToEngine::Ask`].
     Told(u32, Told),
     /// All of so many clients that it was given are gone, for some time.

@@ -1,5 +1,6 @@
 //! The daemon, as the sessions of a satellite see it.
 
+use super::given::Given;
 use super::protocol::{Call, CallAnswer, FromEngine, NetworkState};
 use crate::quota::{Amounts, Resource};
 use crate::refusal::{Refused, refuse};
@@ -14,7 +15,7 @@ use rnic_net::Hold;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// See the [module](self). Any thread may call.
 pub(super) struct Upstream {
@@ -26,10 +27,8 @@ pub(super) struct Upstream {
     /// How many queue pairs are attached to a group.
     groups: Mutex<BTreeMap<IpAddr, u32>>,
     calls: Mutex<Calls>,
-    /// What users have given back and the daemon does not know yet.
-    given: Mutex<Amounts>,
-    /// Written when there is something of that.
-    wake: EventFd,
+    /// Also of what outlives this: it tells nothing more then.
+    given: Arc<Given>,
 }
 
 /// Calls without an answer.
@@ -58,26 +57,19 @@ impl Upstream {
         network: NetworkState,
         shard: ShardHandle,
     ) -> io::Result<Self> {
-        let (network, wake) = (Mutex::new(network), EventFd::new()?);
-        let (groups, calls, given) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { socket, limits, network, shard, groups, calls, given, wake })
+        let (network, given) = (Mutex::new(network), Arc::new(Given::new()?));
+        let (groups, calls) = (Mutex::default(), Mutex::default());
+        Ok(Self { socket, limits, network, shard, groups, calls, given })
     }
 
     /// Readable when there is something to [give back](Self::give_back).
     pub(super) fn wake(&self) -> &EventFd {
-        &self.wake
-    }
-
-    fn given(&self) -> MutexGuard<'_, Amounts> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.wake()
     }
 
     /// Tells the daemon what was given back.
     pub(super) fn give_back(&self) {
-        let given = std::mem::take(&mut *self.given());
-        if given != Amounts::default() {
-            self.tell(&FromEngine::Give(given));
-        }
+        self.given.tell_by(|message| self.tell(message));
     }
 
     pub(super) fn socket(&self) -> &Connection {
@@ -158,11 +150,13 @@ impl Paths for Upstream {
     }
 
     fn resolve(&self, ah: &AhAttr) -> Result<(Path, Hold), Refused> {
-        match self.call(Call::Resolve(*ah))? {
-            // The daemon holds it until this satellite ends.
-            CallAnswer::Way(way) => Ok((way?.path(*ah), Hold::nothing())),
-            _ => Err(unexpected()),
-        }
+        self.give_back();
+        let CallAnswer::Way(way) = self.call(Call::Resolve(*ah))? else {
+            return Err(unexpected());
+        };
+        let path = way?.path(*ah);
+        let (given, hop) = (Arc::clone(&self.given), path.hop);
+        Ok((path, Hold::elsewhere(hop, move || given.add_way(hop))))
     }
 }
 
@@ -209,13 +203,6 @@ impl Ledger for Upstream {
     }
 
     fn give(&self, _: u32, resource: Resource, amount: u64) {
-        let mut given = self.given();
-        let is_first = *given == Amounts::default();
-        given[resource] = given[resource].saturating_add(amount);
-        drop(given);
-        // What a session gives back at its end is told in one message.
-        if is_first && let Err(error) = self.wake.wake() {
-            tracing::error!("cannot give anything back to the daemon: {error}");
-        }
+        self.given.add(resource, amount);
     }
 }

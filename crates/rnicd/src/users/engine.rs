@@ -80,8 +80,8 @@ pub(super) struct State {
     unsent: VecDeque<(ToEngine, Option<OwnedFd>)>,
     /// Ways that are being looked for.
     resolving: u32,
-    /// Those that it was given.
-    ways: HashMap<HopId, Hold>,
+    /// Those that it was given and has not given back, and how often each.
+    ways: HashMap<HopId, (Hold, u32)>,
     /// Groups that it is a member of.
     pub(super) groups: Memberships,
 }
@@ -242,8 +242,6 @@ impl EngineProcess {
         let mut state = self.state();
         if state.clients == clients && state.taken[Resource::Sessions] == 0 {
             state.idle_since.get_or_insert_with(Instant::now);
-            // Nothing is sent any more.
-            state.ways.clear();
         }
     }
 
@@ -301,18 +299,34 @@ impl EngineProcess {
 type Fault = &'static str;
 
 impl EngineProcess {
-    /// Keeps a way as long as the process lives: the daemon need not believe it what it still uses.
+    /// Keeps a way until the process has given it back as often as it was given. What it goes on
+    /// sending there then reaches the neighbour that has the place, as if it had asked for that.
     fn hold(&self, hold: Hold) -> Result<(), Refusal> {
         let Some(hop) = hold.hop() else { return Ok(()) };
         let mut state = self.state();
-        let is_limited = self.place != Place::Daemon;
-        if is_limited && state.ways.len() >= MAX_WAYS && !state.ways.contains_key(&hop) {
-            let text = format!("user {} may send to {MAX_WAYS} neighbours here", self.user.0);
+        if let Some((_, given)) = state.ways.get_mut(&hop) {
+            *given = given.saturating_add(1);
+            return Ok(());
+        }
+        if self.place != Place::Daemon && state.ways.len() >= MAX_WAYS {
+            let user = self.user.0;
+            let text = format!("user {user} may send to {MAX_WAYS} neighbours at a time here");
             return Err(refuse(libc::ENOMEM, text));
         }
-        // One hold each is enough.
-        state.ways.insert(hop, hold);
+        state.ways.insert(hop, (hold, 1));
         Ok(())
+    }
+
+    /// It needs no more so many of the ways with each hop. Others than it was given mean nothing.
+    fn let_go(&self, ways: &[(u32, u32)]) {
+        let mut state = self.state();
+        for (hop, times) in ways {
+            let Some((_, given)) = state.ways.get_mut(&HopId(*hop)) else { continue };
+            *given = given.saturating_sub(*times);
+            if *given == 0 {
+                state.ways.remove(&HopId(*hop));
+            }
+        }
     }
 
     /// Answers a call, in a moment if the process has too much to read already.
@@ -374,3 +388,71 @@ const MAX_UNSENT_FDS: usize = 64;
 /// Neighbours that one process may send to through the daemon's wire: all processes together leave
 /// half of the table to the daemon's own clients.
 const MAX_WAYS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn engine(place: Place) -> EngineProcess {
+        let (ours, _) = Connection::pair().unwrap();
+        let pid = getpid();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let wake = Arc::new(EventFd::new().unwrap());
+        EngineProcess::new((1000, 1000), (1, 1), ours, (place, pid, pidfd), (wake, None))
+    }
+
+    /// Hops that are not held any more.
+    #[derive(Clone, Default)]
+    struct Released(Arc<AtomicUsize>);
+
+    impl Released {
+        fn hold(&self, hop: u32) -> Hold {
+            let released = Arc::clone(&self.0);
+            Hold::elsewhere(HopId(hop), move || _ = released.fetch_add(1, Ordering::Relaxed))
+        }
+
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_way_is_kept_until_it_is_given_back_as_often_as_it_was_given() {
+        let (engine, released) = (engine(Place::Process), Released::default());
+        for _ in 0..3 {
+            engine.hold(released.hold(7)).unwrap();
+        }
+        // One hold of the table is enough.
+        assert_eq!(released.count(), 2);
+        engine.let_go(&[(7, 2), (8, 1)]);
+        assert_eq!(released.count(), 2);
+        engine.let_go(&[(7, 1)]);
+        assert_eq!(released.count(), 3);
+        engine.let_go(&[(7, u32::MAX)]);
+        engine.hold(released.hold(7)).unwrap();
+        assert_eq!(released.count(), 3);
+        engine.let_go(&[(7, u32::MAX)]);
+        assert_eq!(released.count(), 4);
+    }
+
+    #[test]
+    fn a_process_has_so_many_ways_at_a_time() {
+        let (engine, released) = (engine(Place::Process), Released::default());
+        let first = 2..2 + MAX_WAYS as u32;
+        for hop in first.clone() {
+            engine.hold(released.hold(hop)).unwrap();
+        }
+        assert_eq!(engine.hold(released.hold(9999)).unwrap_err().errno, libc::ENOMEM);
+        engine.hold(released.hold(first.start)).unwrap();
+        // One after the other there may be more.
+        for hop in first.end..3 * first.end {
+            engine.let_go(&[(hop - MAX_WAYS as u32, 2)]);
+            engine.hold(released.hold(hop)).unwrap();
+        }
+        let before = released.count();
+        drop(engine);
+        assert_eq!(released.count(), before + MAX_WAYS);
+    }
+}

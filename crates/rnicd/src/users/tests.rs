@@ -415,7 +415,8 @@ fn request(random: &mut fastrand::Rng) -> CmRequest {
 fn message(random: &mut fastrand::Rng) -> FromEngine {
     let resource = Resource::ALL[random.usize(0..Resource::ALL.len())];
     let amount = random.u64(..) >> random.u32(0..64);
-    match random.u8(0..10) {
+    match random.u8(0..11) {
+        10 => FromEngine::GiveWays(vec![(random.u32(..), random.u32(..)); random.usize(0..300)]),
         7 | 8 => FromEngine::Call(0, Call::Connections(random.u32(0..9), request(random))),
         9 => FromEngine::CloseConnections(random.u32(0..9)),
         0 => {

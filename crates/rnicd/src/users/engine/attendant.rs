@@ -220,6 +220,7 @@ impl Attendant<'_> {
                 return self.engine.answer(number, CallAnswer::Taken(taken));
             }
             FromEngine::Give(amounts) => self.give(&amounts),
+            FromEngine::GiveWays(ways) => self.engine.let_go(&ways),
             FromEngine::Told(number, told) => self.engine.told(number, told),
             FromEngine::Idle(clients) if self.engine.place == Place::Daemon => {
                 self.engine.is_idle_after(clients);
