@@ -49,6 +49,14 @@ pub trait Place: Sync {
     /// # Errors
     /// When the place cannot be asked.
     fn listens(&self, port: u16) -> Result<bool>;
+
+    /// Whether a program of this place has a UDP port, where that can be known.
+    ///
+    /// # Errors
+    /// When the place cannot be asked.
+    fn has_udp_port(&self, _port: u16) -> Result<Option<bool>> {
+        Ok(None)
+    }
 }
 
 /// A program in the background; killed on drop.
@@ -113,6 +121,16 @@ impl Host {
         }
     }
 
+    /// What the kernel says of sockets over IPv4 and IPv6 there.
+    fn sockets(&self, tables: [&str; 2]) -> Result<[String; 2]> {
+        let files = tables.map(|table| format!("/proc/thread-self/net/{table}"));
+        let read = || files.map(|file| std::fs::read_to_string(file).unwrap_or_default());
+        Ok(match &self.netns {
+            Some(name) => netns::enter(name, read)?,
+            None => read(),
+        })
+    }
+
     fn placed(&self, cmd: Cmd) -> Cmd {
         let cmd = if self.through.is_empty() { cmd } else { cmd.through(&self.through) };
         cmd.in_netns(self.netns.as_deref()).as_user(self.user).on_cpu(self.cpu)
@@ -137,13 +155,13 @@ impl Place for Host {
     }
 
     fn listens(&self, port: u16) -> Result<bool> {
-        let tables = ["tcp", "tcp6"].map(|table| format!("/proc/thread-self/net/{table}"));
-        let read = || tables.map(|table| std::fs::read_to_string(table).unwrap_or_default());
-        let tables = match &self.netns {
-            Some(name) => netns::enter(name, read)?,
-            None => read(),
-        };
+        let tables = self.sockets(["tcp", "tcp6"])?;
         Ok(tables.iter().any(|table| has_listener(table, port)))
+    }
+
+    fn has_udp_port(&self, port: u16) -> Result<Option<bool>> {
+        let tables = self.sockets(["udp", "udp6"])?;
+        Ok(Some(tables.iter().flat_map(|table| table.lines()).any(|line| is_at_port(line, port))))
     }
 }
 
@@ -232,6 +250,10 @@ impl Place for Node {
 
     fn listens(&self, port: u16) -> Result<bool> {
         self.host.listens(port)
+    }
+
+    fn has_udp_port(&self, port: u16) -> Result<Option<bool>> {
+        self.host.has_udp_port(port)
     }
 }
 
@@ -350,12 +372,13 @@ impl Job for Running {
 #[must_use]
 pub fn has_listener(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
-    let local = format!(":{port:04X}");
-    table.lines().any(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        let at_port = words.next().is_some_and(|word| word.ends_with(&local));
-        at_port && words.nth(1) == Some(LISTEN)
-    })
+    let listens = |line: &str| line.split_whitespace().nth(3) == Some(LISTEN);
+    table.lines().any(|line| is_at_port(line, port) && listens(line))
+}
+
+/// Whether a line of such a table is of a socket of this port.
+fn is_at_port(line: &str, port: u16) -> bool {
+    line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&format!(":{port:04X}")))
 }
 
 #[cfg(test)]

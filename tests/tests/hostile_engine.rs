@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use system_tests::checker::{self, Pause, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
@@ -150,9 +151,12 @@ impl Stage {
         };
         let share = share_left(rounds_in(seconds, SETTLED + WINDOW), MOST_LEFT, calm, disturbed)?;
         tenants.end()?;
-        // It would stay for some seconds, too.
-        let serving = i32::try_from(engine_process(&stage.node, SOMEBODY)?)?;
-        kill_process(Pid::from_raw(serving).context("no process")?, Signal::KILL)?;
+        // It would stay for some seconds, too, unless they are over by now.
+        if let Ok(serving) = engine_process(&stage.node, SOMEBODY) {
+            let serving = Pid::from_raw(i32::try_from(serving)?).context("no process")?;
+            let killed = kill_process(serving, Signal::KILL);
+            ensure!(matches!(killed, Ok(()) | Err(Errno::SRCH)), "{killed:?}");
+        }
         Ok((share, pauses.into_inner()))
     }
 

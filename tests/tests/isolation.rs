@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use system_tests::checker::{self, Stream};
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
@@ -20,6 +20,10 @@ use system_tests::process::{Cmd, Running, User, wait_until};
 
 /// How long an operation may take that must not wait for another user.
 const SOON: Duration = Duration::from_secs(2);
+/// The daemon waits so long for an engine process that does not answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// A daemon that waited for the user would never end.
+const END: Duration = Duration::from_secs(10);
 /// When an operation has failed.
 const AWAY: Duration = Duration::from_secs(20);
 
@@ -44,31 +48,50 @@ impl Stage {
         cmd.as_user(Some(user)).limit(Duration::from_secs(60)).start()
     }
 
-    /// All that root may ask the daemon names an engine process that does not answer, soon.
+    /// All that root may ask the daemon names an engine process that does not answer, which is
+    /// waited for once.
     fn is_named(&self, silent: u32) -> Result<()> {
         let line = format!("engine process {silent} of user {}", User::NOBODY.uid);
-        let began = Instant::now();
         for what in ["status", "qp", "mr", "cq", "counters"] {
-            let output = self.node.rnic(&[what]).limit(AWAY).run()?;
-            ensure!(output.success(), "{output}");
-            let named = [&output.stdout, &output.stderr].iter().any(|text| text.contains(&line));
-            ensure!(named, "no {line:?}: {output}");
+            soon(what, ANSWER_PATIENCE, || {
+                let output = self.node.rnic(&[what]).limit(AWAY).run()?;
+                ensure!(output.success(), "{output}");
+                let said = [&output.stdout, &output.stderr];
+                ensure!(said.iter().any(|text| text.contains(&line)), "no {line:?}: {output}");
+                Ok(())
+            })?;
         }
-        // It is waited for once.
-        ensure!(began.elapsed() < SOON, "{:?}", began.elapsed());
         Ok(())
     }
 
     /// Another user opens the device, and the daemon ends, both soon.
     fn others_are_served_and_the_daemon_ends(self) -> Result<()> {
-        let began = Instant::now();
-        let opened = self.start(SOMEBODY, "ibv_devinfo", &[])?.wait()?;
-        ensure!(opened.success() && began.elapsed() < SOON, "{:?}: {opened}", began.elapsed());
+        soon("ibv_devinfo", SOON, || {
+            let opened = self.start(SOMEBODY, "ibv_devinfo", &[])?.wait()?;
+            ensure!(opened.success(), "{opened}");
+            Ok(())
+        })?;
         let began = Instant::now();
         self.node.stop()?;
-        ensure!(began.elapsed() < SOON, "the daemon took {:?} to end", began.elapsed());
+        ensure!(began.elapsed() < END, "the daemon took {:?} to end", began.elapsed());
         Ok(())
     }
+}
+
+/// One of some tries takes less than this: other work of the machine delays some of them, but what
+/// waits takes that long each time.
+fn soon(what: &str, limit: Duration, mut act: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        let began = Instant::now();
+        act()?;
+        let took = began.elapsed();
+        if took < limit {
+            return Ok(());
+        }
+        all.push(took);
+    }
+    bail!("{what} takes {all:?}")
 }
 
 /// A control group whose processes the kernel stops; they go on when it is dropped.
@@ -123,7 +146,7 @@ fn a_frozen_engine_process_is_its_users_trouble_alone() -> Result<()> {
         return Ok(());
     };
     let holder = stage.start(User::NOBODY, VICTIM, &["hold", "2"])?;
-    wait_until("holder", SOON, || Ok(holder.stdout().contains("ready")))?;
+    wait_until("holder", AWAY, || Ok(holder.stdout().contains("ready")))?;
     let frozen = engine_process(&stage.node, User::NOBODY)?;
     freezer.freeze(frozen)?;
     stage.is_named(frozen)?;

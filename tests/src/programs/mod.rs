@@ -239,8 +239,9 @@ impl Dialogue {
             wait_for_listener(place, before, &mut *job)?;
             return Ok(job);
         }
+        // udpong, whose datagrams come by UDP.
         if self.family == Family::RdmaCm {
-            std::thread::sleep(CM_LISTENS);
+            wait_for_udp_port(place, port, &mut *job)?;
             return Ok(job);
         }
         let mut ended = false;
@@ -315,6 +316,21 @@ impl Dialogue {
         };
         place.split_whitespace().map(str::to_owned).chain(self.args.iter().cloned()).collect()
     }
+}
+
+/// Waits until a server has its UDP port.
+fn wait_for_udp_port(place: &dyn Place, port: u16, job: &mut dyn Job) -> Result<()> {
+    if place.has_udp_port(port)?.is_none() {
+        std::thread::sleep(CM_LISTENS);
+    }
+    let deadline = Instant::now() + CM_PATIENCE;
+    while place.has_udp_port(port)? == Some(false)
+        && Instant::now() < deadline
+        && job.exit_code()?.is_none()
+    {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Waits until one more identifier listens than `before`. Not every client that comes too early

@@ -18,6 +18,8 @@ use system_tests::programs::{Dialogue, next_port};
 
 const PROGRAMS: [&str; 4] = ["rstream", "riostream", "rcopy", "udpong"];
 const LIMIT: Duration = Duration::from_secs(60);
+/// What is done at once takes longer where other programs have the CPUs.
+const SOON: Duration = Duration::from_secs(30);
 
 /// Each way to wait: blocking, polling, without blocking.
 const LINES: [&str; 8] = [
@@ -58,14 +60,19 @@ fn rsockets_carry_data_between_namespaces() -> Result<()> {
     let pair = lab.pair(Io::Udp, 1500)?;
     run(&pair.left, &pair.right)?;
     // IPv6.
+    no_listener(&pair.left)?;
     for (program, more) in [("rstream", "-T v"), ("udpong", "-C 50")] {
-        let (address, port) = (pair.net.left.ipv6.to_string(), next_port().to_string());
+        let number = next_port();
+        let (address, port) = (pair.net.left.ipv6.to_string(), number.to_string());
         let args = |side: &str| -> Vec<String> {
             let line = [side, &address, "-p", &port, "-S", "1000"].map(str::to_owned);
             line.into_iter().chain(more.split(' ').map(str::to_owned)).collect()
         };
         let server = pair.left.start(program, &args("-b"), LIMIT)?;
-        std::thread::sleep(Duration::from_secs(1));
+        match program {
+            "rstream" => listening(&pair.left)?,
+            _ => has_udp_port(&pair.left, number)?,
+        }
         let client = pair.right.start(program, &args("-s"), LIMIT)?.wait()?;
         ensure!(client.success(), "{program}: {client}\n{}", server.said());
     }
@@ -94,7 +101,7 @@ fn rcopy_copies_a_file() -> Result<()> {
     fs::write(&from, &data)?;
     let port = next_port().to_string();
     let server = pair.left.start("rcopy", &["-p", &port].map(str::to_owned), LIMIT)?;
-    std::thread::sleep(Duration::from_secs(1));
+    listening(&pair.left)?;
     let target = format!("{}:{}", pair.left.address(), to.display());
     let args = [from.display().to_string(), target, "-p".into(), port];
     let client = pair.right.start("rcopy", &args, LIMIT)?.wait()?;
@@ -133,18 +140,19 @@ fn tcp_programs_run_over_rsockets() -> Result<()> {
     let port = next_port().to_string();
 
     let server = preloaded(left, "iperf3", &["-s", "-1", "-p", &port], LIMIT)?;
-    listening(left, 1)?;
+    listening(left)?;
     let args = ["-c", &address, "-p", &port, "-n", "20M"];
     let client = preloaded(right, "iperf3", &args, LIMIT)?.wait()?;
     ensure!(client.success(), "{client}\n{}", server.said());
     server.wait()?;
+    no_listener(left)?;
     let by_iperf3 = connected(right)?;
     ensure!(by_iperf3 >= 2, "iperf3 has connected by TCP");
 
     let home = folder.display().to_string();
     let args = ["-u", "-m", "http.server", "-d", &home, &port];
     let server = preloaded(left, "python3", &args, LIMIT)?;
-    listening(left, 1)?;
+    listening(left)?;
     let (url, got) = (format!("http://{address}:{port}/file"), folder.join("got"));
     let got_name = got.display().to_string();
     let args = ["-sS", "-f", &url, "-o", &got_name];
@@ -153,10 +161,11 @@ fn tcp_programs_run_over_rsockets() -> Result<()> {
     ensure!(fs::read(&got)? == data, "curl got something else");
     ensure!(connected(right)? > by_iperf3, "curl has connected by TCP");
     drop(server);
+    no_listener(left)?;
 
     let port = next_port().to_string();
     let server = preloaded(left, "nc", &["-l", &port], LIMIT)?;
-    listening(left, 1)?;
+    listening(left)?;
     let script = "import socket, sys; s = socket.create_connection((sys.argv[1], \
         int(sys.argv[2])), timeout=20); s.sendall(open(sys.argv[3], 'rb').read()); s.close()";
     let file = folder.join("file").display().to_string();
@@ -175,11 +184,20 @@ fn tcp_programs_run_over_rsockets() -> Result<()> {
     pair.stop()
 }
 
-/// Waits for listening rsockets.
-fn listening(node: &Node, count: u64) -> Result<()> {
-    wait_until("a listener", Duration::from_secs(20), || {
-        Ok(node.cm_listeners()?.unwrap_or(0) >= count)
-    })
+/// Waits until a server of a node without others listens.
+fn listening(node: &Node) -> Result<()> {
+    wait_until("a listener", SOON, || Ok(node.cm_listeners()? > Some(0)))
+}
+
+/// Waits until a server of datagrams has its port.
+fn has_udp_port(node: &Node, port: u16) -> Result<()> {
+    wait_until("a UDP port", SOON, || Ok(node.has_udp_port(port)? == Some(true)))
+}
+
+/// Waits until the daemon knows of the end of an earlier server, which must not be taken for the
+/// next one.
+fn no_listener(node: &Node) -> Result<()> {
+    wait_until("the end of a listener", SOON, || Ok(node.cm_listeners()? == Some(0)))
 }
 
 /// Where no rsocket answers, a preloaded program connects by TCP.
@@ -214,7 +232,7 @@ fn strangers_are_refused() -> Result<()> {
     };
     let own = ["-p", &port, "-S", "64", "-C", "100"];
     let server = run(&pair.left, "rstream", &[&["-b", &address], &own[..]].concat())?;
-    listening(&pair.left, 1)?;
+    listening(&pair.left)?;
     let stranger = run(&pair.right, "rping", &["-c", "-a", &address, "-p", &port])?.wait()?;
     let said = format!("{}{}", stranger.stdout, stranger.stderr);
     ensure!(!stranger.success() && said.contains("REJECTED"), "{stranger}");

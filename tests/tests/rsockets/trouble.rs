@@ -10,7 +10,7 @@ use system_tests::paths;
 use system_tests::place::{Node, Place};
 use system_tests::programs::next_port;
 
-use super::{Duration, LIMIT, listening};
+use super::{Duration, LIMIT, listening, no_listener};
 
 /// Both ends of streams that end badly: the end, the case, the address, the port, and `rnic`.
 const ENDING: &str = "
@@ -82,8 +82,9 @@ fn streams_end_in_order_though_peers_or_packets_are_lost() -> Result<()> {
             let args = ["-c", ENDING, end, case, &address, &port, &rnic].map(str::to_owned);
             node.start("python3", &args, LIMIT)
         };
+        no_listener(&pair.left)?;
         let server = start(&pair.left, "server")?;
-        listening(&pair.left, 1)?;
+        listening(&pair.left)?;
         let client = start(&pair.right, "client")?.wait()?;
         ensure!(client.success(), "{case}: {client}\n{}", server.said());
         if case == "half closed" {
@@ -111,7 +112,7 @@ fn ends_well(name: &str, script: &str, more: &[&str]) -> Result<()> {
         node.start("python3", &args, LIMIT)
     };
     let server = start(&pair.left, "server")?;
-    listening(&pair.left, 1)?;
+    listening(&pair.left)?;
     let client = start(&pair.right, "client")?.wait()?;
     let server = server.wait()?;
     ensure!(client.success() && server.success(), "client: {client}\nserver: {server}");
