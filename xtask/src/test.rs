@@ -157,10 +157,12 @@ fn counts(notes: &str) -> String {
 }
 
 /// What compiles most of the time, and measures none. One compiler alone often leaves a CPU idle,
-/// so these lists run at the same time; each has profiles, and so locks of cargo, of its own.
+/// and unit tests often wait, so these lists run at the same time; each has profiles, and so locks
+/// of cargo, of its own.
 fn builds(options: Options) -> Vec<Vec<Stage>> {
     let mut checks = lint::stages();
     checks.push(Stage::new("unit tests' build", move || unit(options, &["--no-run"])));
+    checks.push(Stage::new("unit tests", move || unit(options, &[])));
     let mut others = vec![
         Stage::new("build to test", move || dist(options).map(|_| ())),
         Stage::new("memory model (loom)", loom),
@@ -174,14 +176,12 @@ fn builds(options: Options) -> Vec<Vec<Stage>> {
 }
 
 fn list(options: Options) -> Vec<Stage> {
-    let mut stages = vec![Stage::new("unit tests", move || unit(options, &[]))];
     if options.quick {
         let pingpong = move || system("pingpong", &["pingpong_over"], Form::Usual, options);
-        stages.push(Stage::new("pingpong", pingpong));
+        vec![Stage::new("pingpong", pingpong)]
     } else {
-        stages.push(Stage::new("system tests' library", || tests_of_system("--lib")));
+        vec![Stage::new("system tests' library", || tests_of_system("--lib"))]
     }
-    stages
 }
 
 fn beside(options: Options) -> Vec<Vec<Stage>> {
