@@ -38,7 +38,8 @@ if end == 'server':
         while (now := lib.rrecv(stream, room, 65536, 0)) > 0: got += now
         assert got == 100000, got
     elif case == 'dead peer':
-        time.sleep(0.5)
+        # The other end is connected, too.
+        assert lib.rrecv(stream, room, 1, 0) == 1
         os.kill(os.getpid(), 9)
     else:
         time.sleep(60)
@@ -54,6 +55,7 @@ elif case == 'half closed':
     lib.rclose(stream)
 elif case == 'dead peer':
     stream = dial()
+    assert lib.rsend(stream, room, 1, 0) == 1
     until, got, errno = time.time() + 15, -1, 11
     while got == -1 and errno == 11 and time.time() < until:
         time.sleep(0.01)

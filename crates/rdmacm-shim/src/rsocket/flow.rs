@@ -94,7 +94,7 @@ const PARTS: u32 = 8;
 /// The first message of bytes that nothing is under way before.
 const FIRST: u32 = 2048;
 /// The largest message of data.
-const LARGEST: u32 = 65_536;
+const LARGEST: u32 = 262_144;
 
 impl Flow {
     /// Of an end that knows nothing of the other one. `receive` is the receive ring.

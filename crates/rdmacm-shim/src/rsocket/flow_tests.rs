@@ -109,10 +109,10 @@ fn messages_are_counted_in_both_directions() {
 #[test]
 fn calls_begin_with_a_small_message_only_where_nothing_is_under_way() {
     let mut flow = Flow::new(Sizes { send_bytes: 1 << 20, ..SIZES }, RING);
-    assert_eq!((flow.first_len(), flow.largest_len()), (2048, 65_536));
+    assert_eq!((flow.first_len(), flow.largest_len()), (2048, 262_144));
     flow.meet(Connect { credits: 16, table: TABLE, data: RING, ..Connect::default() }).unwrap();
     flow.send(100, 0).unwrap();
-    assert_eq!(flow.first_len(), 65_536);
+    assert_eq!(flow.first_len(), 262_144);
     flow.sent(100);
     assert_eq!(flow.first_len(), 2048);
     // Several messages fit into every ring.
