@@ -10,7 +10,7 @@ use crate::paths;
 use crate::process::Cmd;
 
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,init-system-helpers,iproute2,ibverbs-utils,\
-                        rdmacm-utils,perftest";
+                        rdmacm-utils,perftest,libfabric-bin";
 
 /// A release of Debian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +39,7 @@ impl Release {
 pub fn root(release: Release) -> Result<PathBuf> {
     let (name, folder) = release.names();
     let root = paths::cache(folder)?.join("root");
-    if !root.join("usr/bin/ib_write_bw").exists() {
+    if !root.join("usr/bin/fi_pingpong").exists() {
         let _ = fs::remove_dir_all(&root);
         let begun = root.with_extension("begun");
         let _ = fs::remove_dir_all(&begun);

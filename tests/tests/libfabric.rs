@@ -1,12 +1,17 @@
 //! libfabric's own tools, unmodified: its verbs provider asks both libraries when it starts.
 
+use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use system_tests::daemon::{Daemon, Io};
+use system_tests::debian::{self, Release};
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need, alone};
+use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::wait_until;
 use system_tests::programs::next_port;
@@ -17,6 +22,10 @@ fn fi_info_finds_the_device() -> Result<()> {
     let Some(lab) = Lab::open("fi_info_finds_the_device", Need::Root, &["fi_info"])? else {
         return Ok(());
     };
+    the_device_is_found(&lab)
+}
+
+fn the_device_is_found(lab: &Lab) -> Result<()> {
     let daemon = Daemon::start(Dist::get()?, &alone())?;
     let host = Host::here(Ipv4Addr::LOCALHOST.into(), &lab.tools);
     let node = Node::new(daemon, host, Dist::get()?);
@@ -32,6 +41,10 @@ fn fi_info_finds_the_device() -> Result<()> {
 fn fi_pingpong_over_endpoints_of_every_type() -> Result<()> {
     let name = "fi_pingpong_over_endpoints_of_every_type";
     let Some(lab) = Lab::open(name, Need::Root, &["fi_pingpong"])? else { return Ok(()) };
+    endpoints_of_every_type(&lab)
+}
+
+fn endpoints_of_every_type(lab: &Lab) -> Result<()> {
     let pair = lab.pair(Io::Udp, 4200)?;
     for (provider, endpoint) in [("verbs", "dgram"), ("verbs", "msg"), ("verbs;ofi_rxm", "rdm")] {
         pingpong(&pair.left, &pair.right, provider, endpoint)
@@ -57,5 +70,37 @@ fn pingpong(server: &Node, client: &Node, provider: &str, endpoint: &str) -> Res
     ensure!(called.success(), "{called}\nserver: {}", serving.said());
     let served = serving.wait()?;
     ensure!(served.success(), "{served}\nclient: {called}");
+    Ok(())
+}
+
+/// The same of Debian 13, which has libfabric 2, with that release's own C library.
+#[test]
+fn libfabric_2_over_endpoints_of_every_type() -> Result<()> {
+    let name = "libfabric_2_over_endpoints_of_every_type";
+    let Some(mut lab) = Lab::open_long(name, Need::Root, &["debootstrap"])? else { return Ok(()) };
+    let root = debian::root(Release::Trixie)?;
+    let folder = Scratch::new("libfabric")?;
+    for program in ["fi_info", "fi_pingpong"] {
+        run_in(&root, program, folder.path())?;
+    }
+    lab.tools = lab.tools.clone().with_built(folder.path().to_owned());
+    let host = Host::here(Ipv4Addr::LOCALHOST.into(), &lab.tools);
+    let version = host.cmd("fi_info")?.arg("--version").check()?;
+    ensure!(version.contains("libfabric: 2."), "{version}");
+    the_device_is_found(&lab)?;
+    endpoints_of_every_type(&lab)
+}
+
+/// Writes a script that runs a program of another Debian, with our libraries, here.
+fn run_in(root: &Path, program: &str, folder: &Path) -> Result<()> {
+    let (ours, root) = (Dist::get()?.lib(), root.display());
+    let script = format!(
+        "#!/bin/sh\nexec {root}/lib64/ld-linux-x86-64.so.2 --library-path \
+         {}:{root}/usr/lib/x86_64-linux-gnu {root}/usr/bin/{program} \"$@\"\n",
+        ours.display()
+    );
+    let file = folder.join(program);
+    fs::write(&file, script)?;
+    fs::set_permissions(&file, Permissions::from_mode(0o755))?;
     Ok(())
 }

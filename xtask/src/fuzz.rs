@@ -21,12 +21,13 @@ struct Target {
     max_len: u32,
 }
 
-const TARGETS: [Target; 8] = [
+const TARGETS: [Target; 9] = [
     Target { name: "frame", is_script: false, max_len: 512 },
     Target { name: "engine_rx", is_script: true, max_len: 384 },
     Target { name: "wqe", is_script: true, max_len: 384 },
     Target { name: "control", is_script: false, max_len: 1024 },
     Target { name: "capture", is_script: false, max_len: 2048 },
+    Target { name: "mad", is_script: false, max_len: 320 },
     Target { name: "cm", is_script: true, max_len: 512 },
     Target { name: "observe", is_script: false, max_len: 1024 },
     Target { name: "rsocket", is_script: true, max_len: 512 },
@@ -43,8 +44,8 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this target: frame, engine_rx, wqe, control, capture, cm, observe or rsocket; may be
-    /// given several times
+    /// Only this target: frame, engine_rx, wqe, control, capture, mad, cm, observe or rsocket; may
+    /// be given several times
     #[arg(long, value_name = "NAME")]
     target: Vec<String>,
     /// Executions of each target, those of earlier calls included

@@ -15,7 +15,8 @@ use roce_wire::mad::MAD_LEN;
 use std::collections::BTreeSet;
 
 /// What a script works on.
-struct World {
+#[derive(Debug)]
+pub(crate) struct World {
     cm: Cm,
     now: Instant,
     /// Identifiers that programs have.
@@ -32,25 +33,35 @@ const MOST: usize = MAX_IDS * 4;
 
 /// A list of steps.
 pub fn run(input: &[u8]) {
-    let mut script = Script::new(input);
-    let mut world =
-        World { cm: Cm::new(config(0, 1)), now: Instant::ZERO, held: Vec::new(), sent: Vec::new() };
-    while !script.is_over() {
-        match script.below(8) {
-            0 => world.bind(&mut script),
-            1 => world.connect(&mut script),
-            2 => world.decide(&mut script),
-            3 => world.end(&mut script),
-            4 => {
-                let milliseconds = u64::from(script.u16()) * 16;
-                world.now = world.now.after_nanos(milliseconds * 1_000_000);
-                world.cm.expire(world.now);
-            }
-            _ => world.receive(&mut script),
-        }
-        world.collect();
-    }
+    let mut world = World::new();
+    world.play(input);
     world.close();
+}
+
+/// Steps that bring connections into their states, as [`run`] reads them.
+pub mod steps {
+    /// A program listens at port 1 of the connected space.
+    pub const LISTEN: &[u8] = &[0, 0, 0, 1, 0, 0, 9];
+    /// Another one at port 1 of the space of datagrams.
+    pub const LISTEN_UDP: &[u8] = &[0, 1, 0, 1, 0, 0, 9];
+    /// From host 1, about nothing that was sent: port 1, identifier 7, queue pair 5.
+    pub const REQ: &[u8] = &[5, 0, 0, 99, 1, 7, 3, 0, 1];
+    /// The second identifier takes what it was asked.
+    pub const ACCEPT: &[u8] = &[2, 1, 0, 5, 0, 0];
+    /// About the message that was sent first.
+    pub const RTU: &[u8] = &[5, 0, 4, 0, 0, 1];
+    /// An identifier that connects.
+    pub const BOUND: &[u8] = &[0, 0, 0, 0, 1, 1];
+    /// It asks host 1.
+    pub const CONNECT: &[u8] = &[1, 0, 0, 1, 1, 0, 0, 6, 7, 7, 3, 17, 0];
+    /// With queue pair 5 of the peer.
+    pub const REP: &[u8] = &[5, 0, 3, 0, 2, 38, 5, 24, 9, 1];
+    /// The first identifier has what it was answered.
+    pub const ESTABLISH: &[u8] = &[2, 0, 0, 0, 0, 2];
+    /// The first identifier ends its connection.
+    pub const DISCONNECT: &[u8] = &[3, 0, 0];
+    /// It asks host 1 for a queue pair of datagrams.
+    pub const LOOK_UP: &[u8] = &[1, 0, 0, 0, 0, 1, 0];
 }
 
 fn offer(script: &mut Script<'_>) -> Offer {
@@ -70,6 +81,41 @@ fn private(script: &mut Script<'_>) -> PrivateData {
 }
 
 impl World {
+    pub(crate) fn new() -> Self {
+        let cm = Cm::new(config(0, 1));
+        Self { cm, now: Instant::ZERO, held: Vec::new(), sent: Vec::new() }
+    }
+
+    /// Takes these steps.
+    pub(crate) fn play(&mut self, steps: &[u8]) {
+        let mut script = Script::new(steps);
+        while !script.is_over() {
+            match script.below(8) {
+                0 => self.bind(&mut script),
+                1 => self.connect(&mut script),
+                2 => self.decide(&mut script),
+                3 => self.end(&mut script),
+                4 => {
+                    let milliseconds = u64::from(script.u16()) * 16;
+                    self.now = self.now.after_nanos(milliseconds * 1_000_000);
+                    self.cm.expire(self.now);
+                }
+                _ => self.receive(&mut script),
+            }
+            self.collect();
+        }
+    }
+
+    /// A message of host 1, of any length. It can name the identifiers of one that was sent.
+    pub(crate) fn hear(&mut self, message: &[u8], about: usize) {
+        let mut message = message.to_vec();
+        if let (Some(model), Some(ids)) = (self.sent.get(about), message.get_mut(24..32)) {
+            exchange(model, ids);
+        }
+        self.cm.receive(self.now, &way(0, 1), &message);
+        self.collect();
+    }
+
     fn one(&self, script: &mut Script<'_>) -> u32 {
         let at = usize::from(script.u8());
         match self.held.len() {
@@ -152,9 +198,7 @@ impl World {
         mad[17] = 0x10 + script.u8() % 12;
         let at = usize::from(script.u8());
         if let Some(model) = self.sent.get(at) {
-            // Both identifiers: those of most messages are at the same place.
-            mad[24..28].copy_from_slice(&model[28..32]);
-            mad[28..32].copy_from_slice(&model[24..28]);
+            exchange(model, &mut mad[24..32]);
         }
         if mad[17] == 0x10 || mad[17] == 0x17 {
             self.ask(script, &route, &mut mad);
@@ -214,7 +258,7 @@ impl World {
     }
 
     /// All let go of what they have.
-    fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         for id in std::mem::take(&mut self.held) {
             self.cm.release(self.now, id).expect("it is held");
         }
@@ -228,32 +272,28 @@ impl World {
     }
 }
 
+/// Names both identifiers of a message in the answer to it: those of most messages are at the same
+/// place.
+fn exchange(model: &[u8; MAD_LEN], ids: &mut [u8]) {
+    ids[..4].copy_from_slice(&model[28..32]);
+    ids[4..].copy_from_slice(&model[24..28]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_script_brings_a_connection_up() {
-        let mut world = World {
-            cm: Cm::new(config(0, 1)),
-            now: Instant::ZERO,
-            held: Vec::new(),
-            sent: Vec::new(),
-        };
-        // Binds and listens at port 1 of the connected space.
-        world.bind(&mut Script::new(&[0, 0, 1, 0, 0, 9]));
-        // A REQ for it.
-        world.receive(&mut Script::new(&[0, 0, 0, 1, 7, 3, 0, 1]));
-        world.collect();
+        let mut world = World::new();
+        world.play(steps::LISTEN);
+        world.play(steps::REQ);
         assert_eq!(world.held.len(), 2);
         // It is accepted with queue pair 5.
-        world.decide(&mut Script::new(&[1, 0, 5, 0, 0]));
-        world.collect();
+        world.play(steps::ACCEPT);
         let rep = CmMad::parse(world.sent.last().expect("a message")).expect("well-formed");
         assert!(matches!(rep.message, roce_wire::cm::CmMessage::Rep(_)), "{rep:?}");
-        // And the RTU.
-        world.receive(&mut Script::new(&[0, 4, 0, 0, 1]));
-        world.collect();
+        world.play(steps::RTU);
         world.close();
     }
 }

@@ -15,7 +15,6 @@ const LONGEST: usize = 400;
 /// The first byte of an input selects what the rest is.
 const FRAME: u8 = 0;
 const DATAGRAM: u8 = 1;
-const MAD: u8 = 2;
 /// Bytes before the first packet of a file, and before each packet.
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
@@ -33,6 +32,22 @@ pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
         }
     }
     Ok(shortest.into_iter().collect())
+}
+
+/// A message of each kind, where nothing is connected. The fuzzer finds the other states soon.
+pub(crate) fn mads(captures: &Path) -> std::io::Result<Vec<Seed>> {
+    let mut kinds = BTreeMap::new();
+    for file in pcaps(captures)? {
+        for bytes in frames(&fs::read(file)?) {
+            let Ok(frame) = Frame::parse(bytes) else { continue };
+            let Ok(datagram) = Datagram::parse(frame.payload()) else { continue };
+            if let Ok(mad) = CmMad::parse(datagram.payload()) {
+                let name = mad.message.name().to_lowercase();
+                kinds.entry(name).or_insert_with(|| [&[0, 0], datagram.payload()].concat());
+            }
+        }
+    }
+    Ok(kinds.into_iter().collect())
 }
 
 /// The first packets of each capture, as files.
@@ -76,7 +91,7 @@ fn commented(frames: &[&[u8]]) -> std::io::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// A frame is a seed, and so are the datagram and the management datagram in it.
+/// A frame is a seed, and so is the datagram in it.
 fn inputs(bytes: &[u8]) -> Vec<Seed> {
     if bytes.len() > LONGEST {
         return Vec::new();
@@ -96,7 +111,6 @@ fn inputs(bytes: &[u8]) -> Vec<Seed> {
         }
         if let Ok(mad) = CmMad::parse(datagram.payload()) {
             let name = mad.message.name().to_lowercase();
-            inputs.push((format!("mad_{name}"), tagged(MAD, datagram.payload())));
             inputs.push((format!("frame_mad_{name}"), tagged(FRAME, bytes)));
         }
     }

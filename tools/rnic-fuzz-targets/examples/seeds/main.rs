@@ -23,6 +23,7 @@ fn main() -> std::io::Result<()> {
         ("wqe", scripts::wqe()),
         ("control", control::seeds()),
         ("capture", frames::captures(&captures)?),
+        ("mad", frames::mads(&captures)?),
         ("cm", scripts::cm()),
         ("observe", observations::seeds()),
         ("rsocket", scripts::rsocket()),

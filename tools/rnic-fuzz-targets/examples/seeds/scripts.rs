@@ -2,6 +2,7 @@
 //! what `engine_rx::Scene::step` and `wqe::Scene::step` read.
 
 use crate::Seed;
+use rnic_fuzz_targets::cm::steps;
 
 /// A flag: more steps follow before the engine's turn.
 const NO_TURN: u8 = 0x40;
@@ -143,27 +144,25 @@ pub(crate) fn wqe() -> Vec<Seed> {
 
 /// Lives of connections, as `cm::run` reads them.
 pub(crate) fn cm() -> Vec<Seed> {
-    let listen = [0, 0, 0, 1, 0, 0, 9].to_vec();
-    let listen_udp = [0, 1, 0, 1, 0, 0, 9].to_vec();
-    // From host 1, about nothing that was sent; port 1, identifier 7, queue pair 5.
-    let req = [5, 0, 0, 99, 1, 7, 3, 0, 1].to_vec();
-    let accept = [2, 1, 0, 5, 0, 0].to_vec();
-    let rtu = [5, 0, 4, 0, 0, 1].to_vec();
+    let listen = steps::LISTEN.to_vec();
+    let listen_udp = steps::LISTEN_UDP.to_vec();
+    let req = steps::REQ.to_vec();
+    let accept = steps::ACCEPT.to_vec();
+    let rtu = steps::RTU.to_vec();
     // With the number of our queue pair.
     let dreq = [5, 0, 5, 0, 3, 32, 0, 33, 0, 34, 5, 1].to_vec();
     let wait = [4, 0xff, 0xff].to_vec();
-    let bound = [0, 0, 0, 0, 1, 1].to_vec();
-    let connect = [1, 0, 0, 1, 1, 0, 0, 6, 7, 7, 3, 17, 0].to_vec();
+    let bound = steps::BOUND.to_vec();
+    let connect = steps::CONNECT.to_vec();
     let mra = [5, 0, 1, 0, 1, 33, 0xc0, 1].to_vec();
-    // With queue pair 5 of the peer.
-    let rep = [5, 0, 3, 0, 2, 38, 5, 24, 9, 1].to_vec();
+    let rep = steps::REP.to_vec();
     let rej = [5, 0, 2, 0, 1, 35, 8, 1].to_vec();
-    let establish = [2, 0, 0, 0, 0, 2].to_vec();
-    let disconnect = [3, 0, 0].to_vec();
+    let establish = steps::ESTABLISH.to_vec();
+    let disconnect = steps::DISCONNECT.to_vec();
     let release = [3, 0, 1].to_vec();
     let sidr = [5, 0, 7, 99, 1, 8, 0, 1].to_vec();
     let answer = [2, 1, 0, 5, 0, 3, 1, 2, 3, 4].to_vec();
-    let look_up = [1, 0, 0, 0, 0, 1, 0].to_vec();
+    let look_up = steps::LOOK_UP.to_vec();
     let lives = [
         ("accepted", vec![&listen, &req, &accept, &rtu, &dreq, &wait]),
         ("asked_twice", vec![&listen, &req, &req, &accept, &req, &rtu, &rtu]),
