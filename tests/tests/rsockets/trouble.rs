@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use system_tests::daemon::Io;
 use system_tests::dist::Dist;
 use system_tests::lab::{Lab, Need};
@@ -86,7 +86,7 @@ fn streams_end_in_order_though_peers_or_packets_are_lost() -> Result<()> {
         };
         no_listener(&pair.left)?;
         let server = start(&pair.left, "server")?;
-        listening(&pair.left)?;
+        listening(&pair.left).with_context(|| server.said())?;
         let client = start(&pair.right, "client")?.wait()?;
         ensure!(client.success(), "{case}: {client}\n{}", server.said());
         if case == "half closed" {
@@ -114,7 +114,7 @@ fn ends_well(name: &str, script: &str, more: &[&str]) -> Result<()> {
         node.start("python3", &args, LIMIT)
     };
     let server = start(&pair.left, "server")?;
-    listening(&pair.left)?;
+    listening(&pair.left).with_context(|| server.said())?;
     let client = start(&pair.right, "client")?.wait()?;
     let server = server.wait()?;
     ensure!(client.success() && server.success(), "client: {client}\nserver: {server}");
