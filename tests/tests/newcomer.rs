@@ -67,7 +67,7 @@ fn mistakes_with_options_are_explained() -> Result<()> {
         (&["--address", "203.0.113.9"], "203.0.113.9"),
         (&["--address", "0.0.0.0"], "unicast"),
         (&["--device", "a b"], "letters, digits"),
-        (&["--config", "/nonexistent/rnicd.toml"], "/nonexistent/rnicd.toml"),
+        (&["--config", "/nonexistent/rnicd.toml"], "without --config the defaults apply"),
         (&["--log", "a=b=c"], "rnic_net=debug"),
         (&["--group", "no such group"], "getent group"),
         (&["--io", "loopback", "--metrics", "unix:/nonexistent/metrics"], "--metrics"),
@@ -98,10 +98,12 @@ fn mistakes_with_commands_are_explained() -> Result<()> {
         rnic.env("RNIC_SOCKET", daemon.socket()).limit(Duration::from_secs(10)).run()
     };
     for (args, words) in [
-        (&["run", "--", &text][..], "cannot run"),
+        (&["run", "--", &text][..], "`chmod +x` makes it one"),
+        (&["run", "--", "nosuchprogram"], "no folder of PATH has it"),
         (&["run", "--socket", "/nonexistent/socket", "--", "true"], "leave --socket out"),
-        (&["capture", "-w", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
-        (&["explain", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
+        (&["capture", "-w", "/nonexistent/x.pcapng"], "make its folder first"),
+        (&["explain", "/nonexistent/x.pcapng"], "`rnic capture -w FILE` writes"),
+        (&["fault", "run", "/nonexistent/x.toml"], "`rnic fault run --help`"),
         (&["explain", &text], "neither a pcap nor a pcapng header"),
         (&["lab", "nosuch"], "`rnic lab` lists all"),
     ] {

@@ -18,7 +18,8 @@ mod watching;
 use clap::{Args, Parser, Subcommand};
 use rnic_abi::control::Inspect;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Run RDMA programs on soft-rnic and inspect its daemon
@@ -143,6 +144,15 @@ pub fn main(command: Command) -> ExitCode {
 }
 
 /// A reader that has seen enough (`| head`) is no error.
+/// Opens a file that a command reads; `advice` is for a user who has no such file.
+fn open(path: &Path, advice: &str) -> anyhow::Result<File> {
+    File::open(path).map_err(|error| {
+        let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+        let advice = if is_missing { format!("; {advice}") } else { String::new() };
+        anyhow::anyhow!("cannot open {}: {error}{advice}", path.display())
+    })
+}
+
 fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {

@@ -8,7 +8,7 @@ pub(crate) mod groups;
 
 pub use address::Address;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use rnic_host::quota::{Limits, Machine, Section, UserSection};
 use rnic_host::settings::{Idle, Io, Placement, Profile, Settings, XdpMode};
@@ -275,8 +275,11 @@ fn parse_mode(text: &str) -> Result<u32> {
 }
 
 fn read_file(path: &Path) -> Result<File> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+        let advice = if is_missing { "; without --config the defaults apply" } else { "" };
+        anyhow!("cannot read the configuration file {}: {error}{advice}", path.display())
+    })?;
     toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use rnic_explain::{Report, Story};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub(super) fn explain(options: &Options) -> Result<String> {
     let read = if options.file.as_os_str() == "-" {
         read(io::stdin().lock(), None, options)
     } else {
-        let file = File::open(&options.file).with_context(|| format!("cannot open {name}"))?;
+        let file = super::open(&options.file, "`rnic capture -w FILE` writes a capture")?;
         let length = file.metadata().ok().map(|data| data.len());
         read(file, length, options)
     };

@@ -68,14 +68,31 @@ pub(super) fn run(options: &Options) -> ExitCode {
             let error = command.exec();
             // As a shell would say it.
             let status = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+            let advice = advice(&options.command[0], error.kind());
             let what = format!("cannot run {}", options.command[0].display());
-            eprintln!("rnic: {}", crate::for_people(&anyhow::Error::new(error).context(what)));
+            let error = anyhow::anyhow!("{what}: {error}{advice}");
+            eprintln!("rnic: {}", crate::for_people(&error));
             ExitCode::from(status)
         }
         Err(error) => {
             eprintln!("rnic: {}", crate::for_people(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What to do about a program that cannot be run.
+fn advice(program: &OsStr, error: std::io::ErrorKind) -> &'static str {
+    let is_path = program.as_encoded_bytes().contains(&b'/');
+    match error {
+        std::io::ErrorKind::NotFound if !is_path => {
+            "; no folder of PATH has it: install it, or give its path"
+        }
+        std::io::ErrorKind::NotFound if Path::new(program).exists() => {
+            "; the interpreter that its first line or its ELF header names is missing"
+        }
+        std::io::ErrorKind::PermissionDenied => "; is it a program? `chmod +x` makes it one",
+        _ => "",
     }
 }
 

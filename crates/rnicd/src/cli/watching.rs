@@ -1,7 +1,7 @@
 //! What a daemon tells a command that watches it, until the user interrupts.
 
 use super::client::Client;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use rnic_host::observe::{self, Observation, Wants};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -102,7 +102,11 @@ pub(super) fn create(path: &Path) -> Result<Box<dyn Write>> {
     if path.as_os_str() == "-" {
         return Ok(Box::new(io::stdout()));
     }
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    let file = File::create(path).map_err(|error| {
+        let is_missing = error.kind() == io::ErrorKind::NotFound;
+        let advice = if is_missing { "; make its folder first" } else { "" };
+        anyhow!("cannot write {}: {error}{advice}", path.display())
+    })?;
     Ok(Box::new(file))
 }
 

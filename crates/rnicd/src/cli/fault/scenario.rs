@@ -7,7 +7,6 @@ use rnic_abi::control::FaultChange;
 use rnic_host::report;
 use rnic_host::wire::{Fault, MAX_FAULTS};
 use serde::Deserialize;
-use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -58,7 +57,8 @@ pub(super) fn read(path: &Path) -> Result<Scenario> {
     let read = if path.as_os_str() == "-" {
         io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text)
     } else {
-        let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        let advice = "`rnic fault run --help` says what is in a scenario";
+        let file = crate::cli::open(path, advice)?;
         file.take(LONGEST + 1).read_to_string(&mut text)
     };
     read.with_context(|| format!("cannot read {name}"))?;
