@@ -40,12 +40,13 @@ static const unsigned int container[] = {
 	SYS_bpf, SYS_fanotify_init, SYS_perf_event_open, SYS_syslog, SYS_userfaultfd,
 	SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup,
 	SYS_get_mempolicy, SYS_mbind, SYS_set_mempolicy,
-	SYS_acct, SYS_ioperm, SYS_iopl, SYS_kexec_file_load, SYS_kexec_load, SYS_quotactl, SYS_reboot,
-	SYS_swapoff, SYS_swapon, SYS_sysfs, SYS_uselib, SYS_ustat, SYS_vhangup, SYS_personality,
+	SYS_acct, SYS_ioperm, SYS_iopl, SYS_kexec_file_load, SYS_kexec_load, SYS_quotactl,
+	SYS_quotactl_fd, SYS_reboot, SYS_swapoff, SYS_swapon, SYS_sysfs, SYS_uselib, SYS_ustat,
+	SYS_vhangup, SYS_personality,
 };
 
-/* The newest system call that the profile knows; it refuses all behind it. */
-#define NEWEST 450
+/* futex_waitv, the newest system call that the profile knows; it refuses all behind it. */
+#define NEWEST 449
 
 #define NAMESPACES                                                                                 \
 	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER |             \
@@ -88,9 +89,10 @@ static void refuse_by_arguments(void)
 	add(SKIP(BPF_JSET, NAMESPACES, 0, 1));
 	add(REFUSE(EPERM));
 	add(RETURN(SECCOMP_RET_ALLOW));
-	add(SKIP(BPF_JEQ, SYS_socket, 0, 3));
+	add(SKIP(BPF_JEQ, SYS_socket, 0, 4));
 	add(LOAD(args[0]));
-	add(SKIP(BPF_JEQ, AF_VSOCK, 0, 1));
+	add(SKIP(BPF_JEQ, AF_VSOCK, 1, 0));
+	add(SKIP(BPF_JEQ, AF_ALG, 0, 1));
 	add(REFUSE(EPERM));
 }
 
