@@ -143,7 +143,6 @@ pub fn main(command: Command) -> ExitCode {
     }
 }
 
-/// A reader that has seen enough (`| head`) is no error.
 /// Opens a file that a command reads; `advice` is for a user who has no such file.
 fn open(path: &Path, advice: &str) -> anyhow::Result<File> {
     File::open(path).map_err(|error| {
@@ -153,6 +152,7 @@ fn open(path: &Path, advice: &str) -> anyhow::Result<File> {
     })
 }
 
+/// A reader that has seen enough (`| head`) is no error.
 fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
