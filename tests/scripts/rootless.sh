@@ -28,7 +28,8 @@ default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 [engine]
 runtime = "crun"
 END
-chown 65534:65534 "$home" "$home/run"
+# Where no network backend of its own is installed, Podman makes a folder in the configuration.
+chown 65534:65534 "$home" "$home/run" "$home/config"
 chmod 0700 "$home/run"
 cd "$home"
 export HOME="$home" XDG_RUNTIME_DIR="$home/run" XDG_CONFIG_HOME="$home/config"
