@@ -2,7 +2,7 @@
 
 use super::Metric::{Bytes, Messages, P50, P99};
 use super::{Against, Column, Column::Other, Column::Raw, Column::Tcp, Row, Target};
-use super::{IPERF3, at_least, at_most, row};
+use super::{IPERF3, at_least, at_most, row, shown};
 
 const FUNCTION: &str = "Function (engine in the program), io udp, path MTU 4096";
 
@@ -80,7 +80,11 @@ pub(super) const ROWS: &[Row] = &[
         "WRITE 8 MiB",
         "function/write-8m",
         Bytes,
-        &[IPERF3, at_least(Other("1 MiB"), "function/write-1m", Bytes, 0.8)],
+        &[
+            IPERF3,
+            shown(Raw, "raw/udp/write-8388608-4096/memcpy", Bytes),
+            at_least(Other("1 MiB"), "function/write-1m", Bytes, 0.8),
+        ],
     ),
     row(
         FUNCTION,

@@ -23,6 +23,7 @@ pub(super) const ROWS: &[Row] = &[
     row(RAW, "UDP GSO 1024x62, process_vm", "raw/udp/1024x62/process-vm", Bytes, &[IPERF3]),
     row(RAW, "UDP WRITE 64 KiB, memcpy", "raw/udp/write-65536-4096/memcpy", Bytes, &[IPERF3]),
     row(RAW, "UDP WRITE 1 MiB, memcpy", "raw/udp/write-1048576-4096/memcpy", Bytes, &[IPERF3]),
+    row(RAW, "UDP WRITE 8 MiB, memcpy", "raw/udp/write-8388608-4096/memcpy", Bytes, &[IPERF3]),
     row(
         RAW,
         "UDP WRITE 64 KiB, process_vm",
@@ -34,6 +35,13 @@ pub(super) const ROWS: &[Row] = &[
         RAW,
         "UDP WRITE 1 MiB, process_vm",
         "raw/udp/write-1048576-4096/process-vm",
+        Bytes,
+        &[IPERF3],
+    ),
+    row(
+        RAW,
+        "UDP WRITE 8 MiB, process_vm",
+        "raw/udp/write-8388608-4096/process-vm",
         Bytes,
         &[IPERF3],
     ),

@@ -1,7 +1,7 @@
 //! Transfers with more than one stream, and messages that no cache holds.
 
 use super::Metric::{Bytes, Messages};
-use super::{Column::Other, IPERF3, Row, at_least, row};
+use super::{Column::Other, Column::Raw, IPERF3, Row, at_least, row, shown};
 
 const WIDE: &str = "io udp, path MTU 4096: both directions (their sum), 8 MiB, many QPs";
 
@@ -25,7 +25,11 @@ pub(super) const ROWS: &[Row] = &[
         "WRITE 8 MiB",
         "udp/write-8m",
         Bytes,
-        &[IPERF3, at_least(Other("1 MiB"), "udp/write-1m", Bytes, 0.8)],
+        &[
+            IPERF3,
+            shown(Raw, "raw/udp/write-8388608-4096/process-vm", Bytes),
+            at_least(Other("1 MiB"), "udp/write-1m", Bytes, 0.8),
+        ],
     ),
     row(
         WIDE,
