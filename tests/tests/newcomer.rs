@@ -1,9 +1,10 @@
 //! Messages that a new user sees after a mistake: they say what is wrong and what to do.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, ensure};
@@ -266,6 +267,43 @@ fn a_program_that_is_not_there_is_named() -> Result<()> {
     fs::create_dir(&runtime)?;
     let rnic = rnic.env("XDG_RUNTIME_DIR", runtime).without_env("RNIC_SOCKET");
     ensure_explained(&rnic.run()?, &["no-such-program"])
+}
+
+/// Also to a user who may not look into each folder of PATH, or may execute nothing there.
+#[test]
+fn a_program_that_cannot_be_started_is_explained() -> Result<()> {
+    let name = "a_program_that_cannot_be_started_is_explained";
+    let Some(_lab) = Lab::open(name, Need::Root, &[])? else { return Ok(()) };
+    let scratch = Scratch::new("newcomer")?;
+    let dist = Dist::get()?.copy_to(&scratch.join("dist"))?;
+    let daemon = Daemon::start(Dist::get()?, &alone())?;
+    let closed = scratch.join("closed");
+    fs::create_dir(&closed)?;
+    fs::set_permissions(&closed, Permissions::from_mode(0o700))?;
+    let script = scratch.join("orphan");
+    fs::write(&script, "#!/nonexistent/interpreter\n")?;
+    fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+    let path = std::env::join_paths([closed.as_path(), scratch.path(), Path::new("/usr/bin")])?;
+    let run = |program: &str| -> Cmd {
+        let run = Cmd::new(dist.bin("rnic")).args(["run", "--no-view", "--", program]);
+        run.env("RNIC_SOCKET", daemon.socket()).env("PATH", &path).as_user(Some(User::NOBODY))
+    };
+    for (program, status, words) in [
+        ("nosuchprogram", 127, ["nosuchprogram", "has it, of those that you may enter"]),
+        ("orphan", 126, [&script.to_string_lossy(), "header names is missing"]),
+        ("/tmp", 126, ["/tmp", "it is a folder"]),
+    ] {
+        let output = run(program).run()?;
+        ensure_explained(&output, &words)?;
+        ensure!(output.code() == status, "{output}");
+    }
+    let mount = "mount -t tmpfs -o noexec none $0 && cp /usr/bin/true $0 && exec \"$@\"";
+    let mounted = ["unshare", "--mount", "sh", "-c", mount, &closed.to_string_lossy()];
+    let copy = closed.join("true");
+    let run = run(&copy.to_string_lossy()).as_user(None).through(&mounted.map(str::to_owned));
+    ensure_explained(&run.run()?, &["closed/true", "(noexec)"])?;
+    daemon.stop()?;
+    Ok(())
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `rnic run`: a program with the drop-in libraries on its path.
 
+mod failure;
+
 use super::client::{Client, Places};
 use super::private;
 use super::view;
@@ -66,33 +68,15 @@ pub(super) fn run(options: &Options) -> ExitCode {
     match prepare(options) {
         Ok(mut command) => {
             let error = command.exec();
-            // As a shell would say it.
-            let status = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-            let advice = advice(&options.command[0], error.kind());
-            let what = format!("cannot run {}", options.command[0].display());
-            let error = anyhow::anyhow!("{what}: {error}{advice}");
-            eprintln!("rnic: {}", crate::for_people(&error));
+            let path = std::env::var_os("PATH").unwrap_or_else(|| USUAL_PATH.into());
+            let (status, message) = failure::explain(&options.command[0], &path, &error);
+            eprintln!("rnic: {}", crate::for_people(&anyhow::Error::msg(message)));
             ExitCode::from(status)
         }
         Err(error) => {
             eprintln!("rnic: {}", crate::for_people(&error));
             ExitCode::FAILURE
         }
-    }
-}
-
-/// What to do about a program that cannot be run.
-fn advice(program: &OsStr, error: std::io::ErrorKind) -> &'static str {
-    let is_path = program.as_encoded_bytes().contains(&b'/');
-    match error {
-        std::io::ErrorKind::NotFound if !is_path => {
-            "; no folder of PATH has it: install it, or give its path"
-        }
-        std::io::ErrorKind::NotFound if Path::new(program).exists() => {
-            "; the interpreter that its first line or its ELF header names is missing"
-        }
-        std::io::ErrorKind::PermissionDenied => "; is it a program? `chmod +x` makes it one",
-        _ => "",
     }
 }
 
@@ -216,6 +200,8 @@ fn in_front(list: &str, first: &OsStr) -> OsString {
     path
 }
 
+/// Where the C library looks for programs without the variable.
+const USUAL_PATH: &str = "/bin:/usr/bin";
 const VERBS: &str = "libibverbs.so.1";
 const VERBS_AS_BUILT: &str = "libibverbs.so";
 const PRELOAD: &str = "librspreload.so";
