@@ -178,6 +178,12 @@ fn a_reload_takes_what_can_be_changed() -> Result<()> {
 
     reload("mode = \"0660\"\nnonsense = 1\n", "an error", &|| says("nothing is reloaded"))?;
     ensure!(says("nonsense")? && mode()? == 0o662, "{}", node.daemon.log());
+    fs::remove_file(&file)?;
+    node.daemon.signal(Signal::HUP)?;
+    let missing = format!("{}: No such file or directory", file.display());
+    wait_until(&missing, Duration::from_secs(10), || says(&missing))?;
+    // What it has stays.
+    ensure!(!says("defaults apply")? && !says("os error")?, "{}", node.daemon.log());
     // What the log lets pass changes first.
     reload("mode = \"0664\"\nlog = \"error\"\n", "a mode", &|| Ok(mode()? == 0o664))?;
     let log = node.stop()?;

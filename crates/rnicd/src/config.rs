@@ -161,14 +161,27 @@ pub struct Config {
 }
 
 impl Config {
-    /// Joins command line and file.
+    /// Joins command line and file, at the start.
     ///
     /// # Errors
     /// When the file cannot be read or understood, or the options contradict each other; the text
     /// says what to do.
     pub fn resolve(args: Args) -> Result<Self> {
+        Self::join(args, "; without --config the defaults apply")
+    }
+
+    /// The same for a daemon that runs, which goes on as before when there is no file any more.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub(crate) fn resolve_again(args: Args) -> Result<Self> {
+        Self::join(args, "")
+    }
+
+    /// `if_missing` is said of a file that does not exist.
+    fn join(args: Args, if_missing: &str) -> Result<Self> {
         let file = match &args.config {
-            Some(path) => read_file(path)?,
+            Some(path) => read_file(path, if_missing)?,
             None => File::default(),
         };
         let addresses = if args.addresses.is_empty() { file.address } else { args.addresses };
@@ -274,10 +287,10 @@ fn parse_mode(text: &str) -> Result<u32> {
     }
 }
 
-fn read_file(path: &Path) -> Result<File> {
+fn read_file(path: &Path, if_missing: &str) -> Result<File> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         let is_missing = error.kind() == std::io::ErrorKind::NotFound;
-        let advice = if is_missing { "; without --config the defaults apply" } else { "" };
+        let advice = if is_missing { if_missing } else { "" };
         anyhow!("cannot read the configuration file {}: {error}{advice}", path.display())
     })?;
     toml::from_str(&text).with_context(|| format!("in the configuration file {}", path.display()))

@@ -67,6 +67,15 @@ fn errors_say_what_to_do() {
     assert!(error(&["--config", "/nonexistent.toml"]).contains("/nonexistent.toml"));
 }
 
+/// A daemon that runs keeps what it has.
+#[test]
+fn only_a_start_without_its_file_is_told_of_the_defaults() {
+    let args = args(&["--config", "/nonexistent.toml", "--socket", "/tmp/x.sock"]);
+    let start = Config::resolve(args.clone()).unwrap_err().to_string();
+    let again = Config::resolve_again(args).unwrap_err().to_string();
+    assert_eq!(start, again + "; without --config the defaults apply");
+}
+
 #[test]
 fn a_key_that_does_not_exist_is_an_error() {
     let path = std::env::temp_dir().join(format!("rnicd-badkey-{}.toml", std::process::id()));

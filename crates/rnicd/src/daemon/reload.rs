@@ -2,6 +2,7 @@
 
 use crate::config::{Args, Config};
 use crate::device::Device;
+use crate::for_people;
 use crate::log::Filter;
 use crate::metrics::Metrics;
 use anyhow::{Context, Result, ensure};
@@ -49,10 +50,10 @@ impl<'a> Reloading<'a> {
             tracing::info!("nothing to reload: the daemon has no configuration file (--config)");
             return;
         }
-        let new = match Config::resolve(self.args.clone()) {
+        let new = match Config::resolve_again(self.args.clone()) {
             Ok(new) => new,
             Err(error) => {
-                tracing::error!("nothing is reloaded: {error:#}");
+                tracing::error!("nothing is reloaded: {}", for_people(&error));
                 return;
             }
         };
@@ -64,7 +65,7 @@ impl<'a> Reloading<'a> {
             [Self::set_log, Self::set_limits, Self::set_mode, Self::set_metrics];
         for step in steps {
             if let Err(error) = step(self, &new) {
-                tracing::error!("not reloaded: {error:#}");
+                tracing::error!("not reloaded: {}", for_people(&error));
             }
         }
         tracing::info!("the configuration file was read again");
