@@ -62,19 +62,20 @@ fn mistakes_with_options_are_explained() -> Result<()> {
     let Some(_lab) = Lab::open(name, Need::Nothing, &[])? else { return Ok(()) };
     let scratch = Scratch::new("mistakes")?;
     let socket = scratch.join("socket");
+    let no_file = ["/nonexistent/rnicd.toml", "without --config the defaults apply"];
     for (args, words) in [
-        (&["--io", "af-xdp"][..], "--netdev"),
-        (&["--mode", "999"], "0660"),
-        (&["--address", "203.0.113.9"], "203.0.113.9"),
-        (&["--address", "0.0.0.0"], "unicast"),
-        (&["--device", "a b"], "letters, digits"),
-        (&["--config", "/nonexistent/rnicd.toml"], "without --config the defaults apply"),
-        (&["--log", "a=b=c"], "rnic_net=debug"),
-        (&["--group", "no such group"], "getent group"),
-        (&["--io", "loopback", "--metrics", "unix:/nonexistent/metrics"], "--metrics"),
+        (&["--io", "af-xdp"][..], &["--netdev"][..]),
+        (&["--mode", "999"], &["0660"]),
+        (&["--address", "203.0.113.9"], &["203.0.113.9"]),
+        (&["--address", "0.0.0.0"], &["unicast"]),
+        (&["--device", "a b"], &["letters, digits"]),
+        (&["--config", "/nonexistent/rnicd.toml"], &no_file),
+        (&["--log", "a=b=c"], &["rnic_net=debug"]),
+        (&["--group", "no such group"], &["getent group"]),
+        (&["--io", "loopback", "--metrics", "unix:/nonexistent/metrics"], &["--metrics"]),
     ] {
         let run = rnicd(args)?.arg("--socket").arg(&socket);
-        ensure_explained(&run.limit(Duration::from_secs(10)).run()?, &[words])?;
+        ensure_explained(&run.limit(Duration::from_secs(10)).run()?, words)?;
     }
     let nowhere = rnicd(&["--io", "loopback", "--socket", "/nonexistent/socket"])?;
     ensure_explained(&nowhere.limit(Duration::from_secs(10)).run()?, &["--socket"])?;
@@ -98,17 +99,19 @@ fn mistakes_with_commands_are_explained() -> Result<()> {
         let rnic = Cmd::new(Dist::get()?.bin("rnic")).args(args);
         rnic.env("RNIC_SOCKET", daemon.socket()).limit(Duration::from_secs(10)).run()
     };
+    let [socket, capture, scenario] =
+        ["socket", "x.pcapng", "x.toml"].map(|name| format!("/nonexistent/{name}"));
     for (args, words) in [
-        (&["run", "--", &text][..], "`chmod +x` makes it one"),
-        (&["run", "--", "nosuchprogram"], "no folder of PATH has it"),
-        (&["run", "--socket", "/nonexistent/socket", "--", "true"], "leave --socket out"),
-        (&["capture", "-w", "/nonexistent/x.pcapng"], "make its folder first"),
-        (&["explain", "/nonexistent/x.pcapng"], "`rnic capture -w FILE` writes"),
-        (&["fault", "run", "/nonexistent/x.toml"], "`rnic fault run --help`"),
-        (&["explain", &text], "neither a pcap nor a pcapng header"),
-        (&["lab", "nosuch"], "`rnic lab` lists all"),
+        (&["run", "--", &text][..], [&*text, "`chmod +x` makes it one"]),
+        (&["run", "--", "nosuchprogram"], ["nosuchprogram", "no folder of PATH has it"]),
+        (&["run", "--socket", &socket, "--", "true"], [&socket, "leave --socket out"]),
+        (&["capture", "-w", &capture], [&capture, "make its folder first"]),
+        (&["explain", &capture], [&capture, "`rnic capture -w FILE` writes"]),
+        (&["fault", "run", &scenario], [&scenario, "`rnic fault run --help`"]),
+        (&["explain", &text], [&text, "neither a pcap nor a pcapng header"]),
+        (&["lab", "nosuch"], ["nosuch", "`rnic lab` lists all"]),
     ] {
-        ensure_explained(&rnic(args)?, &[words])?;
+        ensure_explained(&rnic(args)?, &words)?;
     }
     for (args, words) in [
         (&["run"][..], "<PROGRAM>"),
