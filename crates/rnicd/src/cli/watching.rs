@@ -104,10 +104,21 @@ pub(super) fn create(path: &Path) -> Result<Box<dyn Write>> {
     }
     let file = File::create(path).map_err(|error| {
         let is_missing = error.kind() == io::ErrorKind::NotFound;
-        let advice = if is_missing { "; make its folder first" } else { "" };
+        let advice = if is_missing { advice(path) } else { "" };
         anyhow!("cannot write {}: {error}{advice}", path.display())
     })?;
     Ok(Box::new(file))
+}
+
+/// What to do about a path at which the kernel finds nothing to make a file in.
+fn advice(path: &Path) -> &'static str {
+    if path.as_os_str().is_empty() {
+        "; give the name of a file, or - for standard output"
+    } else if path.is_symlink() {
+        "; it is a link into a folder that does not exist"
+    } else {
+        "; make its folder first"
+    }
 }
 
 /// Bytes that wait in the pipe.
@@ -124,6 +135,21 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_explained() {
+        let link = std::env::temp_dir().join(format!("rnic-link-{}", std::process::id()));
+        std::os::unix::fs::symlink("/nonexistent/file", &link).unwrap();
+        for (path, advice) in [
+            (Path::new(""), "give the name of a file"),
+            (&link, "a link into a folder that does not exist"),
+            (Path::new("/nonexistent/file"), "make its folder first"),
+        ] {
+            let error = create(path).err().unwrap().to_string();
+            assert!(error.contains(advice), "{error}");
+        }
+        std::fs::remove_file(&link).unwrap();
+    }
 
     #[test]
     fn a_time_of_day_has_microseconds() {
