@@ -93,7 +93,7 @@ pub(crate) const CONTROLS: u16 = 4;
 const PARTS: u32 = 8;
 /// The first message of bytes that nothing is under way before.
 const FIRST: u32 = 2048;
-/// The largest message of data.
+/// The largest message of bytes.
 const LARGEST: u32 = 262_144;
 
 impl Flow {
@@ -213,9 +213,11 @@ impl Flow {
         if self.is_quiet() { FIRST.min(self.largest_len()) } else { self.largest_len() }
     }
 
-    /// How long messages are at most: several of them are under way at a time.
+    /// How long messages are at most: several of them are under way at a time, in the ring here and
+    /// in each place that the other end lends, so that it reads one while the next one comes.
     pub(crate) fn largest_len(&self) -> u32 {
-        LARGEST.min(self.sizes.send_bytes / 4)
+        let lent = (self.peer.data.len / 2).max(FIRST);
+        LARGEST.min(self.sizes.send_bytes / 4).min(lent)
     }
 
     /// The next message of data: as much of `want` as fits. It is on its way: callers post it.

@@ -106,17 +106,37 @@ fn messages_are_counted_in_both_directions() {
     assert!(flow.send(1, 64).is_some());
 }
 
+/// One with a large ring, whose peer lends so much.
+fn lent(len: u32) -> Flow {
+    let mut flow = Flow::new(Sizes { send_bytes: 1 << 20, ..SIZES }, RING);
+    let data = Place { len, ..RING };
+    flow.meet(Connect { credits: 16, table: TABLE, data, ..Connect::default() }).unwrap();
+    flow
+}
+
 #[test]
 fn calls_begin_with_a_small_message_only_where_nothing_is_under_way() {
-    let mut flow = Flow::new(Sizes { send_bytes: 1 << 20, ..SIZES }, RING);
+    let mut flow = lent(1 << 20);
     assert_eq!((flow.first_len(), flow.largest_len()), (2048, 262_144));
-    flow.meet(Connect { credits: 16, table: TABLE, data: RING, ..Connect::default() }).unwrap();
     flow.send(100, 0).unwrap();
     assert_eq!(flow.first_len(), 262_144);
     flow.sent(100);
     assert_eq!(flow.first_len(), 2048);
-    // Several messages fit into every ring.
+}
+
+#[test]
+fn several_messages_fit_into_every_ring() {
+    let largest = |len| lent(len).largest_len();
+    assert_eq!(largest(u32::MAX), 262_144);
+    assert_eq!((largest(524_288), largest(524_286)), (262_144, 262_143));
+    assert_eq!(largest(65_536), 32_768);
+    // A peer that lends little does not make messages smaller than the first one.
+    assert_eq!((largest(4097), largest(4095), largest(1)), (2048, 2048, 2048));
+    // The own ring is small.
     assert_eq!((connected().first_len(), connected().largest_len()), (2048, 2048));
+    let mut tiny = Flow::new(Sizes { send_bytes: 4096, ..SIZES }, RING);
+    tiny.meet(Connect { table: TABLE, data: RING, ..Connect::default() }).unwrap();
+    assert_eq!((tiny.first_len(), tiny.largest_len()), (1024, 1024));
 }
 
 #[test]
