@@ -151,7 +151,8 @@ impl Stream {
             let Some(to) = places.into_iter().find_map(|index| link.mapping(index).find(at)) else {
                 break;
             };
-            let left = u32::try_from(len - written).unwrap_or(u32::MAX).min(LARGEST);
+            let most = link.flow.largest_len();
+            let left = u32::try_from(len - written).unwrap_or(u32::MAX).min(most);
             // SAFETY: by contract.
             match unsafe { link.write_mapped(data.wrapping_add(written), left, to) } {
                 Ok(len) => written += len as usize,
@@ -179,5 +180,3 @@ impl Mapped {
         self.unsaid.push_back(index);
     }
 }
-
-const LARGEST: u32 = 65_536;
