@@ -79,16 +79,17 @@ const INLINE: u32 = 64;
 /// Of a peer that says what it may not.
 const EPROTO: i32 = 71;
 const RECEIVE: Place = Place { addr: 0x1_0000, rkey: 7, len: 0 };
+/// Bytes of a ring: the smallest, odd ones, the usual one, and those of programs with bulk data.
+const RINGS: [u32; 8] = [4096, 4162, 20_416, 65_536, 131_072, 1_000_002, 1 << 20, 2 << 20];
 
 impl World {
     fn new(script: &mut Script<'_>) -> Self {
         let depth = |byte: u8| 16 + u16::from(byte);
-        let ring = |byte: u8| 4096 + 64 * u32::from(byte);
         let sizes = Sizes {
             receives: depth(script.u8()),
             sends: depth(script.u8()),
-            receive_bytes: ring(script.u8()),
-            send_bytes: ring(script.u8()),
+            receive_bytes: script.pick(&RINGS),
+            send_bytes: script.pick(&RINGS),
             mappings: u16::from(script.u8()),
         };
         let mut flow = Flow::new(sizes, RECEIVE);
@@ -112,12 +113,12 @@ impl World {
             0 | 1 => self.receive(script),
             2 => {
                 let (unread, _) = self.flow.unread();
-                let len = u32::from(script.u16()).min(unread);
+                let len = self.length(script).min(unread);
                 self.flow.read(len);
             }
             3 => {
                 let can_send = self.flow.can_send();
-                let out = self.flow.send(u32::from(script.u16()) + 1, INLINE);
+                let out = self.flow.send(self.length(script).max(1), INLINE);
                 assert_eq!(out.is_some(), can_send);
                 if let Some(Outgoing { message, to, .. }) = out {
                     assert_eq!(message, Message::Data(to.len));
@@ -131,7 +132,7 @@ impl World {
             7 => {
                 let table: [u8; MAPPING_LEN] = script.bytes();
                 if let Some(to) = Mapping::from_table(&table).find(script.u64()) {
-                    let out = self.flow.write(u32::from(script.u16()), INLINE, to);
+                    let out = self.flow.write(self.length(script), INLINE, to);
                     assert!(out.is_none_or(|out| out.to.len <= to.len));
                     self.post(out);
                 }
@@ -149,13 +150,23 @@ impl World {
         }
     }
 
+    /// As calls choose it for bulk data, or any.
+    fn length(&self, script: &mut Script<'_>) -> u32 {
+        let len = u32::from(script.u16());
+        match len % 8 {
+            7 => self.flow.largest_len(),
+            6 => self.flow.first_len(),
+            _ => len,
+        }
+    }
+
     /// A message that is often what it may be.
     fn receive(&mut self, script: &mut Script<'_>) {
-        let place = Place { addr: script.u64(), rkey: 3, len: u32::from(script.u16()) };
+        let place = Place { addr: script.u64(), rkey: 3, len: u32::from(script.u16()) * 32 };
         let (imm, len) = match script.below(4) {
             0 => (script.u32(), script.u32()),
             1 => {
-                let len = u32::from(script.u16()) % (self.granted + 2);
+                let len = self.length(script) % (self.granted + 2);
                 (len, len)
             }
             2 => (Message::Credits(script.u16()).encode(), PLACE_LEN as u32),
@@ -234,5 +245,8 @@ impl World {
         let all: u64 = self.posted.iter().map(bytes).sum();
         assert!(all <= u64::from(self.sizes.send_bytes), "bytes that are not sent are overwritten");
         assert_eq!(self.flow.is_quiet(), self.posted.is_empty());
+        let (first, largest) = (self.flow.first_len(), self.flow.largest_len());
+        assert!((1..=largest).contains(&first), "a call that sends nothing for ever");
+        assert!(largest <= self.sizes.send_bytes / 4, "one message fills the ring");
     }
 }

@@ -187,6 +187,7 @@ pub(crate) fn rsocket() -> Vec<Seed> {
     // Sizes of this end; then of the peer: credits, mappings, its table and its data.
     let mut met = vec![8, 8, 0, 0, 4, 30, 0, 2];
     met.extend([[1, 0, 0, 0, 0, 0, 0, 0, 2].as_slice(), &[1, 0, 0, 0, 0, 0, 0, 0]].concat());
+    let large = [&[8, 8, 7, 7][..], &met[4..], &[0, 0, 16, 0]].concat();
     met.extend([0, 16, 0, 0]);
     // A place, then what comes: so many bytes of data; credits with memory; a control message.
     let place = [1, 0, 0, 0, 0, 0, 0, 0, 0, 8];
@@ -196,6 +197,8 @@ pub(crate) fn rsocket() -> Vec<Seed> {
     let (goodbye, shutdown) = (control(0), control(2));
     let [read, send, grant, done] = [vec![2, 0, 8], vec![3, 0, 1], vec![4], vec![5]];
     let small = vec![3, 9, 0];
+    // As much as a message should have.
+    let [bulk, filled] = [vec![3, 7, 0], [&[0][..], &place, &[1, 7, 0]].concat()];
     let say = |what| vec![6, what];
     let (close, ends) = (say(0), say(2));
     let mapping = [1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 1, 0, 0];
@@ -209,6 +212,7 @@ pub(crate) fn rsocket() -> Vec<Seed> {
         ("half_closed", vec![&met, &ends, &data, &shutdown, &read, &done, &close]),
         ("mapped", vec![&met, &write, &announce, &write, &done, &done]),
         ("left_open", vec![&met, &data, &send, &read, &grant]),
+        ("bulk", vec![&large, &bulk, &bulk, &done, &filled, &filled, &bulk, &done]),
     ];
     // As they lie in private data and in datagrams.
     let connect = [vec![1, 2, 1, 128, 0, 0, 0, 4], vec![1; 32]].concat();
