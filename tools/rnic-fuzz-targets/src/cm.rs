@@ -62,6 +62,22 @@ pub mod steps {
     pub const DISCONNECT: &[u8] = &[3, 0, 0];
     /// It asks host 1 for a queue pair of datagrams.
     pub const LOOK_UP: &[u8] = &[1, 0, 0, 0, 0, 1, 0];
+    /// Host 1 takes its time for the REQ that was sent first.
+    pub const MRA_OF_REQ: &[u8] = &[5, 0, 1, 0, 1, 33, 0xc0, 1];
+    /// The same for a REP.
+    pub const MRA_OF_REP: &[u8] = &[5, 0, 1, 0, 2, 32, 0x40, 33, 0xc0, 1];
+    /// Refuses the REQ that was sent first.
+    pub const REJ: &[u8] = &[5, 0, 2, 0, 1, 35, 8, 1];
+    /// Ends the connection with our queue pair 5, about the message that was sent first.
+    pub const DREQ: &[u8] = &[5, 0, 5, 0, 3, 32, 0, 33, 0, 34, 5, 1];
+    /// About the message that was sent third.
+    pub const DREP: &[u8] = &[5, 0, 6, 2, 0, 1];
+    /// From host 1: port 1 of the space of datagrams, request 8.
+    pub const SIDR_REQ: &[u8] = &[5, 0, 7, 99, 1, 8, 0, 1];
+    /// The second identifier answers what it was asked: with queue pair 5.
+    pub const ANSWER: &[u8] = &[2, 1, 0, 5, 0, 3, 1, 2, 3, 4];
+    /// The second identifier is let go of.
+    pub const RELEASE: &[u8] = &[3, 1, 1];
 }
 
 fn offer(script: &mut Script<'_>) -> Offer {
@@ -106,14 +122,24 @@ impl World {
         }
     }
 
-    /// A message of host 1, of any length. It can name the identifiers of one that was sent.
-    pub(crate) fn hear(&mut self, message: &[u8], about: usize) {
+    /// A message with the identifiers of one that was sent, if there is such a one.
+    pub(crate) fn about(&self, sent: usize, message: &[u8]) -> Vec<u8> {
         let mut message = message.to_vec();
-        if let (Some(model), Some(ids)) = (self.sent.get(about), message.get_mut(24..32)) {
+        if let (Some(model), Some(ids)) = (self.sent.get(sent), message.get_mut(24..32)) {
             exchange(model, ids);
         }
-        self.cm.receive(self.now, &way(0, 1), &message);
+        message
+    }
+
+    /// A message of host 1, of any length.
+    pub(crate) fn hear(&mut self, message: &[u8]) {
+        self.cm.receive(self.now, &way(0, 1), message);
         self.collect();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn manager(&self) -> &Cm {
+        &self.cm
     }
 
     fn one(&self, script: &mut Script<'_>) -> u32 {
@@ -272,11 +298,16 @@ impl World {
     }
 }
 
-/// Names both identifiers of a message in the answer to it: those of most messages are at the same
-/// place.
+/// Names both identifiers of a message in the answer to it, which has them the other way round. A
+/// search for datagrams has one.
 fn exchange(model: &[u8; MAD_LEN], ids: &mut [u8]) {
-    ids[..4].copy_from_slice(&model[28..32]);
-    ids[4..].copy_from_slice(&model[24..28]);
+    let is_sidr = matches!(model[17], 0x17 | 0x18);
+    if is_sidr {
+        ids[..4].copy_from_slice(&model[24..28]);
+    } else {
+        ids[..4].copy_from_slice(&model[28..32]);
+        ids[4..].copy_from_slice(&model[24..28]);
+    }
 }
 
 #[cfg(test)]

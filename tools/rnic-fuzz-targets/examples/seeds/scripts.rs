@@ -149,19 +149,18 @@ pub(crate) fn cm() -> Vec<Seed> {
     let req = steps::REQ.to_vec();
     let accept = steps::ACCEPT.to_vec();
     let rtu = steps::RTU.to_vec();
-    // With the number of our queue pair.
-    let dreq = [5, 0, 5, 0, 3, 32, 0, 33, 0, 34, 5, 1].to_vec();
+    let dreq = steps::DREQ.to_vec();
     let wait = [4, 0xff, 0xff].to_vec();
     let bound = steps::BOUND.to_vec();
     let connect = steps::CONNECT.to_vec();
-    let mra = [5, 0, 1, 0, 1, 33, 0xc0, 1].to_vec();
+    let mra = steps::MRA_OF_REQ.to_vec();
     let rep = steps::REP.to_vec();
-    let rej = [5, 0, 2, 0, 1, 35, 8, 1].to_vec();
+    let rej = steps::REJ.to_vec();
     let establish = steps::ESTABLISH.to_vec();
     let disconnect = steps::DISCONNECT.to_vec();
     let release = [3, 0, 1].to_vec();
-    let sidr = [5, 0, 7, 99, 1, 8, 0, 1].to_vec();
-    let answer = [2, 1, 0, 5, 0, 3, 1, 2, 3, 4].to_vec();
+    let sidr = steps::SIDR_REQ.to_vec();
+    let answer = steps::ANSWER.to_vec();
     let look_up = steps::LOOK_UP.to_vec();
     let lives = [
         ("accepted", vec![&listen, &req, &accept, &rtu, &dreq, &wait]),
