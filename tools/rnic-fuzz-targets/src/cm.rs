@@ -131,6 +131,11 @@ impl World {
         message
     }
 
+    /// The number of the message that was sent last.
+    pub(crate) fn last_sent(&self) -> Option<u8> {
+        u8::try_from(self.sent.len().checked_sub(1)?).ok()
+    }
+
     /// A message of host 1, of any length.
     pub(crate) fn hear(&mut self, message: &[u8]) {
         self.cm.receive(self.now, &way(0, 1), message);

@@ -10,8 +10,10 @@ use crate::cm::steps::{
 };
 use crate::frame::print;
 use crate::script::Script;
-use roce_wire::cm::CmMad;
+use rnic_sim::cm::way;
+use roce_wire::cm::{AboutMessage, CmMad, CmMessage, CmaHeader, PortSpace, service_id};
 use roce_wire::mad::MAD_LEN;
+use roce_wire::{Gid, Qpn};
 
 /// What was before. The message of ours that was sent last names both ends of the connection as
 /// soon as any can: what comes a second time is answered by an MRA, which does.
@@ -68,10 +70,52 @@ fn check(bytes: &[u8]) {
     assert_eq!(CmMad::parse(&emitted), Ok(mad), "a message changed on its way through bytes");
 }
 
+/// A message as an input of each life, changed so that it is as good there as it can be: it is
+/// about the message of ours that was sent last; what asks for something new finds a listener.
+pub fn inputs(mad: &CmMad) -> Vec<Vec<u8>> {
+    /// No message that was sent has this number.
+    const NONE: u8 = u8::MAX;
+    let input = |(number, life): (u8, &[&[u8]])| {
+        let (mut mad, mut about) = (*mad, live(life).last_sent().unwrap_or(NONE));
+        let is_asked = life[0] != BOUND;
+        match &mut mad.message {
+            CmMessage::Req(req) => {
+                about = NONE;
+                // Each is one bit away from what the peer of a life that is asked has.
+                (req.local_comm_id, req.local_qpn) = (6, Qpn::new(4));
+                req.service_id = service_id(PortSpace::Tcp, 1);
+                let way = way(0, 1);
+                (req.primary.local_gid, req.primary.remote_gid) =
+                    (Gid::from_ip(way.remote), Gid::from_ip(way.local));
+                introduce(&mut req.private_data);
+            }
+            CmMessage::SidrReq(req) => {
+                about = NONE;
+                (req.request_id, req.service_id) = (9, service_id(PortSpace::Udp, 1));
+                introduce(&mut req.private_data);
+            }
+            CmMessage::Mra(mra) if is_asked => mra.about = AboutMessage::Rep,
+            CmMessage::Dreq(dreq) => dreq.remote_qpn = Qpn::new(if is_asked { 5 } else { 6 }),
+            _ => {}
+        }
+        [&[number, about][..], &mad.to_bytes()].concat()
+    };
+    (0..).zip(LIVES).map(input).collect()
+}
+
+/// Says from which port of host 1 a request comes.
+fn introduce(private: &mut [u8]) {
+    let way = way(0, 1);
+    let header = CmaHeader { src_port: 9, src: way.remote, dst: way.local };
+    private[..CmaHeader::LEN].copy_from_slice(&header.to_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rnic_core::cm::CmCounters;
+    use std::fs;
+    use std::path::Path;
 
     /// The states of all identifiers, with what else decides what a message does.
     fn states(world: &World) -> String {
@@ -122,6 +166,31 @@ mod tests {
             assert_eq!(counters, good, "{expected}");
             let repeats = life.windows(2).filter(|steps| steps[0] == steps[1]).count();
             assert_eq!(cm_duplicates, repeats as u64, "{expected}");
+            world.close();
+        }
+    }
+
+    #[test]
+    fn seeds_concern_the_connection_of_their_life() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/mad");
+        for (seed, expected) in [
+            ("req_00", "Listening, Listening, ReqReceived"),
+            ("req_04", "Listening, Established, ReqReceived"),
+            ("mra_02", "Listening, RepSent, put off"),
+            ("mra_09", "ReqSent, put off"),
+            ("rej_01", "Listening, Idle"),
+            ("rej_09", "Idle"),
+            ("rep_09", "RepReceived"),
+            ("rtu_02", "Listening, Established"),
+            ("dreq_04", "Listening, Timewait"),
+            ("dreq_12", "Timewait"),
+            ("dreq_13", "Timewait"),
+            ("drep_14", "Timewait"),
+            ("sidr_req_07", "Listening, SidrReceived, SidrReceived"),
+            ("sidr_rep_16", "Idle"),
+        ] {
+            let mut world = play(&fs::read(folder.join(seed)).expect("a seed"));
+            assert_eq!(states(&world), expected, "{seed}");
             world.close();
         }
     }

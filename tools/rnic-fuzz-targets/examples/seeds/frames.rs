@@ -1,6 +1,7 @@
 //! The shortest captured frame of each kind.
 
 use crate::Seed;
+use rnic_fuzz_targets::mad;
 use rnic_host::observe::{Captured, Way};
 use rnic_host::pcapng;
 use roce_wire::cm::CmMad;
@@ -34,7 +35,7 @@ pub(crate) fn seeds(captures: &Path) -> std::io::Result<Vec<Seed>> {
     Ok(shortest.into_iter().collect())
 }
 
-/// A message of each kind, where nothing is connected. The fuzzer finds the other states soon.
+/// A message of each kind, for each state that it may meet.
 pub(crate) fn mads(captures: &Path) -> std::io::Result<Vec<Seed>> {
     let mut kinds = BTreeMap::new();
     for file in pcaps(captures)? {
@@ -42,12 +43,16 @@ pub(crate) fn mads(captures: &Path) -> std::io::Result<Vec<Seed>> {
             let Ok(frame) = Frame::parse(bytes) else { continue };
             let Ok(datagram) = Datagram::parse(frame.payload()) else { continue };
             if let Ok(mad) = CmMad::parse(datagram.payload()) {
-                let name = mad.message.name().to_lowercase();
-                kinds.entry(name).or_insert_with(|| [&[0, 0], datagram.payload()].concat());
+                kinds.entry(mad.message.name().to_lowercase()).or_insert(mad);
             }
         }
     }
-    Ok(kinds.into_iter().collect())
+    let mut seeds = Vec::new();
+    for (kind, mad) in kinds {
+        let inputs = mad::inputs(&mad).into_iter().enumerate();
+        seeds.extend(inputs.map(|(life, input)| (format!("{kind}_{life:02}"), input)));
+    }
+    Ok(seeds)
 }
 
 /// The first packets of each capture, as files.
