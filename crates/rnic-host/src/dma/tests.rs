@@ -1,7 +1,7 @@
 use super::*;
 use memmap2::MmapMut;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SPACE: SpaceId = SpaceId(3);
 const PAGE: usize = 4096;
@@ -335,37 +335,66 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
 }
 
 /// The longest that another thread of the process waited for the lock of the address space, as one
-/// does that allocates, while `act` ran; and how long that took.
+/// does that allocates, while `act` ran; and how long that took. Both are CPU time of the thread
+/// that ran it: what other programs take is in neither.
 fn longest_wait(act: impl FnOnce()) -> (Duration, Duration) {
-    let stop = AtomicBool::new(false);
+    let (clock, stop) = (CpuClock::of_this_thread(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let mut longest = Duration::ZERO;
             while !stop.load(Ordering::Relaxed) {
-                let began = Instant::now();
+                let began = clock.now();
                 drop(MmapMut::map_anon(PAGE).unwrap());
-                longest = longest.max(began.elapsed());
+                longest = longest.max(clock.now() - began);
                 std::thread::sleep(Duration::from_micros(100));
             }
             longest
         });
-        let began = Instant::now();
+        let began = clock.now();
         act();
-        let took = began.elapsed();
+        let took = clock.now() - began;
         stop.store(true, Ordering::Relaxed);
         (waiter.join().unwrap(), took)
     })
 }
 
+/// The CPU time of one thread, which others can read, too.
+#[derive(Clone, Copy)]
+struct CpuClock(libc::clockid_t);
+
+#[allow(unsafe_code)]
+impl CpuClock {
+    fn of_this_thread() -> Self {
+        let mut clock = 0;
+        // SAFETY: the thread is the calling one, and writes to its own variable.
+        let error = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+        assert_eq!(error, 0);
+        Self(clock)
+    }
+
+    fn now(self) -> Duration {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes to a variable of this thread.
+        assert_eq!(unsafe { libc::clock_gettime(self.0, &raw mut now) }, 0);
+        Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).unwrap())
+    }
+}
+
 #[test]
 fn much_memory_is_mapped_without_keeping_other_threads() {
     const LEN: usize = 512 << 20;
-    let (file, _words) = rnic_abi::os::memory::create("test", LEN / 8).unwrap();
-    let mut mapping = None;
-    let map = || mapping = Some(Mapping::new(&file, 0, LEN as u64, true).unwrap());
-    let (longest, took) = longest_wait(map);
-    println!("mapping: {took:?}, of which another thread waited {longest:?} at a time");
-    assert!(longest < took / 3, "waited {longest:?} of {took:?}");
-    let (longest, took) = longest_wait(|| drop(mapping));
-    println!("unmapping: {took:?}, of which another thread waited {longest:?} at a time");
+    let map = || {
+        let (file, _words) = rnic_abi::os::memory::create("test", LEN / 8).unwrap();
+        let mut mapping = None;
+        let map = || mapping = Some(Mapping::new(&file, 0, LEN as u64, true).unwrap());
+        let (longest, took) = longest_wait(map);
+        println!("mapping: {took:?}, of which another thread waited {longest:?} at a time");
+        let is_kept = longest >= took / 3;
+        let (longest, took) = longest_wait(|| drop(mapping));
+        println!("unmapping: {took:?}, of which another thread waited {longest:?} at a time");
+        !is_kept
+    };
+    // A thread that has the lock at last may still wait for a CPU that another program has, but
+    // not each time; one that is kept waits each time.
+    assert!((0..5).any(|_| map()), "other threads wait while memory is mapped");
 }
