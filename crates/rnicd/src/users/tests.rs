@@ -1,6 +1,7 @@
 //! Engine processes that break every rule, and a daemon that goes on working.
 
 mod functions;
+mod timing;
 
 use super::inspect::believed;
 use super::*;
@@ -25,6 +26,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use timing::{is_quick, time};
 
 /// This program, as the engine process below, which is told of a peer that reads nothing.
 fn command(silent: SocketAddr) -> Vec<OsString> {
@@ -72,13 +75,6 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     .unwrap()
 }
 
-/// How long an act takes.
-fn time(act: impl FnOnce()) -> Duration {
-    let began = Instant::now();
-    act();
-    began.elapsed()
-}
-
 /// Engine processes that are started.
 const ROUNDS: u32 = 40;
 
@@ -87,12 +83,27 @@ fn held() -> [usize; 2] {
     ["fd", "task"].map(|what| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count())
 }
 
+/// In a process of its own: other tests would start threads and open descriptors meanwhile.
 #[test]
 fn engine_processes_that_break_every_rule_harm_nothing() {
+    let this = std::env::current_exe().unwrap();
+    let name = "users::tests::beside_engine_processes_that_break_every_rule";
+    let alone = Command::new(this).args(["--exact", name, "--ignored"]).output().unwrap();
+    let ran = String::from_utf8_lossy(&alone.stdout).contains("1 passed");
+    assert!(alone.status.success() && ran, "{alone:?}");
+}
+
+/// What the test above runs.
+#[test]
+#[ignore = "is run by another test"]
+fn beside_engine_processes_that_break_every_rule() {
     let (_listener, silent) = testbed::silent_listener();
     let users = users(silent);
     let own = Arc::clone(&users.parts.own);
-    let answers = || assert!(own.inspect(Question::Totals).is_some(), "the engine does not answer");
+    let answers = || {
+        let found = own.ask(Question::Totals).until(Instant::now() + Duration::from_secs(20));
+        assert!(found.is_some(), "the engine does not answer");
+    };
     answers();
     let before = held();
     for round in 0..ROUNDS {
@@ -121,7 +132,7 @@ fn engine_processes_that_break_every_rule_harm_nothing() {
         table.engines.is_empty() && table.numbers.is_empty()
     };
     while !is_over() || held() > before {
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?} and {before:?}", held());
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?} and {before:?}", held());
         std::thread::sleep(Duration::from_millis(20));
     }
     answers();
@@ -148,16 +159,13 @@ fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
     Arc::get_mut(&mut users).unwrap().starter =
         Some(Starter::new(vec!["/bin/true".into()]).unwrap());
     let refused = |user: User| {
-        let began = Instant::now();
         let (_ours, theirs) = Connection::pair().unwrap();
-        let refusal = users.admit(user, theirs).err().map(|(_, refusal)| refusal);
-        assert!(began.elapsed() < Duration::from_millis(500), "it waits");
-        refusal
+        users.admit(user, theirs).err().map(|(_, refusal)| refusal)
     };
     let is_early = |user| refused(user).filter(|refusal| refusal.message.contains("in a row"));
     let began = Instant::now();
     let told = loop {
-        assert!(began.elapsed() < Duration::from_secs(20), "no client is told to wait");
+        assert!(began.elapsed() < Duration::from_secs(60), "no client is told to wait");
         // Groups of a user are one user.
         match (is_early((20_000, 100)), is_early((20_000, 101))) {
             (Some(refusal), Some(_)) => break refusal,
@@ -166,51 +174,72 @@ fn a_user_whose_engine_processes_die_waits_for_the_next_one() {
     };
     assert_eq!(told.errno, libc::EAGAIN);
     assert!(is_early((20_001, 100)).is_none(), "another user waits");
+    for user in [(20_000, 100), (20_001, 100)] {
+        assert!(is_quick(Duration::from_millis(500), || drop(refused(user))), "it waits");
+    }
     users.stop(Instant::now() + Duration::from_secs(1));
     users.parts.own.stop();
+}
+
+/// Those whose engine processes do nothing at all.
+fn users_of_sleepers(silent: SocketAddr) -> Arc<Users> {
+    let mut users = users(silent);
+    let sleeps = vec!["/bin/sleep".into(), "60".into()];
+    Arc::get_mut(&mut users).unwrap().starter = Some(Starter::new(sleeps).unwrap());
+    users
+}
+
+fn admit(users: &Arc<Users>, uid: u32) -> Connection {
+    let (ours, theirs) = Connection::pair().unwrap();
+    users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
+    ours
 }
 
 /// Nor does any of them keep the daemon from ending.
 #[test]
 fn engine_processes_that_do_not_answer_are_waited_for_together_and_once() {
     let (_listener, silent) = testbed::silent_listener();
-    let mut users = users(silent);
-    let sleeps = vec!["/bin/sleep".into(), "60".into()];
-    Arc::get_mut(&mut users).unwrap().starter = Some(Starter::new(sleeps).unwrap());
-    let admit = |uid| {
-        let (ours, theirs) = Connection::pair().unwrap();
-        users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
-        ours
-    };
-    let mut clients: Vec<_> = (20_000..20_005).map(admit).collect();
+    let users = users_of_sleepers(silent);
+    let _clients: Vec<_> = (20_000..20_010).map(|uid| admit(&users, uid)).collect();
     let list = || {
         let mut at = Some(Place { shard: 0, slot: 0 });
         while let Some(from) = at {
             at = users.objects(Kind::Qps, from).1;
         }
     };
-    assert!(time(list) < Duration::from_secs(2));
+    let began = Instant::now();
+    list();
+    // One after the other they would take a second each.
+    assert!(began.elapsed() < Duration::from_secs(5));
     let told = users.overview().users;
-    assert_eq!(told.iter().filter(|(user, _)| !user.answers).count(), 5);
+    assert_eq!(told.iter().filter(|(user, _)| !user.answers).count(), 10);
     let again = || {
         list();
         users.counters();
     };
-    assert!(time(again) < Duration::from_millis(500));
-    // One is new, and waited for.
-    clients.push(admit(20_005));
+    assert!(is_quick(Duration::from_millis(500), again));
+    assert!((0..5).any(|_| is_ended_at_once()), "an answer is waited for");
+    users.stop(Instant::now());
+    users.parts.own.stop();
+}
+
+/// Whether the end of the daemon does not wait for an answer that a process owes: not for a second.
+fn is_ended_at_once() -> bool {
+    let (_listener, silent) = testbed::silent_listener();
+    let users = users_of_sleepers(silent);
+    let _client = admit(&users, 20_000);
+    let began = Instant::now();
     let asking = std::thread::spawn({
         let users = Arc::clone(&users);
         move || users.counters()
     });
     std::thread::sleep(Duration::from_millis(100));
-    let end = || {
-        users.end();
-        asking.join().unwrap();
-    };
-    assert!(time(end) < Duration::from_millis(500));
+    users.end();
+    asking.join().unwrap();
+    let is_at_once = began.elapsed() < Duration::from_secs(1);
     users.stop(Instant::now());
     users.parts.own.stop();
+    is_at_once
 }
 
 #[test]
@@ -271,20 +300,23 @@ fn processes_that_start_while_faults_and_watchers_come_learn_of_each_once() {
     let note = vec![this.into(), "--exact".into(), name.into(), "--ignored".into()];
     let note = [note, vec![folder.clone().into()]].concat();
     Arc::get_mut(&mut users).unwrap().starter = Some(Starter::new(note).unwrap());
-    let admit = |users: Arc<Users>, uid| {
-        let (ours, theirs) = Connection::pair().unwrap();
-        users.admit((uid, 100), theirs).map_err(|(_, refusal)| refusal.message).unwrap();
-        // The next one must not have the table at once.
-        std::thread::sleep(Duration::from_millis(1));
-        ours
-    };
     let admitting = [20_000, 20_010, 20_020].map(|first| {
         let users = Arc::clone(&users);
-        let admit = move |uid| admit(Arc::clone(&users), uid);
+        let admit = move |uid| {
+            let client = admit(&users, uid);
+            // The next one must not have the table at once.
+            std::thread::sleep(Duration::from_millis(1));
+            client
+        };
         std::thread::spawn(move || (first..first + 9).map(admit).collect::<Vec<_>>())
     });
     let (mut faults, mut feeds) = (Vec::new(), Vec::new());
-    while admitting.iter().any(|thread| !thread.is_finished()) && faults.len() < 500 {
+    while admitting.iter().any(|thread| !thread.is_finished()) {
+        // From the first start to the last, and no more than a process may leave unread.
+        if faults.len() as u64 > 4 * users.counts().1 {
+            std::thread::yield_now();
+            continue;
+        }
         let fault: Fault = "drop,nth=9".parse().unwrap();
         faults.push(fault.clone());
         users.disturb_all(FaultChange::Add(vec![fault], None), &faults);
@@ -297,7 +329,7 @@ fn processes_that_start_while_faults_and_watchers_come_learn_of_each_once() {
     let _clients = admitting.map(|thread| thread.join().unwrap());
     let began = Instant::now();
     let wanted = vec![[faults.len(), feeds.len()]; 27];
-    while told(&folder) != wanted && began.elapsed() < Duration::from_secs(5) {
+    while told(&folder) != wanted && began.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(told(&folder), wanted);
@@ -320,6 +352,8 @@ fn an_engine_process_that_notes_what_it_is_told() {
         match message {
             ToEngine::Faults(FaultChange::Add(more, _)) => faults += more.len(),
             ToEngine::Observe(_) => watchers += 1,
+            // The test removes the folder.
+            ToEngine::End => break,
             _ => {}
         }
         fs::write(new.join(&file), format!("{faults} {watchers}")).unwrap();
