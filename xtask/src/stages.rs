@@ -77,7 +77,7 @@ fn run_one(Stage { name, work }: Stage) -> Result<Outcome> {
 }
 
 /// Runs these lists at the same time, each from its first stage on. A list that is at its end goes
-/// on with the last stages of the longest one.
+/// on with the last stages of the longest one, so no stage may need another one of its list.
 pub(crate) fn run_beside(lists: Vec<Vec<Stage>>) -> Result<Vec<Outcome>> {
     let lists: Mutex<Vec<VecDeque<Stage>>> =
         Mutex::new(lists.into_iter().map(VecDeque::from).collect());

@@ -156,13 +156,13 @@ fn counts(notes: &str) -> String {
     text
 }
 
-/// What compiles most of the time, and measures none. One compiler alone often leaves a CPU idle,
-/// and unit tests often wait, so these lists run at the same time; each has profiles, and so locks
-/// of cargo, of its own.
+/// What compiles most of the time, and unit tests. One compiler alone often leaves a CPU idle, and
+/// unit tests often wait, so these lists run at the same time: tests that look at times allow for
+/// it. Each list has profiles, and so locks of cargo, of its own. Only a stage that one list takes
+/// over from the other may wait for a compiler of the other's.
 fn builds(options: Options) -> Vec<Vec<Stage>> {
     let mut checks = lint::stages();
-    checks.push(Stage::new("unit tests' build", move || unit(options, &["--no-run"])));
-    checks.push(Stage::new("unit tests", move || unit(options, &[])));
+    checks.push(Stage::new("unit tests", move || unit(Options { beside: true, ..options })));
     let mut others = vec![
         Stage::new("build to test", move || dist(options).map(|_| ())),
         Stage::new("memory model (loom)", loom),
@@ -239,9 +239,10 @@ fn packages() -> Result<()> {
     Ok(())
 }
 
-fn unit(options: Options, more: &[&str]) -> Result<()> {
+/// Builds and runs them.
+fn unit(options: Options) -> Result<()> {
     let args = ["test", "--quiet", "--workspace", "--exclude", "system-tests", "--no-fail-fast"];
-    options.tests().args(args).args(more).check()?;
+    options.tests().args(args).check()?;
     Ok(())
 }
 
