@@ -40,12 +40,13 @@ pub fn root(release: Release) -> Result<PathBuf> {
     let (name, folder) = release.names();
     let root = paths::cache(folder)?.join("root");
     if !root.join("usr/bin/fi_pingpong").exists() {
-        let _ = fs::remove_dir_all(&root);
         let begun = root.with_extension("begun");
         let _ = fs::remove_dir_all(&begun);
         let include = format!("--include={PACKAGES}");
         let make = Cmd::new("debootstrap").args(["--variant=minbase", &include, name]);
         make.arg(&begun).limit(Duration::from_secs(900)).check()?;
+        // Only now: where it could not be made, the old one stays.
+        let _ = fs::remove_dir_all(&root);
         fs::rename(begun, &root)?;
     }
     Ok(root)

@@ -3,10 +3,10 @@
 use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use system_tests::daemon::{Daemon, Io};
 use system_tests::debian::{self, Release};
 use system_tests::dist::Dist;
@@ -15,6 +15,7 @@ use system_tests::paths::Scratch;
 use system_tests::place::{Host, Node, Place};
 use system_tests::process::wait_until;
 use system_tests::programs::next_port;
+use system_tests::ssh::quoted;
 
 /// Its provider asks the connection manager for the device, and connects by it.
 #[test]
@@ -93,14 +94,28 @@ fn libfabric_2_over_endpoints_of_every_type() -> Result<()> {
 
 /// Writes a script that runs a program of another Debian, with our libraries, here.
 fn run_in(root: &Path, program: &str, folder: &Path) -> Result<()> {
-    let (ours, root) = (Dist::get()?.lib(), root.display());
-    let script = format!(
-        "#!/bin/sh\nexec {root}/lib64/ld-linux-x86-64.so.2 --library-path \
-         {}:{root}/usr/lib/x86_64-linux-gnu {root}/usr/bin/{program} \"$@\"\n",
-        ours.display()
-    );
+    let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+    let loader = loader_in(&libraries)?;
+    let path = std::env::join_paths([Dist::get()?.lib(), libraries])?;
+    let binary = root.join("usr/bin").join(program);
+    let [loader, path, binary] =
+        [loader.as_os_str(), &path, binary.as_os_str()].map(|word| quoted(&word.to_string_lossy()));
+    let script = format!("#!/bin/sh\nexec {loader} --library-path {path} {binary} \"$@\"\n");
     let file = folder.join(program);
     fs::write(&file, script)?;
     fs::set_permissions(&file, Permissions::from_mode(0o755))?;
     Ok(())
+}
+
+/// The loader of programs among these libraries. The place that programs name may be a link to an
+/// absolute path, which would be this machine's.
+fn loader_in(libraries: &Path) -> Result<PathBuf> {
+    let is_loader = |name: &str| name.starts_with("ld-linux-") && name.contains(".so.");
+    for file in fs::read_dir(libraries).with_context(|| libraries.display().to_string())? {
+        let file = file?;
+        if file.file_name().to_str().is_some_and(is_loader) {
+            return Ok(file.path());
+        }
+    }
+    bail!("{} has no loader of programs", libraries.display())
 }
