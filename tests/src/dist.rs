@@ -20,7 +20,7 @@ pub const DIST_ENV: &str = "RNIC_DIST";
 /// Cargo's profile of what a user gets.
 pub const RELEASE: &str = "release";
 
-/// Cargo's profile of what the tests run: as optimized, in a fraction of the time to build.
+/// Cargo's profile of what the tests run: optimized, and built soon rather than at its fastest.
 pub const TEST: &str = "test-dist";
 
 /// Where each artifact of the build goes.
