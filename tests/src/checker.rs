@@ -1,7 +1,7 @@
 //! The checker program: built from C against the public verbs header, run against any device.
 //!
-//! Its source says what it checks. It is compiled once per run and added to the toolbox, so that a
-//! [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
+//! Its source says what it checks. It is compiled where that has changed and added to the toolbox,
+//! so that a [`Dialogue`](crate::programs::Dialogue) can name it like any other program.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

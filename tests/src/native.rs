@@ -2,9 +2,12 @@
 //! passes nonsense to library and daemon. Most are in C, against the public verbs header.
 //!
 //! Those in C have a folder each under `tests/`; `tests/common` is shared by all. Programs are
-//! built once per run and made part of the toolbox, so that a place starts them like any other
-//! program.
+//! built where their sources have changed, and made part of the toolbox, so that a place starts
+//! them like any other program.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -177,7 +180,12 @@ pub fn hostile_engine() -> Result<PathBuf> {
     tool(HOSTILE_ENGINE)
 }
 
-fn tool(name: &str) -> Result<PathBuf> {
+fn tool(name: &'static str) -> Result<PathBuf> {
+    static BUILT: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    let mut built_before = BUILT.lock().map_err(|_| anyhow!("an earlier build panicked"))?;
+    if built_before.contains(name) {
+        return folder();
+    }
     let build = dist::cargo()
         .args(["build", "--profile", dist::TEST, "--quiet", "-p", name])
         .arg("--message-format=json-render-diagnostics")
@@ -188,6 +196,7 @@ fn tool(name: &str) -> Result<PathBuf> {
     let program = built.iter().find(|path| path.file_name().is_some_and(|file| file == name));
     let folder = folder()?;
     dist::install(program.context("cargo made no program")?, &folder.join(name))?;
+    built_before.insert(name);
     Ok(folder)
 }
 
@@ -210,20 +219,43 @@ fn build_with(program: &str, folders: &[&str], libraries: &[&str]) -> Result<Pat
     for source in folders {
         files.extend(sources(&home.join(source))?);
     }
-    // Another test program may be running the old one: replace, do not overwrite.
-    let fresh = folder.join(format!("{program}.{}", std::process::id()));
-    Cmd::new("cc")
+    let cmd = Cmd::new("cc")
         .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(home.join("common"))
-        .arg("-o")
-        .arg(&fresh)
         .args(&files)
         .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs"])
         .args(libraries)
-        .limit(Duration::from_secs(60))
-        .check()?;
-    std::fs::rename(&fresh, folder.join(program))?;
+        .limit(Duration::from_secs(60));
+    // What it was built from, beside it.
+    let made_of = folder.join(format!("{program}.made-of"));
+    let key = key(&cmd, folders.iter().chain(&["common"]).map(|source| home.join(source)))?;
+    let is_there = folder.join(program).is_file();
+    if is_there && fs::read_to_string(&made_of).is_ok_and(|before| before == key) {
+        return Ok(folder);
+    }
+    // Another test program may be running the old one: replace, do not overwrite.
+    let fresh = folder.join(format!("{program}.{}", std::process::id()));
+    cmd.arg("-o").arg(&fresh).check()?;
+    let _ = fs::remove_file(&made_of);
+    fs::rename(&fresh, folder.join(program))?;
+    fs::write(&made_of, key)?;
     Ok(folder)
+}
+
+/// A text that changes with a compiler's command, with a file of these folders, and with a header
+/// of [`HEADERS`].
+fn key(cmd: &Cmd, folders: impl Iterator<Item = PathBuf>) -> Result<String> {
+    let mut hasher = DefaultHasher::new();
+    cmd.to_string().hash(&mut hasher);
+    let mut files = HEADERS.map(|(header, _)| PathBuf::from(header)).to_vec();
+    for folder in folders {
+        files.extend(paths::files_below(&folder)?);
+    }
+    for file in files {
+        file.hash(&mut hasher);
+        fs::read(&file).with_context(|| file.display().to_string())?.hash(&mut hasher);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
 }
 
 /// Where the programs are. The user of the tests can run them.
