@@ -1,5 +1,5 @@
 //! Requests that are refused, between our NIC and Linux's rxe: the completion status on either
-//! side.
+//! side. Which of the two refuses, the commit says; in the long form each does.
 
 use anyhow::Result;
 use system_tests::daemon::Io;
@@ -14,7 +14,8 @@ fn every_refusal_has_its_status_on_both_sides() -> Result<()> {
     let peer = RxePeer::boot(&lab)?;
     let nic = peer.nic(Io::AfPacket, &[])?;
     let interop = InteropRun::new(&nic, &peer.guest)?;
-    let outcomes = interop.run(&cases::refusals(), Wire { v6: false, path_mtu: 1024 })?;
+    let wire = Wire { v6: false, path_mtu: 1024 };
+    let outcomes = interop.run_in_turn(name, &cases::refusals(), &[wire])?;
     nic.stop()?;
     all_well(&outcomes)
 }

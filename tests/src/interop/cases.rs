@@ -9,7 +9,7 @@ use crate::native;
 use crate::programs::{Dialogue, Transcript, perftest, pingpong};
 
 const LIMIT: Duration = Duration::from_secs(90);
-const BOTH: &[Role] = &[Role::Client, Role::Server];
+pub(super) const BOTH: &[Role] = &[Role::Client, Role::Server];
 
 /// One dialogue and its expected result.
 pub enum Case {

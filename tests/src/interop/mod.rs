@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::inspect::ask;
 use crate::place::{Node, OverV6, Place, active_mtu};
 use crate::programs::{Dialogue, Transcript};
-use crate::{checker, interrupt, lab, native};
+use crate::{checker, choice, interrupt, lab, native};
 pub use cases::Case;
 
 /// Which of the known implementations a peer is.
@@ -182,23 +182,28 @@ impl<'a> InteropRun<'a> {
     /// # Errors
     /// When an interrupt arrives.
     pub fn run(&self, cases: &[Case], wire: Wire) -> Result<Vec<Outcome>> {
-        let mut outcomes = Vec::new();
-        for case in cases {
-            for role in case.roles() {
-                let began = Instant::now();
-                let error = self.attempt(case, wire, *role)?;
-                let outcome = Outcome {
-                    title: case.title(),
-                    wire,
-                    role: *role,
-                    took: began.elapsed(),
-                    error,
-                };
-                eprintln!("{outcome}");
-                outcomes.push(outcome);
-            }
-        }
-        Ok(outcomes)
+        let all = cases.iter().flat_map(|case| case.roles().iter().map(move |role| (case, *role)));
+        all.map(|(case, role)| self.outcome(case, wire, role)).collect()
+    }
+
+    /// Runs cases that have both roles, each in one of them and over one of these kinds of packets,
+    /// by the commit; its neighbours have others. The long form combines all.
+    ///
+    /// # Errors
+    /// As [`InteropRun::run`].
+    pub fn run_in_turn(&self, test: &str, cases: &[Case], wires: &[Wire]) -> Result<Vec<Outcome>> {
+        let ways: Vec<_> =
+            wires.iter().flat_map(|wire| cases::BOTH.iter().map(|role| (*wire, *role))).collect();
+        let dealt = choice::pairs(test, &ways, cases).into_iter();
+        dealt.map(|((wire, role), case)| self.outcome(case, wire, role)).collect()
+    }
+
+    fn outcome(&self, case: &Case, wire: Wire, role: Role) -> Result<Outcome> {
+        let began = Instant::now();
+        let error = self.attempt(case, wire, role)?;
+        let outcome = Outcome { title: case.title(), wire, role, took: began.elapsed(), error };
+        eprintln!("{outcome}");
+        Ok(outcome)
     }
 
     /// What went wrong, in the last of the dialogues. A dialogue whose last ACK was lost is
