@@ -34,17 +34,18 @@ fn exchange(pair: &Pair, program: &str, size: u64) -> Result<()> {
 }
 
 /// Pingpongs over reliable and unreliable connections, and without any: each size at one path MTU,
-/// in the long form at both.
+/// and over one of these kinds of connections; in the long form all combinations.
 fn over(test: &str, io: Io) -> Result<()> {
     let Some(lab) = Lab::open(test, Need::Root, &PROGRAMS)? else { return Ok(()) };
-    let connected = choice::pairs(test, &MTUS, &[1, 4096, 4097, 65_536]);
+    let kinds = ["ibv_rc_pingpong", "ibv_uc_pingpong"];
+    let ways: Vec<_> = MTUS.iter().flat_map(|mtus| kinds.map(|kind| (*mtus, kind))).collect();
+    let connected = choice::pairs(test, &ways, &[1, 4096, 4097, 65_536]);
     let datagrams = choice::pairs(test, &MTUS, &[1, 24, 25, 1000]);
     for mtus in MTUS {
         let (path_mtu, interface_mtu) = mtus;
         let pair = lab.pair(io, interface_mtu)?;
-        for (_, size) in connected.iter().filter(|(at, _)| *at == mtus) {
-            exchange(&pair, &format!("ibv_rc_pingpong -m {path_mtu}"), **size)?;
-            exchange(&pair, &format!("ibv_uc_pingpong -m {path_mtu}"), **size)?;
+        for ((_, program), size) in connected.iter().filter(|((at, _), _)| *at == mtus) {
+            exchange(&pair, &format!("{program} -m {path_mtu}"), **size)?;
         }
         for (_, size) in datagrams.iter().filter(|(at, _)| *at == mtus) {
             exchange(&pair, "ibv_ud_pingpong", **size)?;
@@ -76,7 +77,8 @@ fn srq_pingpong_over_udp() -> Result<()> {
     let name = "srq_pingpong_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for options in ["-m 4096", "-m 1024 -s 65536", "-q 1", "-e", "-e -q 3 -r 20"] {
+    let all = ["-m 4096", "-m 1024 -s 65536", "-q 1", "-e", "-e -q 3 -r 20"];
+    for options in choice::half(name, &all) {
         let line = format!("ibv_srq_pingpong {options} -n 500");
         Dialogue::new(&line).run(&pair.left, &pair.right)?;
     }
@@ -90,9 +92,9 @@ fn pingpong_in_every_kind_of_memory() -> Result<()> {
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
     let all = ["-o", "-o -P", "-O", "-O -P", "-O -e -N", "-j", "-j -e", "-j -N"];
-    for options in choice::half(name, &all) {
-        exchange(&pair, &format!("ibv_rc_pingpong -m 4096 {options}"), 10_000)?;
-        exchange(&pair, &format!("ibv_rc_pingpong -m 1024 {options}"), 16)?;
+    let (chosen, sizes) = (choice::half(name, &all), [(4096, 10_000), (1024, 16)]);
+    for ((path_mtu, size), options) in choice::pairs("sizes_of_pingpongs", &sizes, &chosen) {
+        exchange(&pair, &format!("ibv_rc_pingpong -m {path_mtu} {options}"), size)?;
     }
     Dialogue::new("ibv_srq_pingpong -c -o -n 500").run(&pair.left, &pair.right)?;
     pair.stop()
@@ -109,9 +111,11 @@ fn pingpongs_with_every_option() -> Result<()> {
     for options in choice::half(name, &all) {
         exchange(&pair, &format!("ibv_rc_pingpong {options}"), 5000)?;
     }
-    for options in ["-e", "-l 5", "-e -r 10 -m 512"] {
-        exchange(&pair, &format!("ibv_uc_pingpong {options}"), 5000)?;
-        exchange(&pair, &format!("ibv_ud_pingpong {}", options.replace("-m 512", "")), 700)?;
+    // A datagram has no path MTU of its own.
+    let kinds = [("ibv_uc_pingpong", " -m 512", 5000), ("ibv_ud_pingpong", "", 700)];
+    for ((program, more, size), options) in choice::pairs(name, &kinds, &["-e", "-l 5", "-e -r 10"])
+    {
+        exchange(&pair, &format!("{program} {options}{more}"), size)?;
     }
     for options in choice::half(name, &["-c", "-c -e -l 2", "-c -q 2 -r 40 -m 2048"]) {
         let line = format!("ibv_srq_pingpong {options} -s 5000 -n 500");
@@ -126,13 +130,12 @@ fn xsrq_pingpong_over_udp() -> Result<()> {
     let name = "xsrq_pingpong_over_udp";
     let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
     let pair = lab.pair(Io::Udp, 4200)?;
-    for options in ["-m 4096", "-m 1024 -s 65536", "-e"] {
-        // They share a domain by a file, which programs with engines of their own do not.
-        for clients in if engine_in_program() { vec![1] } else { vec![1, 4] } {
-            let dialogue = Dialogue::new(&format!("ibv_xsrq_pingpong {options} -n 300"));
-            let dialogue = dialogue.server(&format!("-c {clients}"));
-            dialogue.run_several(&pair.left, &pair.right, clients)?;
-        }
+    // They share a domain by a file, which programs with engines of their own do not.
+    let counts: &[usize] = if engine_in_program() { &[1] } else { &[1, 4] };
+    for (clients, options) in choice::pairs(name, counts, &["-m 4096", "-m 1024 -s 65536", "-e"]) {
+        let dialogue = Dialogue::new(&format!("ibv_xsrq_pingpong {options} -n 300"));
+        let dialogue = dialogue.server(&format!("-c {clients}"));
+        dialogue.run_several(&pair.left, &pair.right, clients)?;
     }
     pair.stop()
 }
