@@ -91,6 +91,7 @@ fn only_the_peer_notices_a_killed_application() -> Result<()> {
         // fail.
         let reasons = ["send REM_ACCESS_ERR", "send REM_OP_ERR", "send RETRY_EXC_ERR"];
         ensure!(reasons.iter().any(|reason| failure.contains(reason)), "{output}");
+        eprintln!("{failure}");
         // Eight tries, each given up between once and four times 67 ms.
         let silence = failure.split(' ').find_map(|word| word.parse::<u64>().ok());
         ensure!(silence.is_some_and(|ms| ms < 2500), "{failure}");

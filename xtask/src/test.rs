@@ -20,47 +20,52 @@ use crate::{budget, compliance, lint, programs};
 const PROGRAMS: [&str; 6] =
     ["ib_write_bw", "ibv_rc_pingpong", "rping", "qperf", "iperf3", "dpkg-deb"];
 
-/// System tests that measure no time and often wait: these lists run at the same time. All others
-/// run alone.
+/// System tests that measure no time and often wait: these lists run at the same time, and take as
+/// long as each other. The longest are first, as a list that is at its end takes the last ones of
+/// the other. All others run alone.
 const BESIDE: [&[&str]; 2] = [
     &[
         "perftest",
-        "pingpong",
         "connection",
-        "errors",
-        "rnic_run",
-        "isolation",
-        "pyverbs",
-        "libfabric",
-        "ucx",
-        "laboratory",
         "observe",
-        "qperf",
-        "fio",
-        "foreign",
-        "containers",
-        "mpi",
+        "pingpong",
         "page",
-        "package",
         "users",
-        "engines",
+        "mpi",
+        "rnic_run",
+        "pyverbs",
+        "qperf",
+        "libfabric",
+        "isolation",
+        "errors",
+        "fio",
+        "containers",
+        "ucx",
         "book",
+        "laboratory",
+        "foreign",
+        "package",
     ],
     &[
         "rxe_interop",
         "rxe_rough_link",
-        "rxe_errors",
-        "rxe_kernel_io",
-        "rxe_peer",
         "interop_ssh",
+        "rxe_kernel_io",
         "rsockets",
-        "checker",
-        "rough_link",
         "functions",
+        "rough_link",
+        "checker",
+        "rxe_errors",
+        "death",
+        "rxe_peer",
+        "engines",
+        "engine_process",
+        "shared_memory",
+        "threads",
     ],
 ];
 
-/// System tests that root's run repeats with programs of another user, behind the last list.
+/// System tests that root's run repeats with programs of another user, in front of the last list.
 const AS_USER: [&str; 1] = ["checker"];
 /// Those that only the long form repeats, alone.
 const AS_USER_LONG: [&str; 8] = [
@@ -194,7 +199,7 @@ fn beside(options: Options) -> Vec<Vec<Stage>> {
         BESIDE.iter().map(|list| list.iter().map(stage).collect()).collect();
     if let Some(last) = lists.last_mut() {
         let (form, options) = (Form::User(User::NOBODY), Options { beside: true, ..options });
-        last.extend(again(&AS_USER, form, options));
+        last.splice(..0, again(&AS_USER, form, options));
     }
     lists
 }
