@@ -164,7 +164,12 @@ pub fn dies_while_it_disconnects(server: &dyn Place, client: &Node) -> Result<()
 
 fn died_while_it_listened(server: &dyn Place, client: &dyn Place) -> Result<()> {
     let (serving, port) = serve(server, "accept")?;
+    let listening = server.cm_listeners()?;
     drop(serving);
+    // A daemon that has not heard of the death yet refuses as if the program had decided so.
+    wait_until("the end of the listener", PATIENCE, || {
+        Ok(listening.is_none() || server.cm_listeners()? < listening)
+    })?;
     let calling = start(client, "client", (server, port), "wait")?;
     says(&*calling, "RDMA_CM_EVENT_REJECTED 8")
 }
