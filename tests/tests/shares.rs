@@ -1,10 +1,12 @@
-//! Clients with very different numbers of busy queue pairs: of two users, and of one.
+//! Clients with very different numbers of busy queue pairs: of two users, or of one. A run of the
+//! ordinary form has one of the tests.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use system_tests::checker::{self, Stream};
+use system_tests::choice;
 use system_tests::commons::{Commons, Helper, SOMEBODY};
 use system_tests::daemon::{Io, Spec};
 use system_tests::inspect::counter;
@@ -60,9 +62,16 @@ fn sent(node: &Node) -> Result<u64> {
     counter(node, "tx_packets")
 }
 
+/// Which take turns.
+const OF_USERS: &str = "users_with_few_and_with_many_queue_pairs";
+const OF_ONE_USER: &str = "programs_of_one_user_with_few_and_with_many_queue_pairs";
+
 /// A program of `tenant` keeps its rate beside many busy queue pairs of another program as it does
 /// beside one.
 fn keeps_its_rate(test: &str, tenant: User, most: f64) -> Result<()> {
+    if !choice::has_turn(&[OF_USERS, OF_ONE_USER], &test) {
+        return Ok(());
+    }
     let helpers: [Helper; 1] = [(checker::PROGRAM, checker::build)];
     let Some(commons) = Commons::open(test, &["ib_write_bw"], &helpers)? else { return Ok(()) };
     let addresses = vec![own_loopback()];
@@ -89,10 +98,10 @@ fn share(node: &Node, most: f64) -> Result<Share> {
 
 #[test]
 fn users_with_few_and_with_many_queue_pairs() -> Result<()> {
-    keeps_its_rate("users_with_few_and_with_many_queue_pairs", SOMEBODY, MOST_LEFT)
+    keeps_its_rate(OF_USERS, SOMEBODY, MOST_LEFT)
 }
 
 #[test]
 fn programs_of_one_user_with_few_and_with_many_queue_pairs() -> Result<()> {
-    keeps_its_rate("programs_of_one_user_with_few_and_with_many_queue_pairs", BUSY, GAIN)
+    keeps_its_rate(OF_ONE_USER, BUSY, GAIN)
 }
