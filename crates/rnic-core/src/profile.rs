@@ -71,11 +71,18 @@ impl Profile {
     }
 
     /// Nanoseconds until the next timeout fires, after so many without progress; `timeout` is
-    /// [`timeout`](Self::timeout). Spec: between once and four times that. ConnectX retransmits
-    /// adaptively: early at first, then after twice as long each time.
+    /// what [`timeout`](Self::timeout) returns. Spec: between one and four times that, longer each
+    /// time: a busy peer still has the unanswered packets in its queue, and each repetition makes
+    /// the queue longer. ConnectX retransmits adaptively: early at first, then after twice as long
+    /// each time.
     pub(crate) fn wait(self, timeout: u64, fired: u8) -> u64 {
         match self {
-            Self::Spec => timeout + timeout / 2,
+            // Rule: TimeoutBacksOff
+            Self::Spec => match fired {
+                0 => timeout + timeout / 2,
+                1 => timeout * 3,
+                _ => timeout * 4 - timeout / 4,
+            },
             Self::ConnectX => timeout.min(TIMEOUT_UNIT << (FIRST_EXPONENT + fired.min(31))),
         }
     }
@@ -118,6 +125,14 @@ mod tests {
         let waits: Vec<_> = (0..9).map(|fired| profile.wait(timeout, fired) / 1_000_000).collect();
         assert_eq!(waits, [4, 8, 16, 33, 67, 134, 268, 268, 268]);
         assert_eq!(profile.wait(timeout, u8::MAX), timeout);
-        assert_eq!(Profile::Spec.wait(Profile::Spec.timeout(14), 9), 100_663_296);
+    }
+
+    #[test]
+    fn spec_waits_longer_each_time_within_what_the_specification_allows() {
+        let timeout = Profile::Spec.timeout(14);
+        let waits: Vec<_> = (0..4).map(|fired| Profile::Spec.wait(timeout, fired)).collect();
+        assert_eq!(waits, [100_663_296, 201_326_592, 251_658_240, 251_658_240]);
+        assert!(waits.iter().all(|wait| (timeout..=4 * timeout).contains(wait)));
+        assert!(Profile::Spec.wait(Profile::Spec.timeout(31), u8::MAX) > Profile::Spec.timeout(31));
     }
 }

@@ -415,3 +415,21 @@ fn a_lost_last_packet_repeats_little_of_a_long_message() {
     let repeated = counters.retransmitted_packets;
     assert!(repeated <= 32, "{repeated} packets were sent again");
 }
+
+#[test]
+fn few_packets_are_repeated_until_something_is_answered() {
+    let mut d = dialogue();
+    d.post(&send(&d, 1, 256 * 500));
+    assert_eq!(d.hear_burst().len(), 500);
+    for _ in 0..3 {
+        d.expect(Opcode::RcSendFirst, d.our_psn(0));
+        let repeated = d.hear_burst();
+        assert_eq!(repeated.len(), 2 * 32 - 1);
+        assert!(
+            repeated.iter().any(|packet| packet.headers.bth.ack_req),
+            "nothing asks for an ACK"
+        );
+    }
+    d.say(&Say::ack(d.our_psn(31), 0));
+    assert_eq!(d.hear_burst().len(), 500 - 64, "all that is left");
+}

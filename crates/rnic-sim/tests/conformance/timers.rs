@@ -24,6 +24,25 @@ fn a_timeout_fires_between_once_and_four_times_its_value() {
 }
 
 #[test]
+fn further_timeouts_wait_longer_and_progress_makes_them_short_again() {
+    let mut d = Dialogue::new(Connection { timeout: 8, ..small_mtu() });
+    d.post_all(&[send(&d, 1, 10), send(&d, 2, 10)]);
+    let value = d.connection.ack_timeout();
+    let mut times = Vec::new();
+    let mut before = d.hear_burst().last().unwrap().at;
+    for psn in [0, 0, 0, 0] {
+        let again = d.expect(Opcode::RcSendOnly, d.our_psn(psn)).at;
+        d.hear_burst();
+        times.push(again.since(before).as_nanos() as u64 * 4 / value);
+        before = again;
+    }
+    assert_eq!(times, [6, 12, 15, 15], "quarters of the timeout");
+    d.say(&Say::ack(d.our_psn(0), 1));
+    let again = d.expect(Opcode::RcSendOnly, d.our_psn(1)).at;
+    assert!(again.since(before).as_nanos() as u64 / value < 3);
+}
+
+#[test]
 fn a_timeout_of_zero_never_fires() {
     let mut d = Dialogue::new(Connection { timeout: 0, ..small_mtu() });
     d.post(&send(&d, 1, 10));
@@ -72,6 +91,9 @@ fn impatient() -> Connection {
     Connection { timeout: 4, retry_cnt: 3, ..small_mtu() }
 }
 
+/// So many times that timeout, at most, until the retries are over.
+const OVER: u64 = 4 * 4;
+
 /// A link that takes nothing, or as much as before again.
 fn stop(world: &mut World, is_stopped: bool) {
     let usual = PortConfig::frames();
@@ -85,7 +107,7 @@ fn retries_end_also_while_the_link_takes_nothing() {
     d.post(&send(&d, 1, 10));
     d.hear();
     stop(&mut d.world, true);
-    d.world.run_for(10 * d.connection.ack_timeout());
+    d.world.run_for(OVER * d.connection.ack_timeout());
     assert_eq!(statuses(&d.world.host(0).drain(d.nic.send_cq)), [(1, WcStatus::RetryExcErr)]);
 }
 
@@ -101,7 +123,7 @@ fn requests_that_the_link_never_took_fail_whosever_turn_it_is() {
         let sends = [1, 2].map(|wr_id| SendWr::send(wr_id, &[end.mr.sge(0, 10)]));
         world.host(0).post_sends(end.qp, &sends).unwrap();
     }
-    world.run_for(10 * impatient().ack_timeout());
+    world.run_for(OVER * impatient().ack_timeout());
     let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
     for end in &ends {
         assert_eq!(statuses(&world.host(0).drain(end.send_cq)), expected);

@@ -63,9 +63,10 @@ impl Qp {
             return false;
         }
         let how = self.segmentation;
+        let window = self.requester.window(&how);
         let mut cursor = self.requester.cursor();
         let mut reads = self.requester.reads();
-        while let Some(run) = self.admissible(ctx, (cursor, reads), how.window, budget) {
+        while let Some(run) = self.admissible(ctx, (cursor, reads), window, budget) {
             let wr = self.sq.wr(cursor.index);
             let mut psn = cursor.psn;
             for _ in 0..run {

@@ -39,6 +39,13 @@ impl Segmentation {
         Self { rules, mtu, window, ack_interval }
     }
 
+    /// Packets that may be unacknowledged after a timeout: enough to hold one that asks for an ACK,
+    /// which opens the window again.
+    #[inline]
+    pub(crate) fn narrow_window(&self) -> u32 {
+        2 * self.ack_interval
+    }
+
     /// Packets of a READ that one request asks for, at most: a READ beyond half the window is asked
     /// for in pieces, so that its response cannot overrun the requester. To the responder each
     /// piece is a READ of its own.

@@ -4,6 +4,7 @@
 //! be transmitted, `sent_end` one past the highest ever transmitted. PSNs are given when a WQE is
 //! fetched. Going back sets the cursor to `una`; nothing else is needed.
 
+use super::segment::Segmentation;
 use rnic_abi::verbs::QpAttr;
 use roce_wire::Psn;
 
@@ -347,6 +348,14 @@ impl Requester {
     /// Timeouts since progress.
     pub(super) fn timeouts(&self) -> u8 {
         self.timeouts
+    }
+
+    /// How many packets may be unacknowledged. After a timeout, few until something is
+    /// acknowledged: if the peer is only busy, each repeated packet delays its answer further.
+    #[inline]
+    pub(super) fn window(&self, how: &Segmentation) -> u32 {
+        // Rule: TimeoutNarrowsWindow
+        if self.timeouts == 0 { how.window } else { how.narrow_window() }
     }
 
     /// Nanoseconds of these timeouts.
