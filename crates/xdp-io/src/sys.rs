@@ -5,12 +5,35 @@ pub(crate) mod mmsg;
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 /// Turns the result of a system call into a `Result`.
 pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Which file a descriptor refers to: its device and its inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileId(u64, u64);
+
+/// The file that this number refers to in the calling thread's table of descriptors.
+pub(crate) fn file_id(number: RawFd) -> io::Result<FileId> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: written where the call succeeds, and read only then.
+    let status = unsafe {
+        check(libc::fstat(number, status.as_mut_ptr()))?;
+        status.assume_init()
+    };
+    Ok(FileId(status.st_dev, status.st_ino))
+}
+
+/// The descriptor of a number that was [found](file_id) to be the right file. A thread that closes
+/// the descriptor meanwhile races with every use of descriptors in this process.
+pub(crate) fn borrow<'a>(number: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: not -1, which is no file; nothing else depends on what it refers to.
+    unsafe { BorrowedFd::borrow_raw(number) }
 }
 
 /// A structure of integers that the kernel reads or writes as bytes.

@@ -8,6 +8,7 @@
 //! * The UDP checksum is present, computed by the kernel or the device: zero checksums cannot be
 //!   combined with segmentation. Received IPv6 datagrams may carry a zero checksum.
 
+mod copies;
 mod socket;
 mod steered;
 
@@ -20,6 +21,7 @@ use crate::address::{self, SockAddr};
 use crate::control::{self, Control};
 use crate::sys::mmsg::{Message, RxBatch, SendOutcome, TxBatch};
 use crate::{Error, Result, TrainCaps, TxErrors, TxRefusal, TxReport, TxSlot};
+pub use copies::{SocketCopy, Use};
 pub use socket::group_socket;
 use socket::{IpFields, Socket};
 pub use steered::{ReceiverSockets, SteerBy, SteeredPort};
@@ -164,6 +166,10 @@ pub struct UdpPort {
     other: usize,
     /// Calls of [`UdpPort::receive`].
     calls: u32,
+    /// How often sockets were added or closed.
+    changes: u64,
+    /// That number when copies were taken.
+    copied_at: Option<u64>,
     stats: UdpStats,
 }
 
@@ -193,6 +199,8 @@ impl UdpPort {
             busy: 0,
             other: 0,
             calls: 0,
+            changes: 0,
+            copied_at: None,
             stats: UdpStats::default(),
         };
         for address in &config.addresses {
@@ -241,6 +249,7 @@ impl UdpPort {
         if !socket.segments {
             self.max_segments = 1;
         }
+        self.changes += 1;
         match self.sockets.iter_mut().find(|socket| socket.is_none()) {
             Some(free) => *free = Some(socket),
             None => self.sockets.push(Some(socket)),
@@ -253,6 +262,7 @@ impl UdpPort {
         let Some(index) = self.sockets.iter().position(bound_here) else { return };
         self.tx.retag(index as u32, u32::MAX);
         self.sockets[index] = None;
+        self.changes += 1;
     }
 
     /// The addresses bound.
@@ -395,12 +405,14 @@ impl UdpPort {
     pub fn submit(&mut self) -> TxReport {
         let mut sent = 0;
         while let Some(first) = self.tx.first() {
-            let Some(Some(socket)) = self.sockets.get(self.tx.socket(first) as usize) else {
+            let Some(Some(socket)) = self.sockets.get_mut(self.tx.socket(first) as usize) else {
                 self.stats.tx_errors.no_source += 1;
                 self.tx.drop_first();
                 continue;
             };
-            match self.tx.send_run(socket.sender()) {
+            // A thread without the socket leaves it to one that has it.
+            let Some(sender) = socket.sender() else { break };
+            match self.tx.send_run(sender) {
                 SendOutcome::Sent(count) => sent += count,
                 SendOutcome::Full => {
                     self.stats.tx_backpressure += 1;

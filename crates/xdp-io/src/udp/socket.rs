@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::copies::{Copies, SocketCopy};
 use super::steered::ReceiverSockets;
 use crate::address::SockAddr;
 use crate::sys::mmsg::{BatchHint, RxBatch};
@@ -44,6 +45,8 @@ pub(crate) struct Socket {
     /// Consecutive trains with other fields.
     others: u32,
     hint: BatchHint,
+    /// What threads with another table of descriptors use.
+    copies: Copies,
 }
 
 /// A socket bound to `wanted`, with all options set before the first datagram can arrive.
@@ -114,7 +117,8 @@ impl Socket {
     pub(crate) fn new(fd: OwnedFd, address: IpAddr) -> Socket {
         let segments = sys::option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok();
         let (fields, others, hint) = (IpFields::NEW, 0, BatchHint::default());
-        Socket { fd, sender: None, address, segments, fields, others, hint }
+        let copies = Copies::default();
+        Socket { fd, sender: None, address, segments, fields, others, hint, copies }
     }
 
     /// As [`Socket::new`], with another one to send.
@@ -123,9 +127,29 @@ impl Socket {
         Socket { sender: Some(sends), ..Socket::new(receives, address) }
     }
 
-    /// The descriptor to send through.
-    pub(crate) fn sender(&self) -> BorrowedFd<'_> {
-        self.sender.as_ref().unwrap_or(&self.fd).as_fd()
+    /// The descriptor to send through; `None` in a thread that has lost its copy.
+    pub(crate) fn sender(&mut self) -> Option<BorrowedFd<'_>> {
+        match self.copies.in_use() {
+            false => Some(self.sender.as_ref().unwrap_or(&self.fd).as_fd()),
+            true => self.copies.sender(),
+        }
+    }
+
+    /// All of its descriptors: the one that receives, and the one that sends, if that is another.
+    pub(super) fn all(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(&self.fd).chain(&self.sender).map(AsFd::as_fd)
+    }
+
+    /// Takes the copies of [`all`](Self::all).
+    pub(super) fn take_copies(&mut self, from: &mut impl Iterator<Item = SocketCopy>) {
+        let receiver = from.next();
+        let sender = if self.sender.is_some() { from.next() } else { receiver };
+        self.copies = Copies::new(receiver.zip(sender));
+    }
+
+    /// The copies of its descriptors.
+    pub(super) fn copies(&mut self) -> &mut Copies {
+        &mut self.copies
     }
 
     /// Called before a train with the fields `wanted` is queued, when nothing else is queued. Two
@@ -139,8 +163,9 @@ impl Socket {
         self.others += 1;
         if self.others >= MANY_OTHERS {
             self.others = 0;
+            let address = self.address;
             // When the kernel refuses a field here, control messages continue to set it.
-            if write(self.sender(), self.address, wanted).is_ok() {
+            if self.sender().is_some_and(|sender| write(sender, address, wanted).is_ok()) {
                 self.fields = wanted;
             }
         }
@@ -148,7 +173,11 @@ impl Socket {
 
     /// Receives up to `max` messages, as [`RxBatch::receive`].
     pub(crate) fn receive(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
-        batch.receive(self.fd.as_fd(), max, &mut self.hint)
+        let from = match self.copies.in_use() {
+            false => self.fd.as_fd(),
+            true => self.copies.receiver().ok_or(io::ErrorKind::WouldBlock)?,
+        };
+        batch.receive(from, max, &mut self.hint)
     }
 
     /// The descriptor.
