@@ -5,6 +5,7 @@ mod address;
 mod connection;
 mod descriptor;
 pub mod discovery;
+pub mod driving;
 pub mod event_fd;
 pub mod function;
 #[cfg(not(loom))]

@@ -9,21 +9,27 @@ use rnic_abi::os::Connection;
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Gives the calling thread, and those that it starts from now on, a table with nothing but these
-/// two.
+/// Gives the calling thread, and those that it starts from now on, a table with nothing but these.
 ///
 /// # Safety
-/// Both are open, and stay so in the table of this thread's starter until this returns.
-pub(crate) unsafe fn alone_with(numbers: [RawFd; 2]) -> io::Result<[Connection; 2]> {
-    let [low, high] = [numbers[0].min(numbers[1]), numbers[0].max(numbers[1])];
-    if !unshare_above(high) {
+/// All are open, and stay so in the table of this thread's starter until this returns.
+pub(crate) unsafe fn alone_with<const N: usize>(
+    numbers: [RawFd; N],
+) -> io::Result<[Connection; N]> {
+    let mut order = numbers;
+    order.sort_unstable();
+    if !unshare_above(order.last().copied().unwrap_or(-1)) {
         // SAFETY: by contract.
         let copy = |number| unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
-        return Ok([copy(numbers[0])?.into(), copy(numbers[1])?.into()]);
+        let copies = numbers.iter().map(|number| Ok(copy(*number)?.into()));
+        let copies: Vec<Connection> = copies.collect::<io::Result<_>>()?;
+        return copies.try_into().map_err(|_| io::ErrorKind::InvalidInput.into());
     }
-    close(low + 1, high - 1);
-    close(0, low - 1);
-    occupy_standard(low);
+    for between in order.windows(2) {
+        close(between[0] + 1, between[1] - 1);
+    }
+    close(0, order[0] - 1);
+    occupy_standard(order[0]);
     // SAFETY: they are this thread's now: those of the starter are in another table.
     Ok(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }.into()))
 }

@@ -1,13 +1,16 @@
 //! One function: a satellite of the daemon, and the threads that it lives in.
 
+use crate::driver::Driver;
 use crate::table::Table;
 use crate::{descriptors, signals};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, Reply, Request};
+use rnic_abi::os::driving::{Driving, State};
 use rnic_abi::os::{Connection, Descriptor, Descriptors};
 use rnic_host::satellite::{Place, Satellite, receive_start};
 use rnic_host::server::ClientMemory;
+use rnic_host::shard::{Driven, ProgramsEngine};
 use rnic_host::thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -22,11 +25,21 @@ use std::time::Instant;
 pub(crate) struct Door {
     number: u64,
     to: Descriptor<Connection>,
+    /// Which thread turns the function's engine; `None` where it is always its own.
+    driving: Option<&'static Driving>,
 }
 
 impl Door {
-    pub(crate) fn new(number: u64, to: Connection) -> io::Result<Self> {
-        Ok(Self { number, to: Descriptor::new(to)? })
+    pub(crate) fn new(
+        number: u64,
+        to: Connection,
+        driving: Option<&'static Driving>,
+    ) -> io::Result<Self> {
+        Ok(Self { number, to: Descriptor::new(to)?, driving })
+    }
+
+    pub(crate) fn driving(&self) -> Option<&'static Driving> {
+        self.driving
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -60,18 +73,24 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     static STARTED: AtomicU64 = AtomicU64::new(0);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let upstream = ask_for_one(path)?;
-    let (to, from) = Connection::pair()?;
-    let from = OwnedFd::from(from);
-    let fds = [upstream.as_raw_fd(), from.as_raw_fd()];
+    // Without, the engine's thread does all.
+    let driving = table.agreement().ok();
+    let ((to, from), (takes, offers)) = (Connection::pair()?, Connection::pair()?);
+    let [from, offers] = [OwnedFd::from(from), OwnedFd::from(offers)];
+    let fds = [upstream.as_raw_fd(), from.as_raw_fd(), offers.as_raw_fd()];
     let (tell, started) = bounded(1);
     signals::without(|| {
-        thread::spawn("rnic-function", thread::STACK, move || live(fds, number, table, &tell))
+        let live = move || live(fds, driving, number, table, &tell);
+        thread::spawn("rnic-function", thread::STACK, live)
     })?;
     let result = started.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
     // Not before: until then the thread takes them from this table.
-    drop((upstream, from));
-    result?;
-    Door::new(number, to)
+    drop((upstream, from, offers));
+    if let (Some(driving), Some(engine)) = (driving, result?) {
+        // As above.
+        let _ = Driver::start(driving, engine, takes);
+    }
+    Door::new(number, to, driving)
 }
 
 /// The socket over which the daemon and this program's function are to talk.
@@ -88,27 +107,40 @@ fn ask_for_one(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The thread that does what the daemon says, until the end.
-fn live(fds: [RawFd; 2], number: u64, table: &Table, tell: &Sender<io::Result<()>>) {
-    let begun = begin(fds);
-    let (satellite, door) = match begun {
+fn live(
+    fds: [RawFd; 3],
+    driving: Option<&'static Driving>,
+    number: u64,
+    table: &Table,
+    tell: &Sender<io::Result<Option<ProgramsEngine>>>,
+) {
+    let begun = begin(fds, driving);
+    let (satellite, engine, door) = match begun {
         Ok(begun) => begun,
         Err(error) => return drop(tell.send(Err(io::Error::other(format!("{error:#}"))))),
     };
-    let _ = tell.send(Ok(()));
+    let _ = tell.send(Ok(engine));
     let mut place = Program { number, table, door: Some(door) };
     // The daemon is gone, or needs it no more: what programs see is the same.
     let _ = satellite.attend(&mut place);
     table.forget(number);
     satellite.end();
+    driving.into_iter().for_each(|driving| driving.set_state(State::Stale));
     // Last: a program that ends may wait until the daemon has been told what was counted.
     drop(place);
 }
 
-fn begin(fds: [RawFd; 2]) -> anyhow::Result<(Satellite, Connection)> {
+fn begin(
+    fds: [RawFd; 3],
+    driving: Option<&'static Driving>,
+) -> anyhow::Result<(Satellite, Option<ProgramsEngine>, Connection)> {
     // SAFETY: the starter keeps them open until it is told that this has begun.
-    let [upstream, door] = unsafe { descriptors::alone_with(fds) }?;
+    let [upstream, door, offers] = unsafe { descriptors::alone_with(fds) }?;
     let (start, fds) = receive_start(&upstream)?;
-    Ok((Satellite::new(start, fds, upstream, ClientMemory::Own)?, door))
+    let driven = driving.map(|driving| Driven { driving, offers });
+    let satellite = Satellite::driven(start, fds, upstream, ClientMemory::Own, driven)?;
+    let engine = satellite.programs_engine().cloned();
+    Ok((satellite, engine, door))
 }
 
 /// The program, in which the satellite is.

@@ -5,16 +5,21 @@
 //! [function](table): a satellite of the daemon, in threads of this process.
 
 mod descriptors;
+mod driver;
 mod function;
 mod signals;
+mod stack;
 mod table;
 #[cfg(test)]
 mod tests;
 
+use driver::Driver;
+use rnic_abi::os::driving::{Driving, Turned};
 use std::ffi::{OsStr, c_int};
 use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr::null;
 
 /// Connects to the function of this process at the daemon with a socket at this path, which is
 /// started where there is none. Returns a descriptor, or a negative error number; then there is a
@@ -45,6 +50,41 @@ pub unsafe extern "C" fn rnic_function_connect(
             }
             -error.raw_os_error().unwrap_or_else(|| number_of(error.kind()))
         }
+    }
+}
+
+/// Which thread turns the engine of this process's function at the daemon with a socket at this
+/// path; null where there is none, or where it is always the engine's own.
+///
+/// # Safety
+/// `path` names `path_len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rnic_function_driving(path: *const u8, path_len: usize) -> *const Driving {
+    // SAFETY: by contract.
+    let path = unsafe { std::slice::from_raw_parts(path, path_len) };
+    table::driving(Path::new(OsStr::from_bytes(path))).map_or(null(), std::ptr::from_ref)
+}
+
+/// Does what the state calls for, in a thread of the program: [`Turned`], as bits.
+///
+/// # Safety
+/// From [`rnic_function_driving`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rnic_function_turn(driving: *const Driving) -> c_int {
+    // SAFETY: by contract; it is never freed.
+    let driver = unsafe { driving.as_ref() }.and_then(Driver::of);
+    driver.map_or(Turned::default(), Driver::turn).code()
+}
+
+/// Closes what the program has of the function's descriptors.
+///
+/// # Safety
+/// From [`rnic_function_driving`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rnic_function_release(driving: *const Driving) {
+    // SAFETY: by contract; it is never freed.
+    if let Some(driver) = unsafe { driving.as_ref() }.and_then(Driver::of) {
+        driver.release();
     }
 }
 

@@ -7,9 +7,9 @@ use std::ptr::null_mut;
 const OWN: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Runs what starts threads: they get no signal of the program, but those that tell of their own
-/// faults and of calls that a sandbox carries out itself, which the kernel would otherwise answer
-/// by ending the process.
+/// Runs this, and the threads that it starts, without the program's signals but those that tell of
+/// a thread's own faults and of calls that a sandbox carries out itself, which the kernel would
+/// otherwise answer by ending the process.
 pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
     let mut before = MaybeUninit::uninit();
     // SAFETY: the sets are local variables, filled before they are used.

@@ -3,8 +3,10 @@
 //! A function starts with its first client and ends some time after its last one. A child made by
 //! fork has none of its parent's, whose threads it does not have.
 
+use crate::driver::{self, Agreements};
 use crate::function::{self, Door};
 use rnic_abi::os::Connection;
+use rnic_abi::os::driving::Driving;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct Table {
     process: u32,
+    agreements: Mutex<Agreements>,
     functions: Mutex<Vec<Known>>,
     /// Told when one has been started, or could not be.
     started: Condvar,
@@ -39,6 +42,7 @@ fn table() -> &'static Table {
     static ONCE: Once = Once::new();
     extern "C" fn in_child() {
         TABLE.store(null_mut(), Ordering::Release);
+        driver::close_in_child();
     }
     // SAFETY: the library is never unloaded. If it fails, the end of a child asks for the counts of
     // its parent's functions.
@@ -76,6 +80,13 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
+/// Which thread turns the engine of this process's function at this daemon.
+pub(crate) fn driving(path: &Path) -> Option<&'static Driving> {
+    let functions = table().functions();
+    let mut live = functions.iter().filter(|known| !known.is_over);
+    live.find(|known| known.path == path)?.door.as_ref()?.driving()
+}
+
 /// Has the daemons told what functions have counted. At the very end of the program: destructors
 /// and functions of `atexit`, which have run before, may still use verbs, and other threads do.
 pub(crate) extern "C" fn have_counts_told() {
@@ -102,8 +113,14 @@ impl Table {
         self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// One for a function that is about to start.
+    pub(crate) fn agreement(&self) -> io::Result<&'static Driving> {
+        self.agreements.lock().unwrap_or_else(PoisonError::into_inner).next()
+    }
+
     /// That of the function at this daemon, which is started where there is none.
     fn door(&'static self, path: &Path) -> io::Result<Arc<Door>> {
+        driver::tidy();
         let mut functions = self.functions();
         loop {
             functions.retain(|known| !known.is_over);
@@ -173,7 +190,7 @@ mod tests {
         let _one = alone();
         let (to, _from) = Connection::pair().unwrap();
         let (client, _) = Connection::pair().unwrap();
-        let door = Arc::new(Door::new(u64::MAX, to).unwrap());
+        let door = Arc::new(Door::new(u64::MAX, to, None).unwrap());
         let (path, known) = (PathBuf::from("/daemon"), Some(Arc::clone(&door)));
         let table = Table::default();
         table.functions().push(Known { path, door: known, is_over: false });

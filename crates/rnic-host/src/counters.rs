@@ -19,6 +19,7 @@ pub const GAUGES: &[(&str, &str)] = &[
 const AROUND: &[(&str, &str)] = &[
     ("shard_rx_lost", "Datagrams for another engine that it did not take in time."),
     ("shard_rx_misled", "Datagrams for an engine that does not exist, or receives by itself."),
+    ("driven_turns", "Turns that programs made of the engines in them, while they polled."),
     ("shard_tx_trains", "Trains that engine processes handed over."),
     ("shard_tx_lost", "Trains of engine processes for which the link had no room after all."),
     (
@@ -72,8 +73,8 @@ mod tests {
 
     /// Counters are pairs of a name and a number in the source of links and engines.
     fn named_in(folder: &Path, names: &mut BTreeSet<String>) {
-        const PREFIXES: [&str; 6] =
-            ["link_", "fault_", "loopback_", "shard_rx_", "shard_tx_", "shard_cut_off_"];
+        const PREFIXES: [&str; 7] =
+            ["link_", "fault_", "loopback_", "shard_rx_", "shard_tx_", "shard_cut_off_", "driven_"];
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {

@@ -151,7 +151,7 @@ pub trait Counts {
 pub fn answer(
     (engine, now): (&Engine, Instant),
     dma: &SystemDma,
-    lost: [(&'static str, u64); 2],
+    around: [(&'static str, u64); 3],
     wire: &mut impl Counts,
     question: Question,
 ) -> Seen {
@@ -161,7 +161,7 @@ pub fn answer(
             Seen::Totals(Totals { qps, cqs, mrs })
         }
         Question::Counters => {
-            let counted = engine.counters().iter().chain(lost).chain(wire.counters());
+            let counted = engine.counters().iter().chain(around).chain(wire.counters());
             let all = counted.map(|(name, number)| (Cow::Borrowed(name), number)).collect();
             Seen::Counters(all)
         }

@@ -16,7 +16,7 @@ mod upstream;
 use crate::inspect::{Found, Question};
 use crate::observe::{self, Wants};
 use crate::server::{ClientMemory, Registry, Service};
-use crate::shard::{OwnEngine, ShardMessage, ShardPort};
+use crate::shard::{Driven, OwnEngine, ProgramsEngine, ShardMessage, ShardPort};
 use crate::thread;
 use crate::wire::{Attachment, DeviceWire, ShardWire};
 use admission::Admission;
@@ -99,6 +99,20 @@ impl Satellite {
         socket: Connection,
         memory: ClientMemory,
     ) -> Result<Self> {
+        Self::driven(start, fds, socket, memory, None)
+    }
+
+    /// The same in a program, which may turn the engine.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn driven(
+        start: Start,
+        fds: Descriptors,
+        socket: Connection,
+        memory: ClientMemory,
+        driven: Option<Driven>,
+    ) -> Result<Self> {
         let wire = open_wire(&start, fds)?;
         let config = EngineConfig {
             secret: Secret::new(start.secret),
@@ -108,8 +122,8 @@ impl Satellite {
             profile: start.profile.into(),
             ..EngineConfig::new(start.secret)
         };
-        let engine =
-            OwnEngine::start(start.settings, config, wire).context("cannot start the engine")?;
+        let engine = OwnEngine::start_driven(start.settings, config, wire, driven);
+        let engine = engine.context("cannot start the engine")?;
         let engine = Arc::new(engine);
         let shard = engine.handle().clone();
         let upstream = Arc::new(Upstream::new(socket, start.limits, start.network, shard)?);
@@ -133,6 +147,11 @@ impl Satellite {
             stop: EventFd::new()?,
         };
         Ok(Self { upstream, engine, service: Arc::new(service), admission: OnceLock::new() })
+    }
+
+    /// The way to turn the engine in threads of the program.
+    pub fn programs_engine(&self) -> Option<&ProgramsEngine> {
+        self.engine.programs()
     }
 
     /// Clients that are connected, also those that wait for their session.

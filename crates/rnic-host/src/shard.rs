@@ -1,10 +1,13 @@
 //! One engine and the thread that turns it.
 //!
 //! The thread owns engine, wire and DMA; other threads send it [`ShardMessage`]s. It spins while
-//! there is work and sleeps in epoll when there is none (see [`idle`]).
+//! there is work and sleeps in epoll when there is none (see [`idle`]). In a program, threads of
+//! that may turn the engine while it sleeps (see [`driving`]).
 
 mod cpu_sharing;
+mod driving;
 mod handle;
+mod held;
 mod host;
 mod idle;
 mod message;
@@ -12,8 +15,10 @@ mod nic;
 mod own;
 mod port;
 mod run;
+mod sleep;
 mod tokens;
 
+pub use driving::{Driven, ProgramsEngine};
 pub use host::EventSocket;
 pub use message::{FaultsChanged, Mad, NewClient, ShardHandle, ShardMessage, ShardStopped};
 pub use own::{Asked, OwnEngine};

@@ -53,6 +53,33 @@ pub fn scheduling_group(process: &str) -> (String, String) {
     (control_groups, read("autogroup"))
 }
 
+/// Whether a thread of this process may make the system calls that the calling one may, and gets
+/// the signals that its own faults cause. A thread behind a filter of its own (seccomp) would be
+/// ended by the first call that it may not make.
+pub fn may_do_as_this(thread: u32) -> bool {
+    let status = |name: &str| std::fs::read_to_string(format!("/proc/{name}/status"));
+    let (Ok(own), Ok(other)) = (status("thread-self"), status(&format!("self/task/{thread}")))
+    else {
+        return false;
+    };
+    // Before Linux 5.9 the number of filters is not told: then there must be none.
+    let filters = |status| match (field(status, "Seccomp:"), field(status, "Seccomp_filters:")) {
+        (Some("0"), _) => Some(0),
+        (Some(_), Some(number)) => number.parse::<u32>().ok(),
+        _ => None,
+    };
+    let is_filtered_alike = filters(&own).is_some() && filters(&own) == filters(&other);
+    let blocked = field(&other, "SigBlk:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    let bit = |signal: i32| 1u64 << (signal - 1);
+    let is_told = |mask: u64| mask & (bit(libc::SIGSEGV) | bit(libc::SIGBUS)) == 0;
+    is_filtered_alike && blocked.is_some_and(is_told)
+}
+
+/// The value of a line of a `status` file, which an older kernel may not have.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
 /// Random words, not to be guessed.
 ///
 /// # Errors
@@ -63,4 +90,52 @@ pub fn random() -> io::Result<[u64; 2]> {
     rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
     let word = u128::from_ne_bytes(bytes);
     Ok([word as u64, (word >> 64) as u64])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// What is found of a thread that has prepared itself like this.
+    fn found(prepare: fn()) -> bool {
+        let ((tell, told), (end, ended)) = (channel(), channel::<()>());
+        let thread = std::thread::spawn(move || {
+            prepare();
+            tell.send(rustix::thread::gettid()).unwrap();
+            let _ = ended.recv();
+        });
+        let number = told.recv().unwrap().as_raw_nonzero().get().cast_unsigned();
+        let found = may_do_as_this(number);
+        drop(end);
+        thread.join().unwrap();
+        found
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_thread_that_may_less_is_found() {
+        assert!(found(|| {}));
+        assert!(!found(|| {
+            // SAFETY: a local set; the thread ends soon.
+            unsafe {
+                let mut set = std::mem::MaybeUninit::uninit();
+                libc::sigemptyset(set.as_mut_ptr());
+                libc::sigaddset(set.as_mut_ptr(), libc::SIGBUS);
+                libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            }
+        }));
+        assert!(!found(|| {
+            // One instruction: everything is allowed.
+            let mut allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0x7fff_0000 };
+            let program = libc::sock_fprog { len: 1, filter: &raw mut allow };
+            // SAFETY: a filter of this thread alone, which lives during the call.
+            unsafe {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                let set = libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program);
+                assert_eq!(set, 0, "{}", io::Error::last_os_error());
+            }
+        }));
+        assert!(!may_do_as_this(u32::MAX));
+    }
 }

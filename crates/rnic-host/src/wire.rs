@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub use udp::STEER;
 use udp::UdpWire;
 use xdp_io::TxRefusal;
-use xdp_io::udp::{ReceiverSockets, SteeredPort};
+use xdp_io::udp::{ReceiverSockets, SteeredPort, UdpPort};
 
 pub use auto::{WireConfig, open};
 use capture::CaptureWire;
@@ -67,6 +67,10 @@ trait Link: Send {
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
     /// Uses a socket of the daemon for one more address, where it is made of such.
     fn add_sockets(&mut self, _: IpAddr, _: ReceiverSockets) {}
+    /// The port of sockets that it is, if so.
+    fn udp_port(&mut self) -> Option<&mut UdpPort> {
+        None
+    }
     /// Receives what is sent to a group, which the device is a member of.
     fn join(&mut self, group: IpAddr, membership: Membership);
     /// Receives it no more.
@@ -129,6 +133,11 @@ impl DeviceWire {
     /// A socket of the daemon's [shared port](Self::shared_port) for one more address.
     pub fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         self.inner.get_mut().get_mut().add_sockets(address, sockets);
+    }
+
+    /// The UDP port, if all packets go through it.
+    pub fn udp_port(&mut self) -> Option<&mut UdpPort> {
+        self.inner.get_mut().get_mut().udp_port()
     }
 
     /// How the device joins groups.

@@ -86,6 +86,7 @@ impl Context {
     /// Reports the daemon's death: `IBV_EVENT_DEVICE_FATAL` once, EIO afterwards.
     fn device_fatal(&self) -> Result<ibv_async_event> {
         self.session.set_gone();
+        self.release();
         if self.fatal_delivered.swap(true, Ordering::AcqRel) {
             return Err(Errno(libc::EIO));
         }

@@ -92,6 +92,7 @@ impl Channel {
         loop {
             let Some(event) = receive::<{ CompletionEvent::LEN }>(&self.socket)? else {
                 self.context().session.set_gone();
+                self.context().release();
                 return self.next_orphan();
             };
             let handle = CompletionEvent::decode(event).cq;

@@ -26,6 +26,7 @@ use crate::{
     cpu_sharing::YieldPredictor,
     cq::Cq,
     device::Device,
+    driving::Drives,
     error::{Errno, Result, code, pointer},
     import,
     lkey_table::LkeyTable,
@@ -58,6 +59,8 @@ pub(crate) struct Context {
     pub(crate) objects: Objects,
     pub(crate) shared: import::Shared,
     pub(crate) predictor: YieldPredictor,
+    /// Where the engine is in this program.
+    pub(crate) drives: Option<Drives>,
     /// `IBV_EVENT_DEVICE_FATAL` was delivered.
     pub(crate) fatal_delivered: AtomicBool,
 }
@@ -178,6 +181,7 @@ impl Context {
             objects: Objects::default(),
             shared: import::Shared::new(),
             predictor: YieldPredictor::new(),
+            drives: function::Driver::of(path).map(Drives::new),
             fatal_delivered: AtomicBool::new(false),
         }))
     }
@@ -249,6 +253,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     if !import::note_closed(context) {
         return 0;
     }
+    context.release();
     let (device, forked) = (context.device, context.session.is_forked_child());
     // SAFETY: made by `Box::leak` in `ibv_open_device`, and the caller gives up all use.
     drop(unsafe { Box::from_raw(std::ptr::from_ref(context).cast_mut()) });

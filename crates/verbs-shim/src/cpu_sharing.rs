@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-pub(crate) use predictor::YieldPredictor;
+pub(crate) use predictor::{YieldPredictor, ticks};
 use rnic_abi::{cpu_hints::HintWord, doorbell::Poller};
 
 use crate::{context::Context, cq::Cq};
@@ -43,6 +43,9 @@ pub(crate) fn after_empty_poll(cq: &Cq) {
     let context = cq.context();
     context.bell.publish_poller(this_thread());
     let hints = context.bell.cpu_hints();
+    if context.is_driving() && !hints.yields_everywhere() {
+        return;
+    }
     let yields = yields_here(context, hints);
     if yields {
         context.predictor.note_empty_poll();

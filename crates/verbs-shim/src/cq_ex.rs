@@ -118,8 +118,8 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if attr.is_some_and(|attr| attr.comp_mask != 0) {
         return code(Err(Errno(libc::EINVAL)));
     }
-    let mut state = cq.state.lock();
-    let cqe = match cq.next(&mut state) {
+    let (mut state, first) = cq.first(cq.state.lock());
+    let cqe = match first {
         Some(cqe) => {
             state.empty_polls = 0;
             cpu_sharing::after_full_poll(cq.context());

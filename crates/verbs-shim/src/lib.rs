@@ -14,6 +14,7 @@ mod cq;
 mod cq_ex;
 mod device;
 mod device_memory;
+mod driving;
 mod ece;
 mod error;
 mod fork;

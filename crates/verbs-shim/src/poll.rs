@@ -1,4 +1,7 @@
 //! Polling: loads from shared memory, no system call.
+//!
+//! Where the program [drives](crate::driving) the engine of its function, a poll that finds nothing
+//! makes a turn of the engine, with the system calls that this takes.
 
 use std::ffi::{c_int, c_uint};
 
@@ -76,12 +79,15 @@ impl Cq {
     /// Takes up to `room` completions.
     #[inline]
     fn poll(&self, room: usize, mut take: impl FnMut(usize, &Cqe)) -> usize {
-        let mut state = self.state.lock();
+        if room == 0 {
+            return 0;
+        }
+        let (mut state, mut next) = self.first(self.state.lock());
         let mut count = 0;
-        while count < room {
-            let Some(cqe) = self.next(&mut state) else { break };
+        while let Some(cqe) = next {
             take(count, &cqe);
             count += 1;
+            next = if count < room { self.next(&mut state) } else { None };
         }
         if count > 0 {
             state.empty_polls = 0;

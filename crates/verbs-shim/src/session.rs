@@ -18,6 +18,7 @@ use rnic_abi::{
 };
 
 use crate::{
+    driving,
     error::{Errno, Result},
     report,
 };
@@ -157,6 +158,7 @@ impl Session {
         if self.is_gone() {
             return Err(Errno(libc::EIO));
         }
+        driving::note_request();
         let mut link = self.link();
         let Link { connection, arenas } = &mut *link;
         let Some(connection) = connection.get() else {

@@ -2,9 +2,10 @@
 //!
 //! The libraries of programs know nothing of engines. Where `RNIC_ENGINE=program` asks for one in
 //! the program, they load `librnic_function.so`, which lies beside them, and get from it a
-//! connection that looks like one to the daemon.
+//! connection that looks like one to the daemon, and the way to [drive](super::driving) the engine.
 
 use super::Connection;
+use super::driving::{self, Driving, Turned};
 use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
@@ -23,6 +24,16 @@ pub const CONNECT: &CStr = c"rnic_function_connect";
 /// Room for the text.
 pub const TEXT: usize = 512;
 
+/// The library, once it is loaded.
+struct Library {
+    connect: Connect,
+    find: driving::Find,
+    turn: driving::Turn,
+    release: driving::Release,
+}
+
+static LIBRARY: OnceLock<Library> = OnceLock::new();
+
 /// Connects to the engine that this program is to use, at the daemon with this socket.
 ///
 /// # Errors
@@ -31,17 +42,17 @@ pub fn connect(socket: &Path) -> io::Result<Connection> {
     if !is_wanted()? {
         return Connection::connect(socket);
     }
-    static LIBRARY: OnceLock<Connect> = OnceLock::new();
-    let connect = match LIBRARY.get() {
-        Some(connect) => *connect,
-        None => *LIBRARY.get_or_init({
+    let library = match LIBRARY.get() {
+        Some(library) => library,
+        None => LIBRARY.get_or_init({
             let found = load()?;
             move || found
         }),
     };
     let (path, mut text) = (socket.as_os_str().as_bytes(), [0u8; TEXT]);
     // SAFETY: both name live memory of that length.
-    let result = unsafe { connect(path.as_ptr(), path.len(), text.as_mut_ptr(), text.len()) };
+    let result =
+        unsafe { (library.connect)(path.as_ptr(), path.len(), text.as_mut_ptr(), text.len()) };
     if result >= 0 {
         // SAFETY: the library has opened it for its caller.
         return Ok(Connection::from(unsafe { OwnedFd::from_raw_fd(result) }));
@@ -51,6 +62,47 @@ pub fn connect(socket: &Path) -> io::Result<Connection> {
     match said.is_empty() {
         true => Err(io::Error::from_raw_os_error(-result)),
         false => Err(io::Error::new(kind, said.to_string_lossy())),
+    }
+}
+
+/// The program's way to drive an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    driving: &'static Driving,
+    turn: driving::Turn,
+    release: driving::Release,
+}
+
+impl Driver {
+    /// Of the function that this program has at the daemon with this socket, after it has
+    /// [connected](connect) to it. None where `RNIC_DRIVE=off` says so.
+    pub fn of(socket: &Path) -> Option<Self> {
+        let library = LIBRARY.get().filter(|_| is_wanted().is_ok_and(|wanted| wanted))?;
+        if env::var_os("RNIC_DRIVE").is_some_and(|value| value == "off") {
+            return None;
+        }
+        let path = socket.as_os_str().as_bytes();
+        // SAFETY: names live memory of that length; what the library returns is never freed.
+        let driving = unsafe { (library.find)(path.as_ptr(), path.len()).as_ref()? };
+        Some(Self { driving, turn: library.turn, release: library.release })
+    }
+
+    /// What is agreed on.
+    #[inline]
+    pub fn driving(&self) -> &'static Driving {
+        self.driving
+    }
+
+    /// Does what the state calls for.
+    pub fn turn(&self) -> Turned {
+        // SAFETY: from the same library.
+        Turned::from_code(unsafe { (self.turn)(self.driving) })
+    }
+
+    /// Closes what the program has of the function's descriptors.
+    pub fn release(&self) {
+        // SAFETY: from the same library.
+        unsafe { (self.release)(self.driving) };
     }
 }
 
@@ -74,24 +126,40 @@ pub fn is_wanted() -> io::Result<bool> {
     }
 }
 
-fn load() -> io::Result<Connect> {
+fn load() -> io::Result<Library> {
     let path = beside_this()?.join("librnic_function.so");
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: our own library, whose initialisation touches nothing of the program. It stays.
-    unsafe {
-        let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NODELETE);
-        let symbol = match library.is_null() {
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NODELETE) };
+    let symbol = |name: &CStr| {
+        let found = match library.is_null() {
             true => std::ptr::null_mut(),
-            false => libc::dlsym(library, CONNECT.as_ptr()),
+            // SAFETY: a library that is open, and a name with its end.
+            false => unsafe { libc::dlsym(library, name.as_ptr()) },
         };
-        if symbol.is_null() {
-            let why = libc::dlerror();
-            let why = if why.is_null() { c"no reason" } else { CStr::from_ptr(why) };
-            let why = why.to_string_lossy();
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no engine: {why}")));
-        }
-        Ok(std::mem::transmute::<*mut c_void, Connect>(symbol))
+        if found.is_null() { Err(why_not_loaded()) } else { Ok(found) }
+    };
+    let (connect, find) = (symbol(CONNECT)?, symbol(driving::FIND)?);
+    let (turn, release) = (symbol(driving::TURN)?, symbol(driving::RELEASE)?);
+    // SAFETY: functions of these types, by the names that only our library has.
+    unsafe {
+        Ok(Library {
+            connect: std::mem::transmute::<*mut c_void, Connect>(connect),
+            find: std::mem::transmute::<*mut c_void, driving::Find>(find),
+            turn: std::mem::transmute::<*mut c_void, driving::Turn>(turn),
+            release: std::mem::transmute::<*mut c_void, driving::Release>(release),
+        })
     }
+}
+
+/// What the last call of the loader says.
+fn why_not_loaded() -> io::Error {
+    // SAFETY: the text lives until the next call of the loader in this thread.
+    let why = unsafe {
+        let why = libc::dlerror();
+        if why.is_null() { c"no reason" } else { CStr::from_ptr(why) }.to_string_lossy()
+    };
+    io::Error::new(io::ErrorKind::NotFound, format!("no engine: {why}"))
 }
 
 /// The folder of the library that this code is in.

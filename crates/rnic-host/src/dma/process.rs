@@ -21,6 +21,9 @@ pub(super) struct Scratch {
     remote: Vec<libc::iovec>,
 }
 
+// SAFETY: what the addresses name is passed with each call, which fills in all that it uses.
+unsafe impl Send for Scratch {}
+
 impl std::fmt::Debug for Scratch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Scratch").finish_non_exhaustive()

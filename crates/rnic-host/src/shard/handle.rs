@@ -99,9 +99,10 @@ impl Shard {
     }
 
     pub(super) fn inspect(&mut self, question: Question) -> Seen {
-        let lost = self.nic.events.counters();
+        let [lost, misled] = self.nic.events.counters();
+        let around = [lost, misled, ("driven_turns", self.driven_turns())];
         let engine = (&self.nic.engine, monotonic());
-        inspect::answer(engine, &self.nic.dma, lost, &mut self.nic.wire, question)
+        inspect::answer(engine, &self.nic.dma, around, &mut self.nic.wire, question)
     }
 
     fn check_groups(&mut self) {

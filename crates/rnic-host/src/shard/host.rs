@@ -30,6 +30,8 @@ use std::sync::Arc;
 pub struct EventSocket {
     socket: OwnedFd,
     pending: VecDeque<[u8; 8]>,
+    /// It is among those for which events were kept.
+    is_kept: bool,
     lost: u64,
 }
 
@@ -45,12 +47,12 @@ impl EventSocket {
             rustix::net::SocketFlags::CLOEXEC,
             None,
         )?;
-        Ok((Self { socket: ours, pending: VecDeque::new(), lost: 0 }, theirs))
+        Ok((Self { socket: ours, pending: VecDeque::new(), is_kept: false, lost: 0 }, theirs))
     }
 
-    /// Sends now or keeps. True when something is kept.
-    fn send(&mut self, event: [u8; 8]) -> bool {
-        if self.pending.is_empty() && self.try_send(&event) {
+    /// Sends now, if it may and can, or keeps. True when something is kept.
+    fn send(&mut self, event: [u8; 8], may: bool) -> bool {
+        if may && self.pending.is_empty() && self.try_send(&event) {
             return false;
         }
         if self.pending.len() == MAX_PENDING {
@@ -89,6 +91,10 @@ pub(super) struct ClientEvents {
     clients: HashMap<ClientId, Sockets>,
     /// The sockets that epoll watches until they have room again.
     full: HashSet<Token>,
+    /// Events are kept: the calling thread does not have the sockets.
+    keeps: bool,
+    /// The sockets for which some were.
+    kept: Vec<Token>,
     /// The ways to further shards, by their number.
     receivers: Vec<Option<ShardRx>>,
     /// The further shards that have members of a group, as bits.
@@ -116,6 +122,8 @@ impl ClientEvents {
             epoll,
             clients: HashMap::new(),
             full: HashSet::new(),
+            keeps: false,
+            kept: Vec::new(),
             receivers: Vec::new(),
             members: BTreeMap::new(),
             handed_over: false,
@@ -221,22 +229,59 @@ impl ClientEvents {
         dropped as u64
     }
 
+    /// Until told otherwise, events are kept for the thread that has the sockets.
+    pub(super) fn keep(&mut self, keeps: bool) {
+        self.keeps = keeps;
+    }
+
+    /// Some were.
+    pub(super) fn any_kept(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Sends them, in the thread that has the sockets.
+    pub(super) fn send_kept(&mut self) {
+        while let Some(token) = self.kept.pop() {
+            let Some(socket) = socket_of(&mut self.clients, token) else { continue };
+            socket.is_kept = false;
+            if !socket.flush() {
+                watch(&mut self.full, &self.epoll, socket, token);
+            }
+        }
+    }
+
+    /// Sends an event, or keeps it.
+    fn send(&mut self, token: Token, event: [u8; 8]) {
+        let Some(socket) = socket_of(&mut self.clients, token) else { return };
+        match socket.send(event, !self.keeps) {
+            true if self.keeps && socket.is_kept => {}
+            true if self.keeps => {
+                socket.is_kept = true;
+                self.kept.push(token);
+            }
+            true => watch(&mut self.full, &self.epoll, socket, token),
+            false => {}
+        }
+    }
+
     /// A socket has room again.
     pub(super) fn writable(&mut self, token: Token) {
-        let socket = match token {
-            Token::Events(client) => self.clients.get_mut(&client).map(|c| &mut c.events),
-            Token::Channel(client, channel) => {
-                self.clients.get_mut(&client).and_then(|c| c.channels.get_mut(&channel))
-            }
-            _ => None,
-        };
-        if let Some(socket) = socket
+        if let Some(socket) = socket_of(&mut self.clients, token)
             && socket.flush()
         {
             self.full.remove(&token);
             // It was added by us; a failure leaves a spurious wake-up.
             let _ = epoll::delete(&*self.epoll, socket.socket.as_fd());
         }
+    }
+}
+
+/// The socket that a token names.
+fn socket_of(clients: &mut HashMap<ClientId, Sockets>, token: Token) -> Option<&mut EventSocket> {
+    match token {
+        Token::Events(client) => clients.get_mut(&client).map(|c| &mut c.events),
+        Token::Channel(client, channel) => clients.get_mut(&client)?.channels.get_mut(&channel),
+        Token::Messages | Token::Client(_) => None,
     }
 }
 
@@ -253,11 +298,7 @@ fn watch(full: &mut HashSet<Token>, epoll: &OwnedFd, socket: &EventSocket, token
 
 impl Host for ClientEvents {
     fn completion_event(&mut self, client: ClientId, channel: ChannelId, cq: u32) {
-        let Some(sockets) = self.clients.get_mut(&client) else { return };
-        let Some(socket) = sockets.channels.get_mut(&channel) else { return };
-        if socket.send(CompletionEvent { cq }.encode()) {
-            watch(&mut self.full, &self.epoll, socket, Token::Channel(client, channel));
-        }
+        self.send(Token::Channel(client, channel), CompletionEvent { cq }.encode());
     }
 
     fn wake(&mut self, word: &AtomicU64, at_most: u32) {
@@ -276,10 +317,7 @@ impl Host for ClientEvents {
                 client.0
             );
         }
-        let Some(sockets) = self.clients.get_mut(&client) else { return };
-        if sockets.events.send(event.encode()) {
-            watch(&mut self.full, &self.epoll, &sockets.events, Token::Events(client));
-        }
+        self.send(Token::Events(client), event.encode());
     }
 
     fn management(&mut self, flow: &Flow, sender: Qpn, mad: &[u8; MAD_LEN]) -> bool {
@@ -373,5 +411,28 @@ mod tests {
         host.add_client(ClientId(9), events);
         drop(theirs);
         host.async_event(ClientId(9), AsyncEvent { event: AsyncEventType::CommEst, element: 1 });
+    }
+
+    #[test]
+    fn what_another_thread_has_to_say_is_sent_by_the_one_with_the_sockets() {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let mut host = ClientEvents::new(epoll);
+        let (client, channel) = (ClientId(1), ChannelId(2));
+        let (events, asynchronous) = EventSocket::pair().unwrap();
+        let (ours, completions) = EventSocket::pair().unwrap();
+        host.add_client(client, events);
+        host.add_channel(client, channel, ours);
+        host.keep(true);
+        host.completion_event(client, channel, 7);
+        host.async_event(client, AsyncEvent { event: AsyncEventType::CommEst, element: 1 });
+        host.completion_event(client, channel, 8);
+        host.keep(false);
+        assert!(host.any_kept() && read(&completions).is_none() && read(&asynchronous).is_none());
+        host.completion_event(client, channel, 9);
+        host.send_kept();
+        let cqs: Vec<_> = std::iter::from_fn(|| read(&completions)).collect();
+        let cqs: Vec<_> = cqs.into_iter().map(|event| CompletionEvent::decode(event).cq).collect();
+        assert_eq!(cqs, [7, 8, 9]);
+        assert!(read(&asynchronous).is_some() && !host.any_kept());
     }
 }

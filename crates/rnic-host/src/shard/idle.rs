@@ -39,6 +39,11 @@ impl IdlePolicy {
         Self { idle: settings.idle, spin_nanos, silent_since: None }
     }
 
+    /// The engine's thread is to sleep when there is nothing to do for some time.
+    pub(super) fn is_adaptive(&self) -> bool {
+        self.idle == Idle::Adaptive
+    }
+
     /// What to do after a turn that began at `now`. `may_spin` is false when others need the CPU.
     #[inline]
     pub(super) fn after_turn(&mut self, now: Instant, did: Did, may_spin: bool) -> Next {

@@ -3,6 +3,8 @@
 //! An engine may be kept by its clients' memory for as long as they like. So nothing here waits for
 //! it, but its end, and that for a moment only.
 
+use super::driving::{Driven, ProgramsEngine};
+use super::held::Held;
 use super::{Shard, ShardHandle, ShardMessage, ShardPort, channel};
 use crate::inspect::{Found, Question, Seen};
 use crate::settings::Settings;
@@ -18,6 +20,8 @@ pub struct OwnEngine {
     shard: ShardHandle,
     /// Disconnected when it does not run any more.
     ended: Receiver<()>,
+    /// For the program that drives it.
+    programs: Option<ProgramsEngine>,
 }
 
 impl OwnEngine {
@@ -26,15 +30,30 @@ impl OwnEngine {
     /// # Errors
     /// When threads or descriptors are used up.
     pub fn start(settings: Settings, engine: EngineConfig, port: ShardPort) -> io::Result<Self> {
+        Self::start_driven(settings, engine, port, None)
+    }
+
+    /// The same, in a program that may turn it.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_driven(
+        settings: Settings,
+        engine: EngineConfig,
+        port: ShardPort,
+        driven: Option<Driven>,
+    ) -> io::Result<Self> {
+        let driving = driven.as_ref().map(|driven| driven.driving);
         let (shard, inbox) = channel()?;
         let (report, ready) = bounded(1);
         let (running, ended) = bounded::<()>(0);
         let number = engine.shard;
         thread::spawn(&format!("rnic-engine-{number}"), STACK, move || {
-            match Shard::new(engine, port, inbox, &settings) {
+            match Shard::new(engine, port, inbox, &settings, driven) {
                 Ok(shard) => {
-                    let _ = report.send(Ok(()));
-                    shard.run();
+                    let held = Held::new(shard);
+                    let _ = report.send(Ok(held.clone()));
+                    held.run();
                 }
                 Err(error) => {
                     let _ = report.send(Err(error));
@@ -42,8 +61,9 @@ impl OwnEngine {
             }
             drop(running);
         })?;
-        ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Self { number, shard, ended })
+        let held = ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        let programs = driving.map(|driving| ProgramsEngine::new(held, driving));
+        Ok(Self { number, shard, ended, programs })
     }
 
     /// The number of its shard.
@@ -54,6 +74,11 @@ impl OwnEngine {
     /// The way to it.
     pub fn handle(&self) -> &ShardHandle {
         &self.shard
+    }
+
+    /// The way to turn it in threads of the program that it was started for.
+    pub fn programs(&self) -> Option<&ProgramsEngine> {
+        self.programs.as_ref()
     }
 
     /// What it tells about itself; `None` when it does not within a second.

@@ -8,7 +8,7 @@ use crate::wire::{
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use xdp_io::udp::ReceiverSockets;
+use xdp_io::udp::{ReceiverSockets, UdpPort};
 
 /// See the [module](self).
 pub enum ShardPort {
@@ -70,6 +70,14 @@ impl ShardPort {
     pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Self::Device(wire) = self {
             wire.add_sockets(address, sockets);
+        }
+    }
+
+    /// The UDP port, if all packets go through it.
+    pub(super) fn udp_port(&mut self) -> Option<&mut UdpPort> {
+        match self {
+            Self::Device(wire) => wire.udp_port(),
+            Self::Shard(_) => None,
         }
     }
 

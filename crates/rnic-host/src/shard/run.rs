@@ -1,38 +1,41 @@
 //! The thread's loop.
 
 use super::cpu_sharing::CpuSharing;
+use super::driving::{Driven, LOOK, Policy};
 use super::host::ClientEvents;
 use super::idle::{Did, IdlePolicy, Next};
 use super::message::Inbox;
 use super::monotonic;
 use super::nic::Nic;
 use super::port::ShardPort;
+use super::sleep::Sleep;
 use super::tokens::Token;
 use crate::dma::SystemDma;
 use crate::observe::Watchers;
 use crate::settings::Settings;
 use rnic_abi::os::EventFd;
 use rnic_core::{ClientId, Engine, EngineConfig, Instant, Turn};
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{self, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An engine with everything around it. See [`run`](Self::run).
+/// An engine with everything around it. See [`Held::run`](super::held::Held::run).
 pub(super) struct Shard {
     pub(super) nic: Nic,
     pub(super) clients: HashMap<ClientId, Client>,
     pub(super) inbox: Inbox,
     pub(super) epoll: Arc<OwnedFd>,
-    idle: IdlePolicy,
+    pub(super) idle: IdlePolicy,
     pub(super) cpu_sharing: CpuSharing,
-    /// What an epoll told, until it is handled.
-    ready: Vec<Event>,
-    /// When it was asked last.
+    /// When the program that it is in may turn it.
+    pub(super) driving: Option<Policy>,
+    /// When the epoll set was asked last.
     looked: Instant,
     /// It was logged that the thread cannot wait.
     told: bool,
@@ -57,6 +60,7 @@ impl Shard {
         wire: ShardPort,
         inbox: Inbox,
         settings: &Settings,
+        driven: Option<Driven>,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         let mut engine = Engine::new(engine, monotonic());
@@ -69,7 +73,7 @@ impl Shard {
             epoll,
             idle: IdlePolicy::new(settings),
             cpu_sharing,
-            ready: Vec::with_capacity(MAX_READY),
+            driving: driven.map(Policy::new),
             looked: Instant::ZERO,
             told: false,
             stopping: false,
@@ -83,15 +87,10 @@ impl Shard {
         Ok(epoll::add(&*self.epoll, fd, data, EventFlags::IN)?)
     }
 
-    /// Turns the engine until told to stop.
-    pub(super) fn run(mut self) {
-        while !self.stopping {
-            self.step();
-        }
-    }
-
-    /// A turn, and a sleep where there is nothing to do.
-    pub(super) fn step(&mut self) {
+    /// Makes a turn. Returns how to sleep if there is nothing to do; after that sleep the thread
+    /// calls [`woke`](Self::woke) with its result.
+    pub(super) fn step(&mut self) -> Option<Sleep> {
+        self.send_owed();
         let told = self.handle_messages();
         let now = monotonic();
         let turn = self.turn(now);
@@ -103,10 +102,16 @@ impl Shard {
             true => Did::Work,
             false => Did::Nothing,
         };
+        if let Some(watch) = self.is_driven(now, did) {
+            return Some(self.sleep_on(&[], Some(LOOK)).watching(watch));
+        }
         let may_spin = self.cpu_sharing.may_spin();
         match self.idle.after_turn(now, did, may_spin) {
-            Next::Sleep => self.sleep(now),
-            Next::Turn => self.look_around(now, did != Did::Nothing),
+            Next::Sleep => self.prepare_sleep(now),
+            Next::Turn => {
+                self.look_around(now, did != Did::Nothing);
+                None
+            }
         }
     }
 
@@ -120,18 +125,36 @@ impl Shard {
         arrived.and(departed)
     }
 
-    fn sleep(&mut self, now: Instant) {
+    /// `None` when something happened meanwhile.
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Sleep> {
         let may = self.nic.engine.prepare_sleep() && self.nic.wire.prepare_sleep();
         if may && self.inbox.receiver.is_empty() {
-            let timeout = self.timeout(now);
-            if let Err(error) = self.wait(timeout.as_ref()) {
-                self.cannot_wait(&error);
-            }
+            return Some(self.sleep_on(&self.nic.wire.fds(), self.timeout(now)));
         }
+        self.awake();
+        None
+    }
+
+    /// A sleep that also ends with a message, with an event socket that has room again, or when a
+    /// client rings that knows of it.
+    fn sleep_on(&self, wire: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Sleep {
+        Sleep::new(wire, &self.epoll, timeout)
+    }
+
+    /// The sleep is over; `Ok(true)` when the epoll set was readable.
+    pub(super) fn woke(&mut self, met: rustix::io::Result<bool>) {
+        self.awake();
+        self.nic.events.send_kept();
+        let handled =
+            met.and_then(|ready| if ready { self.handle_ready(monotonic()) } else { Ok(()) });
+        if let Err(error) = handled {
+            self.cannot_wait(&error);
+        }
+    }
+
+    fn awake(&mut self) {
         self.nic.engine.awake();
         self.nic.wire.awake();
-        let now = monotonic();
-        self.handle_ready(now);
     }
 
     /// A user may have forbidden its engine process to wait for as many descriptors as it has.
@@ -153,61 +176,32 @@ impl Shard {
         if !is_due || !(self.nic.engine.any_parked() || self.nic.events.any_full()) {
             return;
         }
-        self.ready.clear();
-        if let Err(error) = self.ask_epoll() {
+        if let Err(error) = self.handle_ready(now) {
             tracing::error!("looking for events: {error}");
         }
-        self.handle_ready(now);
         // After what it took, so that events without end leave time for work.
         self.looked = monotonic();
     }
 
-    fn handle_ready(&mut self, now: Instant) {
-        let mut ready = std::mem::take(&mut self.ready);
-        for event in ready.drain(..) {
+    /// Handles what the epoll set tells.
+    fn handle_ready(&mut self, now: Instant) -> rustix::io::Result<()> {
+        let mut room = [MaybeUninit::<Event>::uninit(); MAX_READY];
+        let epoll = Arc::clone(&self.epoll);
+        let (ready, _) = epoll::wait(&*epoll, &mut room, Some(&Timespec::default()))?;
+        for event in ready {
             self.handle_event(now, Token::decode(event.data.u64()));
-        }
-        self.ready = ready;
-    }
-
-    /// What is ready now, into `ready`.
-    fn ask_epoll(&mut self) -> rustix::io::Result<()> {
-        let room = rustix::buffer::spare_capacity(&mut self.ready);
-        epoll::wait(&*self.epoll, room, Some(&Timespec::default()))?;
-        Ok(())
-    }
-
-    /// Waits for the wire or for an event, which is then in `ready`. The wire's descriptors are in
-    /// no epoll set: there, every packet would make the kernel walk the wait queue,
-    /// and over a virtual link the sender would pay for that.
-    fn wait(&mut self, timeout: Option<&Timespec>) -> rustix::io::Result<()> {
-        self.ready.clear();
-        let wire = self.nic.wire.fds();
-        let all = wire.iter().copied().chain([self.epoll.as_fd()]);
-        let mut fds: Vec<PollFd<'_>> =
-            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        match event::poll(&mut fds, timeout) {
-            Err(Errno::INTR) => return Ok(()),
-            result => result?,
-        };
-        if fds.last().is_some_and(|epoll| !epoll.revents().is_empty()) {
-            self.ask_epoll()?;
         }
         Ok(())
     }
 
     /// How long the sleep may be; `None` is for ever.
-    fn timeout(&self, now: Instant) -> Option<Timespec> {
+    fn timeout(&self, now: Instant) -> Option<Duration> {
         let deadline = self.nic.engine.next_deadline().map(|deadline| deadline.since(now));
         let backlog = self.nic.wire.has_backlog().then_some(BACKLOG_PATIENCE);
-        let wait = match (deadline, backlog) {
-            (Some(a), Some(b)) => a.min(b),
-            (a, b) => a.or(b)?,
-        };
-        Some(Timespec {
-            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: wait.subsec_nanos().into(),
-        })
+        match (deadline, backlog) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     fn handle_event(&mut self, now: Instant, token: Option<Token>) {

@@ -30,7 +30,15 @@ fn shard(settings: Settings) -> (Shard, ShardHandle) {
         WireConfig { io: Io::Loopback, xdp_mode: XdpMode::Auto, trains: true, users: false };
     let port = ShardPort::Device(Box::new(wire::open(&wires, &network).unwrap()));
     let (handle, inbox) = channel().unwrap();
-    (Shard::new(EngineConfig::new([1, 2]), port, inbox, &settings).unwrap(), handle)
+    (Shard::new(EngineConfig::new([1, 2]), port, inbox, &settings, None).unwrap(), handle)
+}
+
+/// A turn, and the sleep behind it.
+fn step(shard: &mut Shard) {
+    if let Some(mut sleep) = shard.step() {
+        let met = sleep.wait();
+        shard.woke(met);
+    }
 }
 
 fn busy(placement: Placement) -> Settings {
@@ -73,7 +81,7 @@ fn add_client_of(shard: &mut Shard, handle: &ShardHandle, other_group: bool) -> 
         other_group,
     };
     handle.tell(ShardMessage::AddClient(Box::new(new), answer));
-    shard.step();
+    step(shard);
     answered.recv().unwrap().unwrap();
     Client { bell: Bell::new(area).unwrap(), wake, _events: theirs }
 }
@@ -88,7 +96,7 @@ fn step_at_work(
     while began.elapsed() < SOON {
         let (answer, _) = crossbeam_channel::bounded(1);
         handle.tell(ShardMessage::RemoveSpace(SpaceId(77), answer));
-        shard.step();
+        step(shard);
         if done(shard) {
             return true;
         }
@@ -121,7 +129,7 @@ fn a_client_that_was_silent_is_heard_by_an_engine_that_never_sleeps() {
     let began = std::time::Instant::now();
     while shard.nic.engine.any_parked() {
         assert!(began.elapsed() < SOON, "its doorbell is not looked at");
-        shard.step();
+        step(&mut shard);
     }
 }
 
@@ -133,7 +141,7 @@ fn events_that_a_socket_did_not_take_follow_while_the_engine_has_work() {
     let (ours, theirs) = EventSocket::pair().unwrap();
     let channel = ChannelId(2);
     handle.tell(ShardMessage::AddChannel(CLIENT, channel, ours));
-    shard.step();
+    step(&mut shard);
     (0..EVENTS).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
     let mut next = 0;
     let all = step_at_work(&mut shard, &handle, |_| {
@@ -156,11 +164,11 @@ fn a_closed_channel_leaves_nothing_to_look_at() {
     let (ours, _theirs) = EventSocket::pair().unwrap();
     let channel = ChannelId(2);
     handle.tell(ShardMessage::AddChannel(CLIENT, channel, ours));
-    shard.step();
+    step(&mut shard);
     (0..5000).for_each(|cq| shard.nic.events.completion_event(CLIENT, channel, cq));
     assert!(shard.nic.events.any_full());
     handle.tell(ShardMessage::RemoveChannel(CLIENT, channel));
-    shard.step();
+    step(&mut shard);
     assert!(!shard.nic.events.any_full());
 }
 
@@ -172,7 +180,7 @@ fn step_polled(shard: &mut Shard, client: &Client, pollers: u32, expected: fn(Hi
         assert!(began.elapsed() < SOON, "{:?}", client.bell.cpu_hints());
         client.stay_active();
         (0..pollers).for_each(|number| client.bell.publish_poller(Poller::new(number)));
-        shard.step();
+        step(shard);
     }
 }
 
@@ -182,7 +190,7 @@ fn an_engine_with_cpus_enough_asks_programs_for_nothing() {
         let (mut shard, handle) = shard(busy(Placement::Free));
         let client = add_client_of(&mut shard, &handle, other_group);
         client.bell.publish_cpu(0);
-        shard.step();
+        step(&mut shard);
         let hints = client.bell.cpu_hints();
         assert!(!hints.reports_cpu() && !hints.sleeps() && !hints.yields_on(0));
         assert!(shard.cpu_sharing.may_spin());
@@ -201,7 +209,7 @@ fn an_engine_that_follows_programs_says_where_they_yield() {
     while !client.bell.cpu_hints().yields_on(cpu) {
         assert!(began.elapsed() < SOON, "it does not follow the program");
         client.stay_active();
-        shard.step();
+        step(&mut shard);
     }
     assert!(!client.bell.cpu_hints().yields_everywhere() && shard.cpu_sharing.may_spin());
 }
@@ -211,7 +219,7 @@ fn an_engine_and_programs_of_another_group_sleep() {
     let (mut shard, handle) = shard(busy(Placement::Program));
     let client = add_client_of(&mut shard, &handle, true);
     client.bell.publish_cpu(0);
-    shard.step();
+    step(&mut shard);
     let hints = client.bell.cpu_hints();
     assert!(hints.sleeps() && !hints.yields_on(0));
     assert!(!shard.cpu_sharing.may_spin());

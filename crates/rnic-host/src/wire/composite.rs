@@ -12,7 +12,7 @@ use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
-use xdp_io::udp::ReceiverSockets;
+use xdp_io::udp::{ReceiverSockets, UdpPort};
 
 /// Loopback and the device's packet I/O.
 pub(super) struct Composite {
@@ -96,6 +96,14 @@ impl Composite {
     pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Some(link) = &mut self.outside {
             link.add_sockets(address, sockets);
+        }
+    }
+
+    /// The UDP port, if all packets go through it.
+    pub(super) fn udp_port(&mut self) -> Option<&mut UdpPort> {
+        match (&mut self.outside, &self.local) {
+            (Some(link), None) => link.udp_port(),
+            _ => None,
         }
     }
 

@@ -183,6 +183,10 @@ impl Link for UdpWire {
         self.port.add_sockets(address, sockets);
     }
 
+    fn udp_port(&mut self) -> Option<&mut UdpPort> {
+        Some(&mut self.port)
+    }
+
     fn join(&mut self, group: IpAddr, membership: Membership) {
         if let Some(socket) = membership.into_socket() {
             self.port.add_group(group, socket);

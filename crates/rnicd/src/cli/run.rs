@@ -31,7 +31,8 @@ pub(super) struct Options {
     ///
     /// In the program itself it copies without system calls, and works where a sandbox keeps other
     /// processes from the program's memory. It takes a daemon of the program's own user with UDP
-    /// sockets. Same as RNIC_ENGINE=program: see docs/functions.md.
+    /// sockets. Same as RNIC_ENGINE=program: see docs/functions.md. A program that polls turns the
+    /// engine itself, unless RNIC_DRIVE=off is in its environment.
     #[arg(long, value_enum, value_name = "PLACE")]
     engine: Option<Engine>,
     /// Make rsockets of the program's TCP and UDP sockets

@@ -34,7 +34,7 @@ const ABSENCE: u64 = if cfg!(target_arch = "x86_64") { 1_250_000 } else { 500_00
 /// A time stamp that is cheap enough for every post: processor cycles.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, and where it is forbidden the C library
     // cannot read its clock either.
     unsafe { std::arch::x86_64::_rdtsc() }
@@ -43,7 +43,7 @@ fn ticks() -> u64 {
 /// Nanoseconds, where there is no cycle counter.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
-fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a clock that every Linux has, and a place for its time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };

@@ -1,0 +1,202 @@
+//! An engine and a program that has a wish, step by step.
+
+use super::super::{ShardPort, channel};
+use super::*;
+use crate::settings::Settings;
+use crate::wire::DeviceWire;
+use rnic_core::EngineConfig;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::OwnedFd;
+use xdp_io::udp::ReceiverSockets;
+
+/// What is expected at once takes longer where other programs have the CPUs.
+const SOON: Duration = Duration::from_secs(20);
+
+struct Stage {
+    held: Held,
+    program: ProgramsEngine,
+    driving: &'static Driving,
+    offers: Connection,
+    /// Sends to the engine's socket.
+    peer: UdpSocket,
+    addresses: usize,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let driving: &'static Driving = Box::leak(Box::default());
+        let (offers, theirs) = Connection::pair().unwrap();
+        let mut wire = DeviceWire::of_shard(0, 1500).unwrap();
+        let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let (receives, sends, peer) = (bind(), bind(), bind());
+        receives.set_nonblocking(true).unwrap();
+        peer.connect(receives.local_addr().unwrap()).unwrap();
+        let sockets = ReceiverSockets { receives: receives.into(), sends: sends.into() };
+        wire.add_sockets(Ipv4Addr::LOCALHOST.into(), sockets);
+        let (_, inbox) = channel().unwrap();
+        let driven = Some(Driven { driving, offers: theirs });
+        let (config, port) = (EngineConfig::new([1, 2]), ShardPort::Device(Box::new(wire)));
+        let settings = Settings { spin: Duration::ZERO, ..Settings::default() };
+        let shard = Shard::new(config, port, inbox, &settings, driven).unwrap();
+        let held = Held::new(shard);
+        let program = ProgramsEngine::new(held.clone(), driving);
+        Self { held, program, driving, offers, peer, addresses: 1 }
+    }
+
+    /// One more address.
+    fn add(&mut self, address: Ipv4Addr) {
+        let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().into();
+        let sockets = ReceiverSockets { receives: bind(), sends: bind() };
+        self.with(|shard| shard.nic.wire.add_sockets(address.into(), sockets));
+        self.addresses += 1;
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Shard) -> T) -> T {
+        work(self.held.try_lock().unwrap().as_mut().unwrap())
+    }
+
+    /// The calling thread polls again and again; the engine makes a turn.
+    fn wish(&self) -> State {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.driving.wish(thread.cast_unsigned());
+        self.with(|shard| drop(shard.step()));
+        self.driving.state()
+    }
+
+    /// The program takes what it was offered.
+    fn take(&self) -> bool {
+        let mut offer = [0; Offer::LEN];
+        let mut copies: Vec<OwnedFd> = Vec::new();
+        let changes = loop {
+            copies.extend(self.offers.try_recv(&mut offer).unwrap().1);
+            if let Offer { changes, left: 0 } = Offer::decode(offer) {
+                break changes;
+            }
+        };
+        assert_eq!(copies.len(), 2 * self.addresses);
+        self.driving.leave(State::Offered);
+        let taken = self.program.take_copies(changes, &copies);
+        std::mem::forget(copies);
+        taken
+    }
+
+    /// Until the program drives.
+    fn drive(&self) {
+        let until = std::time::Instant::now() + SOON;
+        while self.wish() != State::Driven {
+            assert!(std::time::Instant::now() < until, "it does not get the engine");
+            if self.driving.state() == State::Offered {
+                assert!(self.take());
+            }
+        }
+    }
+
+    /// The engine's thread sleeps while this happens, and looks what became of the program.
+    fn sleep(&self, meanwhile: impl FnOnce()) {
+        let sleep = self.with(Shard::step);
+        meanwhile();
+        if let Some(mut sleep) = sleep {
+            let met = sleep.wait();
+            self.with(|shard| {
+                sleep.watch().into_iter().for_each(|watch| shard.watched(watch));
+                shard.woke(met);
+                drop(shard.step());
+            });
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        self.with(|shard| shard.driving.as_ref().unwrap().pause)
+    }
+}
+
+#[test]
+fn a_program_gets_copies_of_the_sockets_and_then_the_engine() {
+    let stage = Stage::new();
+    assert_eq!(stage.program.turn(), Turned::default());
+    assert_eq!(stage.wish(), State::Offered);
+    assert!(stage.take());
+    stage.drive();
+    let before = stage.driving.turns();
+    stage.peer.send(b"no RoCE").unwrap();
+    assert_eq!(stage.program.turn(), Turned::default());
+    assert_eq!(stage.driving.turns(), before + 1);
+    let seen = stage.with(|shard| shard.nic.engine.counters().rx_malformed);
+    assert_eq!(seen, 1, "the turn received nothing");
+}
+
+#[test]
+fn one_that_stops_to_poll_gives_the_engine_back() {
+    let stage = Stage::new();
+    stage.drive();
+    stage.sleep(|| {});
+    assert_eq!((stage.driving.state(), stage.pause()), (State::Off, Duration::ZERO));
+    // For some milliseconds.
+    assert_eq!(stage.wish(), State::Off);
+    stage.drive();
+}
+
+#[test]
+fn one_that_makes_others_wait_gets_it_less_and_less_often() {
+    let stage = Stage::new();
+    for pause in [PAUSE.0, PAUSE.0 * 2, PAUSE.0 * 4] {
+        stage.drive();
+        stage.sleep(|| _ = stage.peer.send(b"no RoCE").unwrap());
+        assert_eq!((stage.driving.state(), stage.pause()), (State::Off, pause));
+    }
+}
+
+#[test]
+fn one_that_waits_for_an_event_gives_the_engine_back() {
+    let stage = Stage::new();
+    assert!(!stage.driving.withdraw(), "it does not drive");
+    stage.drive();
+    assert!(stage.driving.withdraw(), "the engine's thread must be woken");
+    assert!(!stage.driving.withdraw(), "once");
+    stage.with(|shard| drop(shard.step()));
+    assert_eq!(stage.driving.state(), State::Off);
+}
+
+/// More sockets than a message has room for.
+#[test]
+fn a_program_gets_copies_of_many_sockets() {
+    let mut stage = Stage::new();
+    for address in 1..4u8 {
+        stage.add(Ipv4Addr::new(127, 0, 1, address));
+    }
+    stage.drive();
+    assert_eq!(stage.addresses, 4);
+}
+
+#[test]
+fn copies_of_sockets_that_are_gone_are_recalled() {
+    let mut stage = Stage::new();
+    stage.drive();
+    stage.with(|shard| shard.nic.wire.follow(&[], 1500));
+    stage.with(|shard| drop(shard.step()));
+    assert_eq!(stage.driving.state(), State::Stale);
+    stage.driving.leave(State::Stale);
+    stage.addresses = 0;
+    stage.add(Ipv4Addr::LOCALHOST);
+    assert_eq!(stage.wish(), State::Off, "not at once");
+    stage.drive();
+    // Also while the program does not drive.
+    stage.sleep(|| {});
+    assert_eq!(stage.driving.state(), State::Off);
+    stage.add(Ipv4Addr::new(127, 0, 1, 1));
+    stage.with(|shard| drop(shard.step()));
+    assert_eq!(stage.driving.state(), State::Stale);
+}
+
+#[test]
+fn an_engine_that_has_ended_is_turned_no_more() {
+    let stage = Stage::new();
+    stage.drive();
+    assert!(!stage.program.has_ended());
+    drop(stage.held.try_lock().unwrap().take());
+    assert!(stage.program.has_ended());
+    assert_eq!(stage.program.turn(), Turned::default());
+    let other = stage.held.try_lock();
+    assert_eq!(stage.program.turn(), Turned::default().with(Turned::BUSY, true));
+    drop(other);
+}

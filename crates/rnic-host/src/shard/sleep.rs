@@ -1,0 +1,72 @@
+//! How the engine's thread sleeps: without the lock of the shard.
+
+#![allow(unsafe_code, reason = "descriptors are waited for without a borrow of what has them")]
+
+use super::driving::Watch;
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What to wait for.
+pub(super) struct Sleep {
+    /// The wire's descriptors are in no epoll set: there, every packet would make the kernel walk
+    /// the wait queue, and over a virtual link the sender would pay for that.
+    wire: Vec<RawFd>,
+    epoll: Arc<OwnedFd>,
+    /// How long at most; `None` is for ever.
+    timeout: Option<Timespec>,
+    /// Sleeps on while the program turns the engine.
+    watch: Option<Watch>,
+}
+
+impl Sleep {
+    /// Until one of the wire's descriptors or the epoll set is readable. Those of the wire stay
+    /// open until the sleep is over: only the thread that sleeps opens and closes any.
+    pub(super) fn new(
+        wire: &[BorrowedFd<'_>],
+        epoll: &Arc<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let timeout = timeout.map(|wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        let wire = wire.iter().map(AsRawFd::as_raw_fd).collect();
+        Self { wire, epoll: Arc::clone(epoll), timeout, watch: None }
+    }
+
+    /// Until the program does not turn the engine any more.
+    pub(super) fn watching(self, watch: Watch) -> Self {
+        Self { watch: Some(watch), ..self }
+    }
+
+    /// True when the epoll set is readable.
+    pub(super) fn wait(&mut self) -> rustix::io::Result<bool> {
+        loop {
+            let is_ready = self.wait_once()?;
+            if is_ready || !self.watch.as_mut().is_some_and(Watch::goes_on) {
+                return Ok(is_ready);
+            }
+        }
+    }
+
+    /// What was watched.
+    pub(super) fn watch(&self) -> Option<&Watch> {
+        self.watch.as_ref()
+    }
+
+    fn wait_once(&self) -> rustix::io::Result<bool> {
+        // SAFETY: they are open, see `new`; were they not, the wait would end at once.
+        let wire = self.wire.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let all = wire.chain([self.epoll.as_fd()]);
+        let mut fds: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match event::poll(&mut fds, self.timeout.as_ref()) {
+            Err(Errno::INTR) => return Ok(false),
+            result => result?,
+        };
+        Ok(fds.last().is_some_and(|epoll| !epoll.revents().is_empty()))
+    }
+}

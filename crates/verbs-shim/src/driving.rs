@@ -1,0 +1,148 @@
+//! Polls that turn the engine of a function.
+//!
+//! A thread whose polls find nothing again and again could as well do the engine's work:
+//! [`rnic_abi::os::driving`] says how both agree on that.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use rnic_abi::{
+    cqe::Cqe,
+    os::{
+        driving::{State, Turned},
+        function::Driver,
+    },
+};
+
+use crate::{
+    context::Context,
+    cpu_sharing::ticks,
+    cq::{Cq, CqState},
+    lock::Guard,
+};
+
+/// A poll's lock.
+type Polling<'a> = Guard<'a, CqState>;
+
+/// So many polls that found nothing, since the program last asked for an event and within
+/// [`STREAK_TICKS`], before it wishes to drive.
+const STREAK: u32 = 64;
+/// A millisecond at 2.5 GHz.
+const STREAK_TICKS: u64 = 2_500_000;
+
+thread_local! {
+    /// The number of this thread; 0 until it has asked something of the daemon or the function.
+    /// Only then: a thread that does nothing but post and poll may have forbidden itself all system
+    /// calls but those that these make.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread asks something of the daemon or the function. A forked child's thread has
+/// another number than the one that it is a copy of.
+pub(crate) fn note_request() {
+    // SAFETY: no arguments; it cannot fail.
+    let number = unsafe { libc::syscall(libc::SYS_gettid) };
+    THREAD.set(u32::try_from(number).unwrap_or(0));
+}
+
+/// A context's way to drive.
+pub(crate) struct Drives {
+    driver: Driver,
+    /// Polls that found nothing, and when the first of them did.
+    streak: AtomicU32,
+    began: AtomicU64,
+}
+
+impl Drives {
+    pub(crate) fn new(driver: Driver) -> Self {
+        Self { driver, streak: AtomicU32::new(0), began: AtomicU64::new(0) }
+    }
+
+    /// True when there were many within a short time. Threads that poll at the same time may lose
+    /// some: it takes a little longer then.
+    fn note_empty_poll(&self) -> bool {
+        let streak = self.streak.load(Ordering::Relaxed) + 1;
+        self.streak.store(streak % STREAK, Ordering::Relaxed);
+        if streak == 1 {
+            self.began.store(ticks(), Ordering::Relaxed);
+        }
+        let is_quick = || ticks().wrapping_sub(self.began.load(Ordering::Relaxed)) < STREAK_TICKS;
+        streak >= STREAK && is_quick()
+    }
+}
+
+impl Context {
+    /// Whether a poll that finds nothing is to [drive](Self::drive). Counts such polls where not.
+    #[inline]
+    pub(crate) fn may_drive(&self) -> bool {
+        let Some(drives) = &self.drives else { return false };
+        let (driving, thread) = (drives.driver.driving(), THREAD.get());
+        if driving.calls(thread) {
+            return true;
+        }
+        if drives.note_empty_poll() && !self.bell.cpu_hints().sleeps() {
+            driving.wish(thread);
+        }
+        false
+    }
+
+    /// A turn of the engine, or what comes before the first and after the last one. True when there
+    /// may be completions now. The caller holds no lock.
+    pub(crate) fn drive(&self) -> bool {
+        let Some(drives) = &self.drives else { return false };
+        let turned = drives.driver.turn();
+        if turned.contains(Turned::WAKE) {
+            self.wake_engine();
+        }
+        if turned.contains(Turned::BUSY) {
+            // The engine's thread may be waiting for this CPU.
+            // SAFETY: no arguments; it cannot fail on Linux.
+            unsafe { libc::sched_yield() };
+        }
+        turned.contains(Turned::DELIVERED)
+    }
+
+    /// Polls of this thread turn the engine now.
+    #[inline]
+    pub(crate) fn is_driving(&self) -> bool {
+        self.drives.as_ref().is_some_and(|it| it.driver.driving().calls(THREAD.get()))
+    }
+
+    /// The program may wait for an event next, and not poll.
+    pub(crate) fn stop_driving(&self) {
+        let Some(drives) = &self.drives else { return };
+        drives.streak.store(0, Ordering::Relaxed);
+        if drives.driver.driving().withdraw() {
+            self.wake_engine();
+        }
+    }
+
+    /// Closes the program's copies of the function's sockets: the context is being closed, or the
+    /// engine is gone.
+    #[cold]
+    pub(crate) fn release(&self) {
+        let Some(drives) = &self.drives else { return };
+        if drives.driver.driving().state() == State::Stale {
+            drives.driver.turn();
+        }
+        drives.driver.release();
+    }
+}
+
+impl Cq {
+    /// The first completion of a poll, which turns the engine when there is none.
+    #[inline]
+    pub(crate) fn first<'a>(&'a self, mut state: Polling<'a>) -> (Polling<'a>, Option<Cqe>) {
+        let found = self.next(&mut state);
+        if found.is_some() || !self.context().may_drive() {
+            return (state, found);
+        }
+        drop(state);
+        let delivered = self.context().drive();
+        state = self.state.lock();
+        let found = if delivered { self.next(&mut state) } else { None };
+        (state, found)
+    }
+}
