@@ -22,8 +22,14 @@ void bench_unanswered(struct bench *bench);
 void bench_outcome(struct bench *bench, bool memory_must_be_untouched);
 /* Async events that arrive within `ms`, sorted, in one line. */
 const char *events_of(struct ibv_context *ctx, int ms);
+/* From here on any system call of the calling thread but those that crates/verbs-shim/README.md lists, and what these
+ * programs need for themselves, ends the process. */
+void allow_few_system_calls(void);
 /* The error of a verb that returns a pointer. */
 const char *null_errno(const void *result);
+
+/* Bytes that each thread of this program has for variables of its own. They come out of its stack. */
+enum { OF_EACH_THREAD = 512 << 10 };
 
 struct mistake {
 	const char *name;
@@ -31,6 +37,8 @@ struct mistake {
 };
 
 extern const struct mistake posting[], creating[], modifying[], breaking[], using[], memory[];
+/* What programs do whose polls turn an engine of their own; these need one. */
+extern const struct mistake driving[], driving_threads[];
 extern struct rc_options options;
 /* Makes the wire mistake of that name; false when there is none. */
 bool wire_mistake(const char *name);

@@ -10,12 +10,14 @@ use serde_json::Value;
 use system_tests::checker;
 use system_tests::choice;
 use system_tests::daemon::Io;
-use system_tests::inspect::{Census, ask, cpu_time, own_memory_kib};
-use system_tests::lab::{Lab, Need, Pair, long_form, only_in_long_form};
-use system_tests::native::{self, CROWD, MESH, SANDBOX, VICTIM};
+use system_tests::dist::Dist;
+use system_tests::inspect::{Census, ask, counter, cpu_time, own_memory_kib};
+use system_tests::lab::{Lab, Need, Pair, at_end, long_form, only_in_long_form};
+use system_tests::measure::{Reading, is_quiet, judge, taken_by_others};
+use system_tests::native::{self, CROWD, ERRORS, MESH, SANDBOX, VICTIM};
 use system_tests::paths::Scratch;
-use system_tests::place::{Node, Place};
-use system_tests::process::{Running, wait_until};
+use system_tests::place::{Job, Node, Place};
+use system_tests::process::{Cmd, Running, wait_until};
 use system_tests::programs::{Dialogue, next_port};
 
 /// How long anything that is expected may take.
@@ -182,8 +184,9 @@ fn a_function_takes_no_descriptors_of_its_program() -> Result<()> {
         name.is_ok_and(|name| name.starts_with("rnic-engine"))
     });
     ensure!(has_engine, "no engine in the program");
-    // Its peer's, the session, the way to its function, and events.
-    ensure!(sockets(left.pid())? <= 5, "{} sockets", sockets(left.pid())?);
+    // Its peer's, the session, the ways to its function and from it, and events; and because it
+    // polls, copies of the two that the function has for each of its addresses.
+    ensure!(sockets(left.pid())? <= 6 + 2 * 3, "{} sockets", sockets(left.pid())?);
     left.signal(Signal::KILL)?;
     left.wait()?;
     right.wait()?;
@@ -199,11 +202,183 @@ fn programs_use_verbs_until_their_end() -> Result<()> {
     let pair = pair(&lab, Io::Udp)?;
     for (what, says) in [("used_at_the_end", "SUCCESS"), ("few_system_calls", "200 messages")] {
         let gid = pair.left.gid_index().to_string();
-        let cmd = pair.left.cmd(native::ERRORS)?.args(["-d", pair.left.device(), "-g", &gid]);
+        let cmd = pair.left.cmd(ERRORS)?.args(["-d", pair.left.device(), "-g", &gid]);
         let output = cmd.arg(what).run()?;
         ensure!(output.success() && output.stdout.trim() == says, "{what}: {output}");
     }
     pair.stop()
+}
+
+/// A test's own words for a program that does not drive: other work may be the reason
+/// (docs/cpu-sharing.md).
+fn does_not_drive(what: String) -> Reading {
+    let taken = taken_by_others();
+    if is_quiet(taken) { Reading::Bad(what) } else { Reading::Unclear(what) }
+}
+
+/// Polls turn the engine: not so those of a program that waits for events.
+#[test]
+fn programs_that_poll_drive() -> Result<()> {
+    let name = "programs_that_poll_drive";
+    let Some(lab) = open(name)? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    let turns = |line: &str| -> Result<[u64; 2]> {
+        let all = || -> Result<[u64; 2]> {
+            Ok([counter(&pair.left, "driven_turns")?, counter(&pair.right, "driven_turns")?])
+        };
+        let before = all()?;
+        Dialogue::new(line).run(&pair.left, &pair.right)?;
+        let after = all()?;
+        eprintln!("{line}: {before:?}, then {after:?} turns");
+        Ok([after[0] - before[0], after[1] - before[1]])
+    };
+    judge(name, |_| {
+        let polled = turns("ib_send_lat -s 8 -n 20000")?;
+        let enough = polled.iter().all(|turns| *turns > 20_000);
+        Ok(if enough { Reading::Good } else { does_not_drive(format!("{polled:?} turns")) })
+    })?;
+    let waited = turns("ib_send_lat -s 8 -n 5000 -e")?;
+    ensure!(waited.iter().all(|turns| *turns < 500), "{waited:?} turns");
+    pair.stop()
+}
+
+/// A program that ends with its last message has acknowledged that: else its peer would repeat it
+/// and fail in the end.
+#[test]
+fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
+    let Some(lab) = open("acknowledged_at_the_end")? else { return Ok(()) };
+    let pair = pair(&lab, Io::Udp)?;
+    for round in 0..10 {
+        let pingpong = Dialogue::new("ibv_rc_pingpong -n 200");
+        pingpong.run(&pair.left, &pair.right).with_context(|| format!("round {round}"))?;
+    }
+    pair.stop()
+}
+
+/// What programs do whose polls turn the engine, and what they print then: `tests/errors/driving.c`.
+const DRIVING: [(&str, &str); 9] = [
+    ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
+    ("driving_loses_descriptors", "200 messages, 0 files changed"),
+    ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
+    ("driving_exits_in_a_handler", "10 ended in order"),
+    ("driving_thread_filtered", "lives"),
+    (
+        "driving_unmapped",
+        "source LOC_PROT_ERR, destination REM_OP_ERR; \
+         signals blocked: source LOC_PROT_ERR, destination REM_OP_ERR",
+    ),
+    ("driving_small_stack", "200 messages"),
+    ("driving_computes", "in time: 4 posted by itself, 4 by another thread"),
+    ("driving_cancelled", "2000 messages after 10 threads"),
+];
+/// Another one, which is told not to drive.
+const FORBIDDEN: (&str, &str) = ("driving_forbidden", "200 and 200 messages");
+/// Another one, whose daemon is killed.
+const OUTLIVES: &str = "driving_outlives_its_daemon";
+
+/// An application that drives, in one process.
+fn driving(node: &Node, what: &str) -> Result<Cmd> {
+    let gid = node.gid_index().to_string();
+    let cmd = node.cmd(ERRORS)?.args(["-d", node.device(), "-g", &gid, what]);
+    Ok(cmd.limit(Duration::from_secs(30)))
+}
+
+#[test]
+fn programs_that_drive_may_do_what_they_like() -> Result<()> {
+    let name = "programs_that_drive";
+    let Some(mut lab) = open(name)? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::errors()?);
+    let mut pair = pair(&lab, Io::Udp)?;
+    // Some have two threads that poll.
+    pair.left.host.cpu = None;
+    let list = pair.left.cmd(ERRORS)?.arg("list-driving").check()?;
+    let mut known: Vec<_> = DRIVING.iter().map(|(what, _)| *what).collect();
+    known.extend([FORBIDDEN.0, OUTLIVES]);
+    let is_complete =
+        list.lines().count() == known.len() && list.lines().all(|n| known.contains(&n));
+    ensure!(is_complete, "the program's:\n{list}here: {known:?}");
+    let run = |(what, says): (&str, &str), cmd: Cmd, drives: bool| -> Result<Option<String>> {
+        let before = counter(&pair.left, "driven_turns")?;
+        let output = cmd.run()?;
+        let turns = counter(&pair.left, "driven_turns")? - before;
+        eprintln!("{what}: {turns} turns in {:.1?}", output.elapsed);
+        let is_right = output.success() && output.stdout.trim() == says && (turns > 0) == drives;
+        Ok((!is_right).then(|| format!("{output}\ninstead of: {says}\n{turns} turns")))
+    };
+    judge(name, |_| {
+        let mut wrong = Vec::new();
+        for row in DRIVING {
+            wrong.extend(run(row, driving(&pair.left, row.0)?, true)?);
+        }
+        let forbidden = driving(&pair.left, FORBIDDEN.0)?.env("RNIC_DRIVE", "off");
+        wrong.extend(run(FORBIDDEN, forbidden, false)?);
+        let (count, all) = (wrong.len(), wrong.join("\n"));
+        let none_drives = wrong.iter().all(|one| one.contains("its polls do not turn the engine"));
+        Ok(match count {
+            0 => Reading::Good,
+            _ if none_drives => does_not_drive(all),
+            _ => Reading::Bad(format!("{count} wrong:\n{all}")),
+        })
+    })?;
+    pair.stop()
+}
+
+/// Two programs of one host that drive for long.
+fn pollers(node: &Node) -> Result<[Box<dyn Job>; 2]> {
+    let (gid, port) = (node.gid_index(), next_port());
+    let line = format!("-F -d {} -x {gid} -p {port} -s 8 -n 5000000", node.device());
+    let args: Vec<_> = line.split(' ').map(str::to_owned).collect();
+    let server = node.start("ib_send_lat", &args, Duration::from_secs(60))?;
+    wait_until("listening server", SOON, || node.listens(port))?;
+    let args: Vec<_> = args.into_iter().chain([node.address().to_string()]).collect();
+    let client = node.start("ib_send_lat", &args, Duration::from_secs(60))?;
+    Ok([server, client])
+}
+
+/// The copies of sockets in a program do not keep the port, whether the program ends or stays.
+#[test]
+fn a_daemon_that_is_killed_while_functions_drive_is_replaced() -> Result<()> {
+    let name = "replaced_daemon_of_functions";
+    let Some(mut lab) = open(name)? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::errors()?);
+    judge(name, |_| {
+        let mut pair = pair(&lab, Io::Udp)?;
+        // These poll, and so do others.
+        pair.left.host.cpu = None;
+        let ends = pollers(&pair.left)?;
+        let drive = || Ok(counter(&pair.left, "driven_turns")? > 10_000);
+        if let Err(error) = wait_until("turns", SOON, drive) {
+            return Ok(does_not_drive(format!("{error:#}")));
+        }
+        pair = replaced(pair)?;
+        for end in ends {
+            let output = end.wait()?;
+            ensure!(!output.success(), "{output}");
+        }
+        let stay = || driving(&pair.left, OUTLIVES)?.start();
+        let stays = [stay()?, stay()?];
+        let all_say = |what| Ok(stays.iter().all(|one| one.stdout().contains(what)));
+        if let Err(error) = wait_until("turns", SOON, || all_say("drives")) {
+            return Ok(does_not_drive(format!("{error:#}")));
+        }
+        pair = replaced(pair)?;
+        wait_until("fatal events", SOON, || all_say("fatal"))?;
+        pair.stop()?;
+        Ok(Reading::Good)
+    })
+}
+
+/// The left daemon is killed; the next one serves its programs.
+fn replaced(pair: Pair) -> Result<Pair> {
+    let began = Instant::now();
+    let spec = at_end(&pair.net.left, Io::Udp);
+    let Pair { mut left, right, net } = pair;
+    left.daemon = left.daemon.kill_and_restart(Dist::get()?, &spec)?;
+    let ready = began.elapsed();
+    Dialogue::new("ib_send_lat -s 8 -n 1000").run(&left, &right)?;
+    eprintln!("ready after {ready:.1?}, a program has ended after {:.1?}", began.elapsed());
+    ensure!(ready < Duration::from_secs(3), "ready only after {ready:.1?}");
+    Ok(Pair { left, right, net })
 }
 
 /// Threads that post and poll, children that inherit the device and use one of their own.

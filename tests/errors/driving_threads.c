@@ -1,0 +1,271 @@
+/* What the threads of a program do while their polls turn the engine that is in them (docs/functions.md, "Who turns the engine"). */
+#define _GNU_SOURCE
+#include "driving.h"
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+static atomic_bool begun, over;
+
+static void *polls_behind_a_filter(void *unused)
+{
+	struct ibv_cq *cq = cq_of_this_thread();
+
+	allow_few_system_calls();
+	begun = true;
+	/* On a CPU that is shared, polls sleep. */
+	for (double i = 0, until = now() + 2; i < 200000 && now() < until; i++)
+		poll_in_vain(cq);
+	over = true;
+	/* Its end would take other system calls. */
+	for (;;)
+		usleep(10000);
+	return unused;
+}
+
+/* One thread drives. Another one polls, which may do less. */
+static void driving_thread_filtered(void)
+{
+	pthread_t thread;
+	int good = 0;
+
+	ready_to_drive();
+	start(&thread, NULL, polls_behind_a_filter);
+	while (!over && message())
+		good++;
+	say("%s", over && good ? "lives" : "a message is lost");
+}
+
+/* The thread forbids itself most system calls once it has polled: it must not drive (RNIC_DRIVE=off). */
+static void driving_forbidden(void)
+{
+	int before;
+
+	bench_ready(&bench);
+	before = messages();
+	allow_few_system_calls();
+	say("%d and %d messages", before, messages());
+}
+
+static void reset(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+
+	if (ibv_modify_qp(bench.a.qp, &attr, IBV_QP_STATE) || ibv_modify_qp(bench.b.qp, &attr, IBV_QP_STATE))
+		die("ibv_modify_qp failed");
+	bench_connect(&bench);
+}
+
+/* How a WRITE ends whose source, or whose destination, is gone. */
+static const char *write_without_memory(bool is_source)
+{
+	unsigned char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr = ibv_reg_mr(bench.a.pd, pages, 2 * PAGE, ALL_ACCESS);
+	struct ibv_sge sge = { .addr = (uintptr_t)bench.a.buf, .length = PAGE, .lkey = bench.a.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { bench.at_b.addr, bench.at_b.rkey } }, *bad;
+	struct ibv_wc wc;
+
+	if (!mr)
+		die("ibv_reg_mr: %s", strerror(errno));
+	if (is_source) {
+		sge.addr = (uintptr_t)pages + PAGE;
+		sge.lkey = mr->lkey;
+	} else {
+		wr.wr.rdma.remote_addr = (uintptr_t)pages + PAGE;
+		wr.wr.rdma.rkey = mr->rkey;
+	}
+	drive();
+	munmap(pages + PAGE, PAGE);
+	if (ibv_post_send(bench.a.qp, &wr, &bad) || !rc_wait(bench.a.send_cq, &wc, 5000))
+		die("no completion");
+	reset();
+	if (ibv_dereg_mr(mr))
+		die("ibv_dereg_mr failed");
+	munmap(pages, PAGE);
+	return wc_name(wc.status);
+}
+
+enum { SOURCES = 4 };
+
+/* In the words of all; "different" where they are not the same each time. */
+static void write_sources_and_destinations(const char *ends[2])
+{
+	for (int i = 0; i < 2 * SOURCES; i++) {
+		const char *end = write_without_memory(i % 2 == 0), **kept = &ends[i % 2];
+
+		*kept = !*kept || !strcmp(*kept, end) ? end : "different";
+	}
+}
+
+static void *writes_with_blocked_signals(void *ends)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGSEGV);
+	sigaddset(&set, SIGBUS);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	cq_of_this_thread();
+	write_sources_and_destinations(ends);
+	over = true;
+	return NULL;
+}
+
+/* Memory goes while its keys stay, also under a thread that no handler could help: another one drives then. */
+static void driving_unmapped(void)
+{
+	const char *ends[2] = { 0 }, *blocked[2] = { 0 };
+	struct ibv_cq *cq;
+	pthread_t thread;
+
+	ready_to_drive();
+	write_sources_and_destinations(ends);
+	cq = cq_of_this_thread();
+	drive();
+	if (pthread_create(&thread, NULL, writes_with_blocked_signals, blocked))
+		die("pthread_create failed");
+	while (!over)
+		poll_in_vain(cq);
+	pthread_join(thread, NULL);
+	say("source %s, destination %s; signals blocked: source %s, destination %s", ends[0], ends[1], blocked[0],
+	    blocked[1]);
+}
+
+static void *drives_and_moves(void *unused)
+{
+	cq_of_this_thread();
+	drive();
+	say("%d messages", messages());
+	return unused;
+}
+
+static void driving_small_stack(void)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	bench_ready(&bench);
+	pthread_attr_init(&attr);
+	if (pthread_attr_setstacksize(&attr, (size_t)PTHREAD_STACK_MIN + OF_EACH_THREAD))
+		die("pthread_attr_setstacksize failed");
+	start(&thread, &attr, drives_and_moves);
+	pthread_join(thread, NULL);
+}
+
+static atomic_bool computing;
+static double posted_at;
+
+static void post_a_mark(void)
+{
+	posted_at = now();
+	if (rc_post_send(&bench.a, IBV_WR_RDMA_WRITE, 1, PAGE, LENGTH, &bench.at_b))
+		die("ibv_post_send failed");
+}
+
+static void *posts_meanwhile(void *unused)
+{
+	while (!computing)
+		usleep(100);
+	post_a_mark();
+	return unused;
+}
+
+/* Whether a WRITE arrives within 5 ms while the thread that drives does not poll. */
+static bool arrives_without_polls(unsigned char mark, bool is_own_post)
+{
+	volatile unsigned char *last = bench.b.buf + PAGE + LENGTH - 1;
+	double arrived = 0, began;
+	struct ibv_wc wc;
+	pthread_t thread;
+
+	memset(bench.a.buf + PAGE, mark, LENGTH);
+	computing = false;
+	if (!is_own_post)
+		start(&thread, NULL, posts_meanwhile);
+	drive();
+	began = now();
+	computing = true;
+	if (is_own_post)
+		post_a_mark();
+	while (now() < began + (arrived ? 0.02 : 1))
+		if (!arrived && *last == mark)
+			arrived = now();
+	if (!is_own_post)
+		pthread_join(thread, NULL);
+	if (!arrived || !rc_wait(bench.a.send_cq, &wc, 5000) || wc.status)
+		die("a WRITE does not arrive");
+	return arrived - posted_at < 0.005;
+}
+
+/* Other work on the machine may make some late. */
+static int enough_arrive(bool is_own_post)
+{
+	enum { ENOUGH = 4, TRIES = 15 };
+	static unsigned char mark;
+	int good = 0;
+
+	for (int i = 0; i < TRIES && good < ENOUGH; i++)
+		good += arrives_without_polls(++mark, is_own_post);
+	return good;
+}
+
+/* The engine's own thread takes over. */
+static void driving_computes(void)
+{
+	int own, others;
+
+	ready_to_drive();
+	own = enough_arrive(true);
+	others = enough_arrive(false);
+	say("in time: %d posted by itself, %d by another thread", own, others);
+}
+
+static void *polls_until_cancelled(void *unused)
+{
+	struct ibv_cq *cq = cq_of_this_thread();
+
+	begun = true;
+	for (;;) {
+		poll_in_vain(cq);
+		pthread_testcancel();
+	}
+	return unused;
+}
+
+/* A thread is cancelled that drives, or is about to. */
+static void driving_cancelled(void)
+{
+	int rounds = 0, moved = 0;
+	pthread_t thread;
+
+	ready_to_drive();
+	for (; rounds < 10; rounds++) {
+		begun = false;
+		start(&thread, NULL, polls_until_cancelled);
+		while (!begun)
+			usleep(100);
+		for (double until = now() + 0.005; now() < until;)
+			if (!message())
+				die("a message is lost");
+		usleep(10000 + 100 * (unsigned)rounds);
+		pthread_cancel(thread);
+		pthread_join(thread, NULL);
+		moved += messages();
+	}
+	say("%d messages after %d threads", moved, rounds);
+}
+
+const struct mistake driving_threads[] = {
+	{ "driving_thread_filtered", driving_thread_filtered },
+	{ "driving_forbidden", driving_forbidden },
+	{ "driving_unmapped", driving_unmapped },
+	{ "driving_small_stack", driving_small_stack },
+	{ "driving_computes", driving_computes },
+	{ "driving_cancelled", driving_cancelled },
+	{ 0 },
+};
