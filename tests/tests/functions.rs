@@ -255,7 +255,7 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
     pair.stop()
 }
 
-/// What programs do whose polls turn the engine, and what they print then: `tests/errors/driving.c`.
+/// What programs do that drive, and what they print then: `tests/errors/driving.c`.
 const DRIVING: [(&str, &str); 9] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
