@@ -104,8 +104,11 @@ impl Policy {
         self.not_before = now.after(self.pause.max(AGAIN));
     }
 
-    /// Offers copies of the sockets. False when they cannot be passed.
+    /// Offers copies of the sockets. False when there are none, or when they cannot be passed.
     fn offer(&self, changes: u64, sockets: &[BorrowedFd<'_>]) -> bool {
+        if sockets.is_empty() {
+            return false;
+        }
         let parts = sockets.chunks(MAX_DESCRIPTORS);
         let mut left = parts.len() as u64;
         for part in parts {
@@ -115,7 +118,7 @@ impl Policy {
             }
         }
         self.driven.driving.set_state(State::Offered);
-        !sockets.is_empty()
+        true
     }
 
     /// The program is to close its copies.
@@ -177,7 +180,9 @@ impl Shard {
     }
 
     fn goes_on(&mut self, now: Instant, did: Did) -> bool {
-        let may = self.may_be_driven();
+        // Another thread of the program may have closed the copies.
+        let has_copies = self.nic.wire.udp_port().is_some_and(|port| port.has_copies());
+        let may = has_copies && self.may_be_driven();
         let Some(policy) = &mut self.driving else { return false };
         let is_away = std::mem::take(&mut policy.is_away);
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();

@@ -127,6 +127,8 @@ impl UdpPort {
     /// Those that were taken are closed.
     pub fn forget_copies(&mut self) {
         self.copied_at = None;
+        let sockets = self.sockets.iter_mut().flatten();
+        sockets.for_each(|socket| *socket.copies() = Copies::default());
     }
 
     /// The number of changes when copies were taken, if any were.

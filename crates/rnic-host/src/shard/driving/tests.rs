@@ -189,6 +189,17 @@ fn copies_of_sockets_that_are_gone_are_recalled() {
 }
 
 #[test]
+fn a_program_that_has_closed_its_copies_does_not_drive() {
+    let stage = Stage::new();
+    stage.drive();
+    assert!(stage.program.forget_copies());
+    assert!(stage.program.turn().contains(Turned::WAKE), "the engine's thread must be woken");
+    stage.with(|shard| drop(shard.step()));
+    assert_eq!((stage.driving.state(), stage.pause()), (State::Off, Duration::ZERO));
+    stage.drive();
+}
+
+#[test]
 fn an_engine_that_has_ended_is_turned_no_more() {
     let stage = Stage::new();
     stage.drive();
