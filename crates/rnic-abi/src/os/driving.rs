@@ -145,11 +145,11 @@ impl Driving {
         let _ = self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether a poll of this thread is to call the library.
+    /// Whether a poll of this thread is to call the library; not where its number is not known (0),
+    /// also while no thread is admitted.
     #[inline]
     pub fn calls(&self, thread: u32) -> bool {
-        let is_off = self.state.load(Ordering::Relaxed) == State::Off as u32;
-        !is_off && self.admitted.load(Ordering::Relaxed) == thread
+        !self.is_off() && thread != 0 && self.admitted.load(Ordering::Relaxed) == thread
     }
 
     /// No poll calls the library.

@@ -103,7 +103,7 @@ impl Shard {
             false => Did::Nothing,
         };
         if let Some(watch) = self.is_driven(now, did) {
-            return Some(self.sleep_on(&[], Some(LOOK)).watching(watch));
+            return Some(Sleep::new(&[], &self.epoll, Some(LOOK)).watching(watch));
         }
         let may_spin = self.cpu_sharing.may_spin();
         match self.idle.after_turn(now, did, may_spin) {
@@ -129,16 +129,10 @@ impl Shard {
     fn prepare_sleep(&mut self, now: Instant) -> Option<Sleep> {
         let may = self.nic.engine.prepare_sleep() && self.nic.wire.prepare_sleep();
         if may && self.inbox.receiver.is_empty() {
-            return Some(self.sleep_on(&self.nic.wire.fds(), self.timeout(now)));
+            return Some(Sleep::new(&self.nic.wire.fds(), &self.epoll, self.timeout(now)));
         }
         self.awake();
         None
-    }
-
-    /// A sleep that also ends with a message, with an event socket that has room again, or when a
-    /// client rings that knows of it.
-    fn sleep_on(&self, wire: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Sleep {
-        Sleep::new(wire, &self.epoll, timeout)
     }
 
     /// The sleep is over; `Ok(true)` when the epoll set was readable.

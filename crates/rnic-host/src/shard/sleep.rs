@@ -14,6 +14,7 @@ pub(super) struct Sleep {
     /// The wire's descriptors are in no epoll set: there, every packet would make the kernel walk
     /// the wait queue, and over a virtual link the sender would pay for that.
     wire: Vec<RawFd>,
+    /// Messages, event sockets that have room again, and clients that ring and know of the sleep.
     epoll: Arc<OwnedFd>,
     /// How long at most; `None` is for ever.
     timeout: Option<Timespec>,

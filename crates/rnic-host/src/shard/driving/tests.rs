@@ -126,6 +126,19 @@ fn a_program_gets_copies_of_the_sockets_and_then_the_engine() {
 }
 
 #[test]
+fn only_the_admitted_thread_calls() {
+    let stage = Stage::new();
+    stage.drive();
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let called_by = [thread, thread + 1, 0].map(|thread| stage.driving.calls(thread));
+    assert_eq!(called_by, [true, false, false]);
+    // Nor does one without a number where none was ever admitted.
+    let ended = Driving::default();
+    ended.set_state(State::Stale);
+    assert!(!ended.calls(0));
+}
+
+#[test]
 fn one_that_stops_to_poll_gives_the_engine_back() {
     let stage = Stage::new();
     stage.drive();
