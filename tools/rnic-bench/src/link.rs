@@ -24,6 +24,8 @@ pub(crate) struct Piece {
 }
 
 pub(crate) trait Link {
+    /// Datagrams that leave together travel as one train.
+    fn has_trains(&self) -> bool;
     /// Makes room for a unit of `count` datagrams of `len` bytes each and returns where it begins
     /// in the transmit arena; nothing when the link is full.
     fn reserve(&mut self, count: usize, len: usize) -> Option<usize>;

@@ -66,9 +66,10 @@ fn arrived(pieces: &[Piece]) -> usize {
 }
 
 fn send(link: &mut dyn Link, packets: usize) {
-    for _ in 0..packets {
-        if let Some(at) = link.reserve(1, LEN) {
-            link.tx()[at..at + LEN].fill(0x11);
+    let (units, each) = if link.has_trains() { (1, packets) } else { (packets, 1) };
+    for _ in 0..units {
+        if let Some(at) = link.reserve(each, LEN) {
+            link.tx()[at..at + each * LEN].fill(0x11);
         }
     }
     link.submit();

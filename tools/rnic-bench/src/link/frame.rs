@@ -48,6 +48,10 @@ impl Packet {
 }
 
 impl Link for Packet {
+    fn has_trains(&self) -> bool {
+        true
+    }
+
     fn reserve(&mut self, count: usize, len: usize) -> Option<usize> {
         let segment = if count > 1 { len as u16 } else { 0 };
         let slot = self.port.reserve(self.header.len() + count * len, segment).ok()?;
@@ -96,6 +100,10 @@ impl Xdp {
 }
 
 impl Link for Xdp {
+    fn has_trains(&self) -> bool {
+        false
+    }
+
     fn reserve(&mut self, count: usize, len: usize) -> Option<usize> {
         debug_assert_eq!(count, 1, "AF_XDP has no trains");
         let slot = self.port.reserve(self.header.len() + len).ok()?;

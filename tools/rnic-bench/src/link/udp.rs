@@ -34,6 +34,10 @@ impl Udp {
 }
 
 impl Link for Udp {
+    fn has_trains(&self) -> bool {
+        true
+    }
+
     fn reserve(&mut self, count: usize, len: usize) -> Option<usize> {
         let train = TxTrain { segment_len: len as u16, ..self.train };
         self.port.reserve(&train, count * len).ok().map(|slot| slot.offset)
