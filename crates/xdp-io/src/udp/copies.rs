@@ -82,6 +82,13 @@ impl Copies {
         }
     }
 
+    /// Forgets those that are not open any more.
+    pub(super) fn compare(&mut self) {
+        self.use_them(Use::Compared);
+        self.use_them(Use::No);
+        let _ = (check(&mut self.receiver).is_some(), check(&mut self.sender).is_some());
+    }
+
     #[inline]
     pub(super) fn in_use(&self) -> bool {
         self.how != Use::No
@@ -140,6 +147,11 @@ impl UdpPort {
     pub fn has_copies(&mut self) -> bool {
         self.copied_at == Some(self.changes)
             && self.sockets.iter_mut().flatten().all(|socket| socket.copies().are_there())
+    }
+
+    /// Compares all copies now: they may be [believed](Use::Believed) for a moment.
+    pub fn compare_copies(&mut self) {
+        self.sockets.iter_mut().flatten().for_each(|socket| socket.copies().compare());
     }
 
     /// Says whether the thread that calls from now on uses the copies. Where there are none, it
