@@ -23,7 +23,9 @@ use crate::{context::Context, cq::Cq};
 /// Called after a post, when the work is visible and a sleeping engine was woken.
 #[inline]
 pub(crate) fn after_post(context: &Context) {
-    if yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post() {
+    let yields = yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post();
+    // The next poll that finds nothing sends what was posted.
+    if yields && !context.is_driving() {
         yield_cpu();
     }
 }
