@@ -84,10 +84,15 @@ impl Driver {
             match (side.as_mut(), self.driving.state()) {
                 (None, _) | (_, State::Off) => Turned::default(),
                 (Some(side), State::Driven) => side.stack.run(|| side.engine.turn()),
+                // The engine's thread has just made the offer, and is about to sleep.
+                (Some(side), State::Offered) if !side.engine.is_free() => {
+                    Turned::default().with(Turned::BUSY, true)
+                }
                 (Some(side), State::Offered) => {
                     self.take_offers(side);
                     self.driving.leave(State::Offered);
-                    Turned::default()
+                    // It waits for this.
+                    Turned::default().with(Turned::WAKE, true)
                 }
                 (Some(found), State::Stale) => {
                     self.copies().clear();

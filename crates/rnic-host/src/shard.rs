@@ -4,6 +4,7 @@
 //! there is work and sleeps in epoll when there is none (see [`idle`]). In a program, threads of
 //! that may turn the engine while it sleeps (see [`driving`]).
 
+mod alarm;
 mod cpu_sharing;
 mod driving;
 mod handle;

@@ -1,25 +1,33 @@
 //! Turns of the engine in threads of the program that it is in.
 //!
 //! While a thread of the program polls again and again, its empty polls turn the engine
-//! ([`rnic_abi::os::driving`]), and the engine's own thread only looks now and then whether that
-//! goes on. When the program stops, packets and posts wait until the next look. A program that has
-//! made them wait is given the engine less and less often.
+//! ([`rnic_abi::os::driving`]), and the engine's own thread sleeps until an [`Alarm`] rings that
+//! these turns put off. When the program stops, packets and posts wait until then. A program that
+//! has made them wait is given the engine less and less often.
 //!
 //! The two threads may have different tables of descriptors. The program uses copies of the
 //! sockets, which it is offered when it first wishes to drive; what goes to other descriptors is
 //! kept for the engine's thread.
 
+mod pace;
+mod watch;
+
+use super::alarm::Alarm;
 use super::held::Held;
 use super::idle::Did;
 use super::monotonic;
 use super::run::Shard;
 use crate::system;
+use pace::Pace;
 use rnic_abi::control::MAX_DESCRIPTORS;
 use rnic_abi::os::Connection;
 use rnic_abi::os::driving::{Driving, Offer, State, Turned};
-use rnic_core::Instant;
+use rnic_core::{Instant, Turn};
+use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
+pub(super) use watch::Watch;
 use xdp_io::udp::{SocketCopy, Use};
 
 /// What an engine needs to be driven by the program that it is in.
@@ -33,72 +41,131 @@ pub struct Driven {
 /// The engine's side.
 pub(super) struct Policy {
     driven: Driven,
-    /// The program made no turn between the last two looks.
+    /// None inside where it cannot be had: the engine's thread looks more often then.
+    alarm: OnceCell<Option<Arc<Alarm>>>,
+    /// When a turn of the program is to put it off.
+    put_off_at: Instant,
+    /// What the engine's thread has seen of the program, between two sleeps.
+    watch: Option<Watch>,
+    /// The program makes turns: the engine's thread need not make one now.
+    keeps_on: bool,
+    /// The program has stopped.
     is_away: bool,
     /// When the program got the engine.
     since: Instant,
+    pace: Pace,
     /// When the copies of sockets were compared last.
     compared: Instant,
-    /// When a turn of the program last sent what was due.
-    departed: Instant,
-    /// A turn of the program has received since, and left sending to the next one.
-    owes: bool,
+    /// When a turn of the program has received and left sending to the next one.
+    owes: Option<Instant>,
     /// The program may drive again from then on.
     not_before: Instant,
     /// How long the program was kept from driving the last time that it had made packets or posts
     /// wait.
     pause: Duration,
+    /// Copies were offered so often since the program took some.
+    offers: u32,
 }
 
-/// How often the engine's thread looks while the program drives. A packet may wait twice as long
-/// after the program's last poll: the first look may still see a turn made just after the look
-/// before it.
-pub(super) const LOOK: Duration = Duration::from_micros(200);
-/// After so many looks the thread makes a turn, too: it sees then whether the program should go on.
-const LOOKS: u32 = 16;
+/// The alarm rings so long after it was put off: a sixteenth of the time for which the program has
+/// driven, within these limits. To put it off costs some microseconds in a virtual machine, where
+/// it is the next interrupt of the CPU. Behind the scheduler's tick, which comes every 4 ms or
+/// sooner, it is not.
+const ALARM: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(4));
+const ALARM_SHARE: u32 = 16;
+/// For how long the program is watched once the alarm has rung. Where something else had the CPU,
+/// this thread may run before the program that could not put the alarm off.
+const DOUBT: Duration = Duration::from_micros(100);
+/// How often the engine's thread looks whether the program should go on.
+const LOOK: Duration = Duration::from_millis(20);
+/// How often it looks for turns where there is no alarm.
+const LOOK_WITHOUT_ALARM: Duration = Duration::from_micros(200);
+/// How many turns a poll makes of a program that does nothing between its polls. To keep the
+/// program's signals away from turns costs as much as two.
+const TURNS: u32 = 8;
 /// For how long a copy of a socket is not compared again.
 const BELIEVED: Duration = Duration::from_micros(20);
 /// The least time from one beginning of driving to the next, which reads files of /proc.
 const AGAIN: Duration = Duration::from_millis(5);
+/// How soon a program that was offered copies may drive: it takes them with its next poll.
+const TAKE: Duration = Duration::from_micros(500);
 /// Limits of [`Policy::pause`].
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(2));
 /// A program that has driven for so long is one that polls.
 const STEADY: Duration = Duration::from_millis(20);
-/// How soon to offer sockets again that could not be passed.
+/// After so many offers that were not taken the program cannot take any.
+const OFFERS: u32 = 4;
+/// How soon to offer sockets again that could not be passed, or taken.
 const REFUSED: Duration = Duration::from_secs(1);
-/// How long a turn that received something may leave sending to the next turn, so that the
-/// program's answer leaves together with the acknowledgement. Bounded, because a program that takes
-/// long over each completion would make its peers and its other threads wait.
-const PATIENCE: Duration = Duration::from_micros(50);
+/// Most halves of turns for what is owed: one has room for some queue pairs only.
+const DEPARTURES: u32 = 64;
+/// How soon after a turn that received something the next one sends first. Later, timers may have
+/// expired, and what has arrived counts before them (rule `ArrivalsBeforeTimers`).
+const ANSWER: Duration = Duration::from_micros(20);
 
 impl Policy {
     pub(super) fn new(driven: Driven) -> Self {
         Self {
             driven,
+            alarm: OnceCell::new(),
+            put_off_at: Instant::ZERO,
+            watch: None,
+            keeps_on: false,
             is_away: false,
             since: Instant::ZERO,
+            pace: Pace::default(),
             compared: Instant::ZERO,
-            departed: Instant::ZERO,
-            owes: false,
+            owes: None,
             not_before: Instant::ZERO,
             pause: Duration::ZERO,
+            offers: 0,
         }
     }
 
     fn begin(&mut self, now: Instant) {
         self.since = now;
+        self.put_off_at = now;
+        self.pace = Pace::new(now);
+        self.offers = 0;
         self.is_away = false;
         self.driven.driving.set_state(State::Driven);
+        self.watch = Some(self.new_watch(now));
+    }
+
+    /// What the engine's thread looks at while it sleeps, from now on.
+    fn new_watch(&mut self, now: Instant) -> Watch {
+        let driving = self.driven.driving;
+        let alarm = self.alarm.get_or_init(|| Alarm::new().ok().map(Arc::new)).clone();
+        let alarm = alarm.filter(|alarm| {
+            alarm.has_rung();
+            alarm.put_off(ALARM.0)
+        });
+        if alarm.is_none() {
+            self.alarm = OnceCell::from(None);
+        }
+        let (turns, look_at) = (driving.turns(), now.after(LOOK));
+        Watch { driving, alarm, turns, look_at, in_doubt: false, is_away: false }
+    }
+
+    /// A turn of the program begins.
+    fn note_turn(&mut self, now: Instant) {
+        self.driven.driving.note_turn();
+        if now >= self.put_off_at {
+            let wait = (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1);
+            self.put_off_at = now.after(wait / 2);
+            self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
+        }
     }
 
     /// The engine's own thread turns it again. `waited`: there was something to do, and the program
     /// was away.
     fn end(&mut self, now: Instant, waited: bool) {
         self.driven.driving.set_state(State::Off);
+        self.watch = None;
         if now.since(self.since) > STEADY {
             self.pause = Duration::ZERO;
         }
-        if waited {
+        if waited || self.pace.is_slow() {
             self.pause = (self.pause * 2).clamp(PAUSE.0, PAUSE.1);
         }
         self.not_before = now.after(self.pause.max(AGAIN));
@@ -124,30 +191,8 @@ impl Policy {
     /// The program is to close its copies.
     fn recall(&mut self, now: Instant) {
         self.driven.driving.set_state(State::Stale);
+        self.watch = None;
         self.not_before = now.after(REFUSED);
-    }
-}
-
-/// What the engine's thread looks at while the program drives, without the lock.
-pub(super) struct Watch {
-    driving: &'static Driving,
-    turns: u64,
-    looks: u32,
-    is_away: bool,
-}
-
-impl Watch {
-    /// Whether the program has made turns since the last look.
-    pub(super) fn goes_on(&mut self) -> bool {
-        let turns = self.driving.turns();
-        self.is_away = std::mem::replace(&mut self.turns, turns) == turns;
-        self.looks += 1;
-        !self.is_away && self.looks < LOOKS && !self.driving.is_withdrawn()
-    }
-
-    /// The program made no turn before the last look.
-    pub(super) fn is_away(&self) -> bool {
-        self.is_away
     }
 }
 
@@ -160,22 +205,37 @@ impl Shard {
         if self.stopping || !self.inbox.receiver.is_empty() {
             return None;
         }
-        let policy = self.driving.as_mut()?;
-        let driving = policy.driven.driving;
+        let driving = self.driving.as_ref()?.driven.driving;
         let is_driven = match driving.state() {
             State::Driven => self.goes_on(now, did),
             State::Off | State::Offered | State::Stale => {
                 let thread = driving.take_wish()?;
-                now >= policy.not_before && self.begins(now, thread)
+                self.begins(now, thread)
             }
         };
-        is_driven.then(|| Watch { driving, turns: driving.turns(), looks: 0, is_away: false })
+        let policy = self.driving.as_mut().filter(|_| is_driven)?;
+        let watch = policy.watch.take();
+        Some(watch.map_or_else(|| policy.new_watch(now), |watch| watch.looked(now)))
     }
 
-    /// The engine's thread has watched.
-    pub(super) fn watched(&mut self, watch: &Watch) {
-        if let Some(policy) = &mut self.driving {
-            policy.is_away = watch.is_away();
+    /// Whether the program makes turns, so that the engine's thread does what others ask for and
+    /// sleeps on. A turn of it would take packets from the program and send acknowledgements ahead
+    /// of its answers.
+    pub(super) fn keeps_on(&mut self) -> bool {
+        self.driving.as_mut().is_some_and(|policy| {
+            std::mem::take(&mut policy.keeps_on) && policy.driven.driving.state() == State::Driven
+        })
+    }
+
+    /// The engine's thread has watched, until the program stopped, it was time to look, or someone
+    /// asked for something.
+    pub(super) fn watched(&mut self, mut watch: Watch, was_called: bool) {
+        let Some(policy) = &mut self.driving else { return };
+        let was_quiet = was_called && watch.was_quiet();
+        policy.is_away = watch.is_away();
+        policy.keeps_on = !was_quiet && !watch.is_away();
+        if policy.driven.driving.state() == State::Driven {
+            policy.watch = Some(watch);
         }
     }
 
@@ -206,7 +266,9 @@ impl Shard {
             return false;
         }
         let Some(port) = self.nic.wire.udp_port() else { return false };
-        let Some(policy) = &mut self.driving else { return false };
+        let Some(policy) = self.driving.as_mut().filter(|policy| now >= policy.not_before) else {
+            return false;
+        };
         policy.not_before = now.after(AGAIN);
         if !system::may_do_as_this(thread) {
             policy.not_before = now.after(REFUSED);
@@ -219,9 +281,9 @@ impl Shard {
         }
         let (sockets, changes) = port.sockets();
         let is_offered = policy.offer(changes, &sockets);
-        if !is_offered {
-            policy.not_before = now.after(REFUSED);
-        }
+        policy.offers += 1;
+        let may_be_taken = is_offered && policy.offers <= OFFERS;
+        policy.not_before = now.after(if may_be_taken { TAKE } else { REFUSED });
         is_offered
     }
 
@@ -238,41 +300,85 @@ impl Shard {
     }
 
     /// Sends what a turn of the program has left to the next one. Before anything that may take the
-    /// queue pair away which owes it: what was received would never be acknowledged.
-    pub(super) fn send_owed(&mut self) {
-        if self.driving.as_mut().is_some_and(|policy| std::mem::take(&mut policy.owes)) {
-            self.nic.departures(monotonic());
+    /// queue pair away which owes it: what was received would never be acknowledged. True when there
+    /// was something.
+    pub(super) fn send_owed(&mut self) -> bool {
+        let owes = self.driving.as_mut().is_some_and(|policy| policy.owes.take().is_some());
+        for _ in 0..if owes { DEPARTURES } else { 0 } {
+            if !self.nic.departures(monotonic()).more {
+                break;
+            }
         }
+        owes
     }
 
     /// How many turns threads of the program have made.
-    pub(super) fn driven_turns(&self) -> u64 {
+    pub(super) fn count_driven_turns(&self) -> u64 {
         self.driving.as_ref().map_or(0, |policy| policy.driven.driving.turns())
     }
 
-    /// A turn in a thread of the program.
-    fn driven_turn(&mut self) -> Turned {
-        let now = monotonic();
+    /// Turns in a poll of the program.
+    fn driven_turns(&mut self) -> Turned {
+        let mut now = monotonic();
         let Some(policy) = &mut self.driving else { return Turned::default() };
-        policy.driven.driving.note_turn();
-        let may_wait = now < policy.departed.after(PATIENCE);
+        let at_once = policy.pace.is_back(now);
+        if policy.pace.is_slow() {
+            // The engine's thread takes the engine back.
+            let is_news = policy.driven.driving.withdraw();
+            return Turned::default().with(Turned::WAKE, is_news);
+        }
+        let mut turned = Turned::default();
+        for _ in 0..if at_once { TURNS } else { 1 } {
+            turned = self.driven_turn(now);
+            if turned != Turned::default() {
+                break;
+            }
+            self.compare_early(now);
+            now = monotonic();
+        }
+        if let Some(policy) = &mut self.driving {
+            policy.pace.leaves(now, turned == Turned::default());
+        }
+        turned
+    }
+
+    /// Compares the copies after a turn that found nothing, so that one that finds something seldom
+    /// has to.
+    fn compare_early(&mut self, now: Instant) {
+        let Some(policy) = &mut self.driving else { return };
+        if now >= policy.compared.after(BELIEVED / 2)
+            && let Some(port) = self.nic.wire.udp_port()
+        {
+            policy.compared = now;
+            port.compare_copies();
+        }
+    }
+
+    /// A turn in a thread of the program.
+    fn driven_turn(&mut self, now: Instant) -> Turned {
+        let Some(policy) = &mut self.driving else { return Turned::default() };
+        policy.note_turn(now);
+        let may_wait = policy.pace.answers_soon(now);
+        let owed = policy.owes.take();
+        let is_late = |than| owed.is_some_and(|since: Instant| now >= since.after(than));
+        let (answers, must) = (owed.is_some() && !is_late(ANSWER), is_late(pace::PATIENCE));
         let compare = now >= policy.compared.after(BELIEVED);
         if compare {
             policy.compared = now;
         }
         self.use_copies(if compare { Use::Compared } else { Use::Believed });
         self.nic.dma.begin_turn();
-        let mut turn = self.nic.arrivals(now);
-        let departs = !(turn.delivered() && may_wait);
-        if departs {
-            turn = turn.and(self.nic.departures(now));
-        }
+        // The program's answer to what the turn before has delivered need not wait.
+        let answered = if answers { self.nic.departures(now) } else { Turn::default() };
+        let arrived = self.nic.arrivals(now);
+        let departs = must || !(arrived.delivered() && may_wait);
+        let is_due = departs && (arrived.worked || !answers);
+        let departed = if is_due { self.nic.departures(now) } else { Turn::default() };
+        let turn = answered.and(arrived).and(departed);
         self.use_copies(Use::No);
         if let Some(policy) = &mut self.driving {
-            policy.owes = !departs;
-            if departs {
-                policy.departed = now;
-            }
+            policy.owes = (!departs).then_some(now);
+            policy.pace.delivered(arrived.delivered().then_some(now));
         }
         let has_lost = self.nic.wire.udp_port().is_none_or(|port| !port.has_copies());
         Turned::default()
@@ -280,6 +386,7 @@ impl Shard {
             .with(Turned::WAKE, self.nic.events.any_kept() || has_lost)
     }
 
+    /// The turns of the program use its copies of the sockets.
     fn use_copies(&mut self, how: Use) {
         self.nic.events.keep(how != Use::No);
         if let Some(port) = self.nic.wire.udp_port() {
@@ -300,15 +407,20 @@ impl ProgramsEngine {
         Self { held, driving }
     }
 
-    /// A turn, if the program drives.
+    /// A turn or a few, if the program drives.
     pub fn turn(&self) -> Turned {
         let Some(mut held) = self.held.try_lock() else {
             return Turned::default().with(Turned::BUSY, true);
         };
         match held.as_mut() {
-            Some(shard) if self.driving.state() == State::Driven => shard.driven_turn(),
+            Some(shard) if self.driving.state() == State::Driven => shard.driven_turns(),
             _ => Turned::default(),
         }
+    }
+
+    /// Whether no other thread has the engine at this moment.
+    pub fn is_free(&self) -> bool {
+        self.held.try_lock().is_some()
     }
 
     /// Takes copies of the engine's sockets as they were at this number of changes. False when they

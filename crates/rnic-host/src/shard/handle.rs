@@ -26,6 +26,9 @@ impl Shard {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             // Nor must requests that only look.
             let was_a_look = matches!(message, ShardMessage::Inspect(..));
+            if !was_a_look {
+                self.send_owed();
+            }
             self.handle_message(message);
             any = true;
             if was_a_look {
@@ -100,7 +103,7 @@ impl Shard {
 
     pub(super) fn inspect(&mut self, question: Question) -> Seen {
         let [lost, misled] = self.nic.events.counters();
-        let around = [lost, misled, ("driven_turns", self.driven_turns())];
+        let around = [lost, misled, ("driven_turns", self.count_driven_turns())];
         let engine = (&self.nic.engine, monotonic());
         inspect::answer(engine, &self.nic.dma, around, &mut self.nic.wire, question)
     }

@@ -27,7 +27,8 @@ impl Held {
             let met = sleep.wait();
             held = self.lock();
             if let Some(shard) = held.as_mut() {
-                sleep.watch().into_iter().for_each(|watch| shard.watched(watch));
+                let was_called = matches!(met, Ok(true));
+                sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
                 shard.woke(met);
             }
         }

@@ -1,7 +1,7 @@
 //! The thread's loop.
 
 use super::cpu_sharing::CpuSharing;
-use super::driving::{Driven, LOOK, Policy};
+use super::driving::{Driven, Policy, Watch};
 use super::host::ClientEvents;
 use super::idle::{Did, IdlePolicy, Next};
 use super::message::Inbox;
@@ -90,20 +90,30 @@ impl Shard {
     /// Makes a turn. Returns how to sleep if there is nothing to do; after that sleep the thread
     /// calls [`woke`](Self::woke) with its result.
     pub(super) fn step(&mut self) -> Option<Sleep> {
-        self.send_owed();
+        let keeps_on = self.keeps_on();
         let told = self.handle_messages();
+        if keeps_on {
+            let now = monotonic();
+            self.cpu_sharing.after_turn(now, &mut self.nic.engine);
+            if let Some(watch) = self.is_driven(now, Did::Nothing) {
+                return Some(self.sleep_watching(watch));
+            }
+        }
+        let owed = self.send_owed();
         let now = monotonic();
         let turn = self.turn(now);
         self.cpu_sharing.after_turn(now, &mut self.nic.engine);
         let others_go_on = self.nic.events.take_passed_on() || told;
-        let did = match turn.worked || turn.more {
+        let did = match turn.worked || turn.more || owed {
             // A queue pair that was made or modified is visited, without anything to send.
-            _ if others_go_on && !(turn.rang || turn.delivered() || turn.more) => Did::Commands,
+            _ if others_go_on && !(turn.rang || turn.delivered() || turn.more || owed) => {
+                Did::Commands
+            }
             true => Did::Work,
             false => Did::Nothing,
         };
         if let Some(watch) = self.is_driven(now, did) {
-            return Some(Sleep::new(&[], &self.epoll, Some(LOOK)).watching(watch));
+            return Some(self.sleep_watching(watch));
         }
         let may_spin = self.cpu_sharing.may_spin();
         match self.idle.after_turn(now, did, may_spin) {
@@ -113,6 +123,10 @@ impl Shard {
                 None
             }
         }
+    }
+
+    fn sleep_watching(&self, watch: Watch) -> Sleep {
+        Sleep::new(&[], &self.epoll, None).watching(watch)
     }
 
     /// A turn of the engine.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "descriptors are waited for without a borrow of what has them")]
 
 use super::driving::Watch;
+use super::monotonic;
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -11,9 +12,9 @@ use std::time::Duration;
 
 /// What to wait for.
 pub(super) struct Sleep {
-    /// The wire's descriptors are in no epoll set: there, every packet would make the kernel walk
+    /// Those of the wire, and the alarm of a program that drives. The former are in no epoll set: there, every packet would make the kernel walk
     /// the wait queue, and over a virtual link the sender would pay for that.
-    wire: Vec<RawFd>,
+    fds: Vec<RawFd>,
     /// Messages, event sockets that have room again, and clients that ring and know of the sleep.
     epoll: Arc<OwnedFd>,
     /// How long at most; `None` is for ever.
@@ -30,44 +31,56 @@ impl Sleep {
         epoll: &Arc<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Self {
-        let timeout = timeout.map(|wait| Timespec {
-            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: wait.subsec_nanos().into(),
-        });
-        let wire = wire.iter().map(AsRawFd::as_raw_fd).collect();
-        Self { wire, epoll: Arc::clone(epoll), timeout, watch: None }
+        let timeout = timeout.map(timespec);
+        let fds = wire.iter().map(AsRawFd::as_raw_fd).collect();
+        Self { fds, epoll: Arc::clone(epoll), timeout, watch: None }
     }
 
     /// Until the program does not turn the engine any more.
     pub(super) fn watching(self, watch: Watch) -> Self {
-        Self { watch: Some(watch), ..self }
+        let mut fds = self.fds;
+        fds.extend(watch.alarm());
+        let timeout = Some(timespec(watch.patience(monotonic())));
+        Self { fds, timeout, watch: Some(watch), ..self }
     }
 
     /// True when the epoll set is readable.
     pub(super) fn wait(&mut self) -> rustix::io::Result<bool> {
         loop {
             let is_ready = self.wait_once()?;
-            if is_ready || !self.watch.as_mut().is_some_and(Watch::goes_on) {
+            let now = monotonic();
+            let Some(watch) = self.watch.as_mut().filter(|_| !is_ready) else {
                 return Ok(is_ready);
+            };
+            if !watch.goes_on(now) {
+                return Ok(false);
             }
+            self.timeout = Some(timespec(watch.patience(now)));
         }
     }
 
     /// What was watched.
-    pub(super) fn watch(&self) -> Option<&Watch> {
-        self.watch.as_ref()
+    pub(super) fn into_watch(self) -> Option<Watch> {
+        self.watch
     }
 
     fn wait_once(&self) -> rustix::io::Result<bool> {
         // SAFETY: they are open, see `new`; were they not, the wait would end at once.
-        let wire = self.wire.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
-        let all = wire.chain([self.epoll.as_fd()]);
-        let mut fds: Vec<PollFd<'_>> =
+        let fds = self.fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let all = fds.chain([self.epoll.as_fd()]);
+        let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        match event::poll(&mut fds, self.timeout.as_ref()) {
+        match event::poll(&mut all, self.timeout.as_ref()) {
             Err(Errno::INTR) => return Ok(false),
             result => result?,
         };
-        Ok(fds.last().is_some_and(|epoll| !epoll.revents().is_empty()))
+        Ok(all.last().is_some_and(|epoll| !epoll.revents().is_empty()))
+    }
+}
+
+fn timespec(wait: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: wait.subsec_nanos().into(),
     }
 }

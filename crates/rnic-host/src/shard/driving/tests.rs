@@ -1,7 +1,8 @@
 //! An engine and a program that has a wish, step by step.
 
-use super::super::{ShardPort, channel};
+use super::super::{ShardHandle, ShardMessage, ShardPort, channel};
 use super::*;
+use crate::inspect::Question;
 use crate::settings::Settings;
 use crate::wire::DeviceWire;
 use rnic_core::EngineConfig;
@@ -17,6 +18,7 @@ struct Stage {
     program: ProgramsEngine,
     driving: &'static Driving,
     offers: Connection,
+    handle: ShardHandle,
     /// Sends to the engine's socket.
     peer: UdpSocket,
     addresses: usize,
@@ -33,14 +35,14 @@ impl Stage {
         peer.connect(receives.local_addr().unwrap()).unwrap();
         let sockets = ReceiverSockets { receives: receives.into(), sends: sends.into() };
         wire.add_sockets(Ipv4Addr::LOCALHOST.into(), sockets);
-        let (_, inbox) = channel().unwrap();
+        let (handle, inbox) = channel().unwrap();
         let driven = Some(Driven { driving, offers: theirs });
         let (config, port) = (EngineConfig::new([1, 2]), ShardPort::Device(Box::new(wire)));
         let settings = Settings { spin: Duration::ZERO, ..Settings::default() };
         let shard = Shard::new(config, port, inbox, &settings, driven).unwrap();
         let held = Held::new(shard);
         let program = ProgramsEngine::new(held.clone(), driving);
-        Self { held, program, driving, offers, peer, addresses: 1 }
+        Self { held, program, driving, offers, handle, peer, addresses: 1 }
     }
 
     /// One more address.
@@ -98,11 +100,17 @@ impl Stage {
         if let Some(mut sleep) = sleep {
             let met = sleep.wait();
             self.with(|shard| {
-                sleep.watch().into_iter().for_each(|watch| shard.watched(watch));
+                let was_called = matches!(met, Ok(true));
+                sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
                 shard.woke(met);
                 drop(shard.step());
             });
         }
+    }
+
+    /// How many datagrams the engine has refused.
+    fn refused(&self) -> u64 {
+        self.with(|shard| shard.nic.engine.counters().rx_malformed)
     }
 
     fn pause(&self) -> Duration {
@@ -121,8 +129,7 @@ fn a_program_gets_copies_of_the_sockets_and_then_the_engine() {
     stage.peer.send(b"no RoCE").unwrap();
     assert_eq!(stage.program.turn(), Turned::default());
     assert_eq!(stage.driving.turns(), before + 1);
-    let seen = stage.with(|shard| shard.nic.engine.counters().rx_malformed);
-    assert_eq!(seen, 1, "the turn received nothing");
+    assert_eq!(stage.refused(), 1, "the turn received nothing");
 }
 
 #[test]
@@ -147,6 +154,69 @@ fn one_that_stops_to_poll_gives_the_engine_back() {
     // For some milliseconds.
     assert_eq!(stage.wish(), State::Off);
     stage.drive();
+}
+
+/// A turn of the engine's thread would take packets from the program, and acknowledge them ahead of
+/// its answers.
+#[test]
+fn questions_to_the_engine_take_nothing_from_one_that_drives() {
+    let stage = Stage::new();
+    stage.drive();
+    let (answer, answered) = crossbeam_channel::bounded(1);
+    stage.sleep(|| {
+        assert_eq!(stage.program.turn(), Turned::default());
+        stage.handle.tell(ShardMessage::Inspect(Question::Totals, answer));
+        stage.peer.send(b"no RoCE").unwrap();
+    });
+    assert!(answered.try_recv().is_ok(), "there is no answer");
+    assert_eq!((stage.driving.state(), stage.refused()), (State::Driven, 0));
+    assert_eq!(stage.program.turn(), Turned::default());
+    assert_eq!(stage.refused(), 1);
+}
+
+/// A program that asks and asks does not poll.
+#[test]
+fn questions_do_not_keep_the_engine_from_one_that_has_stopped() {
+    let stage = Stage::new();
+    stage.drive();
+    let until = std::time::Instant::now() + SOON;
+    stage.peer.send(b"no RoCE").unwrap();
+    while stage.driving.state() != State::Off {
+        assert!(std::time::Instant::now() < until, "it is still taken for one that drives");
+        let (answer, _answered) = crossbeam_channel::bounded(1);
+        stage.sleep(|| stage.handle.tell(ShardMessage::Inspect(Question::Totals, answer)));
+    }
+    assert_eq!(stage.refused(), 1);
+}
+
+#[test]
+fn a_program_that_works_between_its_polls_gives_the_engine_back() {
+    let stage = Stage::new();
+    stage.drive();
+    let until = std::time::Instant::now() + SOON;
+    while !stage.program.turn().contains(Turned::WAKE) {
+        assert!(std::time::Instant::now() < until, "packets wait for it for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    stage.with(|shard| drop(shard.step()));
+    assert_eq!((stage.driving.state(), stage.pause()), (State::Off, PAUSE.0));
+}
+
+#[test]
+fn a_program_that_does_nothing_between_its_polls_gets_several_turns_in_each() {
+    let stage = Stage::new();
+    stage.drive();
+    let turns = || {
+        let before = stage.driving.turns();
+        assert_eq!(stage.program.turn(), Turned::default());
+        stage.driving.turns() - before
+    };
+    let until = std::time::Instant::now() + SOON;
+    while turns() != u64::from(TURNS) {
+        assert!(std::time::Instant::now() < until, "each poll makes one turn");
+    }
+    std::thread::sleep(Duration::from_micros(50));
+    assert_eq!(turns(), 1);
 }
 
 #[test]

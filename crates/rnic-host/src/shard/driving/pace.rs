@@ -1,0 +1,168 @@
+//! How soon a program that drives comes back.
+
+use rnic_core::Instant;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// When its last poll that made turns was over, and whether that found nothing.
+    left: Instant,
+    left_idle: bool,
+    /// Absences since the first of these, and how long all of them were.
+    absences: u32,
+    since: Instant,
+    absent: Duration,
+    /// When the last turn that delivered something began, if that was the last turn.
+    delivered: Option<Instant>,
+    /// How often in succession the program took long after such a turn.
+    late: u32,
+}
+
+/// A program that is back so soon after a poll that found nothing does nothing between its polls:
+/// one of them may as well make several turns.
+const AT_ONCE: Duration = Duration::from_nanos(1500);
+/// Between two polls of a program that is away for a moment: packets and posts wait for it.
+const ABSENCE: Duration = Duration::from_micros(200);
+/// So many absences, of more than a quarter of the time, are those of a program that works between
+/// its polls. Fewer are those of a thread whose CPU something else needed.
+const ABSENCES: u32 = 4;
+const SHARE: u32 = 4;
+/// When to count anew.
+const WINDOW: Duration = Duration::from_millis(100);
+/// A turn that received something leaves sending to the next turn, so that the program's answer
+/// leaves together with the acknowledgement. Not where the program has taken longer than this after
+/// each of some such turns: its peers would have to wait for it. A single late turn is an interrupt.
+/// Were the acknowledgement sent alone then, a program that answers what is written into its memory
+/// (`ib_write_lat`) would not poll while the answer to its own answer comes.
+pub(super) const PATIENCE: Duration = Duration::from_micros(50);
+const LATE_TURNS: u32 = 4;
+
+impl Pace {
+    /// Of a program that begins to drive.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { left: now, ..Self::default() }
+    }
+
+    /// It polls, and found nothing before. True when it does nothing between its polls.
+    #[inline]
+    pub(super) fn is_back(&mut self, now: Instant) -> bool {
+        if now >= self.left.after(ABSENCE) {
+            self.note_absence(now);
+        }
+        self.left_idle && now < self.left.after(AT_ONCE)
+    }
+
+    #[cold]
+    fn note_absence(&mut self, now: Instant) {
+        if self.absences == 0 || now >= self.since.after(WINDOW) {
+            (self.absences, self.since, self.absent) = (0, self.left, Duration::ZERO);
+        }
+        self.absences += 1;
+        self.absent += now.since(self.left);
+        if self.is_slow() && self.absent * SHARE < now.since(self.since) {
+            self.absences = ABSENCES - 1;
+        }
+    }
+
+    /// It is away too often: packets and posts wait for it.
+    #[inline]
+    pub(super) fn is_slow(&self) -> bool {
+        self.absences >= ABSENCES
+    }
+
+    /// Its poll is over.
+    #[inline]
+    pub(super) fn leaves(&mut self, now: Instant, found_nothing: bool) {
+        (self.left, self.left_idle) = (now, found_nothing);
+    }
+
+    /// Once at the beginning of each turn: whether the program answers soon what a turn delivers.
+    #[inline]
+    pub(super) fn answers_soon(&mut self, now: Instant) -> bool {
+        if let Some(delivered) = self.delivered.take() {
+            let is_late = now >= delivered.after(PATIENCE);
+            self.late = if is_late { self.late.saturating_add(1) } else { 0 };
+        }
+        self.late < LATE_TURNS
+    }
+
+    /// At the end of each turn: when it began, if it delivered something.
+    #[inline]
+    pub(super) fn delivered(&mut self, when: Option<Instant>) {
+        self.delivered = when;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Instant {
+        Instant::from_nanos(micros * 1000)
+    }
+
+    /// Polls, each so long after the one before, until the program is slow; at most so many.
+    fn polls_until_slow(gaps: impl Iterator<Item = u64>) -> Option<usize> {
+        let (mut pace, mut now) = (Pace::new(at(0)), 0);
+        for (poll, gap) in gaps.enumerate() {
+            now += gap;
+            pace.is_back(at(now));
+            if pace.is_slow() {
+                return Some(poll);
+            }
+            pace.leaves(at(now), true);
+        }
+        None
+    }
+
+    #[test]
+    fn a_program_that_works_between_its_polls_is_slow() {
+        assert_eq!(polls_until_slow([1000].into_iter().cycle().take(100)), Some(3));
+        // Twenty quick polls for each slow one.
+        let spins = (0..1000).map(|poll| if poll % 20 == 0 { 1000 } else { 1 });
+        assert_eq!(polls_until_slow(spins), Some(60));
+    }
+
+    #[test]
+    fn one_that_is_interrupted_now_and_then_is_not() {
+        assert_eq!(polls_until_slow([1].into_iter().cycle().take(10_000)), None);
+        let interrupted = (0..100_000).map(|poll| if poll % 8000 == 0 { 1000 } else { 1 });
+        assert_eq!(polls_until_slow(interrupted), None);
+        // A long absence was long ago.
+        let rare = (0..1_000_000).map(|poll| if poll % 200_000 == 0 { 90_000 } else { 1 });
+        assert_eq!(polls_until_slow(rare), None);
+    }
+
+    #[test]
+    fn several_turns_are_for_a_program_that_does_nothing_else() {
+        let mut pace = Pace::new(at(0));
+        assert!(!pace.is_back(at(1)), "it has just begun");
+        pace.leaves(at(2), true);
+        assert!(pace.is_back(at(3)) && !pace.is_back(at(4)));
+        pace.leaves(at(5), false);
+        assert!(!pace.is_back(at(6)), "there may be more");
+    }
+
+    #[test]
+    fn one_late_answer_is_forgiven_and_four_are_not() {
+        let mut pace = Pace::new(at(0));
+        // Quick turns that deliver nothing, before and after, change nothing.
+        let mut answers = |start: u64, after: u64| {
+            for quick in 0..10 {
+                pace.answers_soon(at(start + quick));
+                pace.delivered(None);
+            }
+            pace.answers_soon(at(start + 10));
+            pace.delivered(Some(at(start + 10)));
+            let soon = pace.answers_soon(at(start + 10 + after));
+            pace.delivered(None);
+            soon
+        };
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|round| answers(round * 10_000, 1000)),
+            [true, true, true, false, false]
+        );
+        assert!(answers(60_000, 2) && answers(70_000, 1000));
+    }
+}
