@@ -29,8 +29,8 @@ type Polling<'a> = Guard<'a, CqState>;
 /// So many polls that found nothing, since the program last asked for an event and within
 /// [`STREAK_TICKS`], before it wishes to drive.
 const STREAK: u32 = 64;
-/// 4 ms at 2.5 GHz.
-const STREAK_TICKS: u64 = 10_000_000;
+/// 3 ms at 2.5 GHz.
+const STREAK_TICKS: u64 = 7_500_000;
 
 thread_local! {
     /// The number of this thread; 0 until it has asked something of the daemon or the function.

@@ -237,6 +237,8 @@ impl Shard {
         if policy.driven.driving.state() == State::Driven {
             policy.watch = Some(watch);
         }
+        // It was not taken, and this thread does not wait for that any more.
+        policy.driven.driving.leave(State::Offered);
     }
 
     fn goes_on(&mut self, now: Instant, did: Did) -> bool {
@@ -299,17 +301,33 @@ impl Shard {
         }
     }
 
+    /// Whether a turn of the program has left sending to the next turn, which is to follow.
+    pub(super) fn take_owed(&mut self) -> bool {
+        self.driving.as_mut().is_some_and(|policy| policy.owes.take().is_some())
+    }
+
+    /// Whether the program does not seem to answer soon what a turn of it has received.
+    pub(super) fn owes_for_long(&self) -> bool {
+        let owes = self.driving.as_ref().and_then(|policy| policy.owes);
+        owes.is_some_and(|since| monotonic() >= since.after(ANSWER))
+    }
+
     /// Sends what a turn of the program has left to the next one. Before anything that may take the
-    /// queue pair away which owes it: what was received would never be acknowledged. True when there
-    /// was something.
-    pub(super) fn send_owed(&mut self) -> bool {
-        let owes = self.driving.as_mut().is_some_and(|policy| policy.owes.take().is_some());
-        for _ in 0..if owes { DEPARTURES } else { 0 } {
+    /// queue pair away which owes it: what was received would never be acknowledged.
+    pub(super) fn send_owed(&mut self) {
+        let is_old = self.owes_for_long();
+        if !self.take_owed() {
+            return;
+        }
+        if is_old {
+            self.nic.dma.begin_turn();
+            self.nic.arrivals(monotonic());
+        }
+        for _ in 0..DEPARTURES {
             if !self.nic.departures(monotonic()).more {
                 break;
             }
         }
-        owes
     }
 
     /// How many turns threads of the program have made.
@@ -321,11 +339,15 @@ impl Shard {
     fn driven_turns(&mut self) -> Turned {
         let mut now = monotonic();
         let Some(policy) = &mut self.driving else { return Turned::default() };
+        let withdrawn = Turned::default().with(Turned::BUSY, true);
+        if policy.driven.driving.is_withdrawn() {
+            return withdrawn;
+        }
         let at_once = policy.pace.is_back(now);
         if policy.pace.is_slow() {
             // The engine's thread takes the engine back.
-            let is_news = policy.driven.driving.withdraw();
-            return Turned::default().with(Turned::WAKE, is_news);
+            policy.driven.driving.withdraw();
+            return withdrawn.with(Turned::WAKE, true);
         }
         let mut turned = Turned::default();
         for _ in 0..if at_once { TURNS } else { 1 } {
@@ -377,7 +399,7 @@ impl Shard {
         let turn = answered.and(arrived).and(departed);
         self.use_copies(Use::No);
         if let Some(policy) = &mut self.driving {
-            policy.owes = (!departs).then_some(now);
+            policy.owes = (!departs).then_some(owed.filter(|_| !answers).unwrap_or(now));
             policy.pace.delivered(arrived.delivered().then_some(now));
         }
         let has_lost = self.nic.wire.udp_port().is_none_or(|port| !port.has_copies());

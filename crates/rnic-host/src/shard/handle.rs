@@ -26,7 +26,8 @@ impl Shard {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             // Nor must requests that only look.
             let was_a_look = matches!(message, ShardMessage::Inspect(..));
-            if !was_a_look {
+            // A program that ends asks for its counters.
+            if !was_a_look || self.owes_for_long() {
                 self.send_owed();
             }
             self.handle_message(message);

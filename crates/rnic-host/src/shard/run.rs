@@ -99,7 +99,7 @@ impl Shard {
                 return Some(self.sleep_watching(watch));
             }
         }
-        let owed = self.send_owed();
+        let owed = self.take_owed();
         let now = monotonic();
         let turn = self.turn(now);
         self.cpu_sharing.after_turn(now, &mut self.nic.engine);

@@ -208,12 +208,14 @@ fn a_program_that_does_nothing_between_its_polls_gets_several_turns_in_each() {
     stage.drive();
     let turns = || {
         let before = stage.driving.turns();
-        assert_eq!(stage.program.turn(), Turned::default());
+        stage.program.turn();
         stage.driving.turns() - before
     };
     let until = std::time::Instant::now() + SOON;
-    while turns() != u64::from(TURNS) {
+    // One that is interrupted often gives the engine back.
+    while !(0..1000).any(|_| turns() == u64::from(TURNS)) {
         assert!(std::time::Instant::now() < until, "each poll makes one turn");
+        stage.drive();
     }
     std::thread::sleep(Duration::from_micros(50));
     assert_eq!(turns(), 1);

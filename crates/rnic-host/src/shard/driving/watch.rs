@@ -43,7 +43,7 @@ impl Watch {
         let made_none = self.made_no_turn();
         let has_rung = self.has_rung();
         self.is_away = was_in_doubt && made_none;
-        self.in_doubt = !was_in_doubt && (made_none || has_rung);
+        self.in_doubt = !self.is_away && (made_none || has_rung);
         !self.is_away && now < self.look_at && !self.driving.is_withdrawn()
     }
 
@@ -51,8 +51,9 @@ impl Watch {
     /// that was in doubt already, it has stopped.
     pub(super) fn was_quiet(&mut self) -> bool {
         let made_none = self.made_no_turn();
-        let is_in_doubt = std::mem::take(&mut self.in_doubt) || self.has_rung();
-        self.is_away |= is_in_doubt && made_none;
+        let has_rung = self.has_rung();
+        self.is_away |= made_none && (self.in_doubt || has_rung);
+        self.in_doubt = has_rung;
         made_none
     }
 
