@@ -5,11 +5,11 @@
 //! sleeps behind a timer, and the turns of the program put it off.
 //!
 //! A timer of the process (`timer_create`): the threads have different tables of descriptors, so
-//! that a timerfd of one could not be set by the other. It sends the first of the signals that the C
-//! library keeps for itself, to this thread alone, as the timers of the library do. No program can
-//! have a handler for it or wait for it, and none is sent one that is for another thread. It stays
-//! blocked in this thread: where it is not, a ring ends the process. So nothing in this thread may
-//! set its mask by `pthread_sigmask`, whose masks never have that signal.
+//! that a timerfd of one could not be set by the other. It sends the first of the signals that the
+//! C library keeps for itself, to this thread alone, as the timers of the library do. No program
+//! can have a handler for it or wait for it, and none is sent one that is for another thread. It
+//! stays blocked in this thread: where it is not, a ring ends the process. So nothing in this
+//! thread may set its mask by `pthread_sigmask`, whose masks never have that signal.
 
 #![allow(unsafe_code, reason = "no library wraps timers that signal a thread")]
 
@@ -64,7 +64,8 @@ impl Alarm {
         self.rings.as_raw_fd()
     }
 
-    /// It rings after so much time, and not before. In any thread. False where a sandbox refuses it.
+    /// It rings after so much time, and not before. In any thread. False where a sandbox refuses
+    /// that.
     pub(super) fn put_off(&self, wait: Duration) -> bool {
         // SAFETY: all zeroes are a valid value.
         let mut timer: libc::itimerspec = unsafe { zeroed() };

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 /// What to wait for.
 pub(super) struct Sleep {
-    /// Those of the wire, and the alarm of a program that drives. The former are in no epoll set: there, every packet would make the kernel walk
-    /// the wait queue, and over a virtual link the sender would pay for that.
+    /// Those of the wire, or the alarm of a program that drives. The former are in no epoll set:
+    /// there, every packet would make the kernel walk the wait queue, and over a virtual link the
+    /// sender would pay for that.
     fds: Vec<RawFd>,
     /// Messages, event sockets that have room again, and clients that ring and know of the sleep.
     epoll: Arc<OwnedFd>,

@@ -32,9 +32,9 @@ const SHARE: u32 = 4;
 const WINDOW: Duration = Duration::from_millis(100);
 /// A turn that received something leaves sending to the next turn, so that the program's answer
 /// leaves together with the acknowledgement. Not where the program has taken longer than this after
-/// each of some such turns: its peers would have to wait for it. A single late turn is an interrupt.
-/// Were the acknowledgement sent alone then, a program that answers what is written into its memory
-/// (`ib_write_lat`) would not poll while the answer to its own answer comes.
+/// each of some such turns: its peers would have to wait for it. A single late turn is an
+/// interrupt. Were the acknowledgement sent alone then, a program that answers what is written into
+/// its memory (`ib_write_lat`) would not poll while the answer to its own answer comes.
 pub(super) const PATIENCE: Duration = Duration::from_micros(50);
 const LATE_TURNS: u32 = 4;
 
