@@ -1,14 +1,15 @@
-//! The least possible latency when engine and program share a core.
+//! The least possible latency, when engine and program share a core or a thread.
 
 use std::collections::BTreeSet;
 
-use super::rows::{self, LATENCY, Target};
+use super::rows::{self, FUNCTION, LATENCY, Target};
 use super::series::{Metric, Readings};
 
-pub(super) const HEADING: &str = "Floor of the latency on shared cores";
+const SHARED_CORES: &str = "Floor of the latency on shared cores";
+const FUNCTIONS: &str = "Floor of the latency of functions";
 
 /// What the terms are.
-pub(super) const METHOD: &str = "\
+const SHARED_CORES_METHOD: &str = "\
 With fewer than 4 CPUs, engine and program share one. Half a round trip then takes at least: half of \
 the raw round trip, a thread switch to the engine after the post, a thread switch to the program \
 after the delivery and, for a WRITE into ordinary memory, a process_vm_writev of 8 bytes (the data \
@@ -19,6 +20,20 @@ half of the time that a raw round trip with two frames takes longer than one wit
 leaves' is the stricter target of the row less floor and ACK: the time for engine and program. If \
 it is negative, shared cores of this machine cannot reach the target. With 4 CPUs or more no \
 thread yields, and the thread switches do not apply.";
+
+const FUNCTIONS_METHOD: &str = "\
+A program that drives the engine in it needs neither thread switches nor system calls for memory: \
+half of the raw round trip is the floor. The ACK leaves with the answer, as the second datagram of a \
+train; it costs half of the time that a raw round trip of two takes longer. 'It leaves' is the \
+stricter target of the row less floor and ACK: the time for engine, program, posting and polling.";
+
+/// Heading and method of floors below one group.
+pub(super) fn about(floors: &[Floor]) -> (&'static str, &'static str) {
+    match floors.first() {
+        Some(Floor { switches: 0.0, .. }) => (FUNCTIONS, FUNCTIONS_METHOD),
+        _ => (SHARED_CORES, SHARED_CORES_METHOD),
+    }
+}
 
 /// With so many CPUs, engine and program each have their own.
 const ENOUGH_CPUS: usize = 4;
@@ -32,22 +47,29 @@ struct Path {
     title: &'static str,
     probe: &'static str,
     ping: &'static str,
-    /// With two frames, where the ACK travels in a frame of its own.
+    /// With two packets, where that of the ACK costs something.
     two: Option<&'static str>,
-    /// The engine writes into the program's memory.
+    /// The engine writes into the program's memory by a system call.
     pokes: bool,
+    /// Engine and program are two threads.
+    switches: bool,
 }
 
 const fn write(title: &'static str, probe: &'static str, ping: &'static str) -> Path {
-    Path { title, probe, ping, two: None, pokes: true }
+    Path { title, probe, ping, two: None, pokes: true, switches: true }
 }
 
 const fn send(title: &'static str, probe: &'static str, ping: &'static str) -> Path {
     Path { pokes: false, ..write(title, probe, ping) }
 }
 
+const fn function(title: &'static str, probe: &'static str) -> Path {
+    let path = send(title, probe, "raw/ping/udp").with_ack("raw/ping-2/udp");
+    Path { switches: false, ..path }
+}
+
 impl Path {
-    const fn without_trains(self, two: &'static str) -> Self {
+    const fn with_ack(self, two: &'static str) -> Self {
         Self { two: Some(two), ..self }
     }
 }
@@ -57,11 +79,13 @@ const PATHS: &[Path] = &[
     send("SEND, udp", "udp/send-lat", "raw/ping/udp"),
     write("WRITE, af-packet", "af-packet/write-lat", "raw/ping/af-packet"),
     write("WRITE, af-xdp native", "xdp-native/write-lat", "raw/ping/xdp-native")
-        .without_trains("raw/ping-2/xdp-native"),
+        .with_ack("raw/ping-2/xdp-native"),
     write("WRITE, af-xdp generic", "xdp-generic/write-lat", "raw/ping/xdp-generic")
-        .without_trains("raw/ping-2/xdp-generic"),
+        .with_ack("raw/ping-2/xdp-generic"),
     send("SEND, af-xdp generic", "xdp-generic/send-lat", "raw/ping/xdp-generic")
-        .without_trains("raw/ping-2/xdp-generic"),
+        .with_ack("raw/ping-2/xdp-generic"),
+    function("WRITE, function", "function/write-lat"),
+    function("SEND, function", "function/send-lat"),
 ];
 
 /// Microseconds of one path.
@@ -97,16 +121,19 @@ impl Floor {
 /// The probes that the floors of the chosen rows need.
 pub(super) fn terms(chosen: &BTreeSet<&str>) -> Vec<&'static str> {
     let paths = PATHS.iter().filter(|path| chosen.contains(path.probe));
-    let terms = |path: &Path| [Some(path.ping), path.two, Some(SWITCH), path.pokes.then_some(POKE)];
+    let terms = |path: &Path| {
+        [Some(path.ping), path.two, path.switches.then_some(SWITCH), path.pokes.then_some(POKE)]
+    };
     paths.flat_map(terms).flatten().collect()
 }
 
 /// The floors shown below the rows of `group`: those whose terms were all measured.
 pub(super) fn below(group: &str, readings: &Readings, cpus: usize) -> Vec<Floor> {
-    if group != LATENCY || cpus >= ENOUGH_CPUS {
-        return Vec::new();
-    }
-    PATHS.iter().filter_map(|path| floor(path, readings)).collect()
+    let is_here = |path: &&Path| match path.switches {
+        true => group == LATENCY && cpus < ENOUGH_CPUS,
+        false => group == FUNCTION,
+    };
+    PATHS.iter().filter(is_here).filter_map(|path| floor(path, readings)).collect()
 }
 
 fn floor(path: &Path, readings: &Readings) -> Option<Floor> {
@@ -115,7 +142,7 @@ fn floor(path: &Path, readings: &Readings) -> Option<Floor> {
     Some(Floor {
         title: path.title,
         wire: ping / 2.0,
-        switches: SWITCHES * median(SWITCH)?,
+        switches: if path.switches { SWITCHES * median(SWITCH)? } else { 0.0 },
         poke: if path.pokes { median(POKE)? } else { 0.0 },
         measured: median(path.probe)?,
         ack: path.two.and_then(median).map(|two| (two - ping) / 2.0),
@@ -183,6 +210,18 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_drives_switches_to_no_thread() {
+        let values = [("raw/ping/udp", 6.0), ("raw/ping-2/udp", 7.0), ("function/send-lat", 7.0)];
+        let floors = below(FUNCTION, &readings(&values), 2);
+        let [send] = &floors[..] else { panic!("{floors:?}") };
+        assert_eq!((send.total(), send.ack), (3.0, Some(0.5)));
+        // Half of 6 us and 1.5, less a floor of 3 and the ACK.
+        assert_eq!(send.left(), Some(1.0));
+        assert_eq!(below(FUNCTION, &readings(&values), 8).len(), 1);
+        assert!(below(LATENCY, &readings(&values), 2).is_empty());
+    }
+
+    #[test]
     fn the_strictest_target_says_what_is_left() {
         let left = |values: &[_]| below(LATENCY, &readings(values), 2)[0].left();
         // Half of 6 us and 4, less a floor of 5.
@@ -221,6 +260,7 @@ mod tests {
         let terms = |probe| terms(&BTreeSet::from([probe]));
         assert_eq!(terms("udp/write-lat"), ["raw/ping/udp", SWITCH, POKE]);
         assert_eq!(terms("udp/send-lat"), ["raw/ping/udp", SWITCH]);
+        assert_eq!(terms("function/send-lat"), ["raw/ping/udp", "raw/ping-2/udp"]);
         let ack = terms("xdp-native/write-lat");
         assert!(ack.contains(&"raw/ping-2/xdp-native"), "{ack:?}");
         assert!(terms("udp/write-64k").is_empty());

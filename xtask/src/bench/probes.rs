@@ -148,6 +148,7 @@ pub(super) const PROBES: &[Probe] = &[
     raw("raw/ping/af-packet"),
     raw("raw/ping/xdp-native"),
     raw("raw/ping/xdp-generic"),
+    raw("raw/ping-2/udp"),
     raw("raw/ping-2/xdp-native"),
     raw("raw/ping-2/xdp-generic"),
     raw("raw/line"),

@@ -168,7 +168,8 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
     if floors.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\n{}", latency_floor::HEADING);
+    let (heading, method) = latency_floor::about(floors);
+    let _ = writeln!(text, "\n{heading}");
     for floor in floors {
         let Floor { title, wire, switches, poke, measured, ack, allowed: _ } = floor;
         let _ = writeln!(
@@ -181,20 +182,20 @@ fn floor_text(text: &mut String, floors: &[Floor]) {
             floor.left().map_or(String::new(), |left| format!("; the target leaves {left:.2} us"))
         );
     }
-    let _ = writeln!(text, "  {}", latency_floor::METHOD);
+    let _ = writeln!(text, "  {method}");
 }
 
 fn floor_markdown(text: &mut String, floors: &[Floor]) {
     if floors.is_empty() {
         return;
     }
+    let (heading, method) = latency_floor::about(floors);
     let _ = write!(
         text,
         "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
          process_vm | floor | measured | difference | of it the ACK's frame | target | it leaves |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
-        latency_floor::HEADING,
-        latency_floor::METHOD
+        heading, method
     );
     for floor in floors {
         let Floor { title, wire, switches, poke, measured, ack, allowed } = floor;

@@ -5,6 +5,8 @@ mod functions;
 mod limits;
 mod wide;
 
+pub(super) use functions::FUNCTION;
+
 use super::series::Metric;
 
 /// A line of the table.

@@ -4,7 +4,8 @@ use super::Metric::{Bytes, Messages, P50, P99};
 use super::{Against, Column, Column::Other, Column::Raw, Column::Tcp, Row, Target};
 use super::{IPERF3, at_least, at_most, row, shown};
 
-const FUNCTION: &str = "Function (engine in the program), io udp, path MTU 4096";
+pub(in super::super) const FUNCTION: &str =
+    "Function (engine in the program), io udp, path MTU 4096";
 
 /// The same program with the daemon's engine.
 const DAEMON: Column = Other("daemon's");

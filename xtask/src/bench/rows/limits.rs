@@ -128,6 +128,7 @@ pub(super) const ROWS: &[Row] = &[
     row(RAW, "round trip, AF_PACKET", "raw/ping/af-packet", P50, &[QPERF]),
     row(RAW, "round trip, AF_XDP native", "raw/ping/xdp-native", P50, &[QPERF]),
     row(RAW, "round trip, AF_XDP generic", "raw/ping/xdp-generic", P50, &[QPERF]),
+    row(RAW, "round trip, train of two, UDP", "raw/ping-2/udp", P50, &[]),
     row(RAW, "round trip, two frames, AF_XDP native", "raw/ping-2/xdp-native", P50, &[]),
     row(RAW, "round trip, two frames, AF_XDP generic", "raw/ping-2/xdp-generic", P50, &[]),
     row(RAW, "a cache line to the other CPU and back", "raw/line", P50, &[]),
