@@ -192,10 +192,9 @@ fn floor_markdown(text: &mut String, floors: &[Floor]) {
     let (heading, method) = latency_floor::about(floors);
     let _ = write!(
         text,
-        "\n## {}\n\n{}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
+        "\n## {heading}\n\n{method}\n\n| us | half the raw round trip | two changes of threads | 8 bytes by \
          process_vm | floor | measured | difference | of it the ACK's frame | target | it leaves |\n\
-         |---|---|---|---|---|---|---|---|---|---|\n",
-        heading, method
+         |---|---|---|---|---|---|---|---|---|---|\n"
     );
     for floor in floors {
         let Floor { title, wire, switches, poke, measured, ack, allowed } = floor;

@@ -49,8 +49,6 @@ pub(super) struct Policy {
     watch: Option<Watch>,
     /// The program makes turns: the engine's thread need not make one now.
     keeps_on: bool,
-    /// The program has stopped.
-    is_away: bool,
     /// When the program got the engine.
     since: Instant,
     pace: Pace,
@@ -111,7 +109,6 @@ impl Policy {
             put_off_at: Instant::ZERO,
             watch: None,
             keeps_on: false,
-            is_away: false,
             since: Instant::ZERO,
             pace: Pace::default(),
             compared: Instant::ZERO,
@@ -127,7 +124,6 @@ impl Policy {
         self.put_off_at = now;
         self.pace = Pace::new(now);
         self.offers = 0;
-        self.is_away = false;
         self.driven.driving.set_state(State::Driven);
         self.watch = Some(self.new_watch(now));
     }
@@ -199,13 +195,12 @@ impl Policy {
 impl Shard {
     /// What the engine's thread looks at while the program drives; `None` when it does not.
     pub(super) fn is_driven(&mut self, now: Instant, did: Did) -> Option<Watch> {
-        self.driving.as_ref()?;
+        let driving = self.driving.as_ref()?.driven.driving;
         self.recall_old_copies(now);
         // Others wait for what they have asked of the engine's thread.
         if self.stopping || !self.inbox.receiver.is_empty() {
             return None;
         }
-        let driving = self.driving.as_ref()?.driven.driving;
         let is_driven = match driving.state() {
             State::Driven => self.goes_on(now, did),
             State::Off | State::Offered | State::Stale => {
@@ -232,7 +227,6 @@ impl Shard {
     pub(super) fn watched(&mut self, mut watch: Watch, was_called: bool) {
         let Some(policy) = &mut self.driving else { return };
         let was_quiet = was_called && watch.was_quiet();
-        policy.is_away = watch.is_away();
         policy.keeps_on = !was_quiet && !watch.is_away();
         if policy.driven.driving.state() == State::Driven {
             policy.watch = Some(watch);
@@ -246,7 +240,7 @@ impl Shard {
         let has_copies = self.nic.wire.udp_port().is_some_and(|port| port.has_copies());
         let may = has_copies && self.may_be_driven();
         let Some(policy) = &mut self.driving else { return false };
-        let is_away = std::mem::take(&mut policy.is_away);
+        let is_away = policy.watch.as_ref().is_some_and(Watch::is_away);
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
         if !goes_on {
             policy.end(now, is_away && did == Did::Work);

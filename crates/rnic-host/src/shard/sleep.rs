@@ -32,7 +32,7 @@ impl Sleep {
         epoll: &Arc<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Self {
-        let timeout = timeout.map(timespec);
+        let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
         let fds = wire.iter().map(AsRawFd::as_raw_fd).collect();
         Self { fds, epoll: Arc::clone(epoll), timeout, watch: None }
     }
@@ -41,7 +41,7 @@ impl Sleep {
     pub(super) fn watching(self, watch: Watch) -> Self {
         let mut fds = self.fds;
         fds.extend(watch.alarm());
-        let timeout = Some(timespec(watch.patience(monotonic())));
+        let timeout = Timespec::try_from(watch.patience(monotonic())).ok();
         Self { fds, timeout, watch: Some(watch), ..self }
     }
 
@@ -49,14 +49,14 @@ impl Sleep {
     pub(super) fn wait(&mut self) -> rustix::io::Result<bool> {
         loop {
             let is_ready = self.wait_once()?;
-            let now = monotonic();
             let Some(watch) = self.watch.as_mut().filter(|_| !is_ready) else {
                 return Ok(is_ready);
             };
+            let now = monotonic();
             if !watch.goes_on(now) {
                 return Ok(false);
             }
-            self.timeout = Some(timespec(watch.patience(now)));
+            self.timeout = Timespec::try_from(watch.patience(now)).ok();
         }
     }
 
@@ -76,12 +76,5 @@ impl Sleep {
             result => result?,
         };
         Ok(all.last().is_some_and(|epoll| !epoll.revents().is_empty()))
-    }
-}
-
-fn timespec(wait: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: wait.subsec_nanos().into(),
     }
 }

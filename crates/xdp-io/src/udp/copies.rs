@@ -84,9 +84,10 @@ impl Copies {
 
     /// Forgets those that are not open any more.
     pub(super) fn compare(&mut self) {
-        self.use_them(Use::Compared);
-        self.use_them(Use::No);
-        let _ = (check(&mut self.receiver).is_some(), check(&mut self.sender).is_some());
+        for one in [&mut self.receiver, &mut self.sender] {
+            one.iter_mut().for_each(|one| one.is_checked = false);
+            check(one);
+        }
     }
 
     #[inline]

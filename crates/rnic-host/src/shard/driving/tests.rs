@@ -2,9 +2,10 @@
 
 use super::super::{ShardHandle, ShardMessage, ShardPort, channel};
 use super::*;
-use crate::inspect::Question;
+use crate::inspect::{Question, Seen};
 use crate::settings::Settings;
 use crate::wire::DeviceWire;
+use crossbeam_channel::{Receiver, bounded};
 use rnic_core::EngineConfig;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -108,6 +109,13 @@ impl Stage {
         }
     }
 
+    /// Asks the engine something. What it answers.
+    fn ask(&self) -> Receiver<Seen> {
+        let (answer, answered) = bounded(1);
+        self.handle.tell(ShardMessage::Inspect(Question::Totals, answer));
+        answered
+    }
+
     /// How many datagrams the engine has refused.
     fn refused(&self) -> u64 {
         self.with(|shard| shard.nic.engine.counters().rx_malformed)
@@ -162,13 +170,13 @@ fn one_that_stops_to_poll_gives_the_engine_back() {
 fn questions_to_the_engine_take_nothing_from_one_that_drives() {
     let stage = Stage::new();
     stage.drive();
-    let (answer, answered) = crossbeam_channel::bounded(1);
+    let mut answered = None;
     stage.sleep(|| {
         assert_eq!(stage.program.turn(), Turned::default());
-        stage.handle.tell(ShardMessage::Inspect(Question::Totals, answer));
+        answered = Some(stage.ask());
         stage.peer.send(b"no RoCE").unwrap();
     });
-    assert!(answered.try_recv().is_ok(), "there is no answer");
+    assert!(answered.unwrap().try_recv().is_ok(), "there is no answer");
     assert_eq!((stage.driving.state(), stage.refused()), (State::Driven, 0));
     assert_eq!(stage.program.turn(), Turned::default());
     assert_eq!(stage.refused(), 1);
@@ -183,8 +191,7 @@ fn questions_do_not_keep_the_engine_from_one_that_has_stopped() {
     stage.peer.send(b"no RoCE").unwrap();
     while stage.driving.state() != State::Off {
         assert!(std::time::Instant::now() < until, "it is still taken for one that drives");
-        let (answer, _answered) = crossbeam_channel::bounded(1);
-        stage.sleep(|| stage.handle.tell(ShardMessage::Inspect(Question::Totals, answer)));
+        stage.sleep(|| drop(stage.ask()));
     }
     assert_eq!(stage.refused(), 1);
 }

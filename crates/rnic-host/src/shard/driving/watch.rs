@@ -58,7 +58,7 @@ impl Watch {
     }
 
     /// The program has stopped.
-    pub(in super::super) fn is_away(&self) -> bool {
+    pub(super) fn is_away(&self) -> bool {
         self.is_away
     }
 
