@@ -220,12 +220,8 @@ impl Satellite {
         let fds = [self.upstream.socket().as_fd(), ended.as_fd(), given.as_fd()];
         let fds = fds.into_iter().chain(door.map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let timeout = timeout + Duration::from_millis(1);
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&timeout)) {
+        let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).ok();
+        match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
         }

@@ -150,7 +150,8 @@ fn accept_until_told(
             return Ok(());
         }
         let deadlines = [lonely_until, doors.clients.deadline(), log::tell_of_the_rest(now)];
-        let timeout = deadlines.into_iter().flatten().min().map(|until| patience_until(until, now));
+        let timeout =
+            deadlines.into_iter().flatten().min().and_then(|until| patience_until(until, now));
         let ended = service.registry.ended();
         let idle = device.users.as_ref().map(|users| users.idle());
         let own =
@@ -208,12 +209,9 @@ fn clients(device: &Device, service: &Service) -> (usize, u64) {
 }
 
 /// A little longer than until then: what is due then is due when the wait is over.
-fn patience_until(until: Instant, now: Instant) -> Timespec {
+fn patience_until(until: Instant, now: Instant) -> Option<Timespec> {
     let left = until.saturating_duration_since(now) + Duration::from_millis(1);
-    Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    }
+    Timespec::try_from(left).ok()
 }
 
 fn drain(mut pipe: &UnixStream) {

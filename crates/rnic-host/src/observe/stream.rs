@@ -171,7 +171,7 @@ pub fn import(watcher: &Watcher, socket: &Connection) {
     let mut buffer = vec![0; MAX_MESSAGE];
     while !watcher.is_over() {
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        if poll(&mut fds, Some(&timespec(LOOK_UP))).is_err() {
+        if poll(&mut fds, Timespec::try_from(LOOK_UP).ok().as_ref()).is_err() {
             return;
         }
         match socket.try_recv_plain(&mut buffer) {
@@ -249,10 +249,6 @@ pub fn read(from: &mut impl Read) -> io::Result<Option<Observation>> {
 fn is_closed(socket: &Connection) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// An observation may wait so long on its way.

@@ -84,10 +84,8 @@ fn attend(
             true => turned_away.deadline(),
             false => Some(Instant::now()),
         };
-        let timeout = until.map(|until| {
-            let left = until.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
-        });
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let woken_fd = PollFd::from_borrowed_fd(woken.as_fd(), PollFlags::IN);
         let mut fds: Vec<_> = std::iter::once(woken_fd).chain(turned_away.fds()).collect();
         match poll(&mut fds, timeout.as_ref()) {

@@ -291,7 +291,7 @@ impl EngineProcess {
             // Its socket hangs up, which is told in any case.
             Place::Program | Place::Daemon => PollFd::new(&*self.socket, PollFlags::empty()),
         }];
-        poll(&mut fds, Some(&timespec(left))).is_ok_and(|count| count > 0)
+        poll(&mut fds, Timespec::try_from(left).ok().as_ref()).is_ok_and(|count| count > 0)
     }
 }
 
@@ -369,13 +369,6 @@ impl EngineProcess {
             // Also when it is dead: that is seen in a moment.
             state.unsent.pop_front();
         }
-    }
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: time.subsec_nanos().into(),
     }
 }
 

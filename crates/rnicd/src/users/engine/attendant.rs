@@ -1,6 +1,6 @@
 //! The thread that attends to one engine process: it does what the process asks for.
 
-use super::{EngineProcess, Fault, Place, STACK, timespec};
+use super::{EngineProcess, Fault, Place, STACK};
 use crate::log;
 use crate::users::Users;
 use crate::users::connections::Sessions;
@@ -14,7 +14,7 @@ use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
 use rnic_host::wire::Misuse;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -163,7 +163,7 @@ impl Attendant<'_> {
             PollFd::new(&engine.pidfd, PollFlags::IN),
             PollFd::from_borrowed_fd(engine.wake.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut fds, left.map(timespec).as_ref()) {
+        match poll(&mut fds, left.and_then(|left| Timespec::try_from(left).ok()).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return Err("cannot be polled"),
         }
