@@ -20,6 +20,7 @@ mod own;
 #[allow(unsafe_code)]
 mod process;
 
+use rnic_core::Instant;
 use rnic_core::ports::{Dma, DmaFault, MemRange, Range, SpaceId};
 use std::sync::Arc;
 
@@ -66,13 +67,13 @@ pub(crate) fn slot_of(id: SpaceId) -> u32 {
 impl SystemDma {
     /// No space yet.
     pub fn new() -> Self {
-        Self { spaces: Vec::new(), scratch: process::Scratch::new(), guard: own::Guard::default() }
+        Self { spaces: Vec::new(), scratch: process::Scratch::new(), guard: own::Guard::new() }
     }
 
     /// A turn of the engine begins.
     #[inline]
-    pub fn begin_turn(&mut self) {
-        self.guard.begin_turn();
+    pub fn begin_turn(&mut self, now: Instant) {
+        self.guard.begin_turn(now);
     }
 
     /// Adds or replaces a space.

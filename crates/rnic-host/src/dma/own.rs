@@ -8,8 +8,10 @@ mod guarded;
 use super::process::{Process, Scratch, inside};
 use super::{Mapping, NOTHING, Run, pieces, walk};
 use guarded::Fault;
+use rnic_core::Instant;
 use rnic_core::ports::{DmaFault, MemRange, Range};
 use std::io;
+use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -17,19 +19,34 @@ pub struct Own {
     kernel: Process,
 }
 
-/// Whether plain copies are possible, as found in this turn of the engine.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Guard(Option<bool>);
+/// Whether plain copies are possible.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guard {
+    /// As found a moment ago; not known once that is over.
+    holds: Option<bool>,
+    until: Instant,
+}
+
+/// How long that is believed. To ask takes two system calls: a tenth of half a round trip.
+const BELIEVED: Duration = Duration::from_micros(100);
 
 impl Guard {
-    /// The program may have taken the handler of faults away since the last turn.
-    pub(super) fn begin_turn(&mut self) {
-        self.0 = None;
+    pub(super) fn new() -> Self {
+        Self { holds: None, until: Instant::ZERO }
+    }
+
+    /// The program may have taken the handler of faults away since it was looked for.
+    #[inline]
+    pub(super) fn begin_turn(&mut self, now: Instant) {
+        if now >= self.until {
+            self.holds = None;
+            self.until = now.after(BELIEVED);
+        }
     }
 
     #[inline]
     fn holds(&mut self) -> bool {
-        *self.0.get_or_insert_with(guarded::is_ready)
+        *self.holds.get_or_insert_with(guarded::is_ready)
     }
 }
 

@@ -314,8 +314,9 @@ impl Shard {
             return;
         }
         if is_old {
-            self.nic.dma.begin_turn();
-            self.nic.arrivals(monotonic());
+            let now = monotonic();
+            self.nic.dma.begin_turn(now);
+            self.nic.arrivals(now);
         }
         for _ in 0..DEPARTURES {
             if !self.nic.departures(monotonic()).more {
@@ -383,7 +384,7 @@ impl Shard {
             policy.compared = now;
         }
         self.use_copies(if compare { Use::Compared } else { Use::Believed });
-        self.nic.dma.begin_turn();
+        self.nic.dma.begin_turn(now);
         // The program's answer to what the turn before has delivered need not wait.
         let answered = if answers { self.nic.departures(now) } else { Turn::default() };
         let arrived = self.nic.arrivals(now);

@@ -1,6 +1,6 @@
 //! Our handler of SIGSEGV and SIGBUS, and those of the program.
 //!
-//! A program may install a handler of its own at any time. So an engine asks once in a turn whether
+//! A program may install a handler of its own at any time. So an engine asks every 100 us whether
 //! its handler is still there, and installs it again in front of the new one. Each installation
 //! has an entry of its own, with its own predecessor: the program's handler may itself call
 //! the one that it found, which is an earlier entry of ours. Where all entries are used up there
@@ -241,7 +241,7 @@ fn pass_on(number: usize, signal: c_int, info: *mut libc::siginfo_t, context: *m
         }
         handler => {
             if next.sa_flags & libc::SA_RESETHAND != 0 && stands_first(number, signal) {
-                // SAFETY: as the kernel would have done. An engine finds that in its next turn.
+                // SAFETY: as the kernel would have done. An engine finds that with its next look.
                 unsafe { libc::signal(signal, libc::SIG_DFL) };
             }
             call(handler, next.sa_flags, (signal, info, context));
