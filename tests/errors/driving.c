@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -274,6 +275,39 @@ static void driving_exits_in_a_handler(void)
 	say("%d ended in order", ended);
 }
 
+static sigjmp_buf before_poll;
+
+static void jump(int signal)
+{
+	(void)signal;
+	siglongjmp(before_poll, 1);
+}
+
+/* A handler that the program has had for long leaves polls by a jump. */
+static void driving_jumps_out_of_polls(void)
+{
+	enum { JUMPS = 100 };
+	struct itimerval soon = { 0 };
+	volatile int jumps;
+
+	signal(SIGALRM, jump);
+	ready_to_drive();
+	for (jumps = 0; jumps < JUMPS; jumps++) {
+		/* The jump may leave a poll that has the queue's lock. */
+		struct ibv_cq *cq = cq_of_this_thread();
+
+		drive();
+		if (sigsetjmp(before_poll, 1))
+			continue;
+		soon.it_value.tv_usec = 100 + 7 * jumps;
+		if (setitimer(ITIMER_REAL, &soon, NULL))
+			die("no timer: %s", strerror(errno));
+		for (;;)
+			poll_in_vain(cq);
+	}
+	say("%d messages after %d jumps", messages(), jumps);
+}
+
 /* The daemon is killed meanwhile. The program learns of it, and stays. */
 static void driving_outlives_its_daemon(void)
 {
@@ -298,6 +332,7 @@ const struct mistake driving[] = {
 	{ "driving_loses_descriptors", driving_loses_descriptors },
 	{ "driving_loses_descriptors_to_sockets", driving_loses_descriptors_to_sockets },
 	{ "driving_exits_in_a_handler", driving_exits_in_a_handler },
+	{ "driving_jumps_out_of_polls", driving_jumps_out_of_polls },
 	{ "driving_outlives_its_daemon", driving_outlives_its_daemon },
 	{ 0 },
 };

@@ -256,11 +256,12 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
 }
 
 /// What programs do that drive, and what they print then: `tests/errors/driving.c`.
-const DRIVING: [(&str, &str); 9] = [
+const DRIVING: [(&str, &str); 10] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
     ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
     ("driving_exits_in_a_handler", "10 ended in order"),
+    ("driving_jumps_out_of_polls", "200 messages after 100 jumps"),
     ("driving_thread_filtered", "lives"),
     (
         "driving_unmapped",

@@ -73,7 +73,8 @@ impl Driver {
 
     /// Does what the state calls for.
     pub(crate) fn turn(&self) -> Turned {
-        undisturbed(|| {
+        let is_calm = self.driving.is_calm() && self.driving.state() == State::Driven;
+        undisturbed(is_calm, || {
             let mut side = match self.side.try_lock() {
                 Ok(side) => side,
                 Err(TryLockError::Poisoned(_)) => return Turned::default(),
@@ -83,7 +84,12 @@ impl Driver {
             };
             match (side.as_mut(), self.driving.state()) {
                 (None, _) | (_, State::Off) => Turned::default(),
-                (Some(side), State::Driven) => side.stack.run(|| side.engine.turn()),
+                (Some(side), State::Driven) => {
+                    self.driving.set_turning(true);
+                    let turned = side.stack.run(|| side.engine.turn());
+                    self.driving.set_turning(false);
+                    turned
+                }
                 // The engine's thread has just made the offer, and is about to sleep.
                 (Some(side), State::Offered) if !side.engine.is_free() => {
                     Turned::default().with(Turned::BUSY, true)
@@ -109,7 +115,7 @@ impl Driver {
     /// Closes the copies: the program needs them no more for now. Where another thread has the
     /// engine all the time they stay, for its turns.
     pub(crate) fn release(&self) {
-        undisturbed(|| {
+        undisturbed(false, || {
             for _ in 0..RELEASE_TRIES {
                 let Ok(side) = self.side.try_lock() else { continue };
                 if side.as_ref().is_none_or(|side| side.engine.forget_copies()) {
@@ -147,12 +153,13 @@ impl Driver {
 const RELEASE_TRIES: u32 = 100;
 
 /// A thread that left `work` in the middle, because it is cancelled or because a handler of a
-/// signal ends the program or jumps away, would never give the engine back.
-fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
+/// signal ends the program or jumps away, would never give the engine back. `is_calm`: there are no
+/// such handlers.
+fn undisturbed<T>(is_calm: bool, work: impl FnOnce() -> T) -> T {
     let mut before = 0;
     // SAFETY: changes the calling thread only, and writes a local variable.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-    let result = signals::without(work);
+    let result = if is_calm { work() } else { signals::without(work) };
     // SAFETY: as above.
     unsafe { pthread_setcancelstate(before, null_mut()) };
     result

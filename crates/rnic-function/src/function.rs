@@ -137,7 +137,8 @@ fn begin(
     // SAFETY: the starter keeps them open until it is told that this has begun.
     let [upstream, door, offers] = unsafe { descriptors::alone_with(fds) }?;
     let (start, fds) = receive_start(&upstream)?;
-    let driven = driving.map(|driving| Driven { driving, offers });
+    let driven =
+        driving.map(|driving| Driven { driving, offers, has_handlers: signals::are_handled });
     let satellite = Satellite::driven(start, fds, upstream, ClientMemory::Own, driven)?;
     let engine = satellite.programs_engine().cloned();
     Ok((satellite, engine, door))

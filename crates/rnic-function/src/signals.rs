@@ -1,28 +1,115 @@
 //! Signals, which are the program's.
 
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 /// Signals that the kernel forces on the thread that causes them.
 const OWN: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+/// Those of the C library itself, whose handlers return: one cancels threads, which a thread can
+/// hold off otherwise, and one changes the user of all threads at once.
+const LIBRARY: [i32; 2] = [32, 33];
+/// As many as Linux has on most processors.
+const SIGNALS: i32 = 64;
+
+/// All but these, as the kernel has it.
+const OTHERS: u64 = !(mask(&OWN) | mask(&LIBRARY));
+
+const fn mask(signals: &[i32]) -> u64 {
+    let (mut mask, mut at) = (0, 0);
+    while at < signals.len() {
+        mask |= 1 << (signals[at] - 1);
+        at += 1;
+    }
+    mask
+}
 
 /// Runs this, and the threads that it starts, without the program's signals but those that tell of
 /// a thread's own faults and of calls that a sandbox carries out itself, which the kernel would
 /// otherwise answer by ending the process.
 pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
-    let mut before = MaybeUninit::uninit();
-    // SAFETY: the sets are local variables, filled before they are used.
-    unsafe {
-        let mut all = MaybeUninit::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        for own in OWN {
-            libc::sigdelset(all.as_mut_ptr(), own);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
+    let mut before = OTHERS;
+    set_mask(&OTHERS, &raw mut before);
     let result = work();
-    // SAFETY: it was filled above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+    set_mask(&before, null_mut());
     result
+}
+
+/// The C library would first take its own signals out of the set, and clear the rest of it.
+#[inline]
+fn set_mask(mask: &u64, before: *mut u64) {
+    // SAFETY: both are sets of that many bytes, and live; a set has so many on all processors that
+    // this is written for.
+    unsafe {
+        let (how, len) = (libc::SIG_SETMASK, size_of::<u64>());
+        libc::syscall(libc::SYS_rt_sigprocmask, how, std::ptr::from_ref(mask), before, len);
+    }
+}
+
+/// Whether a handler of the program may run in any of its threads, other than for a fault of that
+/// very thread.
+pub(crate) fn are_handled() -> bool {
+    (1..=SIGNALS).filter(|signal| OTHERS & mask(&[*signal]) != 0).any(|signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: it is written where the call succeeds, and only used then.
+        let action = unsafe {
+            let failed = libc::sigaction(signal, null(), action.as_mut_ptr());
+            (failed == 0).then(|| action.assume_init().sa_sigaction)
+        };
+        action.is_some_and(|action| !matches!(action, libc::SIG_DFL | libc::SIG_IGN))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn ignore(_: i32) {}
+
+    /// Installs a handler in a child, which then says whether any are found.
+    fn found_with(handler: libc::sighandler_t, signal: i32) -> bool {
+        // SAFETY: the child only makes system calls and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::signal(signal, handler);
+                libc::_exit(are_handled().into());
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert!(libc::WIFEXITED(status), "{status:#x}");
+            libc::WEXITSTATUS(status) != 0
+        }
+    }
+
+    #[test]
+    fn handlers_are_found_but_those_of_faults() {
+        let ignore = ignore as *const () as libc::sighandler_t;
+        for signal in [1, libc::SIGINT, libc::SIGPWR, libc::SIGRTMIN(), SIGNALS] {
+            assert!(found_with(ignore, signal), "signal {signal}");
+            assert!(!found_with(libc::SIG_IGN, signal), "signal {signal} is ignored");
+        }
+        for signal in OWN {
+            assert!(!found_with(ignore, signal), "signal {signal}");
+        }
+    }
+
+    #[test]
+    fn signals_are_kept_away_and_come_afterwards() {
+        let blocked = || {
+            let mut now = 0u64;
+            // SAFETY: writes one set.
+            unsafe {
+                let (set, len) = (null::<u64>(), size_of::<u64>());
+                libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, set, &raw mut now, len);
+            }
+            now
+        };
+        let before = blocked();
+        let during = without(blocked);
+        let uncatchable = mask(&[libc::SIGKILL, libc::SIGSTOP]);
+        assert_eq!(during, OTHERS & !uncatchable);
+        assert_eq!(during & mask(&OWN), 0);
+        assert_eq!(blocked(), before);
+    }
 }

@@ -11,7 +11,7 @@ use std::{
 use rnic_abi::{
     cqe::Cqe,
     os::{
-        driving::{State, Turned},
+        driving::{Driving, State, Turned},
         function::Driver,
     },
 };
@@ -20,7 +20,9 @@ use crate::{
     context::Context,
     cpu_sharing::ticks,
     cq::{Cq, CqState},
+    error::{Errno, Result},
     lock::Guard,
+    report,
 };
 
 /// A poll's lock.
@@ -37,14 +39,25 @@ thread_local! {
     /// Only then: a thread that does nothing but post and poll may have forbidden itself all system
     /// calls but those that these make.
     static THREAD: Cell<u32> = const { Cell::new(0) };
+    /// What this thread has turned last.
+    static DRIVING: Cell<Option<&'static Driving>> = const { Cell::new(None) };
 }
 
 /// The calling thread asks something of the daemon or the function. A forked child's thread has
 /// another number than the one that it is a copy of.
-pub(crate) fn note_request() {
+///
+/// # Errors
+/// EDEADLK in the handler of a signal that has interrupted a turn: the function would answer after
+/// that turn.
+pub(crate) fn note_request() -> Result<()> {
+    if DRIVING.get().is_some_and(|it| it.is_turning() && it.calls(THREAD.get())) {
+        report::debug("a signal's handler asks something in the middle of a poll");
+        return Err(Errno(libc::EDEADLK));
+    }
     // SAFETY: no arguments; it cannot fail.
     let number = unsafe { libc::syscall(libc::SYS_gettid) };
     THREAD.set(u32::try_from(number).unwrap_or(0));
+    Ok(())
 }
 
 /// A context's way to drive.
@@ -92,6 +105,7 @@ impl Context {
     /// may be completions now. The caller holds no lock.
     pub(crate) fn drive(&self) -> bool {
         let Some(drives) = &self.drives else { return false };
+        DRIVING.set(Some(drives.driver.driving()));
         let turned = drives.driver.turn();
         if turned.contains(Turned::WAKE) {
             self.wake_engine();

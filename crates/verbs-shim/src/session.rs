@@ -158,7 +158,7 @@ impl Session {
         if self.is_gone() {
             return Err(Errno(libc::EIO));
         }
-        driving::note_request();
+        driving::note_request()?;
         let mut link = self.link();
         let Link { connection, arenas } = &mut *link;
         let Some(connection) = connection.get() else {

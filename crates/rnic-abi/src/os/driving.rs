@@ -115,6 +115,10 @@ pub struct Driving {
     /// The thread of the program that may call the library. Others may be behind a filter of system
     /// calls, or without signals that this one gets.
     admitted: AtomicU32,
+    /// No handler of the program can leave a turn in the middle.
+    calm: AtomicU32,
+    /// The admitted thread is in a turn.
+    turning: AtomicU32,
     /// Turns made by threads of the program.
     turns: AtomicU64,
     /// The library's side.
@@ -187,6 +191,30 @@ impl Driving {
     /// Whether the program has [withdrawn](Self::withdraw).
     pub fn is_withdrawn(&self) -> bool {
         self.leave.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether turns need not keep the program's signals away: it handled none when the engine's
+    /// thread looked last.
+    #[inline]
+    pub fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::Relaxed) != 0
+    }
+
+    /// See [`is_calm`](Self::is_calm).
+    pub fn set_calm(&self, calm: bool) {
+        self.calm.store(calm.into(), Ordering::Relaxed);
+    }
+
+    /// Whether the admitted thread is in a turn. It learns that in a handler that has interrupted
+    /// the turn, and that may have left it for good.
+    #[inline]
+    pub fn is_turning(&self) -> bool {
+        self.turning.load(Ordering::Relaxed) != 0
+    }
+
+    /// See [`is_turning`](Self::is_turning). Only by that thread.
+    pub fn set_turning(&self, turning: bool) {
+        self.turning.store(turning.into(), Ordering::Relaxed);
     }
 
     /// A thread of the program has made a turn. Only with the engine's lock.

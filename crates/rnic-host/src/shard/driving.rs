@@ -36,6 +36,9 @@ pub struct Driven {
     pub driving: &'static Driving,
     /// Where the program gets copies of the engine's sockets.
     pub offers: Connection,
+    /// Whether a handler of the program may run in the thread that drives, and leave a turn in the
+    /// middle.
+    pub has_handlers: fn() -> bool,
 }
 
 /// The engine's side.
@@ -120,12 +123,19 @@ impl Policy {
     }
 
     fn begin(&mut self, now: Instant) {
+        self.look_for_handlers();
         self.since = now;
         self.put_off_at = now;
         self.pace = Pace::new(now);
         self.offers = 0;
         self.driven.driving.set_state(State::Driven);
         self.watch = Some(self.new_watch(now));
+    }
+
+    /// To keep signals away from turns costs a twentieth of half a round trip.
+    fn look_for_handlers(&self) {
+        let Driven { driving, has_handlers, .. } = self.driven;
+        driving.set_calm(!has_handlers());
     }
 
     /// What the engine's thread looks at while it sleeps, from now on.
@@ -242,8 +252,9 @@ impl Shard {
         let Some(policy) = &mut self.driving else { return false };
         let is_away = policy.watch.as_ref().is_some_and(Watch::is_away);
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
-        if !goes_on {
-            policy.end(now, is_away && did == Did::Work);
+        match goes_on {
+            true => policy.look_for_handlers(),
+            false => policy.end(now, is_away && did == Did::Work),
         }
         goes_on
     }

@@ -7,12 +7,18 @@ use crate::settings::Settings;
 use crate::wire::DeviceWire;
 use crossbeam_channel::{Receiver, bounded};
 use rnic_core::EngineConfig;
+use std::cell::Cell;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::OwnedFd;
 use xdp_io::udp::ReceiverSockets;
 
 /// What is expected at once takes longer where other programs have the CPUs.
 const SOON: Duration = Duration::from_secs(20);
+
+thread_local! {
+    /// The program of a test handles signals.
+    static HANDLES: Cell<bool> = const { Cell::new(true) };
+}
 
 struct Stage {
     held: Held,
@@ -37,7 +43,7 @@ impl Stage {
         let sockets = ReceiverSockets { receives: receives.into(), sends: sends.into() };
         wire.add_sockets(Ipv4Addr::LOCALHOST.into(), sockets);
         let (handle, inbox) = channel().unwrap();
-        let driven = Some(Driven { driving, offers: theirs });
+        let driven = Some(Driven { driving, offers: theirs, has_handlers: || HANDLES.get() });
         let (config, port) = (EngineConfig::new([1, 2]), ShardPort::Device(Box::new(wire)));
         let settings = Settings { spin: Duration::ZERO, ..Settings::default() };
         let shard = Shard::new(config, port, inbox, &settings, driven).unwrap();
@@ -302,4 +308,19 @@ fn an_engine_that_has_ended_is_turned_no_more() {
     let other = stage.held.try_lock();
     assert_eq!(stage.program.turn(), Turned::default().with(Turned::BUSY, true));
     drop(other);
+}
+
+#[test]
+fn signals_are_kept_away_from_turns_once_the_program_handles_some() {
+    HANDLES.set(false);
+    let stage = Stage::new();
+    assert!(!stage.driving.is_calm(), "nothing has looked yet");
+    stage.drive();
+    assert!(stage.driving.is_calm());
+    HANDLES.set(true);
+    stage.sleep(|| {
+        stage.program.turn();
+        drop(stage.ask());
+    });
+    assert_eq!((stage.driving.state(), stage.driving.is_calm()), (State::Driven, false));
 }
