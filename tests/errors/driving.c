@@ -217,10 +217,13 @@ static void leave(int signal)
 	exit(0);
 }
 
+/* The handler is one that the function knows of. */
+static bool is_known;
+
 static void give_back(void)
 {
-	ibv_destroy_qp(bench.a.qp);
-	ibv_destroy_qp(bench.b.qp);
+	if ((ibv_destroy_qp(bench.a.qp) || ibv_destroy_qp(bench.b.qp)) && is_known)
+		_exit(3);
 	ibv_close_device(bench.a.ctx);
 }
 
@@ -229,6 +232,9 @@ static void polls_until_it_leaves(int round, int tell)
 	struct itimerval soon = { .it_value.tv_usec = 1000 + 37 * round };
 	struct ibv_cq *cq;
 
+	is_known = round / 2 % 2;
+	if (is_known)
+		signal(SIGALRM, leave);
 	if (round % 2)
 		atexit(give_back);
 	ready_to_drive();
@@ -261,7 +267,7 @@ static void driving_exits_in_a_handler(void)
 		close(pipes[1]);
 		if (read(pipes[0], &byte, 1) != 1)
 			die("round %d does not begin", round);
-		for (double until = now() + 2; !found && now() < until; usleep(1000))
+		for (double until = now() + 10; !found && now() < until; usleep(1000))
 			found = waitpid(child, &status, WNOHANG);
 		if (!found) {
 			kill(child, SIGKILL);
@@ -286,7 +292,7 @@ static void jump(int signal)
 /* A handler that the program has had for long leaves polls by a jump. */
 static void driving_jumps_out_of_polls(void)
 {
-	enum { JUMPS = 100 };
+	enum { JUMPS = 30 };
 	struct itimerval soon = { 0 };
 	volatile int jumps;
 

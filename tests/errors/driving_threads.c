@@ -60,6 +60,19 @@ static void reset(void)
 	bench_connect(&bench);
 }
 
+static void let_faults(int how)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGSEGV);
+	sigaddset(&set, SIGBUS);
+	pthread_sigmask(how, &set, NULL);
+}
+
+/* Some time before the memory goes, and after the thread has begun to drive. */
+static bool blocks_faults;
+
 /* How a WRITE ends whose source, or whose destination, is gone. */
 static const char *write_without_memory(bool is_source)
 {
@@ -80,9 +93,15 @@ static const char *write_without_memory(bool is_source)
 		wr.wr.rdma.rkey = mr->rkey;
 	}
 	drive();
+	if (blocks_faults) {
+		let_faults(SIG_BLOCK);
+		messages();
+	}
 	munmap(pages + PAGE, PAGE);
 	if (ibv_post_send(bench.a.qp, &wr, &bad) || !rc_wait(bench.a.send_cq, &wc, 5000))
 		die("no completion");
+	if (blocks_faults)
+		let_faults(SIG_UNBLOCK);
 	reset();
 	if (ibv_dereg_mr(mr))
 		die("ibv_dereg_mr failed");
@@ -104,12 +123,7 @@ static void write_sources_and_destinations(const char *ends[2])
 
 static void *writes_with_blocked_signals(void *ends)
 {
-	sigset_t set;
-
-	sigemptyset(&set);
-	sigaddset(&set, SIGSEGV);
-	sigaddset(&set, SIGBUS);
-	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	let_faults(SIG_BLOCK);
 	cq_of_this_thread();
 	write_sources_and_destinations(ends);
 	over = true;
@@ -134,6 +148,17 @@ static void driving_unmapped(void)
 	pthread_join(thread, NULL);
 	say("source %s, destination %s; signals blocked: source %s, destination %s", ends[0], ends[1], blocked[0],
 	    blocked[1]);
+}
+
+/* The thread that drives blocks the signals of faults then. */
+static void driving_blocks_faults(void)
+{
+	const char *ends[2] = { 0 };
+
+	ready_to_drive();
+	blocks_faults = true;
+	write_sources_and_destinations(ends);
+	say("source %s, destination %s", ends[0], ends[1]);
 }
 
 static void *drives_and_moves(void *unused)
@@ -264,6 +289,7 @@ const struct mistake driving_threads[] = {
 	{ "driving_thread_filtered", driving_thread_filtered },
 	{ "driving_forbidden", driving_forbidden },
 	{ "driving_unmapped", driving_unmapped },
+	{ "driving_blocks_faults", driving_blocks_faults },
 	{ "driving_small_stack", driving_small_stack },
 	{ "driving_computes", driving_computes },
 	{ "driving_cancelled", driving_cancelled },

@@ -256,18 +256,19 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
 }
 
 /// What programs do that drive, and what they print then: `tests/errors/driving.c`.
-const DRIVING: [(&str, &str); 10] = [
+const DRIVING: [(&str, &str); 11] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
     ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
     ("driving_exits_in_a_handler", "10 ended in order"),
-    ("driving_jumps_out_of_polls", "200 messages after 100 jumps"),
+    ("driving_jumps_out_of_polls", "200 messages after 30 jumps"),
     ("driving_thread_filtered", "lives"),
     (
         "driving_unmapped",
         "source LOC_PROT_ERR, destination REM_OP_ERR; \
          signals blocked: source LOC_PROT_ERR, destination REM_OP_ERR",
     ),
+    ("driving_blocks_faults", "source LOC_PROT_ERR, destination REM_OP_ERR"),
     ("driving_small_stack", "200 messages"),
     ("driving_computes", "in time: 4 posted by itself, 4 by another thread"),
     ("driving_cancelled", "2000 messages after 10 threads"),

@@ -73,7 +73,7 @@ impl Driver {
 
     /// Does what the state calls for.
     pub(crate) fn turn(&self) -> Turned {
-        let is_calm = self.driving.is_calm() && self.driving.state() == State::Driven;
+        let is_calm = self.driving.state() == State::Driven && self.driving.is_calm();
         undisturbed(is_calm, || {
             let mut side = match self.side.try_lock() {
                 Ok(side) => side,
@@ -156,10 +156,16 @@ const RELEASE_TRIES: u32 = 100;
 /// signal ends the program or jumps away, would never give the engine back. `is_calm`: there are no
 /// such handlers.
 fn undisturbed<T>(is_calm: bool, work: impl FnOnce() -> T) -> T {
+    // Inside: a signal that was kept away may have a handler that jumps off as soon as it comes.
+    let work = || not_cancelled(work);
+    if is_calm { work() } else { signals::without(work) }
+}
+
+fn not_cancelled<T>(work: impl FnOnce() -> T) -> T {
     let mut before = 0;
     // SAFETY: changes the calling thread only, and writes a local variable.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-    let result = if is_calm { work() } else { signals::without(work) };
+    let result = work();
     // SAFETY: as above.
     unsafe { pthread_setcancelstate(before, null_mut()) };
     result

@@ -18,17 +18,21 @@ const OTHERS: u64 = !(mask(&OWN) | mask(&LIBRARY));
 const fn mask(signals: &[i32]) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < signals.len() {
-        mask |= 1 << (signals[at] - 1);
+        mask |= bit(signals[at]);
         at += 1;
     }
     mask
+}
+
+const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
 }
 
 /// Runs this, and the threads that it starts, without the program's signals but those that tell of
 /// a thread's own faults and of calls that a sandbox carries out itself, which the kernel would
 /// otherwise answer by ending the process.
 pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
-    let mut before = OTHERS;
+    let mut before = 0;
     set_mask(&OTHERS, &raw mut before);
     let result = work();
     set_mask(&before, null_mut());
@@ -47,16 +51,16 @@ fn set_mask(mask: &u64, before: *mut u64) {
 }
 
 /// Whether a handler of the program may run in any of its threads, other than for a fault of that
-/// very thread.
+/// very thread. True where that cannot be found out.
 pub(crate) fn are_handled() -> bool {
-    (1..=SIGNALS).filter(|signal| OTHERS & mask(&[*signal]) != 0).any(|signal| {
+    (1..=SIGNALS).filter(|signal| OTHERS & bit(*signal) != 0).any(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::uninit();
         // SAFETY: it is written where the call succeeds, and only used then.
         let action = unsafe {
             let failed = libc::sigaction(signal, null(), action.as_mut_ptr());
             (failed == 0).then(|| action.assume_init().sa_sigaction)
         };
-        action.is_some_and(|action| !matches!(action, libc::SIG_DFL | libc::SIG_IGN))
+        action.is_none_or(|action| !matches!(action, libc::SIG_DFL | libc::SIG_IGN))
     })
 }
 
@@ -72,6 +76,8 @@ mod tests {
         unsafe {
             let child = libc::fork();
             if child == 0 {
+                // Whatever the tests' process has.
+                (1..=SIGNALS).for_each(|other| _ = libc::signal(other, libc::SIG_DFL));
                 libc::signal(signal, handler);
                 libc::_exit(are_handled().into());
             }

@@ -1,4 +1,4 @@
-//! Control messages (`cmsg`): written for `sendmmsg`, parsed from `recvmmsg`.
+//! Control messages (`cmsg`): written to be sent, parsed when received.
 
 /// Length of `struct cmsghdr`: the length word, level and type.
 const HEADER: usize = size_of::<usize>() + 8;

@@ -115,14 +115,14 @@ pub struct Driving {
     /// The thread of the program that may call the library. Others may be behind a filter of system
     /// calls, or without signals that this one gets.
     admitted: AtomicU32,
-    /// No handler of the program can leave a turn in the middle.
-    calm: AtomicU32,
-    /// The admitted thread is in a turn.
-    turning: AtomicU32,
     /// Turns made by threads of the program.
     turns: AtomicU64,
     /// The library's side.
     driver: AtomicPtr<c_void>,
+    /// No handler of the program can leave a turn in the middle.
+    calm: AtomicU32,
+    /// The admitted thread is in a turn.
+    turning: AtomicU32,
 }
 
 impl Driving {

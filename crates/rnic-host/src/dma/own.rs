@@ -27,7 +27,7 @@ pub(super) struct Guard {
     until: Instant,
 }
 
-/// How long that is believed. To ask takes two system calls: a tenth of half a round trip.
+/// How long that is believed. To ask takes three system calls, and half a round trip copies once.
 const BELIEVED: Duration = Duration::from_micros(100);
 
 impl Guard {
@@ -35,7 +35,8 @@ impl Guard {
         Self { holds: None, until: Instant::ZERO }
     }
 
-    /// The program may have taken the handler of faults away since it was looked for.
+    /// The program may have taken the handler of faults away since it was looked for, or blocked
+    /// its signals.
     #[inline]
     pub(super) fn begin_turn(&mut self, now: Instant) {
         if now >= self.until {

@@ -81,8 +81,8 @@ const DOUBT: Duration = Duration::from_micros(100);
 const LOOK: Duration = Duration::from_millis(20);
 /// How often it looks for turns where there is no alarm.
 const LOOK_WITHOUT_ALARM: Duration = Duration::from_micros(200);
-/// How many turns a poll makes of a program that does nothing between its polls. To keep the
-/// program's signals away from turns costs as much as two.
+/// How many turns a poll makes of a program that does nothing between its polls. Another poll would
+/// have to find its way to the engine, and to keep away the signals that the program handles.
 const TURNS: u32 = 8;
 /// For how long a copy of a socket is not compared again.
 const BELIEVED: Duration = Duration::from_micros(20);
@@ -253,7 +253,10 @@ impl Shard {
         let is_away = policy.watch.as_ref().is_some_and(Watch::is_away);
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
         match goes_on {
-            true => policy.look_for_handlers(),
+            true if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) => {
+                policy.look_for_handlers();
+            }
+            true => {}
             false => policy.end(now, is_away && did == Did::Work),
         }
         goes_on

@@ -1,5 +1,5 @@
-//! Batches of datagrams with `recvmmsg` and `sendmmsg`: message headers that point into one arena,
-//! built once and only touched up per call.
+//! Batches of datagrams with `recvmmsg` and `sendmmsg`, single ones with `recvmsg` and `sendmsg`:
+//! message headers that point into one arena, built once and only touched up per call.
 
 use std::io;
 use std::ops::Range;
@@ -192,7 +192,7 @@ pub(crate) enum SendOutcome {
     Failed(i32),
 }
 
-/// A queue of messages in a transmit arena. The kernel copies them during `sendmmsg`, so the arena
+/// A queue of messages in a transmit arena. The kernel copies them as it sends, so the arena
 /// is filled from the start again as soon as the queue is empty.
 pub(crate) struct TxBatch {
     vectors: Vectors,
@@ -395,6 +395,28 @@ unsafe fn send_from(fd: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) -> libc::
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_single_message_may_be_empty_or_too_long() {
+        let [ours, peer] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        peer.connect(ours.local_addr().unwrap()).unwrap();
+        let mut batch = RxBatch::new(4, 64, 0).unwrap();
+        let mut hint = BatchHint { burst: 0, singles: MANY_SINGLES };
+        for (sent, len, is_truncated) in [(10, 10, false), (0, 0, false), (100, 64, true)] {
+            peer.send(&vec![7; sent]).unwrap();
+            let slots = batch.receive(ours.as_fd(), 4, &mut hint).unwrap();
+            assert_eq!(slots.len(), 1);
+            let message = batch.message(slots.start);
+            let truncated = message.flags & libc::MSG_TRUNC != 0;
+            assert_eq!((message.len, truncated), (len, is_truncated));
+            let after = batch.receive(ours.as_fd(), 4, &mut hint).unwrap_err();
+            assert_eq!(after.kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(hint.messages(), 1, "the next one may come alone, too");
+            batch.release();
+        }
+    }
 
     #[test]
     fn messages_that_come_one_by_one_are_asked_for_one_by_one() {

@@ -311,16 +311,23 @@ fn an_engine_that_has_ended_is_turned_no_more() {
 }
 
 #[test]
-fn signals_are_kept_away_from_turns_once_the_program_handles_some() {
+fn a_program_that_drives_is_told_when_it_handles_signals() {
     HANDLES.set(false);
     let stage = Stage::new();
     assert!(!stage.driving.is_calm(), "nothing has looked yet");
     stage.drive();
     assert!(stage.driving.is_calm());
     HANDLES.set(true);
-    stage.sleep(|| {
-        stage.program.turn();
-        drop(stage.ask());
-    });
-    assert_eq!((stage.driving.state(), stage.driving.is_calm()), (State::Driven, false));
+    let until = std::time::Instant::now() + SOON;
+    while stage.driving.is_calm() {
+        assert!(std::time::Instant::now() < until, "nothing looks again");
+        stage.sleep(|| {
+            stage.program.turn();
+            drop(stage.ask());
+        });
+        // One that is interrupted may have given the engine back.
+        if stage.driving.state() != State::Driven {
+            stage.drive();
+        }
+    }
 }

@@ -44,7 +44,7 @@ impl Watch {
         let has_rung = self.has_rung();
         self.is_away = was_in_doubt && made_none;
         self.in_doubt = !self.is_away && (made_none || has_rung);
-        !self.is_away && now < self.look_at && !self.driving.is_withdrawn()
+        !self.is_away && !self.is_due(now) && !self.driving.is_withdrawn()
     }
 
     /// After a sleep that was ended otherwise: whether the program made no turn meanwhile. When
@@ -62,9 +62,14 @@ impl Watch {
         self.is_away
     }
 
+    /// It is time to look whether the program should go on.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now >= self.look_at
+    }
+
     /// It should go on: looks again when it is time.
     pub(super) fn looked(mut self, now: Instant) -> Self {
-        if now >= self.look_at {
+        if self.is_due(now) {
             self.look_at = now.after(LOOK);
         }
         self

@@ -1,7 +1,8 @@
 //! Our handler of SIGSEGV and SIGBUS, and those of the program.
 //!
 //! A program may install a handler of its own at any time. So an engine asks every 100 us whether
-//! its handler is still there, and installs it again in front of the new one. Each installation
+//! its handler is still there, and installs it again in front of the new one. It also asks whether
+//! the thread blocks the signals, with which the kernel copies. Each installation
 //! has an entry of its own, with its own predecessor: the program's handler may itself call
 //! the one that it found, which is an earlier entry of ours. Where all entries are used up there
 //! are no plain copies.
@@ -9,13 +10,26 @@
 use super::machine::way_out;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Whether a missing page ends no more than a copy from now on.
 pub(in super::super) fn is_ready() -> bool {
-    SIGNALS.into_iter().enumerate().all(|(at, signal)| is_ours(at, signal))
+    are_let_through() && SIGNALS.into_iter().enumerate().all(|(at, signal)| is_ours(at, signal))
+}
+
+/// The calling thread does not block them: the kernel would end the process at a missing page.
+fn are_let_through() -> bool {
+    let mut blocked = MaybeUninit::uninit();
+    // SAFETY: it is written where the call succeeds, and only used then.
+    unsafe {
+        let failed = libc::pthread_sigmask(libc::SIG_BLOCK, null(), blocked.as_mut_ptr());
+        let blocked = (failed == 0).then(|| blocked.assume_init());
+        blocked.is_some_and(|set| {
+            SIGNALS.iter().all(|one| libc::sigismember(&raw const set, *one) == 0)
+        })
+    }
 }
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
@@ -64,7 +78,7 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
     let mut action = MaybeUninit::uninit();
     // SAFETY: it is written where the call succeeds, and only used then.
     unsafe {
-        let failed = libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        let failed = libc::sigaction(signal, null(), action.as_mut_ptr());
         (failed == 0).then(|| action.assume_init())
     }
 }
