@@ -1,4 +1,4 @@
-/* What a program does to its descriptors, children and its own end while their polls turn the engine that is in them (docs/functions.md, "Who turns the engine"). */
+/* What a program does to its descriptors, children and its own end while their polls turn the engine that is in them (docs/functions.md, "Which thread turns the engine"). */
 #define _GNU_SOURCE
 #include "driving.h"
 #include <errno.h>
@@ -296,8 +296,10 @@ static void driving_jumps_out_of_polls(void)
 	struct itimerval soon = { 0 };
 	volatile int jumps;
 
-	signal(SIGALRM, jump);
 	ready_to_drive();
+	signal(SIGALRM, jump);
+	for (int i = 0; i < 10; i++)
+		drive();
 	for (jumps = 0; jumps < JUMPS; jumps++) {
 		/* The jump may leave a poll that has the queue's lock. */
 		struct ibv_cq *cq = cq_of_this_thread();

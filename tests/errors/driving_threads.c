@@ -1,4 +1,4 @@
-/* What the threads of a program do while their polls turn the engine that is in them (docs/functions.md, "Who turns the engine"). */
+/* What the threads of a program do while their polls turn the engine that is in them (docs/functions.md, "Which thread turns the engine"). */
 #define _GNU_SOURCE
 #include "driving.h"
 #include <errno.h>

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Never freed: threads of the program may be about to call it.
@@ -85,8 +85,11 @@ impl Driver {
             match (side.as_mut(), self.driving.state()) {
                 (None, _) | (_, State::Off) => Turned::default(),
                 (Some(side), State::Driven) => {
+                    // For handlers in this very thread.
                     self.driving.set_turning(true);
+                    compiler_fence(Ordering::SeqCst);
                     let turned = side.stack.run(|| side.engine.turn());
+                    compiler_fence(Ordering::SeqCst);
                     self.driving.set_turning(false);
                     turned
                 }

@@ -105,7 +105,10 @@ impl Context {
     /// may be completions now. The caller holds no lock.
     pub(crate) fn drive(&self) -> bool {
         let Some(drives) = &self.drives else { return false };
-        DRIVING.set(Some(drives.driver.driving()));
+        // A handler that has interrupted a turn may poll elsewhere.
+        if DRIVING.get().is_none_or(|it| !it.is_turning()) {
+            DRIVING.set(Some(drives.driver.driving()));
+        }
         let turned = drives.driver.turn();
         if turned.contains(Turned::WAKE) {
             self.wake_engine();

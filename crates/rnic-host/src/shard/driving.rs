@@ -252,12 +252,10 @@ impl Shard {
         let Some(policy) = &mut self.driving else { return false };
         let is_away = policy.watch.as_ref().is_some_and(Watch::is_away);
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
-        match goes_on {
-            true if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) => {
-                policy.look_for_handlers();
-            }
-            true => {}
-            false => policy.end(now, is_away && did == Did::Work),
+        if !goes_on {
+            policy.end(now, is_away && did == Did::Work);
+        } else if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) {
+            policy.look_for_handlers();
         }
         goes_on
     }
