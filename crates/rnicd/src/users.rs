@@ -242,7 +242,7 @@ impl Users {
     }
 
     /// The process is dead, and nothing of it is left.
-    fn gone(&self, engine: &Arc<EngineProcess>, counted: Numbers) {
+    fn gone(&self, engine: &Arc<EngineProcess>) {
         if engine.place() == EnginePlace::Daemon {
             self.parts.connections.remove_own_engine(engine.number());
         }
@@ -251,6 +251,7 @@ impl Users {
         table.give_back(engine);
         // Names that no engine has are not kept.
         let known = |name: &str| meanings().any(|(other, _)| other == name);
+        let counted = engine.counted(Instant::now());
         let counted = counted.into_iter().filter(|(name, _)| known(name)).collect();
         let past = std::mem::take(&mut table.past);
         table.past = add_up([past, counted]);
@@ -320,6 +321,11 @@ impl Table {
     /// Those that serve.
     fn running(&self) -> Vec<Arc<EngineProcess>> {
         self.engines.values().chain(&self.functions).chain(&self.own).cloned().collect()
+    }
+
+    /// Those whose numbers count, also while they end, and the sum of those that are gone.
+    fn all_that_counted(&self) -> (Vec<Arc<EngineProcess>>, Numbers) {
+        (self.numbers.values().cloned().collect(), self.past.clone())
     }
 
     /// One more watcher. The processes that run are to be shown to it; those that start later are,

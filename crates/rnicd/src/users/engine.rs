@@ -29,7 +29,7 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// See the [module](self).
@@ -48,6 +48,8 @@ pub(crate) struct EngineProcess {
     resolver: Resolver,
     started: Instant,
     state: Mutex<State>,
+    /// Nothing of it is left to be read.
+    gone: Condvar,
 }
 
 impl std::fmt::Display for EngineProcess {
@@ -70,6 +72,10 @@ pub(super) struct State {
     /// Since when it has no session.
     idle_since: Option<Instant>,
     questions: Questions,
+    /// What it had counted when it last told.
+    counted: Numbers,
+    /// It can tell no more: its connection is gone, and all that came over it was read.
+    is_gone: bool,
     /// It has not been told yet how the network is; whether the GID table changed.
     network: Option<bool>,
     /// It was told to end, or has said that it will.
@@ -111,6 +117,7 @@ impl EngineProcess {
             resolver,
             started,
             state,
+            gone: Condvar::new(),
         }
     }
 
@@ -168,6 +175,27 @@ impl EngineProcess {
                 rx_lost: wire.rx_lost(),
             }),
         }
+    }
+
+    /// It tells what it has counted.
+    fn has_counted(&self, counted: Numbers) {
+        self.state().counted = counted;
+    }
+
+    /// It will tell no more.
+    fn is_gone(&self) {
+        self.state().is_gone = true;
+        self.gone.notify_all();
+    }
+
+    /// What it had counted when it last told. If it has hung up, that is in its connection, and is
+    /// waited for.
+    pub(super) fn counted(&self, deadline: Instant) -> Numbers {
+        let has_hung_up = self.wait_until(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waits = |state: &mut State| has_hung_up && !state.is_gone;
+        let waited = self.gone.wait_timeout_while(self.state(), left, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.counted.clone()
     }
 
     /// Sends without waiting.

@@ -24,8 +24,17 @@ impl Users {
         inquiries: [Inquiry; N],
         deadline: Instant,
     ) -> Vec<(Arc<EngineProcess>, [Option<Told>; N])> {
+        Self::ask_each(self.all(), inquiries, deadline)
+    }
+
+    /// What these answer until then.
+    fn ask_each<const N: usize>(
+        engines: Vec<Arc<EngineProcess>>,
+        inquiries: [Inquiry; N],
+        deadline: Instant,
+    ) -> Vec<(Arc<EngineProcess>, [Option<Told>; N])> {
         let ask = |engine: Arc<EngineProcess>| (inquiries.map(|one| engine.ask(one)), engine);
-        let asked: Vec<_> = self.all().into_iter().map(ask).collect();
+        let asked: Vec<_> = engines.into_iter().map(ask).collect();
         let told = asked.into_iter().map(|(answers, engine)| {
             let told = std::array::from_fn(|at| {
                 let told = answers[at].as_ref()?.recv_deadline(deadline);
@@ -101,12 +110,13 @@ impl Engines for Users {
     fn counters(&self) -> Numbers {
         let deadline = Instant::now() + ANSWER_PATIENCE;
         let own = self.parts.own.ask(Question::Counters);
-        let told = self.ask_all([Inquiry::Engine(Question::Counters)], deadline).into_iter();
-        let theirs = told.filter_map(|(_, told)| match told {
-            [Some(Told::Engine(Some(Found::Counters(counted))))] => Some(counted),
-            _ => None,
+        // Each engine is in one of the two, and will be added once, also if it ends meanwhile.
+        let (engines, past) = self.table().all_that_counted();
+        let told = Self::ask_each(engines, [Inquiry::Engine(Question::Counters)], deadline);
+        let theirs = told.into_iter().map(|(engine, told)| match told {
+            [Some(Told::Engine(Some(Found::Counters(counted))))] => counted,
+            _ => engine.counted(deadline),
         });
-        let past = self.table().past.clone();
         let mut others = add_up(theirs.chain([past]));
         let own = match own.until(deadline) {
             Some(Found::Counters(counted)) => counted,

@@ -6,7 +6,6 @@ use crate::users::Users;
 use crate::users::connections::Sessions;
 use rnic_abi::control::{MAX_MESSAGE, Refusal, decode};
 use rnic_abi::verbs::AhAttr;
-use rnic_host::inspect::Numbers;
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::refuse;
 use rnic_host::satellite::protocol::{Call, CallAnswer, FromEngine, ToEngine, Way};
@@ -33,9 +32,9 @@ pub(in crate::users) fn attend_to(
     let name = format!("rnic-user-{}", engine.number);
     thread::spawn(&name, STACK, move || {
         let sessions = Sessions::of(&users, &engine);
-        let counted = Numbers::new();
-        let attendant = Attendant { users: &users, engine: &engine, sessions, counted };
-        let counted = attendant.run();
+        let attendant = Attendant { users: &users, engine: &engine, sessions };
+        attendant.run();
+        engine.is_gone();
         engine.kill();
         engine.state().questions.give_up();
         match child.map(|mut child| child.wait()) {
@@ -52,7 +51,7 @@ pub(in crate::users) fn attend_to(
         for resource in Resource::ALL {
             users.parts.ledger.give(engine.user.0, resource, taken[resource]);
         }
-        users.gone(&engine, counted);
+        users.gone(&engine);
     })
 }
 
@@ -121,26 +120,23 @@ struct Attendant<'a> {
     engine: &'a Arc<EngineProcess>,
     /// Of the connection manager.
     sessions: Sessions,
-    /// What the engine had counted at its end.
-    counted: Numbers,
 }
 
 impl Attendant<'_> {
     /// Until the process is dead, or has to be killed.
-    fn run(mut self) -> Numbers {
+    fn run(mut self) {
         thread::lower_priority();
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
             match self.turn(&mut buffer) {
                 Ok(true) => {}
-                Ok(false) => return self.counted,
+                Ok(false) => return,
                 Err(fault) => {
                     let end = match self.engine.place {
                         Place::Process => "killed",
                         Place::Program | Place::Daemon => "cut off",
                     };
-                    tracing::error!("{} is {end}: it {fault}", self.engine);
-                    return self.counted;
+                    return tracing::error!("{} is {end}: it {fault}", self.engine);
                 }
             }
         }
@@ -235,7 +231,7 @@ impl Attendant<'_> {
             FromEngine::Log(severity, text) => {
                 log::pass_on(self.engine.pid(), self.engine.user.0, severity, &text);
             }
-            FromEngine::Counted(counted) => self.counted = counted,
+            FromEngine::Counted(counted) => self.engine.has_counted(counted),
         }
         Ok(())
     }

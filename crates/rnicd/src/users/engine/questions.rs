@@ -6,6 +6,7 @@
 
 use super::EngineProcess;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use rnic_host::inspect::Found;
 use rnic_host::satellite::protocol::{Inquiry, ToEngine, Told};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -68,6 +69,9 @@ impl EngineProcess {
 
     /// It has answered a question.
     pub(super) fn told(&self, number: u32, told: Told) {
+        if let Told::Engine(Some(Found::Counters(counted))) = &told {
+            self.has_counted(counted.clone());
+        }
         let questions = &mut self.state().questions;
         if let Some((part, answer)) = questions.open.remove(&number) {
             // Its engine has not answered in time.

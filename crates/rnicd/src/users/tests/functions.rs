@@ -2,6 +2,7 @@
 
 use super::*;
 use rnic_abi::os::Credentials;
+use rnic_host::inspect::Numbers;
 use rnic_host::satellite::protocol::CallAnswer;
 use rnic_host::server::Functions;
 use rnic_host::wire::STEER;
@@ -168,5 +169,27 @@ fn counters_of_a_function_outlive_it() {
     let past = users.table().past.clone();
     let past: Vec<_> = past.iter().map(|(name, number)| (name.as_ref(), *number)).collect();
     assert_eq!(past, [("fault_dropped", 3), ("link_rx_bytes", 9), ("tx_packets", 5)]);
+    users.parts.own.stop();
+}
+
+/// Also at once, before the daemon has noticed its end, and not twice.
+#[test]
+fn counters_of_a_function_miss_nothing_while_it_ends() {
+    let users = with_sockets();
+    let sent = || users.counters().get("tx_packets").copied().unwrap_or_default();
+    let before = sent();
+    for times in 1..=30 {
+        let function = start(&users).unwrap();
+        let counted = Numbers::from([("tx_packets".into(), 5)]);
+        function.send_message(&FromEngine::Counted(counted), &[]).unwrap();
+        drop(function);
+        assert_eq!(sent(), before + times * 5);
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while !users.table().numbers.is_empty() {
+        assert!(Instant::now() < until, "a number is not given back");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(sent(), before + 30 * 5);
     users.parts.own.stop();
 }
