@@ -42,8 +42,10 @@ pub(crate) struct Clients {
     asleep: bool,
     /// How programs are asked to share CPUs.
     cpu_hints: CpuHints,
-    /// The context that received last, and when: it may wait for more without ever ringing.
+    /// The context that received last, and the one whose requests left last, and when: both may
+    /// wait for more without ever ringing.
     receiver: Option<(u32, Instant)>,
+    sender: Option<(u32, Instant)>,
 }
 
 /// Level-2 words of one context that one turn follows: 64 queues each.
@@ -214,10 +216,18 @@ impl Clients {
         self.receiver = Some((slot, now));
     }
 
-    /// The polled contexts and the one that received last, if that was not earlier than `since`.
+    /// Requests of this context left.
+    #[inline]
+    pub(crate) fn sent(&mut self, slot: u32, now: Instant) {
+        self.sender = Some((slot, now));
+    }
+
+    /// The polled contexts, and those that received last and whose requests left last, if that was
+    /// not earlier than `since`. A context may be met twice.
     fn active(&self, since: Instant) -> impl Iterator<Item = &Client> {
-        let receiver = self.receiver.filter(|(_, when)| *when >= since).map(|(slot, _)| slot);
-        let slots = self.live.iter().copied().chain(receiver);
+        let last = [self.receiver, self.sender].into_iter().flatten();
+        let last = last.filter(move |(_, when)| *when >= since).map(|(slot, _)| slot);
+        let slots = self.live.iter().copied().chain(last);
         slots.filter_map(|slot| self.slots.get(slot as usize)?.as_ref())
     }
 
@@ -226,8 +236,8 @@ impl Clients {
         self.active(since).map(|client| client.doorbells.take_pollers()).sum()
     }
 
-    /// A CPU that programs of polled contexts run on, or the one that received last, if that was
-    /// not earlier than `since`: `stay` when that is one of them.
+    /// A CPU that programs of polled contexts run on, or those that received last and whose requests
+    /// left last, if that was not earlier than `since`: `stay` when that is one of them.
     pub(crate) fn program_cpu(&self, stay: Option<u32>, since: Instant) -> Option<u32> {
         let mut cpus = self.active(since).filter_map(|client| client.doorbells.client_cpu());
         let first = cpus.next()?;
@@ -244,5 +254,29 @@ impl Clients {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Client> {
         self.slots.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_abi::doorbell::{AREA_WORDS, Bell};
+    use rnic_abi::words::Words;
+
+    /// 1 GiB of requests takes longer than a context is polled, and its program polls all the time.
+    #[test]
+    fn a_context_whose_requests_leave_is_followed_however_long_it_has_not_rung() {
+        let (mut clients, park_after) = (Clients::default(), 1000);
+        let area = Words::heap(AREA_WORDS);
+        let doorbells = Doorbells::new(area.clone()).unwrap();
+        clients.add(ClientId(1), doorbells, Instant::ZERO).unwrap();
+        Bell::new(area).unwrap().publish_cpu(3);
+        assert_eq!(clients.program_cpu(None, Instant::ZERO), Some(3));
+        let late = Instant::from_nanos(2 * park_after);
+        clients.take_doorbells(late, park_after, |_| ());
+        assert_eq!(clients.program_cpu(Some(3), late), None);
+        clients.sent(0, late);
+        assert_eq!(clients.program_cpu(Some(3), late), Some(3));
+        assert_eq!(clients.program_cpu(Some(3), Instant::from_nanos(3 * park_after)), None);
     }
 }
