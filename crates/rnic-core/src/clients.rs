@@ -236,8 +236,8 @@ impl Clients {
         self.active(since).map(|client| client.doorbells.take_pollers()).sum()
     }
 
-    /// A CPU that programs of polled contexts run on, or those that received last and whose requests
-    /// left last, if that was not earlier than `since`: `stay` when that is one of them.
+    /// A CPU that programs of [active](Self::active) contexts run on: `stay` when that is one of
+    /// them.
     pub(crate) fn program_cpu(&self, stay: Option<u32>, since: Instant) -> Option<u32> {
         let mut cpus = self.active(since).filter_map(|client| client.doorbells.client_cpu());
         let first = cpus.next()?;

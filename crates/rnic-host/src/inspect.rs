@@ -314,7 +314,9 @@ fn cq(view: &CqView) -> report::Cq {
 pub fn add_up(found: impl IntoIterator<Item = Numbers>) -> Numbers {
     let mut sums = Numbers::new();
     for (name, number) in found.into_iter().flatten() {
-        *sums.entry(name).or_default() += number;
+        // A user's engine may tell any number.
+        let sum = sums.entry(name).or_default();
+        *sum = sum.saturating_add(number);
     }
     sums
 }

@@ -30,7 +30,6 @@ use restarts::{Restarts, TooSoon};
 use rnic_abi::control::{DeviceInfo, Refusal};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_core::qpn::MAX_SHARDS;
-use rnic_host::counters::meanings;
 use rnic_host::discard;
 use rnic_host::inspect::{Numbers, add_up};
 use rnic_host::observe::{Wants, Watcher};
@@ -95,6 +94,8 @@ struct Table {
     own: Vec<Arc<EngineProcess>>,
     /// All satellites by the numbers of their shards, less one, also those that are ending.
     numbers: BTreeMap<usize, Arc<EngineProcess>>,
+    /// Those that are ending, and whose numbers may be others' already.
+    ending: Vec<Arc<EngineProcess>>,
     /// When each number that was given back was, counted in such events.
     given_back: BTreeMap<usize, u64>,
     ever_given_back: u64,
@@ -249,12 +250,9 @@ impl Users {
         let mut table = self.table();
         table.forget(engine);
         table.give_back(engine);
-        // Names that no engine has are not kept.
-        let known = |name: &str| meanings().any(|(other, _)| other == name);
-        let counted = engine.counted(Instant::now());
-        let counted = counted.into_iter().filter(|(name, _)| known(name)).collect();
+        table.ending.retain(|other| !Arc::ptr_eq(other, engine));
         let past = std::mem::take(&mut table.past);
-        table.past = add_up([past, counted]);
+        table.past = add_up([past, engine.counted(Instant::now())]);
         drop(table);
         self.wake_idle();
     }
@@ -325,7 +323,8 @@ impl Table {
 
     /// Those whose numbers count, also while they end, and the sum of those that are gone.
     fn all_that_counted(&self) -> (Vec<Arc<EngineProcess>>, Numbers) {
-        (self.numbers.values().cloned().collect(), self.past.clone())
+        let engines = self.numbers.values().chain(&self.ending).cloned();
+        (engines.collect(), self.past.clone())
     }
 
     /// One more watcher. The processes that run are to be shown to it; those that start later are,
@@ -377,6 +376,7 @@ impl Table {
         self.engines.retain(|_, other| !Arc::ptr_eq(other, &engine));
         // It has no queue pair, so that its number may be used before it is dead.
         self.give_back(&engine);
+        self.ending.push(engine);
         true
     }
 

@@ -12,6 +12,7 @@ use questions::Questions;
 use rnic_abi::control::{Refusal, encode};
 use rnic_abi::os::{Connection, EventFd};
 use rnic_core::ports::HopId;
+use rnic_host::counters::meanings;
 use rnic_host::discard::Untrusted;
 use rnic_host::inspect::Numbers;
 use rnic_host::observe::{self, Watcher};
@@ -177,9 +178,16 @@ impl EngineProcess {
         }
     }
 
-    /// It tells what it has counted.
-    fn has_counted(&self, counted: Numbers) {
-        self.state().counted = counted;
+    /// It tells what it has counted: in answers that may overtake each other, so that the highest
+    /// is the last. Names that no engine has are not kept.
+    fn has_counted(&self, counted: &Numbers) {
+        let mut state = self.state();
+        for (name, number) in counted {
+            if meanings().any(|(known, _)| *known == **name) {
+                let highest = state.counted.entry(name.clone()).or_default();
+                *highest = (*number).max(*highest);
+            }
+        }
     }
 
     /// It will tell no more.

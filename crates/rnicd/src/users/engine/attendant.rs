@@ -231,7 +231,7 @@ impl Attendant<'_> {
             FromEngine::Log(severity, text) => {
                 log::pass_on(self.engine.pid(), self.engine.user.0, severity, &text);
             }
-            FromEngine::Counted(counted) => self.engine.has_counted(counted),
+            FromEngine::Counted(counted) => self.engine.has_counted(&counted),
         }
         Ok(())
     }

@@ -70,7 +70,7 @@ impl EngineProcess {
     /// It has answered a question.
     pub(super) fn told(&self, number: u32, told: Told) {
         if let Told::Engine(Some(Found::Counters(counted))) = &told {
-            self.has_counted(counted.clone());
+            self.has_counted(counted);
         }
         let questions = &mut self.state().questions;
         if let Some((part, answer)) = questions.open.remove(&number) {
