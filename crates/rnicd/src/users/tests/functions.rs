@@ -111,14 +111,19 @@ fn numbers_come_back_when_functions_end() {
         assert_eq!(start(&users).unwrap_err().errno, libc::EUSERS);
         assert_eq!(users.overview().users.len(), ENGINES);
         drop(all);
-        let until = Instant::now() + Duration::from_secs(60);
-        while !users.table().numbers.is_empty() {
-            assert!(Instant::now() < until, "a number is not given back");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        all_are_gone(&users);
     }
     users.stop(Instant::now() + Duration::from_secs(1));
     users.parts.own.stop();
+}
+
+/// Waits until the daemon has noticed the end of all functions.
+fn all_are_gone(users: &Users) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !users.table().numbers.is_empty() {
+        assert!(Instant::now() < until, "a number is not given back");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Waits until the daemon has noticed the end of this function.
@@ -188,11 +193,7 @@ fn counters_of_a_function_miss_nothing_while_it_ends() {
         drop(function);
         assert_eq!(sent(), before + times * 5);
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while !users.table().numbers.is_empty() {
-        assert!(Instant::now() < until, "a number is not given back");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    all_are_gone(&users);
     assert_eq!(sent(), before + 30 * 5);
     users.parts.own.stop();
 }
