@@ -1,7 +1,8 @@
 //! Device contexts: their doorbells, and which of them are worth polling.
 //!
-//! A context that stays silent is **parked**: its `need_wakeup` word stays set, so it writes its
-//! eventfd at the next doorbell, and until then it costs a turn nothing. The host that turns the
+//! A context that is inactive for long, because it neither rings nor receives and none of its
+//! requests leave, is **parked**: its `need_wakeup` word stays set, so it writes its eventfd at the
+//! next doorbell, and until it is active again it costs a turn nothing. The host that turns the
 //! engine must look at those eventfds now and then, however busy it is.
 
 use crate::command::{ClientId, CommandError, Errno};
@@ -27,7 +28,7 @@ pub(crate) struct Client {
     doorbells: Doorbells,
     /// By doorbell record.
     records: Vec<Option<RecordOwner>>,
-    last_rung: Instant,
+    last_active: Instant,
     parked: bool,
 }
 
@@ -42,10 +43,6 @@ pub(crate) struct Clients {
     asleep: bool,
     /// How programs are asked to share CPUs.
     cpu_hints: CpuHints,
-    /// The context that received last, and the one whose requests left last, and when: both may
-    /// wait for more without ever ringing.
-    receiver: Option<(u32, Instant)>,
-    sender: Option<(u32, Instant)>,
 }
 
 /// Level-2 words of one context that one turn follows: 64 queues each.
@@ -65,7 +62,7 @@ impl Clients {
             });
         }
         doorbells.ask(self.cpu_hints);
-        let client = Client { id, doorbells, records: Vec::new(), last_rung: now, parked: false };
+        let client = Client { id, doorbells, records: Vec::new(), last_active: now, parked: false };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
             None => {
@@ -146,7 +143,7 @@ impl Clients {
                 continue;
             };
             if client.doorbells.is_rung() {
-                client.last_rung = now;
+                client.last_active = now;
                 let records = &client.records;
                 more |= client.doorbells.take(DOORBELL_WORDS_PER_TURN, |record| {
                     // A record that no queue has is a hostile or late doorbell: it means nothing.
@@ -154,7 +151,7 @@ impl Clients {
                         visit(*owner);
                     }
                 });
-            } else if now.since(client.last_rung).as_nanos() > u128::from(park_after) {
+            } else if now.since(client.last_active).as_nanos() > u128::from(park_after) {
                 if client.doorbells.prepare_sleep() {
                     client.parked = true;
                     self.parked += 1;
@@ -168,16 +165,24 @@ impl Clients {
         more
     }
 
-    /// Polls a context again.
-    pub(crate) fn unpark(&mut self, id: ClientId, now: Instant) {
-        let Some(slot) = self.slot_of(id) else { return };
+    /// This context rang while it was parked, received something, or requests of it left. Programs
+    /// that only receive, or whose requests take long, wait for more without ever ringing.
+    #[inline]
+    pub(crate) fn note_activity(&mut self, slot: u32, now: Instant) {
         let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
-        client.last_rung = now;
+        client.last_active = now;
         if client.parked {
-            client.parked = false;
-            self.parked -= 1;
-            self.live.push(slot);
+            self.unpark(slot);
         }
+    }
+
+    /// Polls a context again.
+    #[cold]
+    fn unpark(&mut self, slot: u32) {
+        let Some(Some(client)) = self.slots.get_mut(slot as usize) else { return };
+        client.parked = false;
+        self.parked -= 1;
+        self.live.push(slot);
         if !self.asleep {
             client.doorbells.awake();
         }
@@ -210,36 +215,19 @@ impl Clients {
         }
     }
 
-    /// This context received something.
-    #[inline]
-    pub(crate) fn received(&mut self, slot: u32, now: Instant) {
-        self.receiver = Some((slot, now));
+    /// The polled contexts.
+    fn polled(&self) -> impl Iterator<Item = &Client> {
+        self.live.iter().filter_map(|slot| self.slots.get(*slot as usize)?.as_ref())
     }
 
-    /// Requests of this context left.
-    #[inline]
-    pub(crate) fn sent(&mut self, slot: u32, now: Instant) {
-        self.sender = Some((slot, now));
+    /// How many threads of polled contexts polled for nothing since the last call.
+    pub(crate) fn take_pollers(&self) -> u32 {
+        self.polled().map(|client| client.doorbells.take_pollers()).sum()
     }
 
-    /// The polled contexts, and those that received last and whose requests left last, if that was
-    /// not earlier than `since`. A context may be met twice.
-    fn active(&self, since: Instant) -> impl Iterator<Item = &Client> {
-        let last = [self.receiver, self.sender].into_iter().flatten();
-        let last = last.filter(move |(_, when)| *when >= since).map(|(slot, _)| slot);
-        let slots = self.live.iter().copied().chain(last);
-        slots.filter_map(|slot| self.slots.get(slot as usize)?.as_ref())
-    }
-
-    /// How many threads of active contexts polled for nothing since the last call.
-    pub(crate) fn take_pollers(&self, since: Instant) -> u32 {
-        self.active(since).map(|client| client.doorbells.take_pollers()).sum()
-    }
-
-    /// A CPU that programs of [active](Self::active) contexts run on: `stay` when that is one of
-    /// them.
-    pub(crate) fn program_cpu(&self, stay: Option<u32>, since: Instant) -> Option<u32> {
-        let mut cpus = self.active(since).filter_map(|client| client.doorbells.client_cpu());
+    /// A CPU that programs of polled contexts run on: `stay` when that is one of them.
+    pub(crate) fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
+        let mut cpus = self.polled().filter_map(|client| client.doorbells.client_cpu());
         let first = cpus.next()?;
         if Some(first) == stay || cpus.any(|cpu| Some(cpu) == stay) { stay } else { Some(first) }
     }
@@ -263,20 +251,65 @@ mod tests {
     use rnic_abi::doorbell::{AREA_WORDS, Bell};
     use rnic_abi::words::Words;
 
-    /// 1 GiB of requests takes longer than a context is polled, and its program polls all the time.
+    const PARK_AFTER: u64 = 1000;
+
+    /// Contexts whose programs run on CPUs 0, 1 and so on.
+    fn contexts(count: u32) -> (Clients, Vec<Bell>) {
+        let mut clients = Clients::default();
+        let bells = (0..count).map(|cpu| {
+            let area = Words::heap(AREA_WORDS);
+            let doorbells = Doorbells::new(area.clone()).unwrap();
+            clients.add(ClientId(cpu), doorbells, Instant::ZERO).unwrap();
+            let bell = Bell::new(area).unwrap();
+            bell.publish_cpu(cpu);
+            bell
+        });
+        let bells = bells.collect();
+        (clients, bells)
+    }
+
+    fn look(clients: &mut Clients, nanos: u64) -> Instant {
+        let now = Instant::from_nanos(nanos);
+        clients.take_doorbells(now, PARK_AFTER, |_| ());
+        now
+    }
+
+    /// 1 GiB of requests takes longer than a silent context is polled, and its program polls all
+    /// the time.
     #[test]
     fn a_context_whose_requests_leave_is_followed_however_long_it_has_not_rung() {
-        let (mut clients, park_after) = (Clients::default(), 1000);
-        let area = Words::heap(AREA_WORDS);
-        let doorbells = Doorbells::new(area.clone()).unwrap();
-        clients.add(ClientId(1), doorbells, Instant::ZERO).unwrap();
-        Bell::new(area).unwrap().publish_cpu(3);
-        assert_eq!(clients.program_cpu(None, Instant::ZERO), Some(3));
-        let late = Instant::from_nanos(2 * park_after);
-        clients.take_doorbells(late, park_after, |_| ());
-        assert_eq!(clients.program_cpu(Some(3), late), None);
-        clients.sent(0, late);
-        assert_eq!(clients.program_cpu(Some(3), late), Some(3));
-        assert_eq!(clients.program_cpu(Some(3), Instant::from_nanos(3 * park_after)), None);
+        let (mut clients, _bells) = contexts(1);
+        assert_eq!(clients.program_cpu(None), Some(0));
+        let late = look(&mut clients, 2 * PARK_AFTER);
+        assert!(clients.any_parked());
+        assert_eq!(clients.program_cpu(Some(0)), None);
+        clients.note_activity(0, late);
+        assert!(!clients.any_parked());
+        assert_eq!(clients.program_cpu(Some(0)), Some(0));
+        look(&mut clients, 4 * PARK_AFTER);
+        assert_eq!(clients.program_cpu(Some(0)), None);
+    }
+
+    /// The engine would go to and fro between the CPUs of two programs that are active by turns.
+    #[test]
+    fn the_engine_stays_with_one_of_two_contexts_that_do_not_ring() {
+        let (mut clients, _bells) = contexts(2);
+        for step in 1..20_u32 {
+            let now = look(&mut clients, u64::from(step) * PARK_AFTER / 2);
+            clients.note_activity(step % 2, now);
+            assert_eq!(clients.program_cpu(Some(0)), Some(0));
+        }
+    }
+
+    /// A context that receives rings seldom; when it does, the engine finds it in the next turn.
+    #[test]
+    fn a_parked_context_that_receives_need_not_wake_the_engine() {
+        let (mut clients, bells) = contexts(1);
+        let late = look(&mut clients, 2 * PARK_AFTER);
+        let record = RecordIndex::new(0).unwrap();
+        assert!(bells[0].ring(record, 1), "nothing else tells that it rang");
+        clients.note_activity(0, late);
+        clients.take_doorbells(late, PARK_AFTER, |_| ());
+        assert!(!bells[0].ring(record, 2));
     }
 }

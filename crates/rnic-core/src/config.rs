@@ -36,7 +36,7 @@ pub struct EngineConfig {
     pub visit_bytes: u32,
     /// Bytes sent in one turn.
     pub turn_bytes: u32,
-    /// Nanoseconds of silence after which a client's doorbells are no longer polled; the client
+    /// Nanoseconds of inactivity after which a client's doorbells are no longer polled; the client
     /// then wakes the engine (see [`Engine::client_rang`](crate::Engine::client_rang)).
     pub park_after_nanos: u64,
 }

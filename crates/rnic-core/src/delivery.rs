@@ -61,7 +61,7 @@ fn deliver<T: Tap>(
     }
     // The slot is free before the completion is visible: a program that polls it may post at once.
     qp.receive_source.release(cqe.wqe_index);
-    ctx.shared.clients.received(qp.client_slot, ctx.now);
+    ctx.shared.clients.note_activity(qp.client_slot, ctx.now);
     let fits = ctx.complete(delivery.cq, &cqe);
     if !fits && cqe.status == WcStatus::Success {
         qp.completion_lost(ctx, delivery);

@@ -187,10 +187,12 @@ impl Engine {
         self.shared.clients.any_parked()
     }
 
-    /// This client's eventfd fired: its doorbells are polled again. A client that was silent for
+    /// This client's eventfd fired: its doorbells are polled again. A client that was inactive for
     /// long is not polled until then.
     pub fn client_rang(&mut self, now: Instant, client: ClientId) {
-        self.shared.clients.unpark(client, now);
+        if let Some(slot) = self.shared.clients.slot_of(client) {
+            self.shared.clients.note_activity(slot, now);
+        }
     }
 
     fn receive<W: Wire, D: Dma, H: Host, T: Tap>(
@@ -395,20 +397,14 @@ impl Engine {
     }
 
     /// A CPU on which programs of active contexts post and poll: `stay` when it is one of them.
-    pub fn program_cpu(&self, stay: Option<u32>, now: Instant) -> Option<u32> {
-        self.shared.clients.program_cpu(stay, self.active_since(now))
-    }
-
-    /// What was active before is no longer.
-    fn active_since(&self, now: Instant) -> Instant {
-        let nanos = now.as_nanos().saturating_sub(self.shared.config.park_after_nanos);
-        Instant::from_nanos(nanos)
+    pub fn program_cpu(&self, stay: Option<u32>) -> Option<u32> {
+        self.shared.clients.program_cpu(stay)
     }
 
     /// How many threads of active contexts polled for nothing since the last call, as their
     /// programs tell.
-    pub fn take_pollers(&self, now: Instant) -> u32 {
-        self.shared.clients.take_pollers(self.active_since(now))
+    pub fn take_pollers(&self) -> u32 {
+        self.shared.clients.take_pollers()
     }
 
     /// Asks all programs, those of later contexts too, to share CPUs like this.

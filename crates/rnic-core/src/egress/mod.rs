@@ -473,7 +473,7 @@ impl Egress {
             qp.requests_due = !requests;
         }
         if requests {
-            ctx.shared.clients.sent(qp.client_slot, ctx.now);
+            ctx.shared.clients.note_activity(qp.client_slot, ctx.now);
             qp.requests_left(ctx, was_rewound);
         }
     }

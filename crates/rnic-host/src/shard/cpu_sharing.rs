@@ -161,9 +161,9 @@ impl CpuSharing {
     #[inline]
     pub(super) fn after_turn(&mut self, now: Instant, engine: &mut Engine) {
         let mut changed = self.contention.ends(now);
-        changed |= self.pollers.change(now, || engine.take_pollers(now));
+        changed |= self.pollers.change(now, || engine.take_pollers());
         if self.follows && !self.other_group {
-            changed |= self.affinity.follow(now, |shared| engine.program_cpu(shared, now));
+            changed |= self.affinity.follow(now, |shared| engine.program_cpu(shared));
         }
         if changed {
             self.tell(engine);
