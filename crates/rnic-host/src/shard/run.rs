@@ -235,7 +235,7 @@ impl Shard {
 /// Most events handled in one go; a ready descriptor stays ready.
 const MAX_READY: usize = 16;
 /// How often an engine asks for events that has other things to do, which costs it a system call.
-const LOOK_AT_WORK: Duration = Duration::from_micros(50);
+const LOOK_AT_WORK: Duration = Duration::from_micros(200);
 /// And one that has nothing to do and does not sleep.
 const LOOK_IDLE: Duration = Duration::from_micros(5);
 /// How long a thread sleeps that cannot wait for events.
