@@ -18,6 +18,7 @@ use attributes::Attributes;
 use rnic_abi::os::files_beside;
 use rnic_host::server::Service;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt, symlink};
@@ -54,7 +55,7 @@ impl Files {
             tree.link(&path, &to)?;
         }
         tree.write(attributes.now())?;
-        counters.write(attributes.counters_now())?;
+        counters.update(attributes.changed_counters())?;
         let (now, pause) = (Instant::now(), LIFESPAN);
         let mut follower =
             Follower { counters, tree, attributes, looked: now, expecting: now, pause };
@@ -134,7 +135,10 @@ impl Follower {
     /// engines.
     fn update(&mut self) {
         let started = Instant::now();
-        let mut changed = self.counters.write(self.attributes.counters_now());
+        let mut changed = self.counters.update(self.attributes.changed_counters());
+        if changed.is_err() {
+            self.attributes.tell_all_again();
+        }
         if started >= self.looked + IDLE {
             self.looked = started;
             changed = self.tree.write(self.attributes.now()).and(changed);
@@ -151,45 +155,63 @@ impl Follower {
 /// The folder, and what each file has.
 struct Tree {
     folder: PathBuf,
-    written: BTreeMap<PathBuf, String>,
+    written: BTreeMap<OsString, Written>,
+}
+
+/// What a file has.
+struct Written {
+    text: String,
+    /// Open once its text was replaced in place: it is one of those that change all the time.
+    file: Option<File>,
 }
 
 impl Tree {
     /// Brings the files to this state. Whether one of them changed.
-    fn write(&mut self, files: BTreeMap<PathBuf, String>) -> Result<bool> {
-        if files == self.written {
-            return Ok(false);
-        }
+    fn write(&mut self, mut files: BTreeMap<OsString, String>) -> Result<bool> {
+        let before = self.written.len();
         for path in self.written.keys().filter(|path| !files.contains_key(*path)) {
             let gone = self.folder.join(path);
             fs::remove_file(&gone).with_context(|| format!("cannot remove {}", gone.display()))?;
         }
-        for (path, text) in &files {
-            if self.written.get(path) != Some(text) {
-                self.write_file(path, text)?;
-            }
-        }
-        self.written = files;
-        Ok(true)
+        self.written.retain(|path, _| files.contains_key(path));
+        files.retain(|path, text| self.written.get(path).is_none_or(|old| old.text != *text));
+        let any_gone = self.written.len() < before;
+        Ok(self.update(files)? || any_gone)
     }
 
-    /// A program may keep a counter open over its run, so a text that grows is written in place;
-    /// of one that becomes shorter a reader sees all of the old or all of the new.
-    fn write_file(&self, path: &Path, text: &str) -> Result<()> {
-        if !self.written.contains_key(path)
-            && let Some(parent) = path.parent()
-        {
-            self.make_folder(parent)?;
+    /// Writes these files, and leaves the others. Whether there are any.
+    fn update(&mut self, changed: BTreeMap<OsString, String>) -> Result<bool> {
+        let any = !changed.is_empty();
+        for (path, text) in changed {
+            let old = self.written.remove(&path);
+            let file = self.write_file(Path::new(&path), &text, old)?;
+            self.written.insert(path, Written { text, file });
         }
-        let is_longer = |old: &String| old.len() <= text.len();
-        if self.written.get(path).is_some_and(is_longer) {
-            let path = self.folder.join(path);
-            return File::options()
-                .write(true)
-                .open(&path)
-                .and_then(|file| file.write_all_at(text.as_bytes(), 0))
-                .with_context(|| format!("cannot write {}", path.display()));
+        Ok(any)
+    }
+
+    fn write_file(&self, path: &Path, text: &str, old: Option<Written>) -> Result<Option<File>> {
+        match old {
+            Some(old) if old.text.len() <= text.len() => {
+                return self.write_in_place(path, old.file, text).map(Some);
+            }
+            Some(_) => {}
+            None => self.make_folder(path.parent().unwrap_or(path))?,
         }
+        self.replace(path, text)?;
+        Ok(None)
+    }
+
+    /// A program may keep a counter open over its run, so a text that grows is written in place.
+    fn write_in_place(&self, path: &Path, file: Option<File>, text: &str) -> Result<File> {
+        let path = self.folder.join(path);
+        file.map_or_else(|| File::options().write(true).open(&path), Ok)
+            .and_then(|file| file.write_all_at(text.as_bytes(), 0).map(|()| file))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Of a text that becomes shorter a reader sees all of the old or all of the new.
+    fn replace(&self, path: &Path, text: &str) -> Result<()> {
         let (new, path) = (self.folder.join(".new"), self.folder.join(path));
         fs::write(&new, text)
             .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))

@@ -3,8 +3,10 @@
 use super::LIFESPAN;
 use crate::counted::Counted;
 use rnic_abi::control::PortInfo;
+use rnic_host::inspect::Numbers;
 use rnic_host::server::Service;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ pub(super) struct Attributes {
     /// The interface it is on.
     netdev: Option<String>,
     counted: Counted,
+    /// What was told of the counters last.
+    told: Numbers,
 }
 
 impl Attributes {
@@ -25,7 +29,8 @@ impl Attributes {
         let of_first_address =
             || xdp_io::netdev::name(service.network.gids().first()?.ifindex).ok();
         let netdev = service.device.netdev.clone().or_else(of_first_address);
-        Self { service: Arc::clone(service), device, netdev, counted: Counted::new(service) }
+        let (counted, told) = (Counted::new(service), Numbers::new());
+        Self { service: Arc::clone(service), device, netdev, counted, told }
     }
 
     /// Links, and where they lead.
@@ -47,7 +52,7 @@ impl Attributes {
     }
 
     /// What the files have now, but for the counters.
-    pub(super) fn now(&self) -> BTreeMap<PathBuf, String> {
+    pub(super) fn now(&self) -> BTreeMap<OsString, String> {
         let mut files = Lines::default();
         self.verbs(&mut files);
         self.hardware(&mut files);
@@ -56,11 +61,34 @@ impl Attributes {
         files.0
     }
 
-    /// What the counters are now.
-    pub(super) fn counters_now(&mut self) -> BTreeMap<PathBuf, String> {
+    /// The counters that have changed since the last call; all of them at the first.
+    pub(super) fn changed_counters(&mut self) -> BTreeMap<OsString, String> {
         let mut files = Lines::default();
-        self.counters(&mut files);
+        let port = self.device.join("ports/1");
+        let is_first = self.told.is_empty();
+        let counted = self.counted.now();
+        let changed = |name: &str| counted.get(name).filter(|now| self.told.get(name) != Some(now));
+        for (name, from) in PORT_COUNTERS {
+            let now = from.and_then(|(from, unit)| Some(changed(from)? / unit));
+            if let Some(number) = now.or(is_first.then_some(0)) {
+                files.line(port.join("counters").join(name), number);
+            }
+        }
+        for (name, number) in counted.iter().filter(|(name, _)| changed(name).is_some()) {
+            files.line(port.join("hw_counters").join(name.as_ref()), number);
+        }
+        if is_first {
+            files.line(port.join("hw_counters/lifespan"), LIFESPAN.as_millis());
+        }
+        if !files.0.is_empty() {
+            self.told.clone_from(counted);
+        }
         files.0
+    }
+
+    /// Not all of what was told was written.
+    pub(super) fn tell_all_again(&mut self) {
+        self.told.clear();
     }
 
     fn verbs(&self, files: &mut Lines) {
@@ -133,29 +161,15 @@ impl Attributes {
             }
         }
     }
-
-    fn counters(&mut self, files: &mut Lines) {
-        let counted = self.counted.now();
-        let port = self.device.join("ports/1");
-        for (name, from) in PORT_COUNTERS {
-            let number = from
-                .map_or(0, |(from, unit)| counted.get(from).copied().unwrap_or_default() / unit);
-            files.line(port.join("counters").join(name), number);
-        }
-        for (name, number) in counted {
-            files.line(port.join("hw_counters").join(name.as_ref()), number);
-        }
-        files.line(port.join("hw_counters/lifespan"), LIFESPAN.as_millis());
-    }
 }
 
-/// Files of one line.
+/// Files of one line, by their paths, which compare faster like this.
 #[derive(Default)]
-struct Lines(BTreeMap<PathBuf, String>);
+struct Lines(BTreeMap<OsString, String>);
 
 impl Lines {
     fn line(&mut self, path: impl Into<PathBuf>, value: impl Display) {
-        self.0.insert(path.into(), format!("{value}\n"));
+        self.0.insert(path.into().into_os_string(), format!("{value}\n"));
     }
 }
 
