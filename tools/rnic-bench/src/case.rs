@@ -30,7 +30,8 @@ pub(crate) struct Shape {
     /// Bytes of a message whose first packet has a RETH and therefore travels alone; 0 for a
     /// stream of equal packets.
     pub(crate) message: usize,
-    /// Bytes of application memory that the stream uses, again and again.
+    /// Bytes of application memory that the stream uses, again and again: several messages long,
+    /// where many queue pairs have memory each.
     pub(crate) memory: usize,
     /// Packets that are fetched and sent together.
     pub(crate) burst: usize,
@@ -114,9 +115,15 @@ impl Shape {
         let shape = match name.split_once('x') {
             Some((payload, train)) => Self::equal(number(payload)?, number(train)?),
             None => {
-                let sizes = name.strip_prefix("write-").and_then(|rest| rest.split_once('-'));
-                let (message, payload) = sizes.with_context(|| format!("no shape {name}"))?;
-                Self::write(number(message)?, number(payload)?)?
+                let sizes =
+                    name.strip_prefix("write-").with_context(|| format!("no shape {name}"))?;
+                match sizes.split('-').collect::<Vec<_>>()[..] {
+                    [message, payload] => Self::write(number(message)?, number(payload)?, 1)?,
+                    [message, payload, queues] => {
+                        Self::write(number(message)?, number(payload)?, number(queues)?)?
+                    }
+                    _ => bail!("no shape {name}"),
+                }
             }
         };
         ensure!(shape.payload > 0 && shape.train > 0, "a shape has no zero: {name}");
@@ -135,16 +142,23 @@ impl Shape {
         Self { payload, train, message: 0, memory, burst, in_flight }
     }
 
-    fn write(message: usize, payload: usize) -> Result<Self> {
+    fn write(message: usize, payload: usize, queues: usize) -> Result<Self> {
         ensure!(
             payload > 0 && message > payload && message.is_multiple_of(payload),
             "a message must be several whole packets"
         );
+        let memory = message.checked_mul(queues).filter(|memory| *memory > 0);
+        let memory = memory.context("too many queues, or none")?;
         let train = (MAX_TRAIN_BYTES / (payload + OVERHEAD)).min(MAX_SEGMENTS);
         // A message's FIRST and the train after it are sent together.
         let burst = (train + 1).min(message / payload);
         let in_flight = TRAINS_IN_FLIGHT * train;
-        Ok(Self { payload, train, message, memory: message, burst, in_flight })
+        Ok(Self { payload, train, message, memory, burst, in_flight })
+    }
+
+    /// Of how many bytes a burst is a part.
+    pub(crate) fn stretch(&self) -> usize {
+        if self.message > 0 { self.message } else { self.memory }
     }
 
     fn without_trains(self) -> Self {
@@ -166,6 +180,13 @@ mod tests {
             panic!("not a stream")
         };
         assert_eq!((shape.train, shape.burst, shape.memory), (15, 16, 65536));
+    }
+
+    #[test]
+    fn messages_of_many_queues_have_memory_each() {
+        let name = "udp/write-65536-4096-128/memcpy";
+        let Case::Stream { shape, .. } = Case::parse(name).unwrap() else { panic!("not a stream") };
+        assert_eq!((shape.message, shape.memory), (65536, 128 * 65536));
     }
 
     #[test]
@@ -194,9 +215,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_measured_is_refused() {
-        for name in
-            ["udp/4096x16/memcpy", "udp/0x1/memcpy", "udp/write-100-4096/memcpy", "poke", "x", ""]
-        {
+        for name in [
+            "udp/4096x16/memcpy",
+            "udp/0x1/memcpy",
+            "udp/write-100-4096/memcpy",
+            "udp/write-65536-4096-0/memcpy",
+            "udp/write-65536/memcpy",
+            "poke",
+            "x",
+            "",
+        ] {
             assert!(Case::parse(name).is_err(), "{name}");
         }
     }

@@ -9,8 +9,9 @@
 //! A case is one of
 //!
 //! * `LINK/SHAPE/COPY`: a stream. LINK is `udp`, `af-packet`, `xdp-native` or `xdp-generic`; SHAPE
-//!   is `PAYLOADxTRAIN` (bytes per packet, packets per train) or `write-SIZE-MTU` (RDMA WRITEs
-//!   whose FIRST packet travels alone); COPY is `memcpy` or `process-vm`.
+//!   is `PAYLOADxTRAIN` (bytes per packet, packets per train), `write-SIZE-MTU` (RDMA WRITEs
+//!   whose FIRST packet travels alone) or `write-SIZE-MTU-QUEUES` (the same from and into so many
+//!   memories by turns); COPY is `memcpy` or `process-vm`.
 //! * `ping/LINK`: round trips of 8 bytes; `ping-2/LINK`: of two packets that leave together.
 //! * `switch`: one change of threads by `sched_yield`, between two processes on one core.
 //! * `line`: a cache line from one core to the other and back.

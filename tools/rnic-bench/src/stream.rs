@@ -112,11 +112,13 @@ impl Sender {
 
     fn burst(&mut self) -> Result<()> {
         let payload = self.shape.payload;
-        let packets = self.shape.burst.min((self.memory.len() - self.at) / payload);
+        let stretch = self.shape.stretch();
+        let packets = self.shape.burst.min((stretch - self.at % stretch) / payload);
         self.built.clear();
         let mut left = packets;
         while left > 0 {
-            let begins = self.shape.message > 0 && self.at + (packets - left) * payload == 0;
+            let begins = self.shape.message > 0
+                && (self.at + (packets - left) * payload).is_multiple_of(self.shape.message);
             let count = if begins { 1 } else { left.min(self.shape.train) };
             if !self.unit(count, begins) {
                 break;
