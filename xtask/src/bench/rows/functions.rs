@@ -99,7 +99,11 @@ pub(super) const ROWS: &[Row] = &[
         "WRITE 64 KiB, 128 QPs",
         "function/qps-128",
         Bytes,
-        &[IPERF3, at_least(Other("1 QP"), "function/write-64k", Bytes, 0.8)],
+        &[
+            IPERF3,
+            shown(Raw, "raw/udp/write-65536-4096-128/memcpy", Bytes),
+            at_least(Other("1 QP"), "function/write-64k", Bytes, 0.8),
+        ],
     ),
     row(
         FUNCTION,

@@ -1,6 +1,6 @@
 //! What ours is divided by: kernel TCP, and the mechanism without an engine.
 
-use super::Column::Tcp;
+use super::Column::{Raw, Tcp};
 use super::Metric::{Bytes, Messages, P50};
 use super::{IPERF3, QPERF, Row, VALIDITY, at_least, row, shown};
 
@@ -26,6 +26,13 @@ pub(super) const ROWS: &[Row] = &[
     row(RAW, "UDP WRITE 8 MiB, memcpy", "raw/udp/write-8388608-4096/memcpy", Bytes, &[IPERF3]),
     row(
         RAW,
+        "UDP WRITE 64 KiB, 128 memories, memcpy",
+        "raw/udp/write-65536-4096-128/memcpy",
+        Bytes,
+        &[IPERF3, shown(Raw, "raw/udp/write-65536-4096/memcpy", Bytes)],
+    ),
+    row(
+        RAW,
         "UDP WRITE 64 KiB, process_vm",
         "raw/udp/write-65536-4096/process-vm",
         Bytes,
@@ -44,6 +51,13 @@ pub(super) const ROWS: &[Row] = &[
         "raw/udp/write-8388608-4096/process-vm",
         Bytes,
         &[IPERF3],
+    ),
+    row(
+        RAW,
+        "UDP WRITE 64 KiB, 128 memories, process_vm",
+        "raw/udp/write-65536-4096-128/process-vm",
+        Bytes,
+        &[IPERF3, shown(Raw, "raw/udp/write-65536-4096/process-vm", Bytes)],
     ),
     row(
         RAW,

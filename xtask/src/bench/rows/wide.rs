@@ -43,7 +43,11 @@ pub(super) const ROWS: &[Row] = &[
         "WRITE 64 KiB, 128 QPs",
         "udp/qps-128",
         Bytes,
-        &[IPERF3, at_least(Other("1 QP"), "udp/write-64k", Bytes, 0.8)],
+        &[
+            IPERF3,
+            shown(Raw, "raw/udp/write-65536-4096-128/process-vm", Bytes),
+            at_least(Other("1 QP"), "udp/write-64k", Bytes, 0.8),
+        ],
     ),
     row(WIDE, "WRITE 8 B, 1 QP, messages", "udp/rate-1", Messages, &[]),
     row(WIDE, "WRITE 8 B, 16 QPs, messages", "udp/rate-16", Messages, &[]),
