@@ -40,6 +40,7 @@ use xdp_io::udp::ReceiverSockets;
 pub struct Satellite {
     upstream: Arc<Upstream>,
     engine: Arc<OwnEngine>,
+    shard: u8,
     service: Arc<Service>,
     admission: OnceLock<Admission>,
 }
@@ -125,8 +126,9 @@ impl Satellite {
         let engine = OwnEngine::start_driven(start.settings, config, wire, driven);
         let engine = engine.context("cannot start the engine")?;
         let engine = Arc::new(engine);
-        let shard = engine.handle().clone();
-        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network, shard)?);
+        let handle = engine.handle().clone();
+        let upstream = Arc::new(Upstream::new(socket, start.limits, start.network, handle)?);
+        let shard = start.shard;
         let service = Service {
             device: start.device,
             network: upstream.clone(),
@@ -142,11 +144,12 @@ impl Satellite {
             pid: start.daemon,
             io: start.io,
             profile: start.profile,
-            registry: Registry::new(first_number(start.shard))?,
+            registry: Registry::new(first_number(shard))?,
             started: Instant::now(),
             stop: EventFd::new()?,
         };
-        Ok(Self { upstream, engine, service: Arc::new(service), admission: OnceLock::new() })
+        let (service, admission) = (Arc::new(service), OnceLock::new());
+        Ok(Self { upstream, engine, shard, service, admission })
     }
 
     /// The way to turn the engine in threads of the program.
@@ -269,13 +272,15 @@ impl Satellite {
         }
     }
 
-    fn handle(&self, message: ToEngine, fds: Descriptors) -> Result<()> {
+    fn handle(&self, message: ToEngine, mut fds: Descriptors) -> Result<()> {
         let engine = self.engine.handle();
         match message {
             ToEngine::Observe(wants) => self.observe(wants, fds),
             ToEngine::Sockets(address) => {
-                let [receives, sends] = fds.exactly()?;
-                let sockets = ReceiverSockets { receives, sends };
+                let mut next = || fds.next().context("sockets without descriptors");
+                let (receives, sends) = (next()?, next()?);
+                let arrivals = fds.next().map(|counts| (counts, self.shard));
+                let sockets = ReceiverSockets { receives, sends, arrivals };
                 engine.tell(ShardMessage::Sockets(address, sockets));
             }
             ToEngine::Group(group) => {

@@ -8,6 +8,7 @@
 //! * The UDP checksum is present, computed by the kernel or the device: zero checksums cannot be
 //!   combined with segmentation. Received IPv6 datagrams may carry a zero checksum.
 
+mod arrivals;
 mod copies;
 mod socket;
 mod steered;
@@ -217,14 +218,14 @@ impl UdpPort {
         if self.local_addresses().any(|bound| bound == address) {
             return Ok(());
         }
-        let fd = match &self.shared {
-            Some(shared) => shared.first_socket(address)?,
+        let (fd, arrivals) = match &self.shared {
+            Some(shared) => (shared.first_socket(address)?, shared.arrivals(address)),
             None => {
                 let wanted = address::scoped(address, self.port, self.scope_id);
-                socket::open(wanted, self.scope_id, self.buffer_bytes, |_| Ok(()))?
+                (socket::open(wanted, self.scope_id, self.buffer_bytes, |_| Ok(()))?, None)
             }
         };
-        let socket = Socket::new(fd, address);
+        let socket = Socket::new(fd, address).counted(arrivals.map(|counts| (counts, 0)));
         if self.port == 0 {
             self.port = socket.local_port()?;
         }

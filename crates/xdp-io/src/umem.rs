@@ -4,6 +4,7 @@ use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A readable and writable mapping, unmapped on drop.
 pub(crate) struct MappedMemory {
@@ -29,6 +30,12 @@ impl MappedMemory {
         Ok(MappedMemory { map })
     }
 
+    /// Maps the first `len` bytes of `fd`, which others write to.
+    pub(crate) fn read_only(fd: BorrowedFd<'_>, len: usize) -> io::Result<MappedMemory> {
+        let map = MmapOptions::new().len(len).map_raw_read_only(fd.as_raw_fd())?;
+        Ok(MappedMemory { map })
+    }
+
     /// The first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -37,6 +44,14 @@ impl MappedMemory {
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.map.len()
+    }
+
+    /// The number at `at`, a multiple of 8, that the kernel changes.
+    pub(crate) fn number(&self, at: usize) -> u64 {
+        assert!(at.is_multiple_of(8) && at < self.len() && self.len() - at >= 8);
+        // SAFETY: inside the mapping, aligned as the start of a page is, and only read.
+        let number = unsafe { &*self.start().add(at).cast::<AtomicU64>() };
+        number.load(Ordering::Acquire)
     }
 
     /// The bytes of `range`.

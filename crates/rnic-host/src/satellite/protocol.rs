@@ -25,7 +25,8 @@ pub enum ToEngine {
     /// needs.
     Start(Box<Start>),
     /// Descriptors: sockets for this address, to receive and to send, with
-    /// [`EngineWire::Sockets`].
+    /// [`EngineWire::Sockets`]; and where the kernel counts what arrives for each shard, where it
+    /// does.
     Sockets(IpAddr),
     /// Descriptor: a socket that receives what is sent to this group, with
     /// [`EngineWire::Sockets`].

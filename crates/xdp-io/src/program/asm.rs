@@ -52,9 +52,14 @@ const LDX_MEM: u8 = 0x61;
 const STX_MEM: u8 = 0x63;
 const LD_IMM64: u8 = 0x18;
 const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
+/// Its operation is the immediate, where 0 is an addition.
+const STX_ATOMIC_64: u8 = 0xdb;
 const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_MOV_REG: u8 = 0xbf;
 const ALU64_ADD_IMM: u8 = 0x07;
+const ALU64_ADD_REG: u8 = 0x0f;
+const ALU64_LSH_IMM: u8 = 0x67;
 const ALU64_AND_IMM: u8 = 0x57;
 const ALU64_RSH_IMM: u8 = 0x77;
 const JMP_ALWAYS: u8 = 0x05;
@@ -116,6 +121,21 @@ impl Assembler {
         self.emit(ALU64_ADD_IMM, dst, 0, 0, value);
     }
 
+    /// `dst += src`
+    pub(crate) fn add_register(&mut self, dst: Register, src: Register) {
+        self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `*(u64 *)dst += src`, at once
+    pub(crate) fn add_atomically(&mut self, dst: Register, src: Register) {
+        self.emit(STX_ATOMIC_64, dst, src as u8, 0, 0);
+    }
+
+    /// `dst <<= bits`
+    pub(crate) fn shift_left(&mut self, dst: Register, bits: i32) {
+        self.emit(ALU64_LSH_IMM, dst, 0, 0, bits);
+    }
+
     /// `dst &= mask`
     pub(crate) fn and(&mut self, dst: Register, mask: i32) {
         self.emit(ALU64_AND_IMM, dst, 0, 0, mask);
@@ -128,7 +148,16 @@ impl Assembler {
 
     /// `dst = map`
     pub(crate) fn map(&mut self, dst: Register, map: BorrowedFd<'_>) {
-        self.emit(LD_IMM64, dst, PSEUDO_MAP_FD, 0, map.as_raw_fd());
+        self.wide(dst, PSEUDO_MAP_FD, map);
+    }
+
+    /// `dst = &map[0]`, of an array
+    pub(crate) fn map_value(&mut self, dst: Register, map: BorrowedFd<'_>) {
+        self.wide(dst, PSEUDO_MAP_VALUE, map);
+    }
+
+    fn wide(&mut self, dst: Register, what: u8, map: BorrowedFd<'_>) {
+        self.emit(LD_IMM64, dst, what, 0, map.as_raw_fd());
         self.code.push(Instruction { code: 0, registers: 0, offset: 0, immediate: 0 });
     }
 

@@ -8,7 +8,11 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
+const MAP_FREEZE: libc::c_long = 22;
 const LINK_CREATE: libc::c_long = 28;
+
+/// The map can be mapped.
+const MMAPABLE: u32 = 1 << 10;
 
 const ATTACH_TYPE_XDP: u32 = 37;
 /// The program copes with packets in several buffers, so any MTU can attach.
@@ -43,6 +47,8 @@ impl ProgramKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MapKind {
     Hash = 1,
+    /// One that can be mapped.
+    Array = 2,
     XskMap = 17,
     ReuseportSockArray = 20,
 }
@@ -119,10 +125,17 @@ pub(crate) fn create_map(
     value_size: u32,
     max_entries: u32,
 ) -> io::Result<OwnedFd> {
-    let mut attributes =
-        MapCreate { kind: kind as u32, key_size, value_size, max_entries, flags: 0 };
+    let flags = if matches!(kind, MapKind::Array) { MMAPABLE } else { 0 };
+    let mut attributes = MapCreate { kind: kind as u32, key_size, value_size, max_entries, flags };
     // SAFETY: no pointers; the descriptor returned is new and ours.
     unsafe { Ok(OwnedFd::from_raw_fd(bpf(MAP_CREATE, &mut attributes)?)) }
+}
+
+/// From now on only programs can change it.
+pub(crate) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    let mut map = map.as_raw_fd() as u32;
+    // SAFETY: no pointers.
+    unsafe { bpf(MAP_FREEZE, &mut map).map(drop) }
 }
 
 /// Sets an element. Key and value must have the sizes the map was created with.

@@ -82,7 +82,8 @@ impl BatchHint {
         if self.burst == 0 && self.singles >= MANY_SINGLES { 1 } else { BATCH }
     }
 
-    fn learn(&mut self, received: usize) {
+    /// That many came, of those asked for.
+    pub(crate) fn learn(&mut self, received: usize) {
         self.burst = self.burst.saturating_add(received);
         if received == 0 && self.burst > 0 {
             self.singles = if self.burst == 1 { self.singles.saturating_add(1) } else { 0 };

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::arrivals::Arrivals;
 use super::copies::{Copies, SocketCopy};
-use super::steered::ReceiverSockets;
+use super::steered::{RECEIVERS, ReceiverSockets};
 use crate::address::SockAddr;
 use crate::sys::mmsg::{BatchHint, RxBatch};
 use crate::{Error, Result, address, multicast, sys};
@@ -45,6 +46,8 @@ pub(crate) struct Socket {
     /// Consecutive trains with other fields.
     others: u32,
     hint: BatchHint,
+    /// What the kernel counts.
+    arrivals: Option<Arrivals>,
     /// What threads with another table of descriptors use.
     copies: Copies,
 }
@@ -118,13 +121,21 @@ impl Socket {
         let segments = sys::option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok();
         let (fields, others, hint) = (IpFields::NEW, 0, BatchHint::default());
         let copies = Copies::default();
-        Socket { fd, sender: None, address, segments, fields, others, hint, copies }
+        let arrivals = None;
+        Socket { fd, sender: None, address, segments, fields, others, hint, arrivals, copies }
     }
 
     /// As [`Socket::new`], with another one to send.
     pub(super) fn of(sockets: ReceiverSockets, address: IpAddr) -> Socket {
-        let ReceiverSockets { receives, sends } = sockets;
-        Socket { sender: Some(sends), ..Socket::new(receives, address) }
+        let ReceiverSockets { receives, sends, arrivals } = sockets;
+        Socket { sender: Some(sends), ..Socket::new(receives, address).counted(arrivals) }
+    }
+
+    /// Asks the kernel only when something arrived, where that can be seen.
+    pub(super) fn counted(mut self, arrivals: Option<(OwnedFd, u8)>) -> Socket {
+        self.arrivals = arrivals
+            .and_then(|(counts, receiver)| Arrivals::new(counts.as_fd(), receiver, RECEIVERS).ok());
+        self
     }
 
     /// The descriptor to send through; `None` in a thread that has lost its copy.
@@ -173,6 +184,19 @@ impl Socket {
 
     /// Receives up to `max` messages, as [`RxBatch::receive`].
     pub(crate) fn receive(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
+        let waiting = self.arrivals.as_mut().map_or(max, Arrivals::wanted);
+        if waiting == 0 {
+            self.hint.learn(0);
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let received = self.ask(batch, max.min(waiting));
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.note(received.as_ref().map_or(0, ExactSizeIterator::len));
+        }
+        received
+    }
+
+    fn ask(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
         let from = match self.copies.in_use() {
             false => self.fd.as_fd(),
             true => self.copies.receiver().ok_or(io::ErrorKind::WouldBlock)?,

@@ -14,11 +14,14 @@
 //!     __u8 byte;
 //!     if (bpf_skb_load_bytes(ctx, 8 + OFFSET, &byte, 1) == 0) {      // behind the UDP header
 //!         receiver = byte >> SHIFT;
-//!         if (bpf_sk_select_reuseport(ctx, &receivers, &receiver, 0) == 0)
+//!         if (bpf_sk_select_reuseport(ctx, &receivers, &receiver, 0) == 0) {
+//!             __sync_fetch_and_add(&arrivals[receiver], 1);
 //!             return SK_PASS;
+//!         }
 //!         receiver = 0;
 //!     }
 //!     bpf_sk_select_reuseport(ctx, &receivers, &receiver, 0);
+//!     __sync_fetch_and_add(&arrivals[0], 1);
 //!     return SK_PASS;
 //! }
 //! ```
@@ -33,10 +36,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::arrivals::STRIDE_BITS;
 use super::socket;
 use crate::packet::filter::from_this_host;
-use crate::program::asm::Condition::{Equal, NotEqual};
-use crate::program::asm::Register::{R0, R1, R2, R3, R4, R6, R10};
+use crate::program::asm::Condition::NotEqual;
+use crate::program::asm::Register::{R0, R1, R2, R3, R4, R6, R7, R10};
 use crate::program::asm::Width::{U8, U32};
 use crate::program::asm::{Assembler, Helper};
 use crate::sys::bpf::{self, Instruction, MapKind, ProgramKind};
@@ -61,6 +65,9 @@ pub struct ReceiverSockets {
     pub receives: OwnedFd,
     /// What it sends with.
     pub sends: OwnedFd,
+    /// Where the kernel counts what arrives for each receiver, where it does; and which receiver
+    /// this is.
+    pub arrivals: Option<(OwnedFd, u8)>,
 }
 
 /// A port for several receivers. See the [module](self). Any thread may use it.
@@ -102,8 +109,8 @@ struct Group {
 /// How the sockets of an address are found.
 #[derive(Debug)]
 enum Receivers {
-    /// By a map of receivers and sockets.
-    Map(OwnedFd),
+    /// By a map of receivers and sockets; with that of what arrives for them.
+    Map(OwnedFd, Option<OwnedFd>),
     /// By their order.
     Order(Order),
 }
@@ -155,6 +162,11 @@ impl SteeredPort {
         self.with_group(address, |group| group.first.try_clone().map_err(Error::os("dup")))
     }
 
+    /// Where the kernel counts what arrives for the receivers of an address, if it does.
+    pub(super) fn arrivals(&self, address: IpAddr) -> Option<OwnedFd> {
+        self.with_group(address, |group| Ok(group.arrivals())).ok().flatten()
+    }
+
     /// Sockets of `receiver`, which is not 0, for `address`, in place of those that it had.
     ///
     /// # Errors
@@ -163,7 +175,7 @@ impl SteeredPort {
         let source = self.source_port(owner);
         let (sockets, source) = self.with_group(address, |group| {
             let receives = match &mut group.receivers {
-                Receivers::Map(_) => self.open(address, self.port, join)?,
+                Receivers::Map(..) => self.open(address, self.port, join)?,
                 Receivers::Order(order) => {
                     let open =
                         |before: fn(BorrowedFd<'_>) -> _| self.open(address, self.port, before);
@@ -178,7 +190,8 @@ impl SteeredPort {
             })?;
             let source = socket::port_of(&sends)?;
             group.set(receiver.into(), owner, receives.as_fd())?;
-            Ok((ReceiverSockets { receives, sends }, source))
+            let arrivals = group.arrivals().map(|counts| (counts, receiver));
+            Ok((ReceiverSockets { receives, sends, arrivals }, source))
         })?;
         self.state().sources.insert(owner, source);
         Ok(sockets)
@@ -218,7 +231,7 @@ impl SteeredPort {
             let receivers = Receivers::Order(Order::default());
             return Ok(Group { address, receivers, first, owners: Vec::new(), waits: false });
         }
-        let (receivers, program) = load(self.by)?;
+        let (receivers, arrivals, program) = load(self.by)?;
         let attach = |socket: BorrowedFd<'_>| attach(socket, program.as_fd());
         let first = match is_known {
             true => self.open_first(address, join)?,
@@ -230,7 +243,7 @@ impl SteeredPort {
         };
         shared.map_err(Error::os("sharing the UDP port"))?;
         put(&receivers, 0, first.as_fd())?;
-        let receivers = Receivers::Map(receivers);
+        let receivers = Receivers::Map(receivers, arrivals);
         Ok(Group { address, receivers, first, owners: Vec::new(), waits: false })
     }
 
@@ -282,8 +295,15 @@ impl SteeredPort {
 }
 
 impl Group {
+    fn arrivals(&self) -> Option<OwnedFd> {
+        match &self.receivers {
+            Receivers::Map(_, counts) => counts.as_ref()?.try_clone().ok(),
+            Receivers::Order(_) => None,
+        }
+    }
+
     fn set(&mut self, receiver: u32, owner: u64, socket: BorrowedFd<'_>) -> Result<()> {
-        if let Receivers::Map(map) = &self.receivers {
+        if let Receivers::Map(map, _) = &self.receivers {
             put(map, receiver, socket)?;
         }
         self.owners.retain(|(other, _)| *other != receiver);
@@ -320,7 +340,7 @@ impl Group {
             match receivers {
                 _ if *other != owner => {}
                 // Absent when the socket is closed already.
-                Receivers::Map(map) => {
+                Receivers::Map(map, _) => {
                     drop(bpf::delete_element(map.as_fd(), &receiver.to_ne_bytes()));
                 }
                 Receivers::Order(order) => order.close(*receiver),
@@ -330,14 +350,27 @@ impl Group {
     }
 }
 
-/// The map and the program of one address.
-fn load(by: SteerBy) -> Result<(OwnedFd, OwnedFd)> {
+/// The maps and the program of one address: that of receivers, and that of what arrives, if there
+/// is one that only the program can change.
+fn load(by: SteerBy) -> Result<(OwnedFd, Option<OwnedFd>, OwnedFd)> {
     let receivers = bpf::create_map(MapKind::ReuseportSockArray, 4, 4, RECEIVERS)
         .map_err(|error| refused("creating a BPF map", error, String::new()))?;
-    let code = assemble(by, receivers.as_fd());
-    let program = bpf::load_program(ProgramKind::SkReuseport, b"udp_io_steer", &code)
-        .map_err(|(error, log)| refused("loading the program of a UDP port", error, log))?;
-    Ok((receivers, program))
+    let counts = bpf::create_map(MapKind::Array, 4, RECEIVERS << STRIDE_BITS, 1);
+    // Or receivers could change those of others.
+    let counts = counts.and_then(|map| bpf::freeze(map.as_fd()).map(|()| map)).ok();
+    let program = |counts: Option<BorrowedFd<'_>>| {
+        let code = assemble(by, receivers.as_fd(), counts);
+        bpf::load_program(ProgramKind::SkReuseport, b"udp_io_steer", &code)
+            .map_err(|(error, log)| refused("loading the program of a UDP port", error, log))
+    };
+    // Counts are an aid: a kernel that refuses them still steers.
+    if let Some(counts) = counts
+        && let Ok(program) = program(Some(counts.as_fd()))
+    {
+        return Ok((receivers, Some(counts), program));
+    }
+    let program = program(None)?;
+    Ok((receivers, None, program))
 }
 
 fn put(receivers: &OwnedFd, receiver: u32, socket: BorrowedFd<'_>) -> Result<()> {
@@ -375,7 +408,11 @@ fn refused(operation: &'static str, error: std::io::Error, log: String) -> Error
 }
 
 /// The program in the [module](self)'s documentation.
-fn assemble(by: SteerBy, receivers: BorrowedFd<'_>) -> Vec<Instruction> {
+fn assemble(
+    by: SteerBy,
+    receivers: BorrowedFd<'_>,
+    arrivals: Option<BorrowedFd<'_>>,
+) -> Vec<Instruction> {
     let mut asm = Assembler::default();
     let [first, done] = std::array::from_fn(|_| asm.label());
     let choose = |asm: &mut Assembler| {
@@ -393,15 +430,30 @@ fn assemble(by: SteerBy, receivers: BorrowedFd<'_>) -> Vec<Instruction> {
     asm.set(R4, 1);
     asm.call(Helper::SkbLoadBytes);
     asm.jump_if(NotEqual, R0, 0, first);
-    asm.load(U8, R3, R10, BYTE);
-    asm.shift_right(R3, by.shift.into());
-    asm.store(U32, R10, RECEIVER, R3);
+    asm.load(U8, R7, R10, BYTE);
+    asm.shift_right(R7, by.shift.into());
+    asm.store(U32, R10, RECEIVER, R7);
     choose(&mut asm);
-    asm.jump_if(Equal, R0, 0, done);
+    asm.jump_if(NotEqual, R0, 0, first);
+    if let Some(arrivals) = arrivals {
+        asm.shift_left(R7, STRIDE_BITS.into());
+        asm.map_value(R1, arrivals);
+        asm.add_register(R1, R7);
+        asm.set(R2, 1);
+        asm.add_atomically(R1, R2);
+    }
+    asm.jump(done);
     asm.place(first);
     asm.set(R3, 0);
     asm.store(U32, R10, RECEIVER, R3);
     choose(&mut asm);
+    // One place for both could add numbers of different bounds to the address, which the verifier
+    // grants only to programs with CAP_PERFMON.
+    if let Some(arrivals) = arrivals {
+        asm.map_value(R1, arrivals);
+        asm.set(R2, 1);
+        asm.add_atomically(R1, R2);
+    }
     asm.place(done);
     asm.set(R0, SK_PASS);
     asm.exit();
@@ -416,4 +468,4 @@ const UDP_HEADER: i32 = 8;
 const BYTE: i16 = -8;
 const RECEIVER: i16 = -4;
 /// As many as a byte can name.
-const RECEIVERS: u32 = 256;
+pub(super) const RECEIVERS: u32 = 256;

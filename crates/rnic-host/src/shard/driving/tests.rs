@@ -40,7 +40,8 @@ impl Stage {
         let (receives, sends, peer) = (bind(), bind(), bind());
         receives.set_nonblocking(true).unwrap();
         peer.connect(receives.local_addr().unwrap()).unwrap();
-        let sockets = ReceiverSockets { receives: receives.into(), sends: sends.into() };
+        let sockets =
+            ReceiverSockets { receives: receives.into(), sends: sends.into(), arrivals: None };
         wire.add_sockets(Ipv4Addr::LOCALHOST.into(), sockets);
         let (handle, inbox) = channel().unwrap();
         let driven = Some(Driven { driving, offers: theirs, has_handlers: || HANDLES.get() });
@@ -55,7 +56,7 @@ impl Stage {
     /// One more address.
     fn add(&mut self, address: Ipv4Addr) {
         let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().into();
-        let sockets = ReceiverSockets { receives: bind(), sends: bind() };
+        let sockets = ReceiverSockets { receives: bind(), sends: bind(), arrivals: None };
         self.with(|shard| shard.nic.wire.add_sockets(address.into(), sockets));
         self.addresses += 1;
     }

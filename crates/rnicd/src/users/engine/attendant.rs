@@ -76,7 +76,8 @@ impl Users {
         for address in addresses.iter().filter(|at| !port.serves(number, owner, **at)) {
             match port.sockets(number, owner, *address) {
                 Ok(sockets) => {
-                    let fds = [sockets.receives.as_fd(), sockets.sends.as_fd()];
+                    let mut fds = vec![sockets.receives.as_fd(), sockets.sends.as_fd()];
+                    fds.extend(sockets.arrivals.as_ref().map(|(counts, _)| counts.as_fd()));
                     if engine.send(&ToEngine::Sockets(*address), &fds).is_err() {
                         // All of them once more, when it takes something.
                         port.close(owner);

@@ -1,0 +1,205 @@
+//! How many datagrams and trains the kernel has led to a receiver, read without a system call.
+//!
+//! The program of a [`SteeredPort`](super::SteeredPort) counts in a map that receivers see as
+//! memory. To ask an empty socket costs a quarter of a microsecond and takes the lock that a
+//! delivery on another CPU needs; to look here costs a load.
+//!
+//! The count goes up shortly before the datagram can be received, and one that does not reach its
+//! socket (the buffer is full, its checksum is wrong) is counted too. So a receiver that is behind
+//! the count asks again and again, but not for ever; and one that is not still asks now and then.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::umem::MappedMemory;
+
+/// The counts are a cache line apart.
+pub(super) const STRIDE_BITS: u8 = 6;
+
+/// After so many calls in a row that found nothing, what was counted and did not come is lost.
+const LOST: u32 = 64;
+/// Every so many calls ask, whatever the count says.
+const ANYWAY: u32 = 64;
+
+/// What was counted for one receiver, and what it has received.
+pub(super) struct Arrivals {
+    counts: MappedMemory,
+    at: usize,
+    received: u64,
+    /// Calls in a row that asked and received nothing.
+    fruitless: u32,
+    /// Calls since one asked, while nothing was waiting.
+    silent: u32,
+}
+
+impl Arrivals {
+    /// Of `receiver`, in the map of `receivers` counts. What was counted until now is not waited
+    /// for.
+    ///
+    /// # Errors
+    /// When the map cannot be mapped, or has no such receiver.
+    pub(super) fn new(map: BorrowedFd<'_>, receiver: u8, receivers: u32) -> io::Result<Arrivals> {
+        let counts = MappedMemory::read_only(map, (receivers as usize) << STRIDE_BITS)?;
+        let at = usize::from(receiver) << STRIDE_BITS;
+        if at >= counts.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut arrivals = Arrivals { counts, at, received: 0, fruitless: 0, silent: 0 };
+        arrivals.received = arrivals.count();
+        Ok(arrivals)
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.number(self.at)
+    }
+
+    /// How many messages to ask for now; 0 to leave the socket alone.
+    #[inline]
+    pub(super) fn wanted(&mut self) -> usize {
+        let count = self.count();
+        let waiting = count.wrapping_sub(self.received).cast_signed();
+        if waiting > 0 {
+            return usize::try_from(waiting).unwrap_or(usize::MAX);
+        }
+        // Something came that was not counted.
+        self.received = count;
+        self.silent += 1;
+        if self.silent < ANYWAY {
+            return 0;
+        }
+        self.silent = 0;
+        1
+    }
+
+    /// A call that asked received this many.
+    #[inline]
+    pub(super) fn note(&mut self, received: usize) {
+        self.received = self.received.wrapping_add(received as u64);
+        self.fruitless = if received > 0 { 0 } else { self.fruitless + 1 };
+        if self.fruitless >= LOST {
+            self.fruitless = 0;
+            self.received = self.count();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::steered::{RECEIVERS, ReceiverSockets, SteerBy, SteeredPort};
+    use super::*;
+    use memmap2::MmapOptions;
+    use std::fs::File;
+    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    /// Counts in a file, which the kernel keeps with a map.
+    struct Counted(File);
+
+    impl Counted {
+        fn new() -> Self {
+            let file = tempfile();
+            file.set_len(4 << STRIDE_BITS).unwrap();
+            Self(file)
+        }
+
+        fn set(&self, receiver: u64, count: u64) {
+            self.0.write_all_at(&count.to_ne_bytes(), receiver << STRIDE_BITS).unwrap();
+        }
+
+        fn receiver(&self, receiver: u8) -> Arrivals {
+            Arrivals::new(self.0.as_fd(), receiver, 4).unwrap()
+        }
+    }
+
+    fn tempfile() -> File {
+        let name = format!("xdp-io-arrivals-{:?}", std::thread::current().id());
+        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        std::fs::remove_file(path).unwrap();
+        file.unwrap()
+    }
+
+    #[test]
+    fn the_kernel_counts_for_each_receiver() {
+        if !testbed::is_root("the_kernel_counts_for_each_receiver") {
+            return;
+        }
+        const PORT: u16 = 47_917;
+        let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 11));
+        let by = SteerBy { offset: 5, shift: 3 };
+        let steered = SteeredPort::new(PORT, 0, 1 << 20, by, false).unwrap();
+        let [three, four] = [3, 4].map(|number| steered.sockets(number, 30, address).unwrap());
+        let counts = |sockets: &ReceiverSockets, receiver| {
+            let (counts, _) = sockets.arrivals.as_ref().unwrap();
+            Arrivals::new(counts.as_fd(), receiver, RECEIVERS).unwrap()
+        };
+        let mut all = [counts(&three, 0), counts(&three, 3), counts(&four, 4), counts(&four, 9)];
+        let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // What is for 9, or for none, is receiver 0's.
+        for (number, times) in [(3_u8, 2), (4, 5), (9, 3)] {
+            for _ in 0..times {
+                sender.send_to(&[number << 3; 32], (address, PORT)).unwrap();
+            }
+        }
+        sender.send_to(&[0; 4], (address, PORT)).unwrap();
+        assert_eq!(all.each_mut().map(Arrivals::wanted), [4, 2, 5, 0]);
+        let (map, _) = three.arrivals.unwrap();
+        let writable = MmapOptions::new().len(4096).map_raw(&map);
+        assert!(writable.is_err(), "a receiver can change the counts of others");
+    }
+
+    /// In how many of the next calls a receiver asks that finds nothing.
+    fn asks(arrivals: &mut Arrivals, calls: u32) -> usize {
+        let ask = |_: &u32| match arrivals.wanted() {
+            0 => false,
+            _ => {
+                arrivals.note(0);
+                true
+            }
+        };
+        (0..calls).filter(ask).count()
+    }
+
+    #[test]
+    fn what_is_counted_is_asked_for_until_it_is_received() {
+        let counted = Counted::new();
+        counted.set(1, 7);
+        let (mut first, mut other) = (counted.receiver(1), counted.receiver(2));
+        assert_eq!(first.wanted(), 0, "it came before");
+        counted.set(1, 10);
+        assert_eq!((first.wanted(), other.wanted()), (3, 0));
+        first.note(2);
+        assert_eq!(first.wanted(), 1);
+        first.note(0);
+        assert_eq!(first.wanted(), 1, "it is on its way");
+        first.note(1);
+        assert_eq!(first.wanted(), 0);
+    }
+
+    #[test]
+    fn what_was_counted_and_does_not_come_is_given_up() {
+        let counted = Counted::new();
+        let mut arrivals = counted.receiver(0);
+        counted.set(0, 5);
+        assert_eq!(asks(&mut arrivals, LOST), LOST as usize);
+        assert_eq!(arrivals.wanted(), 0);
+        counted.set(0, 6);
+        assert_eq!(arrivals.wanted(), 1);
+    }
+
+    #[test]
+    fn what_is_not_counted_is_found_all_the_same() {
+        let counted = Counted::new();
+        let mut arrivals = counted.receiver(0);
+        assert_eq!(asks(&mut arrivals, 10 * ANYWAY), 10);
+        for _ in 0..ANYWAY - 1 {
+            assert_eq!(arrivals.wanted(), 0);
+        }
+        assert_eq!(arrivals.wanted(), 1);
+        arrivals.note(1);
+        assert_eq!(arrivals.wanted(), 0);
+        counted.set(0, 1);
+        assert_eq!(arrivals.wanted(), 1);
+    }
+}
