@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// This client's eventfd fired: its doorbells are polled again. A client that was inactive for
-    /// long is not polled until then.
+    /// long is not polled until then, or until it is active otherwise.
     pub fn client_rang(&mut self, now: Instant, client: ClientId) {
         if let Some(slot) = self.shared.clients.slot_of(client) {
             self.shared.clients.note_activity(slot, now);

@@ -63,6 +63,8 @@ trait Link: Send {
     fn submit(&mut self);
     /// Frames wait that the link could not take yet.
     fn has_backlog(&self) -> bool;
+    /// The thread may have slept.
+    fn awake(&mut self) {}
     /// Follows a change of the interface: its addresses and its MTU.
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
     /// Uses a socket of the daemon for one more address, where it is made of such.
@@ -188,6 +190,7 @@ impl DeviceWire {
 
     /// It does not sleep any more.
     pub fn awake(&mut self) {
+        self.inner.get_mut().get_mut().awake();
         self.shards.awake();
     }
 

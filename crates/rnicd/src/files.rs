@@ -155,14 +155,7 @@ impl Follower {
 /// The folder, and what each file has.
 struct Tree {
     folder: PathBuf,
-    written: BTreeMap<OsString, Written>,
-}
-
-/// What a file has.
-struct Written {
-    text: String,
-    /// Open once its text was replaced in place: it is one of those that change all the time.
-    file: Option<File>,
+    written: BTreeMap<OsString, String>,
 }
 
 impl Tree {
@@ -174,7 +167,7 @@ impl Tree {
             fs::remove_file(&gone).with_context(|| format!("cannot remove {}", gone.display()))?;
         }
         self.written.retain(|path, _| files.contains_key(path));
-        files.retain(|path, text| self.written.get(path).is_none_or(|old| old.text != *text));
+        files.retain(|path, text| self.written.get(path) != Some(text));
         let any_gone = self.written.len() < before;
         Ok(self.update(files)? || any_gone)
     }
@@ -184,39 +177,32 @@ impl Tree {
         let any = !changed.is_empty();
         for (path, text) in changed {
             let old = self.written.remove(&path);
-            let file = self.write_file(Path::new(&path), &text, old)?;
-            self.written.insert(path, Written { text, file });
+            self.write_file(Path::new(&path), &text, old)?;
+            self.written.insert(path, text);
         }
         Ok(any)
     }
 
-    fn write_file(&self, path: &Path, text: &str, old: Option<Written>) -> Result<Option<File>> {
-        match old {
-            Some(old) if old.text.len() <= text.len() => {
-                return self.write_in_place(path, old.file, text).map(Some);
-            }
-            Some(_) => {}
-            None => self.make_folder(path.parent().unwrap_or(path))?,
+    /// A program may keep a counter open over its run, so a text that grows is written in place;
+    /// of one that becomes shorter a reader sees all of the old or all of the new.
+    fn write_file(&self, path: &Path, text: &str, old: Option<String>) -> Result<()> {
+        if old.is_none() {
+            self.make_folder(path.parent().unwrap_or(path))?;
         }
-        self.replace(path, text)?;
-        Ok(None)
-    }
-
-    /// A program may keep a counter open over its run, so a text that grows is written in place.
-    fn write_in_place(&self, path: &Path, file: Option<File>, text: &str) -> Result<File> {
         let path = self.folder.join(path);
-        file.map_or_else(|| File::options().write(true).open(&path), Ok)
-            .and_then(|file| file.write_all_at(text.as_bytes(), 0).map(|()| file))
-            .with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Of a text that becomes shorter a reader sees all of the old or all of the new.
-    fn replace(&self, path: &Path, text: &str) -> Result<()> {
-        let (new, path) = (self.folder.join(".new"), self.folder.join(path));
-        fs::write(&new, text)
-            .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))
-            .and_then(|()| fs::rename(&new, &path))
-            .with_context(|| format!("cannot write {}", path.display()))
+        let written = match old.is_some_and(|old| old.len() <= text.len()) {
+            true => File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.write_all_at(text.as_bytes(), 0)),
+            false => {
+                let new = self.folder.join(".new");
+                fs::write(&new, text)
+                    .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))
+                    .and_then(|()| fs::rename(&new, &path))
+            }
+        };
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn link(&self, path: &Path, to: &Path) -> Result<()> {

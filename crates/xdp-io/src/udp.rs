@@ -295,8 +295,9 @@ impl UdpPort {
     /// until [`UdpPort::release_rx`]; when all slots are in use nothing more is received. After
     /// calls that found one train each, a call asks the kernel for one only, which is cheaper.
     ///
-    /// A call asks the socket that last had something, and now and then one of the others, each
-    /// within `4 * addresses` calls. To ask all of them would take a system call each, and with an
+    /// A call looks at the socket that last had something, and now and then at one of the others,
+    /// each within `4 * addresses` calls. Where the kernel counts what arrives, that asks it only
+    /// when something may be there, and now and then. To ask all of them would take a system call each, and with an
     /// epoll instance the kernel would walk its wait queue for every datagram.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let filled = self.receive_from(self.busy, out);
@@ -345,6 +346,12 @@ impl UdpPort {
             filled += 1;
         }
         filled
+    }
+
+    /// The caller has slept on the [descriptors](Self::fds): one of the sockets may have something,
+    /// whatever was counted before.
+    pub fn awake(&mut self) {
+        self.sockets.iter_mut().flatten().for_each(Socket::may_be_behind);
     }
 
     /// The receive arena.

@@ -92,6 +92,11 @@ impl Composite {
         self.links_mut().for_each(|link| link.follow(addresses, mtu));
     }
 
+    /// The thread may have slept.
+    pub(super) fn awake(&mut self) {
+        self.links_mut().for_each(|link| link.awake());
+    }
+
     /// Uses a socket of the daemon for one more address.
     pub(super) fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {
         if let Some(link) = &mut self.outside {

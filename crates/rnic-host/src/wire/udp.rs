@@ -167,6 +167,10 @@ impl Link for UdpWire {
         self.backlog
     }
 
+    fn awake(&mut self) {
+        self.port.awake();
+    }
+
     fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
         let is_gone = |bound: &IpAddr| !bound.is_multicast() && !addresses.contains(bound);
         let gone: Vec<_> = self.port.local_addresses().filter(is_gone).collect();

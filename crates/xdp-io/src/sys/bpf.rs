@@ -147,8 +147,8 @@ pub(crate) fn update_element(map: BorrowedFd<'_>, key: &[u8], value: &[u8; 4]) -
         value: value.as_ptr() as u64,
         flags: 0,
     };
-    // SAFETY: all maps of this crate have 4-byte values, and keys of 4 or 16 bytes that the callers
-    // pass as arrays of that size; the kernel only reads both.
+    // SAFETY: all maps that are changed by this have 4-byte values, and keys of 4 or 16 bytes that
+    // the callers pass as arrays of that size; the kernel only reads both.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes).map(drop) }
 }
 

@@ -5,8 +5,11 @@
 //! delivery on another CPU needs; to look here costs a load.
 //!
 //! The count goes up shortly before the datagram can be received, and one that does not reach its
-//! socket (the buffer is full, its checksum is wrong) is counted too. So a receiver that is behind
-//! the count asks again and again, but not for ever; and one that is not still asks now and then.
+//! socket (the buffer is full, its checksum is wrong) is counted too. And what a socket holds may
+//! be more than was counted: from before the count was read, or because one that was counted was
+//! given up too soon. So a receiver that found more than was counted, that has slept or that has
+//! only just begun is **behind**: it asks until the socket is empty. One that is not asks now and
+//! then all the same.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,8 +19,10 @@ use crate::umem::MappedMemory;
 /// The counts are a cache line apart.
 pub(super) const STRIDE_BITS: u8 = 6;
 
-/// After so many calls in a row that found nothing, what was counted and did not come is lost.
-const LOST: u32 = 64;
+/// After so many calls in a row that found nothing while nothing new was counted, the socket is
+/// empty, and what was counted and did not come is given up. The kernel delivers what it counted
+/// much sooner, unless its CPU is taken from it in between.
+const EMPTY: u32 = 64;
 /// Every so many calls ask, whatever the count says.
 const ANYWAY: u32 = 64;
 
@@ -25,7 +30,11 @@ const ANYWAY: u32 = 64;
 pub(super) struct Arrivals {
     counts: MappedMemory,
     at: usize,
+    /// The count when it was read last.
+    counted: u64,
     received: u64,
+    /// The socket may hold more than was counted.
+    behind: bool,
     /// Calls in a row that asked and received nothing.
     fruitless: u32,
     /// Calls since one asked, while nothing was waiting.
@@ -33,8 +42,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Of `receiver`, in the map of `receivers` counts. What was counted until now is not waited
-    /// for.
+    /// Of `receiver`, in the map of `receivers` counts.
     ///
     /// # Errors
     /// When the map cannot be mapped, or has no such receiver.
@@ -44,25 +52,29 @@ impl Arrivals {
         if at >= counts.len() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut arrivals = Arrivals { counts, at, received: 0, fruitless: 0, silent: 0 };
-        arrivals.received = arrivals.count();
-        Ok(arrivals)
+        let (counted, received) = (0, 0);
+        Ok(Arrivals { counts, at, counted, received, behind: true, fruitless: 0, silent: 0 })
     }
 
-    fn count(&self) -> u64 {
-        self.counts.number(self.at)
+    /// The count was not followed for a while.
+    pub(super) fn may_be_behind(&mut self) {
+        self.behind = true;
     }
 
-    /// How many messages to ask for now; 0 to leave the socket alone.
+    /// How many messages to ask for now, at most; 0 to leave the socket alone.
     #[inline]
     pub(super) fn wanted(&mut self) -> usize {
-        let count = self.count();
-        let waiting = count.wrapping_sub(self.received).cast_signed();
+        let before = std::mem::replace(&mut self.counted, self.counts.number(self.at));
+        if self.counted != before {
+            self.fruitless = 0;
+        }
+        if self.behind {
+            return usize::MAX;
+        }
+        let waiting = self.counted.wrapping_sub(self.received).cast_signed();
         if waiting > 0 {
             return usize::try_from(waiting).unwrap_or(usize::MAX);
         }
-        // Something came that was not counted.
-        self.received = count;
         self.silent += 1;
         if self.silent < ANYWAY {
             return 0;
@@ -71,14 +83,21 @@ impl Arrivals {
         1
     }
 
-    /// A call that asked received this many.
+    /// The kernel had this many, of those [wanted](Self::wanted) last.
     #[inline]
     pub(super) fn note(&mut self, received: usize) {
-        self.received = self.received.wrapping_add(received as u64);
-        self.fruitless = if received > 0 { 0 } else { self.fruitless + 1 };
-        if self.fruitless >= LOST {
+        if received > 0 {
             self.fruitless = 0;
-            self.received = self.count();
+            self.received = self.received.wrapping_add(received as u64);
+            self.behind |=
+                self.counts.number(self.at).wrapping_sub(self.received).cast_signed() < 0;
+            return;
+        }
+        self.fruitless += 1;
+        if self.fruitless >= EMPTY {
+            self.fruitless = 0;
+            self.received = self.counted;
+            self.behind = false;
         }
     }
 }
@@ -135,6 +154,7 @@ mod tests {
             Arrivals::new(counts.as_fd(), receiver, RECEIVERS).unwrap()
         };
         let mut all = [counts(&three, 0), counts(&three, 3), counts(&four, 4), counts(&four, 9)];
+        all.iter_mut().for_each(|receiver| assert_eq!(asks(receiver, EMPTY), EMPTY));
         let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         // What is for 9, or for none, is receiver 0's.
         for (number, times) in [(3_u8, 2), (4, 5), (9, 3)] {
@@ -150,23 +170,30 @@ mod tests {
     }
 
     /// In how many of the next calls a receiver asks that finds nothing.
-    fn asks(arrivals: &mut Arrivals, calls: u32) -> usize {
-        let ask = |_: &u32| match arrivals.wanted() {
-            0 => false,
-            _ => {
+    fn asks(arrivals: &mut Arrivals, calls: u32) -> u32 {
+        let ask = |_: &u32| {
+            let asks = arrivals.wanted() > 0;
+            if asks {
                 arrivals.note(0);
-                true
             }
+            asks
         };
-        (0..calls).filter(ask).count()
+        (0..calls).filter(ask).count() as u32
+    }
+
+    /// A receiver that knows that its socket is empty.
+    fn up_to_date(counted: &Counted, number: u8) -> Arrivals {
+        let mut arrivals = counted.receiver(number);
+        assert_eq!(asks(&mut arrivals, EMPTY), EMPTY, "something may be there from before");
+        assert_eq!(arrivals.wanted(), 0);
+        arrivals
     }
 
     #[test]
     fn what_is_counted_is_asked_for_until_it_is_received() {
         let counted = Counted::new();
         counted.set(1, 7);
-        let (mut first, mut other) = (counted.receiver(1), counted.receiver(2));
-        assert_eq!(first.wanted(), 0, "it came before");
+        let (mut first, mut other) = (up_to_date(&counted, 1), up_to_date(&counted, 2));
         counted.set(1, 10);
         assert_eq!((first.wanted(), other.wanted()), (3, 0));
         first.note(2);
@@ -180,26 +207,35 @@ mod tests {
     #[test]
     fn what_was_counted_and_does_not_come_is_given_up() {
         let counted = Counted::new();
-        let mut arrivals = counted.receiver(0);
+        let mut arrivals = up_to_date(&counted, 0);
         counted.set(0, 5);
-        assert_eq!(asks(&mut arrivals, LOST), LOST as usize);
-        assert_eq!(arrivals.wanted(), 0);
+        assert_eq!(asks(&mut arrivals, EMPTY / 2), EMPTY / 2);
         counted.set(0, 6);
+        assert_eq!(
+            asks(&mut arrivals, EMPTY + ANYWAY / 4),
+            EMPTY,
+            "the last one has only just been counted"
+        );
+        counted.set(0, 7);
         assert_eq!(arrivals.wanted(), 1);
     }
 
     #[test]
-    fn what_is_not_counted_is_found_all_the_same() {
+    fn one_that_is_behind_asks_until_the_socket_is_empty() {
         let counted = Counted::new();
-        let mut arrivals = counted.receiver(0);
-        assert_eq!(asks(&mut arrivals, 10 * ANYWAY), 10);
-        for _ in 0..ANYWAY - 1 {
-            assert_eq!(arrivals.wanted(), 0);
-        }
-        assert_eq!(arrivals.wanted(), 1);
+        let mut arrivals = up_to_date(&counted, 0);
+        assert_eq!(asks(&mut arrivals, 10 * ANYWAY), 10, "it asks, whatever the count says");
+        while arrivals.wanted() == 0 {}
         arrivals.note(1);
-        assert_eq!(arrivals.wanted(), 0);
+        assert_eq!(
+            asks(&mut arrivals, EMPTY + ANYWAY / 4),
+            EMPTY,
+            "more than was counted may be there"
+        );
         counted.set(0, 1);
-        assert_eq!(arrivals.wanted(), 1);
+        assert_eq!(arrivals.wanted(), 1, "and that is not counted again");
+        arrivals.note(1);
+        arrivals.may_be_behind();
+        assert_eq!(asks(&mut arrivals, EMPTY + ANYWAY / 4), EMPTY);
     }
 }

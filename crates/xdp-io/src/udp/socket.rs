@@ -189,19 +189,26 @@ impl Socket {
             self.hint.learn(0);
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let received = self.ask(batch, max.min(waiting));
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.note(received.as_ref().map_or(0, ExactSizeIterator::len));
-        }
-        received
-    }
-
-    fn ask(&mut self, batch: &mut RxBatch, max: usize) -> io::Result<Range<usize>> {
         let from = match self.copies.in_use() {
             false => self.fd.as_fd(),
             true => self.copies.receiver().ok_or(io::ErrorKind::WouldBlock)?,
         };
-        batch.receive(from, max, &mut self.hint)
+        let received = batch.receive(from, max.min(waiting), &mut self.hint);
+        let told = match &received {
+            Ok(slots) => Some(slots.len()).filter(|some| *some > 0),
+            Err(error) => (error.kind() == io::ErrorKind::WouldBlock).then_some(0),
+        };
+        if let Some((arrivals, told)) = self.arrivals.as_mut().zip(told) {
+            arrivals.note(told);
+        }
+        received
+    }
+
+    /// The caller has slept.
+    pub(super) fn may_be_behind(&mut self) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.may_be_behind();
+        }
     }
 
     /// The descriptor.

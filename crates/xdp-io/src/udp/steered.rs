@@ -356,7 +356,8 @@ fn load(by: SteerBy) -> Result<(OwnedFd, Option<OwnedFd>, OwnedFd)> {
     let receivers = bpf::create_map(MapKind::ReuseportSockArray, 4, 4, RECEIVERS)
         .map_err(|error| refused("creating a BPF map", error, String::new()))?;
     let counts = bpf::create_map(MapKind::Array, 4, RECEIVERS << STRIDE_BITS, 1);
-    // Or receivers could change those of others.
+    // Or receivers could write to those of others. (One that may load programs of its own still
+    // can, by them; then the others ask in vain or now and then, as without counts.)
     let counts = counts.and_then(|map| bpf::freeze(map.as_fd()).map(|()| map)).ok();
     let program = |counts: Option<BorrowedFd<'_>>| {
         let code = assemble(by, receivers.as_fd(), counts);
