@@ -20,9 +20,12 @@ use crate::umem::MappedMemory;
 pub(super) const STRIDE_BITS: u8 = 6;
 
 /// After so many calls in a row that found nothing while nothing new was counted, the socket is
-/// empty, and what was counted and did not come is given up. The kernel delivers what it counted
-/// much sooner, unless its CPU is taken from it in between.
-const EMPTY: u32 = 64;
+/// empty: some microseconds, in which the kernel delivers what it counted before. A peer that
+/// answers at once leaves no more time.
+const EMPTY: u32 = 8;
+/// After so many, what was counted and did not come is given up. Only if its CPU is taken from it
+/// in between does the kernel deliver later than that.
+const LOST: u32 = 64;
 /// Every so many calls ask, whatever the count says.
 const ANYWAY: u32 = 64;
 
@@ -94,7 +97,7 @@ impl Arrivals {
             return;
         }
         self.fruitless += 1;
-        if self.fruitless >= EMPTY {
+        if self.fruitless >= if self.behind { EMPTY } else { LOST } {
             self.fruitless = 0;
             self.received = self.counted;
             self.behind = false;
@@ -209,11 +212,11 @@ mod tests {
         let counted = Counted::new();
         let mut arrivals = up_to_date(&counted, 0);
         counted.set(0, 5);
-        assert_eq!(asks(&mut arrivals, EMPTY / 2), EMPTY / 2);
+        assert_eq!(asks(&mut arrivals, LOST / 2), LOST / 2);
         counted.set(0, 6);
         assert_eq!(
-            asks(&mut arrivals, EMPTY + ANYWAY / 4),
-            EMPTY,
+            asks(&mut arrivals, LOST + ANYWAY / 4),
+            LOST,
             "the last one has only just been counted"
         );
         counted.set(0, 7);
