@@ -296,9 +296,9 @@ impl UdpPort {
     /// calls that found one train each, a call asks the kernel for one only, which is cheaper.
     ///
     /// A call looks at the socket that last had something, and now and then at one of the others,
-    /// each within `4 * addresses` calls. Where the kernel counts what arrives, that asks it only
-    /// when something may be there, and now and then. To ask all of them would take a system call each, and with an
-    /// epoll instance the kernel would walk its wait queue for every datagram.
+    /// each within `4 * addresses` calls. To ask all of them would take a system call each, and
+    /// with an epoll instance the kernel would walk its wait queue for every datagram. Where the
+    /// kernel counts what arrives, a look asks only when something may be there, and now and then.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         let filled = self.receive_from(self.busy, out);
         self.calls = self.calls.wrapping_add(1);
