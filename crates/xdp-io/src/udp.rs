@@ -219,13 +219,13 @@ impl UdpPort {
             return Ok(());
         }
         let (fd, arrivals) = match &self.shared {
-            Some(shared) => (shared.first_socket(address)?, shared.arrivals(address)),
+            Some(shared) => shared.first_socket(address)?,
             None => {
                 let wanted = address::scoped(address, self.port, self.scope_id);
                 (socket::open(wanted, self.scope_id, self.buffer_bytes, |_| Ok(()))?, None)
             }
         };
-        let socket = Socket::new(fd, address).counted(arrivals.map(|counts| (counts, 0)));
+        let socket = Socket::new(fd, address).counted(arrivals);
         if self.port == 0 {
             self.port = socket.local_port()?;
         }

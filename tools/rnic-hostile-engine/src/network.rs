@@ -24,11 +24,11 @@ pub(crate) fn sockets(from: &Connection) -> Vec<Sockets> {
     let (mut found, mut buffer) = (Vec::new(), vec![0; MAX_MESSAGE]);
     let until = Instant::now() + Duration::from_millis(20);
     while found.is_empty() && Instant::now() < until {
-        while let Ok((len @ 1.., fds)) = from.try_recv(&mut buffer) {
+        while let Ok((len @ 1.., mut fds)) = from.try_recv(&mut buffer) {
             if let Ok(ToEngine::Sockets(address)) = decode(&buffer[..len])
-                && let Ok(both) = fds.exactly()
+                && let (Some(receives), Some(sends)) = (fds.next(), fds.next())
             {
-                found.push(Sockets { address, both });
+                found.push(Sockets { address, both: [receives, sends] });
             }
         }
         sleep(Duration::from_millis(1));

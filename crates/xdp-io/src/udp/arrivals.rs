@@ -40,7 +40,7 @@ pub(super) struct Arrivals {
     behind: bool,
     /// Calls in a row that asked and received nothing.
     fruitless: u32,
-    /// Calls since one asked, while nothing was waiting.
+    /// Calls with nothing waiting since one of them asked.
     silent: u32,
 }
 

@@ -153,18 +153,19 @@ impl SteeredPort {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The socket of receiver 0 for `address`; the first one of an address, which it gets only if
-    /// no other socket has the port.
+    /// The socket of receiver 0 for `address`, and where what arrives for it is counted, if it is;
+    /// the first one of an address, which it gets only if no other socket has the port.
     ///
     /// # Errors
     /// As [`UdpPort::bind`](super::UdpPort::bind).
-    pub fn first_socket(&self, address: IpAddr) -> Result<OwnedFd> {
-        self.with_group(address, |group| group.first.try_clone().map_err(Error::os("dup")))
-    }
-
-    /// Where the kernel counts what arrives for the receivers of an address, if it does.
-    pub(super) fn arrivals(&self, address: IpAddr) -> Option<OwnedFd> {
-        self.with_group(address, |group| Ok(group.arrivals())).ok().flatten()
+    pub fn first_socket(
+        &self,
+        address: IpAddr,
+    ) -> Result<(OwnedFd, Option<(OwnedFd, u8)>)> {
+        self.with_group(address, |group| {
+            let first = group.first.try_clone().map_err(Error::os("dup"))?;
+            Ok((first, group.arrivals().map(|counts| (counts, 0))))
+        })
     }
 
     /// Sockets of `receiver`, which is not 0, for `address`, in place of those that it had.
