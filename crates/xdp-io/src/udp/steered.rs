@@ -158,10 +158,7 @@ impl SteeredPort {
     ///
     /// # Errors
     /// As [`UdpPort::bind`](super::UdpPort::bind).
-    pub fn first_socket(
-        &self,
-        address: IpAddr,
-    ) -> Result<(OwnedFd, Option<(OwnedFd, u8)>)> {
+    pub fn first_socket(&self, address: IpAddr) -> Result<(OwnedFd, Option<(OwnedFd, u8)>)> {
         self.with_group(address, |group| {
             let first = group.first.try_clone().map_err(Error::os("dup"))?;
             Ok((first, group.arrivals().map(|counts| (counts, 0))))
