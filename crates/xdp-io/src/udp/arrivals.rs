@@ -76,7 +76,8 @@ impl Arrivals {
         }
         let waiting = self.counted.wrapping_sub(self.received).cast_signed();
         if waiting > 0 {
-            return usize::try_from(waiting).unwrap_or(usize::MAX);
+            // Behind several more follow, which the same call may find.
+            return if waiting == 1 { 1 } else { usize::MAX };
         }
         self.silent += 1;
         if self.silent < ANYWAY {
@@ -166,7 +167,11 @@ mod tests {
             }
         }
         sender.send_to(&[0; 4], (address, PORT)).unwrap();
-        assert_eq!(all.each_mut().map(Arrivals::wanted), [4, 2, 5, 0]);
+        let waiting = all.each_mut().map(|receiver| {
+            receiver.wanted();
+            receiver.counted - receiver.received
+        });
+        assert_eq!(waiting, [4, 2, 5, 0]);
         let (map, _) = three.arrivals.unwrap();
         let writable = MmapOptions::new().len(4096).map_raw(&map);
         assert!(writable.is_err(), "a receiver can change the counts of others");
@@ -198,7 +203,7 @@ mod tests {
         counted.set(1, 7);
         let (mut first, mut other) = (up_to_date(&counted, 1), up_to_date(&counted, 2));
         counted.set(1, 10);
-        assert_eq!((first.wanted(), other.wanted()), (3, 0));
+        assert_eq!((first.wanted(), other.wanted()), (usize::MAX, 0));
         first.note(2);
         assert_eq!(first.wanted(), 1);
         first.note(0);
