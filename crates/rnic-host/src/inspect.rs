@@ -321,6 +321,14 @@ pub fn add_up(found: impl IntoIterator<Item = Numbers>) -> Numbers {
     sums
 }
 
+/// Keeps the higher one of each number.
+pub fn raise(highest: &mut Numbers, found: impl IntoIterator<Item = (Cow<'static, str>, u64)>) {
+    for (name, number) in found {
+        let highest = highest.entry(name).or_default();
+        *highest = number.max(*highest);
+    }
+}
+
 /// Slots of a table that are looked at between two turns of an engine: what is copied of them takes
 /// about as long as a few packets.
 const SLOTS: usize = 64;

@@ -1,6 +1,6 @@
 //! What the device has counted, over all its engines.
 
-use rnic_host::inspect::Numbers;
+use rnic_host::inspect::{Numbers, raise};
 use rnic_host::server::Service;
 use std::sync::Arc;
 
@@ -18,10 +18,7 @@ impl Counted {
 
     /// What they are now.
     pub(crate) fn now(&mut self) -> &Numbers {
-        for (name, number) in self.service.engines.counters() {
-            let highest = self.highest.entry(name).or_default();
-            *highest = number.max(*highest);
-        }
+        raise(&mut self.highest, self.service.engines.counters());
         &self.highest
     }
 }

@@ -14,7 +14,7 @@ use rnic_abi::os::{Connection, EventFd};
 use rnic_core::ports::HopId;
 use rnic_host::counters::meanings;
 use rnic_host::discard::Untrusted;
-use rnic_host::inspect::Numbers;
+use rnic_host::inspect::{Numbers, raise};
 use rnic_host::observe::{self, Watcher};
 use rnic_host::quota::{Amounts, Resource};
 use rnic_host::refusal::refuse;
@@ -181,13 +181,9 @@ impl EngineProcess {
     /// It tells what it has counted: in answers that may overtake each other, so that the highest
     /// is the last. Names that no engine has are not kept.
     fn has_counted(&self, counted: &Numbers) {
-        let mut state = self.state();
-        for (name, number) in counted {
-            if meanings().any(|(known, _)| *known == **name) {
-                let highest = state.counted.entry(name.clone()).or_default();
-                *highest = (*number).max(*highest);
-            }
-        }
+        let is_known = |name: &str| meanings().any(|(known, _)| known == name);
+        let known = counted.iter().filter(|(name, _)| is_known(name));
+        raise(&mut self.state().counted, known.map(|(name, number)| (name.clone(), *number)));
     }
 
     /// It will tell no more.
