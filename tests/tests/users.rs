@@ -135,10 +135,9 @@ fn users_connect_by_address() -> Result<()> {
         }
     }
     let [one, other, root] = [one, other, root].map(|user| Theirs { node: left, user });
-    let limit = Duration::from_secs(30);
     let serve = |whose: &Theirs<'_>, port: &str| {
         let args = ["-s", "-a", &left.address().to_string(), "-p", port].map(str::to_owned);
-        whose.start("rping", &args, limit)
+        whose.start("rping", &args, Duration::from_secs(30))
     };
     let refused = |whose: &Theirs<'_>, port: &str, why: &str| -> Result<()> {
         let output = serve(whose, port)?.wait()?;
@@ -152,12 +151,13 @@ fn users_connect_by_address() -> Result<()> {
         wait_until("the port", Duration::from_secs(10), || {
             std::thread::sleep(Duration::from_millis(500));
             let serves = server.exit_code()?.is_none();
+            ensure!(serves || server.said().contains("Address already"), "{}", server.said());
             if !serves {
                 server = serve(whose, port)?;
             }
             Ok(serves)
-        })?;
-        Ok(server)
+        })
+        .map(|()| server)
     };
     refused(&one, "999", "Permission denied")?;
     let port = system_tests::programs::next_port().to_string();
