@@ -127,6 +127,7 @@ pub struct Port {
     has_refused: bool,
     taken: u64,
     given: u64,
+    trains: u64,
     violations: Vec<String>,
 }
 
@@ -159,6 +160,7 @@ impl Port {
             has_refused: false,
             taken: 0,
             given: 0,
+            trains: 0,
             violations: Vec::new(),
         }
     }
@@ -207,6 +209,11 @@ impl Port {
     /// Datagrams that the engine sent, and those that it received.
     pub fn datagrams(&self) -> (u64, u64) {
         (self.taken, self.given)
+    }
+
+    /// Trains that the engine sent since the port was configured.
+    pub fn trains_sent(&self) -> u64 {
+        self.trains
     }
 
     /// A datagram arrives.
@@ -378,6 +385,7 @@ impl Wire for Port {
     }
 
     fn submit(&mut self) {
+        self.trains += self.reserved.len() as u64;
         for (train, slot) in std::mem::take(&mut self.reserved) {
             for k in 0..train.segments {
                 let is_last = k + 1 == train.segments;

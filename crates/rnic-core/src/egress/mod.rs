@@ -33,6 +33,9 @@ const MAX_SEGMENTS: usize = 128;
 /// QPs that a turn passes by in which the wire took nothing.
 const PASSED_BY: usize = 16;
 
+/// The last train of a plan may wait for the next visit where it is at most so small a part.
+const LITTLE: usize = 8;
+
 /// Visits beyond one for each active QP.
 const EXTRA_VISITS: usize = 3;
 
@@ -60,6 +63,8 @@ pub(crate) struct Egress {
     shard: u8,
     /// Bytes that the visit may send.
     allowed: u32,
+    /// The next packet, where the budget ended the plan before it.
+    follows: Option<Segment>,
     /// The QP whose visit the wire cut short, and the bytes that it may still send.
     cut_short: Option<(u32, u32)>,
     /// The way that the wire refused a train for, while others are passed by: local or not.
@@ -93,6 +98,7 @@ impl Egress {
             ip_id: 0,
             shard,
             allowed: 0,
+            follows: None,
             cut_short: None,
             stuck: None,
         }
@@ -182,7 +188,7 @@ impl Egress {
                 qp.flush_some(ctx);
             } else {
                 self.plan.clear();
-                let mut least = Budget { bytes: 1, segments: 1 };
+                let mut least = Budget::new(1, 1);
                 qp.plan_requests(ctx, &mut least, &mut self.plan);
                 qp.note_refused(ctx, !self.plan.is_empty());
             }
@@ -201,12 +207,12 @@ impl Egress {
         if qp.rules.is_connected && qp.path.is_none() {
             return if flushing { Visit::More } else { Visit::Done };
         }
-        let budget_ended = self.plan(ctx, qp, caps);
+        let budget_ended = self.plan_visit(ctx, qp, caps);
         let more = budget_ended | flushing;
         if self.plan.is_empty() {
             return if more { Visit::More } else { Visit::Done };
         }
-        let reserved = self.reserve(ctx, ports.wire, caps, qp, budget_ended);
+        let reserved = self.reserve(ctx, ports.wire, caps, qp);
         let full = reserved < self.plan.len();
         if full {
             let refused = self.plan[reserved..].iter().any(Segment::is_request);
@@ -240,7 +246,7 @@ impl Egress {
             config.visit_bytes
         };
         // One is for the acknowledgement.
-        Budget { bytes, segments: MAX_SEGMENTS - 1 }
+        Budget::new(bytes, MAX_SEGMENTS - 1)
     }
 
     /// The peer is a queue pair of this engine, if it is one of this device.
@@ -255,21 +261,34 @@ impl Egress {
         self.plan[first..end].iter().all(|segment| shard_of(dest_of(qp, segment)) == self.shard)
     }
 
-    /// What may leave now, in the order it must leave. Returns true when the budget ended it.
-    fn plan<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, caps: &WireCaps) -> bool {
+    /// Plans what one visit may send. Returns true when the budget ended it.
+    fn plan_visit<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, caps: &WireCaps) -> bool {
         self.plan.clear();
         let mut budget = self.budget(ctx, qp);
         self.allowed = budget.bytes;
+        let ended = self.plan(&mut budget, ctx, qp, caps);
+        self.follows = budget.left_out;
+        ended
+    }
+
+    /// What may leave now, in the order it must leave. Returns true when the budget ended it.
+    fn plan<T: Tap>(
+        &mut self,
+        budget: &mut Budget,
+        ctx: &mut Ctx<'_, T>,
+        qp: &mut Qp,
+        caps: &WireCaps,
+    ) -> bool {
         if qp.responder.owes() && ctx.shared.config.profile.tells_credits() {
             qp.refresh_receives(ctx.shared);
         }
         // Neither half may keep the other from sending, however much it has to send.
         let requests_first = qp.requests_due && qp.responder.replies.len() > 0;
-        if requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan) {
+        if requests_first && qp.plan_requests(ctx, budget, &mut self.plan) {
             return true;
         }
         // Rule: AnswersInOrder
-        if qp.plan_replies(&mut budget, &mut self.plan) {
+        if qp.plan_replies(budget, &mut self.plan) {
             return true;
         }
         // Where trains are possible, an ACK behind the requests costs next to nothing: it is the
@@ -279,23 +298,22 @@ impl Egress {
         if !joins {
             qp.plan_ack(&mut self.plan);
         }
-        let more = !requests_first && qp.plan_requests(ctx, &mut budget, &mut self.plan);
+        let more = !requests_first && qp.plan_requests(ctx, budget, &mut self.plan);
         if joins {
             qp.plan_ack(&mut self.plan);
         }
         more
     }
 
-    /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them. A
-    /// last one in the middle of a message that only the budget cut short is left to the next
-    /// visit, which can fill it: trains cost by their number. Returns how many segments found room.
+    /// Cuts the plan into trains of equal datagrams (the last may be shorter) and reserves them.
+    /// The last train may [wait](Self::may_wait) for the next visit. Returns how many segments
+    /// found room.
     fn reserve<W: Wire, T: Tap>(
         &mut self,
         ctx: &Ctx<'_, T>,
         wire: &mut W,
         caps: &WireCaps,
         qp: &mut Qp,
-        budget_ended: bool,
     ) -> usize {
         self.trains.clear();
         let mut to_self = self.is_to_self(qp);
@@ -315,7 +333,7 @@ impl Egress {
                 }
             }
             let is_last = end == self.plan.len() && first > 0;
-            if budget_ended && is_last && self.may_grow((first, end), segment_len, caps) {
+            if is_last && self.may_wait(ctx, qp, (first, end), caps) {
                 self.plan.truncate(first);
                 break;
             }
@@ -334,15 +352,40 @@ impl Egress {
         first
     }
 
-    /// Whether the message goes on where this train ends, and the train has room for more of it.
-    fn may_grow(&self, (first, end): (usize, usize), segment_len: u32, caps: &WireCaps) -> bool {
-        let segments = u32::try_from(end - first).unwrap_or(u32::MAX);
-        let has_room = segments < caps.max_segments
-            && segments.saturating_add(1).saturating_mul(segment_len) <= caps.max_train;
-        let goes_on = |last: &Segment| {
-            last.datagram_len == segment_len && !last.opcode.info().position.is_end()
+    /// Whether the last train is left to the next visit, which can fill it: trains cost by their
+    /// number. The packet that follows must fit it, and be of the same half: the next visit may
+    /// begin with the other one.
+    fn may_wait<T: Tap>(
+        &self,
+        ctx: &Ctx<'_, T>,
+        qp: &Qp,
+        (first, end): (usize, usize),
+        caps: &WireCaps,
+    ) -> bool {
+        let (Some(next), [head, .., last] | [head @ last]) = (self.follows, &self.plan[first..end])
+        else {
+            return false;
         };
-        has_room && self.plan.get(end - 1).is_some_and(goes_on)
+        let room = caps.max_segments.min(caps.max_train / head.datagram_len.max(1));
+        let is_full = end - first >= room as usize || last.datagram_len < head.datagram_len;
+        let fits = next.datagram_len <= head.datagram_len && next.is_request() == last.is_request();
+        if is_full || !fits || !qp.rules.is_connected {
+            return false;
+        }
+        // In the middle of a message always: it would be cut askew again and again.
+        !last.opcode.info().position.is_end() || self.may_wait_whole(ctx, qp, first)
+    }
+
+    /// The same where the train ends with a message. It is planned twice, so it must be little of
+    /// the plan. While others have their visits it must not hold the only packet that asks for an
+    /// ACK: the timer of those before it would run out. On the way to this device a train costs
+    /// nothing.
+    fn may_wait_whole<T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp, first: usize) -> bool {
+        let (stays, waits) = self.plan.split_at(first);
+        let asks = |some: &[Segment]| some.iter().any(|segment| segment.ack_req);
+        // Rule: VisitAsks
+        let is_asked = ctx.shared.active.is_empty() || asks(stays) || !asks(waits);
+        waits.len() <= self.plan.len() / LITTLE && is_asked && !qp.is_local()
     }
 
     /// Reads all payloads that are in application memory, also those before one that cannot be

@@ -99,13 +99,20 @@ impl Segment {
 pub(crate) struct Budget {
     pub(crate) bytes: u32,
     pub(crate) segments: usize,
+    /// The first packet that it had no room for.
+    pub(crate) left_out: Option<Segment>,
 }
 
 impl Budget {
+    pub(crate) fn new(bytes: u32, segments: usize) -> Self {
+        Self { bytes, segments, left_out: None }
+    }
+
     /// Takes one packet out of the budget; false when it is used up.
     #[inline]
     pub(crate) fn take(&mut self, segment: &Segment) -> bool {
         if self.bytes == 0 || self.segments == 0 {
+            self.left_out = Some(*segment);
             return false;
         }
         self.bytes = self.bytes.saturating_sub(segment.datagram_len);

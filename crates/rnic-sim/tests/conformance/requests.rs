@@ -4,7 +4,7 @@ use crate::{ACK, dialogue, fetch_add, ok, read, send, small_mtu, statuses};
 use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus};
 use rnic_abi::wqe::Sge;
 use rnic_sim::dialogue::{Dialogue, Say};
-use rnic_sim::pair::Pair;
+use rnic_sim::pair::{End, Pair};
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::{Connection, Remote, SendWr};
 use rnic_sim::world::WorldConfig;
@@ -90,6 +90,66 @@ fn reads_of_the_peer_do_not_hold_requests_back() {
     assert!(reads_until_sent(PortConfig::frames()) < 5);
     assert!(reads_until_sent(PortConfig::trains()) < 5);
     assert!(reads_until_sent(PortConfig { tx_burst: 3, ..PortConfig::frames() }) < 5);
+}
+
+/// Trains in which 16 messages of 16 packets travel, of which the wire takes up to 15 at once.
+fn trains(message: impl Fn(End, End) -> SendWr, from: impl Fn(&Pair) -> End) -> u64 {
+    let config = WorldConfig { ports: vec![PortConfig::trains(); 2], ..WorldConfig::pair(1) };
+    let mut pair = Pair::with(&config, Connection { path_mtu: 5, ..Connection::default() }, |_| {});
+    let (a, b) = (pair.a, pair.b);
+    for wr_id in 0..16 {
+        pair.recv(b, wr_id, &[b.mr.sge(0, 64 * 1024)]);
+        pair.post(a, &message(a, b));
+    }
+    for _ in 0..16 {
+        assert_eq!(pair.sent(a).status, WcStatus::Success);
+    }
+    let host = from(&pair).host;
+    pair.world.host(host).port.trains_sent()
+}
+
+#[test]
+fn messages_that_follow_each_other_share_trains() {
+    let local = |end: End| end.mr.sge(0, 64 * 1024);
+    let sends = trains(|a, _| SendWr::send(1, &[local(a)]), |pair| pair.a);
+    assert!((18..24).contains(&sends), "{sends} trains for 256 packets");
+    // The first packet of a WRITE is longer than the others, so it leaves alone.
+    let writes = trains(|a, b| SendWr::write(1, &[local(a)], b.mr.remote(0)), |pair| pair.a);
+    assert!((32..40).contains(&writes), "{writes} trains for 16 WRITEs");
+    // The first and the last of an answer are longer than the others: those of two answers, and the
+    // next one, are a train.
+    let answers = trains(|a, b| SendWr::read(1, &[local(a)], b.mr.remote(0)), |pair| pair.b);
+    assert!((32..40).contains(&answers), "{answers} trains for 16 answers");
+}
+
+#[test]
+fn each_visit_asks_for_an_ack_while_others_wait() {
+    let config = WorldConfig { ports: vec![PortConfig::trains(); 2], ..WorldConfig::pair(1) };
+    // None of the first 15 packets has a number that asks by itself.
+    let connection = Connection { path_mtu: 5, sq_psn: 0x10_0010, ..Connection::default() };
+    let mut pair = Pair::with(&config, connection, |_| {});
+    let ends = [0, 1].map(|host| End::new(&mut pair.world, host, |_| {}));
+    pair.world.connect((0, ends[0].qp), (1, ends[1].qp), &connection);
+    pair.world.take_carried();
+    for (a, b) in [(pair.a, pair.b), (ends[0], ends[1])] {
+        for wr_id in 0..8 {
+            pair.recv(b, wr_id, &[b.mr.sge(0, 64 * 1024)]);
+            let wr = SendWr::send(wr_id, &[a.mr.sge(0, 64 * 1024)]);
+            pair.world.host(0).post_send(a.qp, &wr).unwrap();
+        }
+    }
+    pair.world.run_to_silence(1_000_000_000);
+    let carried = pair.world.take_carried();
+    let sent: Vec<_> = carried
+        .iter()
+        .filter(|carried| carried.from == 0)
+        .map(|carried| carried.packet.parse().unwrap().bth())
+        .collect();
+    let visits: Vec<_> = sent.chunk_by(|one, next| one.dest_qp == next.dest_qp).collect();
+    assert!(visits.len() >= 16, "the queue pairs take turns: {}", visits.len());
+    for visit in visits {
+        assert!(visit.iter().any(|bth| bth.ack_req), "{} packets without", visit.len());
+    }
 }
 
 #[test]
