@@ -215,8 +215,9 @@ impl Egress {
         let reserved = self.reserve(ctx, ports.wire, caps, qp);
         let full = reserved < self.plan.len();
         if full {
-            let refused = self.plan[reserved..].iter().any(Segment::is_request);
-            qp.note_refused(ctx, refused);
+            let refused = &self.plan[reserved..];
+            qp.responder.ack_was_refused |= refused.iter().any(|s| s.source == Source::Ack);
+            qp.note_refused(ctx, refused.iter().any(Segment::is_request));
             self.plan.truncate(reserved);
         }
         self.write_headers(ctx.shared.config.profile, qp, ports.wire);
@@ -293,8 +294,10 @@ impl Egress {
         }
         // Where trains are possible, an ACK behind the requests costs next to nothing: it is the
         // last, shorter datagram of a train. Without trains it leaves first, so that the peer has
-        // the completion of its message before the reply to it.
-        let joins = caps.max_segments > 1;
+        // the completion of its message before the reply to it. So it does where the wire has taken
+        // requests only: it might do so until there are no more.
+        // Rule: AckPassesRequests
+        let joins = caps.max_segments > 1 && !qp.responder.ack_was_refused;
         if !joins {
             qp.plan_ack(&mut self.plan);
         }

@@ -152,6 +152,43 @@ fn each_visit_asks_for_an_ack_while_others_wait() {
     }
 }
 
+/// How many requests, shorter than an ACK and endless, the peer of a port with such trains receives
+/// until it has the ACK of its own.
+fn requests_before_an_ack(tx_burst: u32, rx_burst: u32) -> usize {
+    const MANY: u32 = 8000;
+    let port = PortConfig { max_segments: 64, tx_burst, rx_burst, ..PortConfig::trains() };
+    let config = WorldConfig { ports: vec![port; 2], ..WorldConfig::pair(1) };
+    let connection = Connection { path_mtu: 1, ..Connection::default() };
+    let mut pair = Pair::with(&config, connection, |setup| {
+        (setup.caps.max_send_wr, setup.caps.max_recv_wr) = (MANY, MANY);
+    });
+    let (a, b) = (pair.a, pair.b);
+    for wr_id in 0..u64::from(MANY) {
+        pair.recv(b, wr_id, &[]);
+        pair.post(a, &SendWr::send(wr_id, &[]));
+    }
+    pair.recv(a, 1, &[]);
+    pair.post(b, &SendWr::send(7, &[]));
+    let (mut received, mut answer) = (0, None);
+    pair.world.run_until(1_000_000_000, |world| {
+        world.host(0).drain(a.send_cq);
+        received += world.host(1).drain(b.recv_cq).len();
+        answer = world.host(1).poll(b.send_cq);
+        answer.is_some()
+    });
+    assert_eq!(answer.map(|cqe| cqe.status), Some(WcStatus::Success));
+    received
+}
+
+#[test]
+fn an_ack_does_not_wait_until_there_are_no_more_requests() {
+    // The wire takes all that a visit plans, or never all of it.
+    for (tx_burst, rx_burst) in [(1000, 200), (64, 64)] {
+        let received = requests_before_an_ack(tx_burst, rx_burst);
+        assert!(received < 1800, "{received}, where the wire takes {tx_burst}");
+    }
+}
+
 #[test]
 fn requests_do_not_hold_answers_back() {
     let slow = PortConfig { tx_burst: 3, ..PortConfig::frames() };

@@ -72,6 +72,8 @@ pub(crate) struct Responder {
     /// One past the furthest packet that was dropped behind the last gap.
     dropped_until: Psn,
     pub(crate) ack: Option<Ack>,
+    /// The wire had no room for the acknowledgement behind the requests of a visit.
+    pub(crate) ack_was_refused: bool,
     pub(crate) replies: ReplyQueue,
     /// The NAK that ends the connection, and what precedes it or, where there is none, the request
     /// that ended it, may still be sent in ERR.
@@ -290,6 +292,7 @@ impl Qp {
     /// The acknowledgement that was owed is on its way.
     pub(crate) fn acknowledgement_left<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let Some(ack) = self.responder.ack.take() else { return };
+        self.responder.ack_was_refused = false;
         ctx.shared.counters.acknowledged(ack.syndrome);
         if matches!(ack.syndrome, Syndrome::RnrNak { .. }) {
             self.counters.rnr_naks_sent += 1;
