@@ -120,11 +120,11 @@ fn sections(run: &Run) -> impl Iterator<Item = Section<'_>> {
 }
 
 const METHOD: &str = "\
-Every row is measured once per round, round after round; a cell is the median of the rounds, with \
-the lowest and the highest. Ratios are taken round by round, then their median. Programs and raw \
-processes are pinned: left side on CPU 0, right side on CPU 1; a daemon places itself beside its \
-program. Throughput is payload. Latency is half a round trip, as perftest and qperf print it; raw \
-round trips are whole.";
+Every row is measured once per round, round after round, and its raw limit shortly before it; a \
+cell is the median of the rounds, with the lowest and the highest. Ratios are taken round by \
+round, then their median. Programs and raw processes are pinned: left side on CPU 0, right side on \
+CPU 1; a daemon places itself beside its program. Throughput is payload. Latency is half a round \
+trip, as perftest and qperf print it; raw round trips are whole.";
 
 /// How to read the table.
 fn preamble(run: &Run, machine: &Machine) -> String {
