@@ -380,15 +380,17 @@ impl Egress {
     }
 
     /// The same where the train ends with a message. It is planned twice, so it must be little of
-    /// the plan. While others have their visits it must not hold the only packet that asks for an
-    /// ACK: the timer of those before it would run out. On the way to this device a train costs
-    /// nothing.
+    /// the plan. While others have their visits it must hold neither the only packet that asks for
+    /// an ACK nor the end of an answer: the peer's timer, or that of the packets before, would run
+    /// out. On the way to this device a train costs nothing.
     fn may_wait_whole<T: Tap>(&self, ctx: &Ctx<'_, T>, qp: &Qp, first: usize) -> bool {
         let (stays, waits) = self.plan.split_at(first);
         let asks = |some: &[Segment]| some.iter().any(|segment| segment.ack_req);
         // Rule: VisitAsks
-        let is_asked = ctx.shared.active.is_empty() || asks(stays) || !asks(waits);
-        waits.len() <= self.plan.len() / LITTLE && is_asked && !qp.is_local()
+        let is_asked =
+            asks(stays) || waits.first().is_some_and(Segment::is_request) && !asks(waits);
+        let may_last = ctx.shared.active.is_empty() || is_asked;
+        waits.len() <= self.plan.len() / LITTLE && may_last && !qp.is_local()
     }
 
     /// Reads all payloads that are in application memory, also those before one that cannot be

@@ -113,7 +113,7 @@ fn messages_that_follow_each_other_share_trains() {
     let local = |end: End| end.mr.sge(0, 64 * 1024);
     let sends = trains(|a, _| SendWr::send(1, &[local(a)]), |pair| pair.a);
     assert!((18..24).contains(&sends), "{sends} trains for 256 packets");
-    // The first packet of a WRITE is longer than the others, so it leaves alone.
+    // The first packet of a WRITE is longer than the others, so it begins a train.
     let writes = trains(|a, b| SendWr::write(1, &[local(a)], b.mr.remote(0)), |pair| pair.a);
     assert!((32..40).contains(&writes), "{writes} trains for 16 WRITEs");
     // The first and the last of an answer are longer than the others: those of two answers, and the

@@ -72,7 +72,8 @@ pub(crate) struct Responder {
     /// One past the furthest packet that was dropped behind the last gap.
     dropped_until: Psn,
     pub(crate) ack: Option<Ack>,
-    /// The wire had no room for the acknowledgement behind the requests of a visit.
+    /// The wire had no room for an acknowledgement behind requests: the next one leaves before
+    /// them.
     pub(crate) ack_was_refused: bool,
     pub(crate) replies: ReplyQueue,
     /// The NAK that ends the connection, and what precedes it or, where there is none, the request
