@@ -10,7 +10,7 @@ pub(super) struct Probe {
     pub(super) work: Work,
 }
 
-/// Where it is measured. Probes with the same topology follow each other and share it.
+/// Where it is measured. Probes with the same topology that follow each other share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topology {
     /// A fresh veth pair without daemons. Each probe has its own, because attaching an XDP program
@@ -115,7 +115,7 @@ const FEW_SEND_LAT: &str = "ib_send_lat -s 8 -n 5000";
 const FEW_SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
 const FEW_WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 10000";
 
-/// In the order of measuring: what a row is divided by comes shortly before it, because the host
+/// In the order of measuring: the raw limit of a row comes shortly before it, because the host
 /// may move the machine's CPUs at any time, which changes what a cache line costs on its way
 /// between them, and all throughput by a quarter.
 pub(super) const PROBES: &[Probe] = &[
