@@ -238,8 +238,8 @@ fn perform(fixtures: &Fixtures, probes: &[&'static Probe], tries: usize) -> Resu
         }
     };
     // Rings of new daemons may be in memory that the host has yet to provide.
-    let is_new = !set.pids().is_empty() && !set.is_crowded();
-    if is_new {
+    let has_daemons = !set.pids().is_empty();
+    if has_daemons && !set.is_crowded() {
         // One that fails is measured again, and then its error is told.
         let _ = set.measure(fixtures, probes[0]);
         interrupt::check()?;

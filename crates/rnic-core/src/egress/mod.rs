@@ -389,8 +389,8 @@ impl Egress {
         // Rule: VisitAsks
         let is_asked =
             asks(stays) || waits.first().is_some_and(Segment::is_request) && !asks(waits);
-        let may_last = ctx.shared.active.is_empty() || is_asked;
-        waits.len() <= self.plan.len() / LITTLE && may_last && !qp.is_local()
+        let is_harmless = ctx.shared.active.is_empty() || is_asked;
+        waits.len() <= self.plan.len() / LITTLE && is_harmless && !qp.is_local()
     }
 
     /// Reads all payloads that are in application memory, also those before one that cannot be

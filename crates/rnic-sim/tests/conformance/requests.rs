@@ -92,8 +92,9 @@ fn reads_of_the_peer_do_not_hold_requests_back() {
     assert!(reads_until_sent(PortConfig { tx_burst: 3, ..PortConfig::frames() }) < 5);
 }
 
-/// Trains in which 16 messages of 16 packets travel, of which the wire takes up to 15 at once.
-fn trains(message: impl Fn(End, End) -> SendWr, from: impl Fn(&Pair) -> End) -> u64 {
+/// Trains of this host in which 16 messages of 16 packets travel, of which the wire takes up to 15
+/// at once.
+fn trains(host: usize, message: impl Fn(End, End) -> SendWr) -> u64 {
     let config = WorldConfig { ports: vec![PortConfig::trains(); 2], ..WorldConfig::pair(1) };
     let mut pair = Pair::with(&config, Connection { path_mtu: 5, ..Connection::default() }, |_| {});
     let (a, b) = (pair.a, pair.b);
@@ -104,21 +105,20 @@ fn trains(message: impl Fn(End, End) -> SendWr, from: impl Fn(&Pair) -> End) -> 
     for _ in 0..16 {
         assert_eq!(pair.sent(a).status, WcStatus::Success);
     }
-    let host = from(&pair).host;
     pair.world.host(host).port.trains_sent()
 }
 
 #[test]
 fn messages_that_follow_each_other_share_trains() {
     let local = |end: End| end.mr.sge(0, 64 * 1024);
-    let sends = trains(|a, _| SendWr::send(1, &[local(a)]), |pair| pair.a);
+    let sends = trains(0, |a, _| SendWr::send(1, &[local(a)]));
     assert!((18..24).contains(&sends), "{sends} trains for 256 packets");
     // The first packet of a WRITE is longer than the others, so it begins a train.
-    let writes = trains(|a, b| SendWr::write(1, &[local(a)], b.mr.remote(0)), |pair| pair.a);
+    let writes = trains(0, |a, b| SendWr::write(1, &[local(a)], b.mr.remote(0)));
     assert!((32..40).contains(&writes), "{writes} trains for 16 WRITEs");
     // The first and the last of an answer are longer than the others: those of two answers, and the
     // next one, are a train.
-    let answers = trains(|a, b| SendWr::read(1, &[local(a)], b.mr.remote(0)), |pair| pair.b);
+    let answers = trains(1, |a, b| SendWr::read(1, &[local(a)], b.mr.remote(0)));
     assert!((32..40).contains(&answers), "{answers} trains for 16 answers");
 }
 
