@@ -6,6 +6,7 @@
 
 mod connections;
 mod crowd;
+mod distance;
 mod idle_cost;
 mod idle_qps;
 mod latency_floor;
@@ -29,6 +30,7 @@ use system_tests::process::is_root;
 use system_tests::rxe::HOST_PROGRAMS;
 use system_tests::{interrupt, netns, paths};
 
+use distance::Distance;
 use probes::{PROBES, Probe, Topology};
 use rows::{Row, VALIDITY};
 use series::Readings;
@@ -88,6 +90,8 @@ pub(super) struct Run {
     failures: BTreeMap<&'static str, String>,
     /// How often a probe was still disturbed after its last repetition.
     disturbed: BTreeMap<&'static str, usize>,
+    /// How often it was not read because the CPUs were far apart.
+    left_out: BTreeMap<&'static str, usize>,
     rounds: usize,
     idle_cost: Vec<idle_cost::Finding>,
     rxe: Vec<rxe::Comparison>,
@@ -153,6 +157,7 @@ impl Run {
             readings: Readings::default(),
             failures: BTreeMap::new(),
             disturbed: BTreeMap::new(),
+            left_out: BTreeMap::new(),
             rounds,
             idle_cost: Vec::new(),
             rxe: Vec::new(),
@@ -163,24 +168,28 @@ impl Run {
     fn measure(&mut self, fixtures: &Fixtures, tries: usize) -> Result<()> {
         let mut keys: BTreeSet<&str> = self.rows.iter().flat_map(|row| row.probes()).collect();
         keys.extend(latency_floor::terms(&keys));
+        let distance = Distance::new(fixtures.raw.clone())?;
         let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut taken = Vec::new();
         for round in 0..self.rounds {
             let chosen = PROBES.iter().filter(|probe| {
                 keys.contains(probe.key) && failed.get(probe.key).is_none_or(|n| *n < FAILURES)
             });
             let chosen: Vec<_> = chosen.collect();
+            let told = |key: &str| format!("{}/{} {key:<46}", round + 1, self.rounds);
             for probes in chosen.chunk_by(|a, b| a.shares_scene_with(b)) {
-                for (key, outcome) in perform(fixtures, probes, tries)? {
+                for (key, outcome) in perform(fixtures, &distance, probes, tries)? {
                     match outcome {
-                        Ok((reading, disturbed)) => {
-                            eprintln!("{}/{} {key:<46} {reading}", round + 1, self.rounds);
-                            *self.disturbed.entry(key).or_default() += usize::from(disturbed);
-                            for (metric, value) in reading.values {
-                                self.readings.add(key, metric, round, value);
-                            }
+                        Ok(None) => {
+                            eprintln!("{} the CPUs are far apart", told(key));
+                            *self.left_out.entry(key).or_default() += 1;
+                        }
+                        Ok(Some(measured)) => {
+                            eprintln!("{} {}", told(key), measured.reading);
+                            taken.push((key, round, measured));
                         }
                         Err(error) => {
-                            eprintln!("{}/{} {key:<46} FAILED\n{error:#}", round + 1, self.rounds);
+                            eprintln!("{} FAILED\n{error:#}", told(key));
                             *failed.entry(key).or_default() += 1;
                             self.failures.insert(key, format!("{error:#}"));
                         }
@@ -188,7 +197,22 @@ impl Run {
                 }
             }
         }
+        self.keep(taken, |took| distance.is_near(took));
         Ok(())
+    }
+
+    /// Only now is it known how near each other the CPUs were at best.
+    fn keep(&mut self, taken: Vec<(&'static str, usize, Measured)>, is_near: impl Fn(f64) -> bool) {
+        for (key, round, Measured { reading, disturbed, took }) in taken {
+            if took.is_some_and(|took| !is_near(took)) {
+                *self.left_out.entry(key).or_default() += 1;
+                continue;
+            }
+            *self.disturbed.entry(key).or_default() += usize::from(disturbed);
+            for (metric, value) in reading.values {
+                self.readings.add(key, metric, round, value);
+            }
+        }
     }
 
     /// Fails when the run is void.
@@ -222,10 +246,27 @@ impl Probe {
     }
 }
 
-type Outcomes = Vec<(&'static str, Result<(Reading, bool)>)>;
+/// What a probe read.
+struct Measured {
+    reading: Reading,
+    /// By other work.
+    disturbed: bool,
+    /// What a cache line took before or after it, whichever was more; `None` where that does not
+    /// matter.
+    took: Option<f64>,
+}
+
+/// `None` while the CPUs are far apart.
+type Outcome = Result<Option<Measured>>;
+type Outcomes = Vec<(&'static str, Outcome)>;
 
 /// Measures probes of one topology. Only an interrupt is an error.
-fn perform(fixtures: &Fixtures, probes: &[&'static Probe], tries: usize) -> Result<Outcomes> {
+fn perform(
+    fixtures: &Fixtures,
+    distance: &Distance,
+    probes: &[&'static Probe],
+    tries: usize,
+) -> Result<Outcomes> {
     let set = match Set::new(fixtures, probes[0].topology) {
         Ok(set) => set,
         Err(error) => {
@@ -248,8 +289,10 @@ fn perform(fixtures: &Fixtures, probes: &[&'static Probe], tries: usize) -> Resu
     for probe in probes {
         let outcome = match set.is_crowded() {
             // Others use the machine all the time: that is what is measured.
-            true => set.measure(fixtures, probe).map(|reading| (reading, false)),
-            false => quietest(fixtures, &set, probe, tries),
+            true => set
+                .measure(fixtures, probe)
+                .map(|reading| Some(Measured { reading, disturbed: false, took: None })),
+            false => quietest(fixtures, distance, (&set, probe), tries),
         };
         interrupt::check()?;
         outcomes.push((probe.key, outcome));
@@ -265,22 +308,50 @@ fn perform(fixtures: &Fixtures, probes: &[&'static Probe], tries: usize) -> Resu
 /// reading.
 fn quietest(
     fixtures: &Fixtures,
-    set: &Set,
-    probe: &Probe,
+    distance: &Distance,
+    (set, probe): (&Set, &Probe),
     tries: usize,
-) -> Result<(Reading, bool)> {
-    let mut best: Option<(Reading, f64)> = None;
+) -> Outcome {
+    let mut best: Option<(Reading, f64, f64)> = None;
     for _ in 0..tries {
+        let Some(before) = distance.settle()? else { break };
         let watch = Watch::start(&set.pids())?;
         let reading = set.measure(fixtures, probe)?;
         let disturbance = watch.finish()?.max(reading.waited);
-        if best.as_ref().is_none_or(|(_, least)| disturbance < *least) {
-            best = Some((reading, disturbance));
+        let took = distance.look()?.max(before);
+        if !distance.is_near(took) {
+            continue;
+        }
+        if best.as_ref().is_none_or(|(_, least, _)| disturbance < *least) {
+            best = Some((reading, disturbance, took));
         }
         if disturbance <= DISTURBED {
             break;
         }
     }
-    let (reading, disturbance) = best.context("a probe is tried at least once")?;
-    Ok((reading, disturbance > DISTURBED))
+    Ok(best.map(|(reading, disturbance, took)| Measured {
+        reading,
+        disturbed: disturbance > DISTURBED,
+        took: Some(took),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use series::Metric::Bytes;
+
+    #[test]
+    fn what_was_read_while_the_cpus_were_far_apart_is_left_out() {
+        let mut run = Run::choose(&[], 3);
+        let took = [Some(0.3), Some(0.06), None];
+        let read = |(round, took)| {
+            let reading = Reading { values: vec![(Bytes, round as f64)], waited: 0.0 };
+            ("iperf3", round, Measured { reading, disturbed: false, took })
+        };
+        run.keep(took.into_iter().enumerate().map(read).collect(), |took| took < 0.1);
+        assert_eq!(run.left_out["iperf3"], 1);
+        let spread = run.readings.spread("iperf3", Bytes).unwrap();
+        assert_eq!((spread.min, spread.max), (1.0, 2.0));
+    }
 }

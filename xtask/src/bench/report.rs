@@ -122,15 +122,19 @@ fn sections(run: &Run) -> impl Iterator<Item = Section<'_>> {
 const METHOD: &str = "\
 Every row is measured once per round, round after round, and its raw limit shortly before it; a \
 cell is the median of the rounds, with the lowest and the highest. Ratios are taken round by \
-round, then their median. Programs and raw processes are pinned: left side on CPU 0, right side on \
-CPU 1; a daemon places itself beside its program. Throughput is payload. Latency is half a round \
-trip, as perftest and qperf print it; raw round trips are whole.";
+round, then their median. A reading counts when the CPUs were near each other before and after it: \
+a cache line took less than 3.5 times its best time to the other CPU and back. Programs and raw \
+processes are pinned: left side on CPU 0, right side on CPU 1; a daemon places itself beside its \
+program. Throughput is payload. Latency is half a round trip, as perftest and qperf print it; raw \
+round trips are whole.";
 
 /// How to read the table.
 fn preamble(run: &Run, machine: &Machine) -> String {
-    let disturbed: usize = run.disturbed.values().sum();
+    let [disturbed, left_out] =
+        [&run.disturbed, &run.left_out].map(|counts| counts.values().sum::<usize>());
     format!(
-        "{}\n{} rounds, {disturbed} readings disturbed by other work in spite of repetitions.\n",
+        "{}\n{} rounds; {disturbed} readings were disturbed by other work in spite of repetitions, \
+         {left_out} are missing because the CPUs were far apart.\n",
         machine.line(),
         run.rounds
     )
@@ -261,6 +265,7 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
             "value": spread.map(|spread| [spread.median, spread.min, spread.max]),
             "ratios": ratios.collect::<Vec<_>>(),
             "disturbed": run.disturbed.get(row.probe),
+            "left_out": run.left_out.get(row.probe),
             "failure": run.failures.get(row.probe),
         })
     });

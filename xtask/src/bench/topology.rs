@@ -25,7 +25,7 @@ use super::series::Metric;
 /// Carries RoCE path MTU 4096 with headers.
 const MTU: u32 = 4200;
 /// Duration of a raw case, in milliseconds.
-const RAW_MILLIS: &str = "300";
+const RAW_MILLIS: u32 = 300;
 
 /// One measurement.
 #[derive(Debug, Default)]
@@ -48,7 +48,28 @@ pub(super) struct Fixtures {
     pub(super) tools: Toolbox,
     /// Where the installation is: outside the checkout, which may be closed to other users.
     _scratch: Scratch,
-    raw: PathBuf,
+    pub(super) raw: Raw,
+}
+
+/// `rnic-raw`, which measures without an engine.
+#[derive(Clone)]
+pub(super) struct Raw(PathBuf);
+
+impl Raw {
+    pub(super) fn measure(&self, net: &NetPair, case: &str, millis: u32) -> Result<Reading> {
+        let [left, right] = [&net.left, &net.right].map(|end| end.netns.name());
+        let text = Cmd::new(&self.0).args([case, left, right]).arg(millis.to_string()).check()?;
+        let report: Value = serde_json::from_str(&text).context("rnic-raw printed no JSON")?;
+        let names = [
+            ("bytes_per_second", Metric::Bytes),
+            ("packets_per_second", Metric::Messages),
+            ("p50_us", Metric::P50),
+            ("p99_us", Metric::P99),
+        ];
+        let value = |(name, metric)| Some((metric, report[name].as_f64()?));
+        let values = names.into_iter().filter_map(value).collect();
+        Ok(Reading { values, waited: report["waited"].as_f64().unwrap_or(0.0) })
+    }
 }
 
 impl Fixtures {
@@ -60,7 +81,8 @@ impl Fixtures {
         let tools = tools.with_built(native::spinners()?);
         let scratch = Scratch::new("bench")?;
         let dist = Box::leak(Box::new(dist.copy_to(&scratch.join("dist"))?));
-        Ok(Self { dist, tools, _scratch: scratch, raw: paths::target().join("release/rnic-raw") })
+        let raw = Raw(paths::target().join("release/rnic-raw"));
+        Ok(Self { dist, tools, _scratch: scratch, raw })
     }
 }
 
@@ -119,7 +141,11 @@ impl Set {
     pub(super) fn measure(&self, fixtures: &Fixtures, probe: &Probe) -> Result<Reading> {
         match (self, probe.work) {
             (Self::Crowded(set, _), _) => set.measure(fixtures, probe),
-            (Self::Bare(net), Work::Raw) => raw(fixtures, net, probe.key),
+            (Self::Bare(net), Work::Raw) => {
+                let case = probe.key.strip_prefix("raw/");
+                let case = case.context("a raw probe's key begins with raw/")?;
+                fixtures.raw.measure(net, case, RAW_MILLIS)
+            }
             (Self::Bare(net), Work::Iperf3) => {
                 tcp(fixtures, net, probe.topology, |server, client| {
                     let report =
@@ -181,22 +207,6 @@ pub(super) fn pair(fixtures: &Fixtures, io: Io, xdp_mode: &str) -> Result<Pair> 
     };
     let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
     Ok(Pair { left, right, net })
-}
-
-fn raw(fixtures: &Fixtures, net: &NetPair, key: &str) -> Result<Reading> {
-    let case = key.strip_prefix("raw/").context("a raw probe's key begins with raw/")?;
-    let [left, right] = [&net.left, &net.right].map(|end| end.netns.name());
-    let text = Cmd::new(&fixtures.raw).args([case, left, right, RAW_MILLIS]).check()?;
-    let report: Value = serde_json::from_str(&text).context("rnic-raw printed no JSON")?;
-    let names = [
-        ("bytes_per_second", Metric::Bytes),
-        ("packets_per_second", Metric::Messages),
-        ("p50_us", Metric::P50),
-        ("p99_us", Metric::P99),
-    ];
-    let value = |(name, metric)| Some((metric, report[name].as_f64()?));
-    let values = names.into_iter().filter_map(value).collect();
-    Ok(Reading { values, waited: report["waited"].as_f64().unwrap_or(0.0) })
 }
 
 fn tcp(
