@@ -300,21 +300,25 @@ impl UdpPort {
     /// with an epoll instance the kernel would walk its wait queue for every datagram. Where the
     /// kernel counts what arrives, a look asks only when something may be there, and now and then.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
-        let filled = self.receive_from(self.busy, out);
         self.calls = self.calls.wrapping_add(1);
-        if self.sockets.len() < 2 || !self.calls.is_multiple_of(CALLS_PER_OTHER) {
-            return filled;
-        }
+        let busy = self.busy;
+        let is_others_turn = self.sockets.len() > 1 && self.calls.is_multiple_of(CALLS_PER_OTHER);
+        // First: the busy one may fill all the room in every call.
+        let from_other = if is_others_turn { self.receive_from_other(out) } else { 0 };
+        from_other + self.receive_from(busy, &mut out[from_other..])
+    }
+
+    fn receive_from_other(&mut self, out: &mut [RxTrain]) -> usize {
         let next = |index: usize| (index + 1) % self.sockets.len();
         self.other = next(self.other);
         if self.other == self.busy {
             self.other = next(self.other);
         }
-        let more = self.receive_from(self.other, &mut out[filled..]);
-        if more > 0 {
+        let filled = self.receive_from(self.other, out);
+        if filled > 0 {
             self.busy = self.other;
         }
-        filled + more
+        filled
     }
 
     fn receive_from(&mut self, index: usize, out: &mut [RxTrain]) -> usize {
