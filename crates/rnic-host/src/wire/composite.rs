@@ -158,11 +158,12 @@ impl Composite {
     fn receive_local(&mut self, trains: &mut Vec<RxTrain>) {
         let Some(local) = &mut self.local else { return };
         self.looks = self.looks.wrapping_add(1);
-        if !trains.is_empty() || !self.looks.is_multiple_of(LOOK_EVERY) {
+        if !self.looks.is_multiple_of(LOOK_EVERY) {
             return;
         }
+        let before = trains.len();
         local.receive(trains);
-        for train in trains {
+        for train in trains.iter_mut().skip(before) {
             train.arena = LOCAL;
         }
     }
@@ -208,9 +209,12 @@ impl Wire for Composite {
                 return;
             }
         }
+        // First: what comes from outside may fill all the room in every call.
+        self.receive_local(trains);
+        let before = trains.len();
         if let Some(link) = &mut self.outside {
             link.receive(trains);
-            if trains.is_empty() {
+            if trains.len() == before {
                 // The engine gives back what it has seen; what was refused it never sees.
                 link.release();
             } else {
@@ -218,10 +222,9 @@ impl Wire for Composite {
             }
         }
         if std::mem::take(&mut self.outside_waits) {
-            self.heard_outside &= !trains.is_empty();
+            self.heard_outside &= trains.len() > before;
             self.loopback.receive(trains);
         }
-        self.receive_local(trains);
     }
 
     fn rx(&self, arena: ArenaId) -> &[u8] {
@@ -300,3 +303,6 @@ const LOOPBACK_CAPS: WireCaps = WireCaps {
 
 /// The longest train, and a different start for each reservation.
 const DISCARD_LEN: usize = 64 * 1024 + 4 * MAX_RESERVED;
+
+#[cfg(test)]
+mod tests;
