@@ -154,6 +154,10 @@ impl Egress {
     /// The wire cut its visit short: it goes on next time. Where others wait, only until it has
     /// sent what one visit may: a slow wire cuts every visit short.
     fn keep_turn<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>, qp: &mut Qp, sent: u32) {
+        if qp.is_active {
+            // It has entered the error state on the way.
+            return;
+        }
         if !ctx.shared.active.is_empty() {
             let left = self.allowed.saturating_sub(sent);
             if left == 0 {
@@ -255,11 +259,15 @@ impl Egress {
         qp.rules.is_connected && shard_of(qp.dest_qpn()) == self.shard
     }
 
-    /// Where these datagrams of the plan go. Returns the same of all queue pairs that they are for.
+    /// Where datagrams of the plan go. Returns the end of those that are for queue pairs of the same
+    /// engine as the first, and whether it is this one: a kernel leads a whole train to one engine.
     #[inline(never)]
-    fn note_way(&self, qp: &mut Qp, flow: &Flow, (first, end): (usize, usize)) -> bool {
+    fn note_way(&self, qp: &mut Qp, flow: &Flow, (first, end): (usize, usize)) -> (usize, bool) {
         qp.note_way(flow);
-        self.plan[first..end].iter().all(|segment| shard_of(dest_of(qp, segment)) == self.shard)
+        let mut shards = self.plan[first..end].iter().map(|segment| shard_of(dest_of(qp, segment)));
+        let shard = shards.next();
+        let same = 1 + shards.take_while(|other| Some(*other) == shard).count();
+        (first + same, shard == Some(self.shard))
     }
 
     /// Plans what one visit may send. Returns true when the budget ended it.
@@ -326,9 +334,10 @@ impl Egress {
             let Some(Path { flow, hop, .. }) = qp.path_to(&ctx.shared.ahs, address).copied() else {
                 break;
             };
-            let (end, last_len) = train_from(&self.plan, first, head, caps);
+            let (mut end, mut last_len) = train_from(&self.plan, first, head, caps);
             if !qp.rules.is_connected {
-                to_self = self.note_way(qp, &flow, (first, end));
+                (end, to_self) = self.note_way(qp, &flow, (first, end));
+                last_len = self.plan[end - 1].datagram_len;
                 // A short datagram would take the room that a long train waits for, again and
                 // again.
                 if self.stuck == Some(qp.is_local()) {

@@ -20,11 +20,15 @@ const AREA: u32 = 40;
 
 /// A queue pair that sends and receives datagrams.
 pub(crate) fn ud() -> Dialogue {
-    with(|_| {})
+    on(PortConfig::frames(), |_| {})
 }
 
 fn with(setup: impl Fn(&mut QpSetup)) -> Dialogue {
-    let mut d = Dialogue::in_reset(Connection::default(), PortConfig::frames(), |qp| {
+    on(PortConfig::frames(), setup)
+}
+
+pub(crate) fn on(port: PortConfig, setup: impl Fn(&mut QpSetup)) -> Dialogue {
+    let mut d = Dialogue::in_reset(Connection::default(), port, |qp| {
         qp.qp_type = QpType::Ud;
         setup(qp);
     });

@@ -1,11 +1,13 @@
 //! How datagrams are sent: to an address handle of the program's own, complete when they left.
 
-use crate::ud::{QKEY, ud};
+use crate::ud::{self, QKEY, ud};
 use crate::{ok, statuses};
 use rnic_abi::verbs::{AhAttr, QpState, SendFlags, WcStatus};
 use rnic_core::command::{ClientCommand, ClientId, Command, CommandError, Errno, PortState};
+use rnic_core::qpn::SHARD_SHIFT;
 use rnic_sim::datagrams::To;
 use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN};
+use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::{Remote, SendWr};
 use roce_wire::{Gid, Opcode, Qpn};
 
@@ -53,6 +55,24 @@ fn a_datagram_names_sender_receiver_and_key_and_is_complete_when_it_left() {
     assert_eq!(statuses(&d.sent()), ok(1..5));
     assert_eq!(d.world.hosts()[0].engine.pending_timers(), 0);
     d.expect_silence_for(10_000_000_000);
+}
+
+#[test]
+fn a_train_of_datagrams_is_for_one_engine() {
+    let mut d = ud::on(PortConfig::trains(), |_| {});
+    let to = peer(&mut d);
+    for (shards, trains) in [([1; 4], 1), ([1, 1, 2, 2], 2), ([1, 2, 1, 2], 4), ([0, 1, 1, 0], 3)] {
+        let before = d.world.host(0).port.trains_sent();
+        let send = |shard: u32| send(&d, 1, 8, To { qpn: shard << SHARD_SHIFT | PEER_QPN, ..to });
+        let all = shards.map(send);
+        d.post_all(&all);
+        assert_eq!(statuses(&d.sent()), ok([1; 4]));
+        assert_eq!(d.world.host(0).port.trains_sent() - before, trains, "{shards:?}");
+        let dests = d.world.take_strays().into_iter().map(|(_, packet)| {
+            packet.parse().map(|datagram| datagram.headers().bth.dest_qp.value() >> SHARD_SHIFT)
+        });
+        assert!(dests.eq(shards.map(Some)));
+    }
 }
 
 #[test]
