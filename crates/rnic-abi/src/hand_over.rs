@@ -55,6 +55,8 @@ pub struct Consumer<const N: usize> {
     capacity: u64,
     /// Entries taken ever.
     tail: u64,
+    /// Those of which the slots were given back.
+    released: u64,
     /// The producer's index when it was read last.
     head: u64,
 }
@@ -142,7 +144,7 @@ impl<const N: usize> Consumer<N> {
     /// when they are too short.
     pub fn new(own: Words, theirs: Words) -> Option<Self> {
         let capacity = capacity_of(&theirs, &own, N)?;
-        Some(Self { own, theirs, capacity, tail: 0, head: 0 })
+        Some(Self { own, theirs, capacity, tail: 0, released: 0, head: 0 })
     }
 
     /// Whether there are entries to take.
@@ -177,9 +179,18 @@ impl<const N: usize> Consumer<N> {
         Ok(Some((slot, entry)))
     }
 
+    /// Puts the last entry back, whose slot was not [released](Self::release): it is the next to be
+    /// taken again. False when there is none.
+    pub fn put_back(&mut self) -> bool {
+        let any = self.tail != self.released;
+        self.tail -= u64::from(any);
+        any
+    }
+
     /// Gives the slots of all entries taken so far back.
     #[inline]
     pub fn release(&mut self) {
+        self.released = self.tail;
         self.own.at(INDEX).store(self.tail, Ordering::Release);
     }
 

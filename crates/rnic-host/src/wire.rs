@@ -180,7 +180,8 @@ impl DeviceWire {
     /// Frames wait that no descriptor tells about: what was looped back, what the link could not
     /// take yet, or what an injected fault holds back.
     pub fn has_backlog(&self) -> bool {
-        self.inner.has_backlog() || self.inner.get().get().has_backlog()
+        let shards = self.shards.has_backlog();
+        shards || self.inner.has_backlog() || self.inner.get().get().has_backlog()
     }
 
     /// Says to further shards that this one is about to sleep. False when it must not.

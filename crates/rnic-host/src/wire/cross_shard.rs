@@ -155,6 +155,7 @@ pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
         needless: 0,
         credit: 0,
         ends: false,
+        waits: false,
     };
     let receiver =
         ShardRx { serial, datagrams, bytes: ours.bytes, waker, stats: Arc::clone(&stats) };

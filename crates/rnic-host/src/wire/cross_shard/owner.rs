@@ -77,6 +77,8 @@ pub struct Branch {
     pub(super) credit: i64,
     /// It has ended: what is in the ring is all that comes.
     pub(super) ends: bool,
+    /// The wire had no room for what is next.
+    pub(super) waits: bool,
 }
 
 /// Where the owner puts frames for the other shard.
@@ -96,9 +98,10 @@ pub(in crate::wire) struct Shards {
     addresses: Vec<IpAddr>,
     /// The shard that is served first.
     turn: usize,
-    /// Trains taken over, and those for which the wire had no room after all.
+    /// Trains taken over.
     sent: u64,
-    lost: u64,
+    /// Turns of shards that ended because the wire had no more room.
+    waited: u64,
     /// Shards cut off for their indexes, and for their wake-ups.
     cut_off: [u64; 2],
     /// A train on its way from shared memory to the wire.
@@ -133,18 +136,25 @@ impl Shards {
         let mut may = true;
         for branch in &mut self.branches {
             match branch.trains.prepare_sleep() {
-                Ok(nothing) => may &= nothing && !branch.ends,
+                // Only time tells when the wire has room again.
+                Ok(nothing) => may &= branch.waits || nothing && !branch.ends,
                 Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
         }
         may
     }
 
+    /// The wire has yet to take something.
+    pub(in crate::wire) fn has_backlog(&self) -> bool {
+        self.branches.iter().any(|branch| branch.waits)
+    }
+
     /// It does not sleep any more.
     pub(in crate::wire) fn awake(&mut self) {
         for branch in &mut self.branches {
             branch.trains.awake();
-            if branch.woken.drain().unwrap_or(false) {
+            // While the wire is full, there is nothing that it could do for the shard.
+            if branch.woken.drain().unwrap_or(false) && !branch.waits {
                 branch.needless += 1;
                 if branch.needless > MOST_NEEDLESS {
                     branch.stats.break_off(Misuse::WakeUps);
@@ -168,7 +178,7 @@ impl Shards {
         let [ring, wake_ups] = self.cut_off;
         let all = [
             ("shard_tx_trains", self.sent),
-            ("shard_tx_lost", self.lost),
+            ("shard_tx_waited", self.waited),
             ("shard_cut_off_ring", ring),
             ("shard_cut_off_wake_ups", wake_ups),
         ];
@@ -188,9 +198,9 @@ impl Shards {
             let branch = &mut self.branches[self.turn.wrapping_add(step) % count];
             let mut turn = Turn { wire, caps, own: &self.addresses, scratch: &mut self.scratch };
             match turn.serve(branch) {
-                Ok((sent, lost)) => {
+                Ok(sent) => {
                     self.sent += sent;
-                    self.lost += lost;
+                    self.waited += u64::from(branch.waits);
                 }
                 Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
@@ -209,46 +219,50 @@ struct Turn<'a, W> {
 }
 
 impl<W: Wire> Turn<'_, W> {
-    /// Takes what a shard may send in one turn. Trains that left, and those that were lost.
-    fn serve(&mut self, branch: &mut Branch) -> Result<(u64, u64), Broken> {
+    /// Takes what a shard may send in one turn, as far as the wire has room. Returns how many trains
+    /// left.
+    fn serve(&mut self, branch: &mut Branch) -> Result<u64, Broken> {
         branch.caps.set(0, encode_caps(self.caps));
-        let (mut sent, mut lost) = (0, 0);
+        let mut sent = 0;
         // A train that is longer than the credit leaves, and is paid for in later turns: so shares
         // are in bytes, whatever the lengths of trains.
         branch.credit = branch.credit.saturating_add(QUANTUM).min(QUANTUM);
+        branch.waits = false;
         while branch.credit > 0 {
             let Some((slot, entry)) = branch.trains.take()? else { break };
-            branch.needless = branch.needless.saturating_sub(1);
             let longest = TRAINS.bytes;
-            let Ok((train, len)) = decode_tx(&entry, &self.caps, self.own, longest) else {
-                branch.stats.tx_refused.fetch_add(1, Ordering::Relaxed);
-                // It costs something, too.
-                branch.credit -= SMALLEST;
-                continue;
-            };
-            branch.credit -= SMALLEST.max(len as i64);
-            self.scratch.resize(len, 0);
-            branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
-            match reserve(self.wire, &train, self.scratch) {
-                Some(()) => {
-                    sent += 1;
-                    branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
+            let decoded = decode_tx(&entry, &self.caps, self.own, longest);
+            if let Ok((train, len)) = decoded {
+                self.scratch.resize(len, 0);
+                branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
+                if reserve(self.wire, &train, self.scratch).is_none() {
+                    branch.trains.put_back();
+                    branch.waits = true;
+                    break;
                 }
-                None => lost += 1,
+                sent += 1;
+                branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
+            } else {
+                branch.stats.tx_refused.fetch_add(1, Ordering::Relaxed);
             }
+            branch.needless = branch.needless.saturating_sub(1);
+            // One that is refused costs something, too.
+            branch.credit -= SMALLEST.max(decoded.map_or(0, |(_, len)| len as i64));
         }
         branch.trains.release();
-        Ok((sent, lost))
+        Ok(sent)
     }
 }
 
-/// Copies a train's datagrams to where the wire wants them.
+/// Copies a train's datagrams to where the wire wants them; `None` when it has no room.
 fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
     let slot = wire.reserve(train)?;
     let arena = wire.tx(slot.arena);
     let mut at = slot.offset as usize;
     for datagram in bytes.chunks(train.segment_len.max(1) as usize) {
-        arena.get_mut(at..at + datagram.len())?.copy_from_slice(datagram);
+        if let Some(to) = arena.get_mut(at..at + datagram.len()) {
+            to.copy_from_slice(datagram);
+        }
         at += slot.stride as usize;
     }
     Some(())

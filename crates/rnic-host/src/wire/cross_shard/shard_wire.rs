@@ -141,6 +141,10 @@ impl Wire for ShardWire {
 
     fn submit(&mut self) {
         self.reserved = 0;
+        // What was refused may have gone away with its queue pair.
+        if self.starved && self.trains.free_slot() != Ok(None) {
+            self.starved = false;
+        }
         if self.trains.publish()
             && let Err(error) = self.owner.wake()
         {

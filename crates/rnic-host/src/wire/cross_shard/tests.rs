@@ -141,6 +141,42 @@ fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
 }
 
 #[test]
+fn what_a_full_link_does_not_take_waits_in_the_ring() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let path = tests::loopback_path();
+    let shape = Shape { count: 15, len: 4136, last: 4136 };
+    turn(&mut owner, &mut receiver);
+    // Nobody takes what the loopback holds, so that it has no more room.
+    let (mut number, mut turns) = (0, 0);
+    while turns < 200 {
+        while exchange::put(&mut shard, &path, 0, number, shape).is_some() {
+            number += shape.count;
+            turns = 0;
+        }
+        shard.submit();
+        owner.receive(&mut Vec::new());
+        owner.submit();
+        turns += 1;
+    }
+    assert!(shard.has_backlog() && owner.has_backlog());
+    assert!(owner.prepare_sleep(), "for a moment");
+    owner.awake();
+    let mut seen = Seen::default();
+    while seen.numbers.len() < number as usize {
+        turn(&mut owner, &mut receiver);
+        let before = seen.numbers.len();
+        exchange::take(&mut shard, &path.flow, &mut seen);
+        turns = if seen.numbers.len() > before { 0 } else { turns + 1 };
+        assert!(turns < 1000, "{} of {number} datagrams", seen.numbers.len());
+    }
+    assert!(seen.numbers.iter().copied().eq(0..number));
+    assert!(!owner.has_backlog());
+    shard.submit();
+    assert!(!shard.has_backlog(), "the ring has room again, and nothing is to be sent");
+}
+
+#[test]
 fn what_a_shard_sent_before_its_end_leaves_and_then_it_is_forgotten() {
     let mut owner = owner();
     let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
