@@ -138,9 +138,9 @@ impl<W: Wire> FaultWire<W> {
         self.broken.pop()
     }
 
-    /// Something is disturbed.
+    /// Something is disturbed, or was and has yet to leave.
     pub(super) fn disturbs(&self) -> bool {
-        !self.active.is_empty()
+        !self.active.is_empty() || !self.departures.is_empty()
     }
 
     /// One more is told which packets are disturbed.

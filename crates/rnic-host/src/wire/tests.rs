@@ -287,6 +287,27 @@ fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
 }
 
 #[test]
+fn what_was_held_back_when_faults_end_is_no_internal_train() {
+    let mut wire = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
+    let Path { flow, hop, .. } = loopback_path();
+    let (segment_len, last_len) = (1040, 1040);
+    let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };
+    let delay = "delay:1ms,dir=sent".parse().unwrap();
+    wire.change_faults(crate::wire::FaultChange::Add(vec![delay], None)).unwrap();
+    wire.reserve(&train).unwrap();
+    wire.submit();
+    wire.change_faults(crate::wire::FaultChange::Clear).unwrap();
+    let mut trains = Vec::with_capacity(8);
+    wait_for("the datagram", || {
+        wire.receive(&mut trains);
+        wire.submit();
+        trains.first().copied()
+    });
+    // It has an ICRC, which is to be checked.
+    assert!(!trains[0].is_internal);
+}
+
+#[test]
 fn auto_chooses_by_interface() {
     if !is_root("auto_chooses_by_interface") {
         return;
