@@ -180,6 +180,15 @@ static void driving_loses_descriptors(void)
 	say("%d messages, %d files changed", moved, changed);
 }
 
+/* Its next file is to be its standard input. */
+static void driving_closes_standard_input(void)
+{
+	bench_ready(&bench);
+	close(STDIN_FILENO);
+	drive();
+	say("standard input is %s, %d messages", is_udp(STDIN_FILENO) ? "a socket" : "free", messages());
+}
+
 /* Between two polls the numbers come to name a socket of the program, for which a datagram has come. Turns believe a
  * number for 20 us. */
 static void driving_loses_descriptors_to_sockets(void)
@@ -338,6 +347,7 @@ static void driving_outlives_its_daemon(void)
 const struct mistake driving[] = {
 	{ "driving_forks", driving_forks },
 	{ "driving_loses_descriptors", driving_loses_descriptors },
+	{ "driving_closes_standard_input", driving_closes_standard_input },
 	{ "driving_loses_descriptors_to_sockets", driving_loses_descriptors_to_sockets },
 	{ "driving_exits_in_a_handler", driving_exits_in_a_handler },
 	{ "driving_jumps_out_of_polls", driving_jumps_out_of_polls },

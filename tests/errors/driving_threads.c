@@ -285,6 +285,68 @@ static void driving_cancelled(void)
 	say("%d messages after %d threads", moved, rounds);
 }
 
+static atomic_bool polled;
+
+static void *polls_although_cancelled(void *cq)
+{
+	pthread_cancel(pthread_self());
+	for (int i = 0; i < 5000; i++)
+		poll_in_vain(cq);
+	polled = true;
+	pthread_testcancel();
+	return cq;
+}
+
+/* It ends where it says so, and not within a poll, which has the queue's lock. */
+static void driving_polls_are_not_cancelled(void)
+{
+	struct ibv_cq *cq;
+	pthread_t thread;
+	int err;
+
+	ready_to_drive();
+	cq = cq_of_this_thread();
+	err = pthread_create(&thread, NULL, polls_although_cancelled, cq);
+	if (err)
+		die("pthread_create: %s", strerror(err));
+	pthread_join(thread, NULL);
+	err = ibv_destroy_cq(cq);
+	say("%s, %d messages", polled && !err ? "polled" : "cancelled in a poll", messages());
+}
+
+static void *sends_soon(void *unused)
+{
+	usleep(1500);
+	if (rc_post_send(&bench.a, IBV_WR_SEND, 1, 0, LENGTH, &bench.at_b))
+		die("a send is refused");
+	return unused;
+}
+
+/* The only message comes when its polls are about to turn the engine. Then the device is closed, and the program
+ * stays. */
+static void driving_ends_before_it_begins(void)
+{
+	pthread_t thread;
+	struct ibv_wc wc;
+
+	bench_ready(&bench);
+	if (rc_post_recv(&bench.b, 1, 0, LENGTH))
+		die("a receive is refused");
+	usleep(100000); /* The engine's thread sleeps, and wakes up for the message. */
+	start(&thread, NULL, sends_soon);
+	while (!ibv_poll_cq(bench.b.recv_cq, 1, &wc))
+		;
+	pthread_join(thread, NULL);
+	if (wc.status)
+		die("status %d", wc.status);
+	ibv_destroy_qp(bench.a.qp);
+	ibv_destroy_qp(bench.b.qp);
+	ibv_close_device(bench.a.ctx);
+	say("closed");
+	for (;;)
+		pause();
+}
+
 const struct mistake driving_threads[] = {
 	{ "driving_thread_filtered", driving_thread_filtered },
 	{ "driving_forbidden", driving_forbidden },
@@ -293,5 +355,7 @@ const struct mistake driving_threads[] = {
 	{ "driving_small_stack", driving_small_stack },
 	{ "driving_computes", driving_computes },
 	{ "driving_cancelled", driving_cancelled },
+	{ "driving_polls_are_not_cancelled", driving_polls_are_not_cancelled },
+	{ "driving_ends_before_it_begins", driving_ends_before_it_begins },
 	{ 0 },
 };

@@ -256,7 +256,7 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
 }
 
 /// What programs do that drive, and what they print then: `tests/errors/driving.c`.
-const DRIVING: [(&str, &str); 11] = [
+const DRIVING: [(&str, &str); 13] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
     ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
@@ -272,11 +272,15 @@ const DRIVING: [(&str, &str); 11] = [
     ("driving_small_stack", "200 messages"),
     ("driving_computes", "in time: 4 posted by itself, 4 by another thread"),
     ("driving_cancelled", "2000 messages after 10 threads"),
+    ("driving_polls_are_not_cancelled", "polled, 200 messages"),
+    ("driving_closes_standard_input", "standard input is free, 200 messages"),
 ];
 /// Another one, which is told not to drive.
 const FORBIDDEN: (&str, &str) = ("driving_forbidden", "200 and 200 messages");
 /// Another one, whose daemon is killed.
 const OUTLIVES: &str = "driving_outlives_its_daemon";
+/// Another one, which closes the device when its polls are about to turn the engine, and stays.
+const ENDS: &str = "driving_ends_before_it_begins";
 
 /// An application that drives, in one process.
 fn driving(node: &Node, what: &str) -> Result<Cmd> {
@@ -295,7 +299,7 @@ fn programs_that_drive_may_do_what_they_like() -> Result<()> {
     pair.left.host.cpu = None;
     let list = pair.left.cmd(ERRORS)?.arg("list-driving").check()?;
     let mut known: Vec<_> = DRIVING.iter().map(|(what, _)| *what).collect();
-    known.extend([FORBIDDEN.0, OUTLIVES]);
+    known.extend([FORBIDDEN.0, OUTLIVES, ENDS]);
     let is_complete =
         list.lines().count() == known.len() && list.lines().all(|n| known.contains(&n));
     ensure!(is_complete, "the program's:\n{list}here: {known:?}");
@@ -368,6 +372,32 @@ fn a_daemon_that_is_killed_while_functions_drive_is_replaced() -> Result<()> {
         pair.stop()?;
         Ok(Reading::Good)
     })
+}
+
+/// Sockets that were on their way to a program which does not want them any more.
+#[test]
+fn programs_that_have_closed_the_device_keep_no_sockets() -> Result<()> {
+    let name = "programs_that_have_closed";
+    let Some(mut lab) = open(name)? else { return Ok(()) };
+    lab.tools = lab.tools.clone().with_built(native::errors()?);
+    let mut pair = pair(&lab, Io::Udp)?;
+    pair.left.host.cpu = None;
+    let port = format!(":{:04X} ", 4791);
+    let sockets = || -> Result<usize> {
+        let all =
+            pair.net.left.netns.cmd("cat").args(["/proc/net/udp", "/proc/net/udp6"]).check()?;
+        Ok(all.lines().filter(|line| line.contains(&port)).count())
+    };
+    let before = sockets()?;
+    let mut stay = Vec::new();
+    for _ in 0..12 {
+        let one = driving(&pair.left, ENDS)?.start()?;
+        wait_until("a closed device", SOON, || Ok(one.stdout().contains("closed")))?;
+        stay.push(one);
+    }
+    wait_until("the end of their functions", SOON, || Ok(sockets()? == before))?;
+    drop(stay);
+    pair.stop()
 }
 
 /// The left daemon is killed; the next one serves its programs.

@@ -6,11 +6,11 @@
 use crate::signals;
 use crate::stack::Stack;
 use rnic_abi::os::driving::{Driving, Offer, State, Turned};
-use rnic_abi::os::{Connection, Descriptor};
+use rnic_abi::os::{Connection, Descriptor, Descriptors};
 use rnic_host::shard::ProgramsEngine;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -22,6 +22,8 @@ pub(crate) struct Driver {
     side: Mutex<Option<Side>>,
     /// Copies of sockets. Not in `side`, which a thread has in each turn: a fork may come in one.
     copies: Mutex<Vec<Descriptor<OwnedFd>>>,
+    /// Copies of sockets come from there. None once the function has ended.
+    offers: Mutex<Option<Descriptor<Connection>>>,
     /// The one that was made before.
     next: AtomicPtr<Self>,
 }
@@ -29,9 +31,7 @@ pub(crate) struct Driver {
 struct Side {
     engine: ProgramsEngine,
     stack: Stack,
-    /// Copies of sockets come from there.
-    offers: Descriptor<Connection>,
-    /// Those of an offer that is not complete.
+    /// Copies of an offer that is not complete.
     offered: Vec<OwnedFd>,
 }
 
@@ -49,9 +49,11 @@ impl Driver {
         offers: Connection,
     ) -> io::Result<()> {
         let (stack, offers) = (Stack::new()?, Descriptor::new(offers)?);
-        let side = Mutex::new(Some(Side { engine, stack, offers, offered: Vec::new() }));
-        let (copies, next) = (Mutex::default(), AtomicPtr::new(null_mut()));
-        let driver: *mut Self = Box::into_raw(Box::new(Self { driving, side, copies, next }));
+        let side = Mutex::new(Some(Side { engine, stack, offered: Vec::new() }));
+        let (copies, offers) = (Mutex::default(), Mutex::new(Some(offers)));
+        let next = AtomicPtr::new(null_mut());
+        let driver = Box::new(Self { driving, side, copies, offers, next });
+        let driver: *mut Self = Box::into_raw(driver);
         let mut newest = ALL.load(Ordering::Acquire);
         loop {
             // SAFETY: made above, and never freed.
@@ -103,11 +105,9 @@ impl Driver {
                     // It waits for this.
                     Turned::default().with(Turned::WAKE, true)
                 }
-                (Some(found), State::Stale) => {
+                (Some(_), State::Stale) => {
                     self.copies().clear();
-                    if found.engine.has_ended() {
-                        *side = None;
-                    }
+                    self.forget_ended(&mut side);
                     self.driving.leave(State::Stale);
                     Turned::default()
                 }
@@ -115,14 +115,19 @@ impl Driver {
         })
     }
 
-    /// Closes the copies: the program needs them no more for now. Where another thread has the
-    /// engine all the time they stay, for its turns.
+    /// Closes the copies, also those that it was offered: the program needs them no more for now.
+    /// Where another thread has the engine all the time they stay, for its turns.
     pub(crate) fn release(&self) {
         undisturbed(false, || {
             for _ in 0..RELEASE_TRIES {
-                let Ok(side) = self.side.try_lock() else { continue };
+                let Ok(mut side) = self.side.try_lock() else { continue };
+                // Or the engine's thread might make an offer when nobody polls any more.
+                self.driving.take_wish_back();
                 if side.as_ref().is_none_or(|side| side.engine.forget_copies()) {
                     self.copies().clear();
+                    while self.next_part().is_some() {}
+                    side.iter_mut().for_each(|side| side.offered.clear());
+                    self.forget_ended(&mut side);
                     return;
                 }
                 drop(side);
@@ -131,20 +136,37 @@ impl Driver {
         });
     }
 
+    /// Where the function has ended, nothing of it is needed any more.
+    fn forget_ended(&self, side: &mut Option<Side>) {
+        if side.as_ref().is_some_and(|side| side.engine.has_ended()) {
+            *side = None;
+            *self.offers() = None;
+        }
+    }
+
     fn take_offers(&self, side: &mut Side) {
-        let mut offer = [0; Offer::LEN];
-        while let Some(Ok((len, copies))) = side.offers.get().map(|to| to.try_recv(&mut offer)) {
-            side.offered.extend(copies);
-            let Offer { changes, left } = Offer::decode(offer);
-            if len != offer.len() || left > 0 {
-                continue;
-            }
+        while let Some((offer, copies)) = self.next_part() {
+            side.offered.extend(copies.map(above_standard));
+            let Some(Offer { changes, left: 0 }) = offer else { continue };
             let offered = std::mem::take(&mut side.offered);
             if side.engine.take_copies(changes, &offered) {
                 let copies = offered.into_iter().map(Descriptor::new);
                 *self.copies() = copies.filter_map(Result::ok).collect();
             }
         }
+    }
+
+    /// A part of an offer, if there is one: none comes any more when the function has hung up.
+    fn next_part(&self) -> Option<(Option<Offer>, Descriptors)> {
+        let mut offer = [0; Offer::LEN];
+        let offers = self.offers();
+        let (len, copies) = offers.as_ref()?.get()?.try_recv(&mut offer).ok()?;
+        let is_whole = len == offer.len();
+        (len > 0).then(|| (is_whole.then(|| Offer::decode(offer)), copies))
+    }
+
+    fn offers(&self) -> MutexGuard<'_, Option<Descriptor<Connection>>> {
+        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn copies(&self) -> MutexGuard<'_, Vec<Descriptor<OwnedFd>>> {
@@ -190,14 +212,27 @@ pub(crate) fn tidy() {
     });
 }
 
-/// A forked child closes its copies of the sockets: they would keep the port from another daemon.
+/// A forked child closes its copies of the sockets, also those on their way: they would keep the
+/// port from another daemon.
 pub(crate) fn close_in_child() {
     for_each(|driver| {
-        // Another thread of the parent may have had the lock, for the moment in which it took some.
+        // Another thread of the parent may have had a lock, for the moment in which it took some.
         if let Ok(mut copies) = driver.copies.try_lock() {
             copies.clear();
         }
+        if let Ok(mut offers) = driver.offers.try_lock() {
+            *offers = None;
+        }
     });
+}
+
+/// Not with a number of standard input, output or error, where the program has closed those: its
+/// next file is to get it.
+fn above_standard(copy: OwnedFd) -> OwnedFd {
+    match copy.as_raw_fd() {
+        0..=2 => rustix::io::fcntl_dupfd_cloexec(&copy, 3).unwrap_or(copy),
+        _ => copy,
+    }
 }
 
 fn for_each(work: impl Fn(&Driver)) {

@@ -172,6 +172,11 @@ impl Driving {
         self.wish.store(thread, Ordering::Relaxed);
     }
 
+    /// None of them does any more.
+    pub fn take_wish_back(&self) {
+        self.wish.store(0, Ordering::Relaxed);
+    }
+
     /// Takes the wish: the thread's number.
     pub fn take_wish(&self) -> Option<u32> {
         if self.wish.load(Ordering::Relaxed) == 0 {
@@ -184,7 +189,7 @@ impl Driving {
     /// The program is about to wait otherwise than by polling. True when the engine's thread must
     /// be woken for that.
     pub fn withdraw(&self) -> bool {
-        self.wish.store(0, Ordering::Relaxed);
+        self.take_wish_back();
         self.state() == State::Driven && self.leave.swap(1, Ordering::Relaxed) == 0
     }
 
