@@ -19,7 +19,7 @@ pub mod paths;
 pub mod peer;
 pub mod process;
 
-pub use connection::{Connection, Descriptors};
+pub use connection::{Connection, Descriptors, has_hung_up};
 pub use descriptor::{Descriptor, Inode};
 pub use event_fd::EventFd;
 pub use listener::Listener;

@@ -5,7 +5,7 @@ use std::{
     ffi::c_int,
     io,
     mem::offset_of,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
         Once, OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
@@ -15,7 +15,7 @@ use std::{
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
     doorbell::{AREA_WORDS, Bell},
-    os::{Descriptor, EventFd, function, memory},
+    os::{Descriptor, EventFd, function, has_hung_up, memory},
     verbs::AccessFlags,
 };
 use verbs_abi::{
@@ -128,13 +128,7 @@ impl Context {
     /// that sees them closed treats the client as dead. Two system calls.
     #[cold]
     pub(crate) fn check_daemon(&self) -> bool {
-        let hung_up = |socket: &OwnedFd| {
-            let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
-            // SAFETY: one live entry.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
-            ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
-        };
-        if self.async_socket.get().is_none_or(hung_up) {
+        if self.async_socket.get().is_none_or(has_hung_up) {
             self.session.set_gone();
         }
         !self.session.daemon_is_gone()

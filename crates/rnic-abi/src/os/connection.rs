@@ -5,6 +5,7 @@ use super::invalid;
 use super::peer::{self, Credentials};
 use crate::ABI_VERSION;
 use crate::control::{self, Answer, CmRequest, MAX_DESCRIPTORS, MAX_MESSAGE, Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -49,6 +50,14 @@ impl Iterator for Descriptors {
 }
 
 impl ExactSizeIterator for Descriptors {}
+
+/// Whether a socket has no other end any more. By a system call of our own: the C library's would
+/// be a place where a thread is cancelled, with the locks that it has.
+pub fn has_hung_up(socket: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let ready = poll(&mut polled, Some(&Timespec::default()));
+    ready.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
 
 /// One end of a control connection, or of any SEQPACKET socket pair.
 #[derive(Debug)]
