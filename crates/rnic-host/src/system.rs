@@ -3,8 +3,17 @@
 use rustix::rand::GetRandomFlags;
 use std::io;
 
-/// Asks the scheduler for slices of so many nanoseconds for the calling thread: the shorter they
-/// are, the sooner it gets a CPU when it wakes (Linux 6.12 and later; earlier ones ignore it).
+/// Whether the calling thread has an ordinary policy, so that [slices](request_slice) mean
+/// something. One that its program has given real-time priority is to keep that.
+#[allow(unsafe_code, reason = "no library wraps sched_getscheduler")]
+pub fn is_scheduled_fairly() -> bool {
+    // SAFETY: asks about the calling thread and touches no memory.
+    unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER }
+}
+
+/// Asks the scheduler for slices of so many nanoseconds for the calling thread, which is [scheduled
+/// fairly](is_scheduled_fairly): the shorter they are, the sooner it gets a CPU when it wakes (Linux
+/// 6.12 and later; earlier ones ignore it).
 ///
 /// # Errors
 /// What the kernel says.

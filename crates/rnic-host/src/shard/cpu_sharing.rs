@@ -25,6 +25,7 @@ mod contention;
 use super::monotonic;
 use super::nic::Nic;
 use crate::settings::Placement as Policy;
+use crate::system;
 use affinity::Affinity;
 use backoff::{CompletionYield, PostYield};
 use contention::{Contention, Pollers};
@@ -39,6 +40,8 @@ pub(super) struct CpuSharing {
     /// The engine goes where programs are.
     follows: bool,
     affinity: Affinity,
+    /// Slices mean something.
+    is_scheduled_fairly: bool,
     /// Some programs are in another scheduling group.
     other_group: bool,
     contention: Contention,
@@ -84,6 +87,7 @@ impl CpuSharing {
         let sharing = Self {
             follows,
             affinity,
+            is_scheduled_fairly: system::is_scheduled_fairly(),
             other_group: false,
             contention: Contention::default(),
             pollers: Pollers::new(cpus),
@@ -185,7 +189,9 @@ impl CpuSharing {
     /// Tells programs where to yield, and whether to sleep rather; and the scheduler which slice
     /// is right for that.
     fn tell(&self, engine: &mut Engine) {
-        request_slice(if self.shares_cpu() { USUAL_SLICE } else { SHORT_SLICE });
+        if self.is_scheduled_fairly {
+            request_slice(if self.shares_cpu() { USUAL_SLICE } else { SHORT_SLICE });
+        }
         let many = self.pollers.are_many();
         let yield_on = match self.affinity.shared() {
             _ if many => YieldOn::Everywhere,
@@ -271,7 +277,7 @@ fn wait_for_payload(mut now: Instant, mut arrived: Turn, nic: &mut Nic) -> (Turn
 }
 
 fn request_slice(nanos: u64) {
-    if let Err(error) = crate::system::request_slice(nanos) {
+    if let Err(error) = system::request_slice(nanos) {
         tracing::debug!("the scheduler grants no slice of {nanos} ns: {error}");
     }
 }
