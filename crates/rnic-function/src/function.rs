@@ -82,7 +82,8 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     signals::without(|| {
         let live = move || live(fds, driving, number, table, &tell);
         thread::spawn("rnic-function", thread::STACK, live)
-    })?;
+    })
+    .map_err(|error| explained(&error, "no thread for it"))?;
     let result = started.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
     // Not before: until then the thread takes them from this table.
     drop((upstream, from, offers));
@@ -93,9 +94,14 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     Door::new(number, to, driving)
 }
 
+fn explained(error: &io::Error, what: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
 /// The socket over which the daemon and this program's function are to talk.
 fn ask_for_one(path: &Path) -> io::Result<OwnedFd> {
-    let daemon = Connection::connect(path)?;
+    let daemon = Connection::connect(path)
+        .map_err(|error| explained(&error, &format!("no daemon at {}", path.display())))?;
     let ask = |request| -> io::Result<(Reply, Descriptors)> {
         let (answer, fds): (Answer, Descriptors) = daemon.call(&request, &[])?;
         Ok((answer.map_err(|refusal| io::Error::other(refusal.message))?, fds))

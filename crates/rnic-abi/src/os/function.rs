@@ -171,6 +171,13 @@ fn beside_this() -> io::Result<PathBuf> {
         let name: *const c_char = info.assume_init().dli_fname;
         if name.is_null() { c"" } else { CStr::from_ptr(name) }
     };
-    let path = Path::new(OsStr::from_bytes(name.to_bytes())).canonicalize()?;
+    let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+    let path = path.canonicalize().map_err(|error| {
+        let text = format!(
+            "librnic_function.so is to be beside {}: {error}; give LD_LIBRARY_PATH a whole path",
+            path.display()
+        );
+        io::Error::new(error.kind(), text)
+    })?;
     path.parent().map(Path::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
