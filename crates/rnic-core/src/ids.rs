@@ -16,6 +16,11 @@ pub struct ChannelId(pub u32);
 )]
 pub struct HopId(pub u32);
 
+impl HopId {
+    /// The destination is an address of this host: nothing leaves it.
+    pub const LOCAL: Self = Self(0);
+}
+
 /// An address space that memory regions live in: one per client process, and one for each region
 /// that is shared memory. No other space ever has the same number: a payload passed by reference
 /// names its space by it, and may arrive when the space is gone.

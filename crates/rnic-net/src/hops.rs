@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The destination is the device itself.
-pub const LOOPBACK: HopId = HopId(0);
+pub const LOOPBACK: HopId = HopId::LOCAL;
 /// The kernel finds the way: only for wires that send through its UDP sockets.
 pub(crate) const KERNEL: HopId = HopId(1);
 

@@ -1,6 +1,6 @@
 //! Queue pairs without a connection, and the addresses that their datagrams go to.
 
-use crate::host::{HOP, Host};
+use crate::host::Host;
 use crate::verbs::QpId;
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState};
 use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
@@ -36,7 +36,7 @@ impl Host {
             flow_label: attr.flow_label,
             ..Flow::new(self.ip, peer, 0)
         };
-        let path = Path { attr, flow, hop: HOP };
+        let path = Path { attr, flow, hop: self.hop_to(peer) };
         match self.command(ClientCommand::CreateAh { pd, path })? {
             Outcome::Handle(ah) => Ok(ah),
             other => panic!("CreateAh has the outcome {other:?}"),

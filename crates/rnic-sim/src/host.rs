@@ -135,9 +135,15 @@ pub(crate) const CLIENT: ClientId = ClientId(1);
 pub const SPACE: SpaceId = SpaceId(1);
 /// Where all its completion events go.
 const CHANNEL: ChannelId = ChannelId(1);
-pub(crate) const HOP: HopId = HopId(0);
+/// To any other host.
+const HOP: HopId = HopId(1);
 
 impl Host {
+    /// The way to an address.
+    pub(crate) fn hop_to(&self, peer: IpAddr) -> HopId {
+        if peer == self.ip { HopId::LOCAL } else { HOP }
+    }
+
     /// A host with an application that has opened the device.
     pub fn new(ip: IpAddr, config: EngineConfig, port: PortConfig, now: Instant) -> Self {
         let mut engine = Engine::new(config, now);

@@ -1,6 +1,6 @@
 //! Queue pairs of a host on their way through RESET ... ERR.
 
-use crate::host::{HOP, Host};
+use crate::host::Host;
 use crate::verbs::{Connection, QpId};
 use rnic_abi::verbs::{AhAttr, AttrMask, QpAttr, QpState, QpType};
 use rnic_core::command::{ClientCommand, CommandError, Outcome, Path};
@@ -86,7 +86,7 @@ impl Host {
     ) -> Result<(), CommandError> {
         let path = peer.map(|peer| {
             let flow = Flow { tos: attr.ah.traffic_class, ..Flow::new(self.ip, peer, 0) };
-            Path { attr: attr.ah, flow, hop: HOP }
+            Path { attr: attr.ah, flow, hop: self.hop_to(peer) }
         });
         let handle = self.qps[qp.0].handle;
         let was = self.state(qp);

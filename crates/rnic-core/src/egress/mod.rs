@@ -15,6 +15,7 @@ mod headers;
 
 use crate::command::Path;
 use crate::event::{Event, Tap};
+use crate::ids::HopId;
 use crate::ports::{Dma, Host, Ports, Range, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use crate::qp::Qp;
 use crate::qp::plan::{AddressId, Budget, Segment, Source, train_from};
@@ -25,7 +26,6 @@ use crate::slab::Slab;
 use gather::{Gather, Place, Unreadable};
 use headers::{dest_of, info_of};
 use rnic_abi::verbs::WcStatus;
-use roce_wire::Flow;
 
 /// Packets of one visit.
 const MAX_SEGMENTS: usize = 128;
@@ -259,11 +259,11 @@ impl Egress {
         qp.rules.is_connected && shard_of(qp.dest_qpn()) == self.shard
     }
 
-    /// Where datagrams of the plan go. Returns the end of those that are for queue pairs of the same
-    /// engine as the first, and whether it is this one: a kernel leads a whole train to one engine.
+    /// Where datagrams of the plan go. Returns the end of those that are for the same engine as the
+    /// first, and whether it is this one: a kernel leads a whole train to one engine.
     #[inline(never)]
-    fn note_way(&self, qp: &mut Qp, flow: &Flow, (first, end): (usize, usize)) -> (usize, bool) {
-        qp.note_way(flow);
+    fn note_way(&self, qp: &mut Qp, hop: HopId, (first, end): (usize, usize)) -> (usize, bool) {
+        qp.note_way(hop);
         let mut shards = self.plan[first..end].iter().map(|segment| shard_of(dest_of(qp, segment)));
         let shard = shards.next();
         let same = 1 + shards.take_while(|other| Some(*other) == shard).count();
@@ -336,7 +336,7 @@ impl Egress {
             };
             let (mut end, mut last_len) = train_from(&self.plan, first, head, caps);
             if !qp.rules.is_connected {
-                (end, to_self) = self.note_way(qp, &flow, (first, end));
+                (end, to_self) = self.note_way(qp, hop, (first, end));
                 last_len = self.plan[end - 1].datagram_len;
                 // A short datagram would take the room that a long train waits for, again and
                 // again.

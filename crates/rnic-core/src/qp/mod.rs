@@ -22,6 +22,7 @@ use crate::clients::RecordOwner;
 use crate::command::{ClientId, Path};
 use crate::counters::QpCounters;
 use crate::event::{Event, Tap};
+use crate::ids::HopId;
 use crate::profile::Profile;
 use crate::recv_queue::RecvQueue;
 use crate::shared::{Ctx, Shared};
@@ -193,7 +194,7 @@ impl Qp {
         self.path.as_ref().is_some_and(|p| p.flow.dst == flow.src && p.flow.src == flow.dst)
     }
 
-    /// The peer has our own address: nothing of this leaves the host. A datagram may be the
+    /// The peer has an address of this host: nothing of this leaves it. A datagram may be the
     /// exception.
     pub(crate) fn is_local(&self) -> bool {
         self.is_local
@@ -201,13 +202,13 @@ impl Qp {
 
     /// Where its packets go to now.
     #[inline]
-    pub(crate) fn note_way(&mut self, flow: &Flow) {
-        self.is_local = flow.src == flow.dst;
+    pub(crate) fn note_way(&mut self, hop: HopId) {
+        self.is_local = hop == HopId::LOCAL;
     }
 
     /// Takes over a resolved path. One source port per QP, so that ECMP keeps the order.
     pub(crate) fn set_path(&mut self, profile: Profile, mut path: Path) {
-        self.note_way(&path.flow);
+        self.note_way(path.hop);
         path.flow.tos = profile.tos(path.flow.tos);
         if path.flow.sport == 0 {
             let label = match path.attr.flow_label {

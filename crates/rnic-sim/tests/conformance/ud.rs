@@ -20,17 +20,13 @@ const AREA: u32 = 40;
 
 /// A queue pair that sends and receives datagrams.
 pub(crate) fn ud() -> Dialogue {
-    on(PortConfig::frames(), |_| {})
+    on(PortConfig::frames())
 }
 
-fn with(setup: impl Fn(&mut QpSetup)) -> Dialogue {
-    on(PortConfig::frames(), setup)
-}
-
-pub(crate) fn on(port: PortConfig, setup: impl Fn(&mut QpSetup)) -> Dialogue {
+/// The same on another kind of wire.
+pub(crate) fn on(port: PortConfig) -> Dialogue {
     let mut d = Dialogue::in_reset(Connection::default(), port, |qp| {
         qp.qp_type = QpType::Ud;
-        setup(qp);
     });
     let (qp, psn) = (d.nic.qp, d.connection.sq_psn);
     let host = d.world.host(0);

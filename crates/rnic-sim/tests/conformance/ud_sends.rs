@@ -59,7 +59,7 @@ fn a_datagram_names_sender_receiver_and_key_and_is_complete_when_it_left() {
 
 #[test]
 fn a_train_of_datagrams_is_for_one_engine() {
-    let mut d = ud::on(PortConfig::trains(), |_| {});
+    let mut d = ud::on(PortConfig::trains());
     let to = peer(&mut d);
     for (shards, trains) in [([1; 4], 1), ([1, 1, 2, 2], 2), ([1, 2, 1, 2], 4), ([0, 1, 1, 0], 3)] {
         let before = d.world.host(0).port.trains_sent();
