@@ -121,7 +121,7 @@ impl Driver {
         undisturbed(false, || {
             for _ in 0..RELEASE_TRIES {
                 let Ok(mut side) = self.side.try_lock() else { continue };
-                // Or the engine's thread might make an offer when nobody polls any more.
+                // Or the engine's thread might make an offer when no thread polls any more.
                 self.driving.take_wish_back();
                 if side.as_ref().is_none_or(|side| side.engine.forget_copies()) {
                     self.copies().clear();

@@ -11,9 +11,9 @@ pub fn is_scheduled_fairly() -> bool {
     unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER }
 }
 
-/// Asks the scheduler for slices of so many nanoseconds for the calling thread, which is [scheduled
-/// fairly](is_scheduled_fairly): the shorter they are, the sooner it gets a CPU when it wakes (Linux
-/// 6.12 and later; earlier ones ignore it).
+/// Asks the scheduler for slices of so many nanoseconds for the calling thread, which [has them](
+/// is_scheduled_fairly): the shorter they are, the sooner it gets a CPU when it wakes (Linux 6.12
+/// and later; earlier ones ignore it).
 ///
 /// # Errors
 /// What the kernel says.
@@ -119,6 +119,19 @@ mod tests {
         drop(end);
         thread.join().unwrap();
         found
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_real_time_thread_is_found() {
+        assert!(is_scheduled_fairly());
+        let fifo = libc::sched_param { sched_priority: 1 };
+        // SAFETY: changes the calling thread, which ends with the test.
+        if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const fifo) } != 0 {
+            println!("SKIPPED: this user may not have real-time threads");
+            return;
+        }
+        assert!(!is_scheduled_fairly());
     }
 
     #[test]

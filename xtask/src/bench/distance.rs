@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// threads of one core are twice as near each other as two cores with a common cache.
 const FAR: f64 = 3.5;
 /// How long a run waits in all for them to be near.
-const PATIENCE: Duration = Duration::from_mins(15);
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Measures it, and waits for better times.
 pub(super) struct Distance {

@@ -219,8 +219,8 @@ struct Turn<'a, W> {
 }
 
 impl<W: Wire> Turn<'_, W> {
-    /// Takes what a shard may send in one turn, as far as the wire has room. Returns how many trains
-    /// left.
+    /// Takes what a shard may send in one turn, as far as the wire has room. Returns how many
+    /// trains left.
     fn serve(&mut self, branch: &mut Branch) -> Result<u64, Broken> {
         branch.caps.set(0, encode_caps(self.caps));
         let mut sent = 0;

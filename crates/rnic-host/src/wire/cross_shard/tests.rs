@@ -147,7 +147,7 @@ fn what_a_full_link_does_not_take_waits_in_the_ring() {
     let path = tests::loopback_path();
     let shape = Shape { count: 15, len: 4136, last: 4136 };
     turn(&mut owner, &mut receiver);
-    // Nobody takes what the loopback holds, so that it has no more room.
+    // What the loopback holds is not taken, so that it has no more room.
     let (mut number, mut turns) = (0, 0);
     while turns < 200 {
         while exchange::put(&mut shard, &path, 0, number, shape).is_some() {
