@@ -14,6 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 /// Never freed: threads of the program may be about to call it.
 pub(crate) struct Driver {
@@ -119,21 +120,32 @@ impl Driver {
     /// Where another thread has the engine all the time they stay, for its turns.
     pub(crate) fn release(&self) {
         undisturbed(false, || {
-            for _ in 0..RELEASE_TRIES {
-                let Ok(mut side) = self.side.try_lock() else { continue };
-                // Or the engine's thread might make an offer when no thread polls any more.
-                self.driving.take_wish_back();
-                if side.as_ref().is_none_or(|side| side.engine.forget_copies()) {
-                    self.copies().clear();
-                    while self.next_part().is_some() {}
-                    side.iter_mut().for_each(|side| side.offered.clear());
-                    self.forget_ended(&mut side);
+            for attempt in 0..RELEASE_TRIES {
+                if self.try_release() {
                     return;
                 }
-                drop(side);
-                std::thread::yield_now();
+                // The engine's thread may wait for this CPU, or for another one.
+                match attempt < RELEASE_TRIES / 2 {
+                    true => std::thread::yield_now(),
+                    false => std::thread::sleep(RELEASE_PAUSE),
+                }
             }
         });
+    }
+
+    /// False while another thread has the engine.
+    fn try_release(&self) -> bool {
+        let Ok(mut side) = self.side.try_lock() else { return false };
+        // Or the engine's thread might make an offer when no thread polls any more.
+        self.driving.take_wish_back();
+        if side.as_ref().is_some_and(|side| !side.engine.forget_copies()) {
+            return false;
+        }
+        self.copies().clear();
+        while self.next_part().is_some() {}
+        side.iter_mut().for_each(|side| side.offered.clear());
+        self.forget_ended(&mut side);
+        true
     }
 
     /// Where the function has ended, nothing of it is needed any more.
@@ -160,9 +172,15 @@ impl Driver {
     fn next_part(&self) -> Option<(Option<Offer>, Descriptors)> {
         let mut offer = [0; Offer::LEN];
         let offers = self.offers();
-        let (len, copies) = offers.as_ref()?.get()?.try_recv(&mut offer).ok()?;
-        let is_whole = len == offer.len();
-        (len > 0).then(|| (is_whole.then(|| Offer::decode(offer)), copies))
+        match offers.as_ref()?.get()?.try_recv(&mut offer) {
+            Ok((0, _)) => None,
+            Ok((len, copies)) => Some(((len == offer.len()).then(|| Offer::decode(offer)), copies)),
+            // The program may have no more open files.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Some((None, Descriptors::default()))
+            }
+            Err(_) => None,
+        }
     }
 
     fn offers(&self) -> MutexGuard<'_, Option<Descriptor<Connection>>> {
@@ -175,7 +193,9 @@ impl Driver {
 }
 
 /// How often to try for an engine that other threads have.
-const RELEASE_TRIES: u32 = 100;
+const RELEASE_TRIES: u32 = 200;
+/// The later tries are so far apart.
+const RELEASE_PAUSE: Duration = Duration::from_micros(200);
 
 /// A thread that left `work` in the middle, because it is cancelled or because a handler of a
 /// signal ends the program or jumps away, would never give the engine back. `is_calm`: there are no
