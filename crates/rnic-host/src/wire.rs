@@ -103,6 +103,10 @@ pub struct DeviceWire {
     inner: FaultWire<Composite>,
     joiner: Joiner,
     shards: Shards,
+    /// There was no room for a train of this engine.
+    was_refused: bool,
+    /// So the last room was not for further shards.
+    was_ours: bool,
     shared: Option<Arc<SteeredPort>>,
 }
 
@@ -110,7 +114,15 @@ impl DeviceWire {
     fn new(mode: String, links: Links, hops: HopTable) -> Self {
         let (shared, joiner) = (links.shared.clone(), links.joiner);
         let inner = around(Composite::new(links), hops);
-        Self { mode, inner, joiner, shards: Shards::default(), shared }
+        Self {
+            mode,
+            inner,
+            joiner,
+            shards: Shards::default(),
+            was_refused: false,
+            was_ours: false,
+            shared,
+        }
     }
 
     /// That of a further shard with sockets of its own, which the daemon
@@ -124,7 +136,8 @@ impl DeviceWire {
         let links = Links { joiner, outside: Some(link), local: None, shared: None };
         let inner = around(Composite::of_shard(links), HopTable::default());
         let (mode, shards) = ("udp".to_owned(), Shards::default());
-        Ok(Self { mode, inner, joiner, shards, shared: None })
+        let (was_refused, was_ours) = (false, false);
+        Ok(Self { mode, inner, joiner, shards, was_refused, was_ours, shared: None })
     }
 
     /// Where further shards have sockets of their own; without, frames are handed over to them.
@@ -222,6 +235,13 @@ impl DeviceWire {
         if watcher.wants().frames {
             self.inner.get_mut().add_watcher(watcher.clone());
         }
+        self.open();
+    }
+
+    /// What is looked at or disturbed is made as for outside.
+    fn open(&mut self) {
+        let open = self.inner.disturbs() || self.inner.get().is_watched();
+        self.inner.get_mut().get_mut().set_open(open);
     }
 
     /// Changes the faults that are injected into what arrives and is sent from now on. Returns
@@ -230,7 +250,9 @@ impl DeviceWire {
     /// # Errors
     /// When nothing is changed.
     pub fn change_faults(&mut self, change: FaultChange) -> Result<Vec<Fault>, NoChange> {
-        self.inner.change(change)
+        let changed = self.inner.change(change);
+        self.open();
+        changed
     }
 
     /// How many packets matched each fault, and how many it struck, by the number of the fault.
@@ -250,10 +272,13 @@ impl Wire for DeviceWire {
     }
 
     fn receive(&mut self, trains: &mut Vec<RxTrain>) {
-        let open = self.inner.disturbs() || self.inner.get().is_watched();
-        self.inner.get_mut().get_mut().set_open(open);
+        self.open();
         self.inner.receive(trains);
-        self.shards.collect(&mut self.inner);
+        // By turns while the wire is full.
+        self.was_ours = std::mem::take(&mut self.was_refused) && !self.was_ours;
+        if !self.was_ours {
+            self.shards.collect(&mut self.inner);
+        }
     }
 
     fn rx(&self, arena: ArenaId) -> &[u8] {
@@ -265,7 +290,9 @@ impl Wire for DeviceWire {
     }
 
     fn reserve(&mut self, train: &TxTrain) -> Option<TxSlot> {
-        self.inner.reserve(train)
+        let slot = self.inner.reserve(train);
+        self.was_refused |= slot.is_none();
+        slot
     }
 
     fn cancel_from(&mut self, slot: &TxSlot) {

@@ -83,7 +83,7 @@ impl Shard {
             ShardMessage::Leave(group) => self.nic.wire.leave(group),
             ShardMessage::Members(group, shards) => self.nic.events.set_members(group, shards),
             ShardMessage::AddShard(number, branch, receiver) => {
-                self.nic.wire.add_shard(branch);
+                self.nic.wire.add_shard(*branch);
                 self.nic.events.add_receiver(number, receiver);
             }
             ShardMessage::EndShard(serial) => {

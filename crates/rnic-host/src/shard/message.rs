@@ -81,7 +81,7 @@ pub enum ShardMessage {
     /// The further shards that have members of a group, as bits.
     Members(IpAddr, u128),
     /// A further shard of this number sends through this one, and how to reach it.
-    AddShard(u8, Branch, ShardRx),
+    AddShard(u8, Box<Branch>, ShardRx),
     /// The shard of this serial number has ended.
     EndShard(u64),
     /// Management datagrams that arrive at QP1 go there, as far as there is room.

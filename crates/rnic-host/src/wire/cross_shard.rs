@@ -15,7 +15,9 @@
 //! send is cut off as well: each time the owner would take the CPU from those that it works for.
 //!
 //! The wire is shared by shards, which is by users: each that has something to send sends as many
-//! bytes as any other, where a train of less than 8 KiB counts as that many.
+//! bytes as any other, where a train of less than 8 KiB counts as that many. While the wire is full,
+//! the owner and the shards have its room by turns, and trains wait in their rings. One for which
+//! there is no room for long is lost: what is behind it may go another way.
 
 mod entry;
 mod memory;
@@ -154,8 +156,9 @@ pub fn branch(serial: u64, alarm: Arc<EventFd>) -> io::Result<NewBranch> {
         stats: Arc::clone(&stats),
         needless: 0,
         credit: 0,
-        ends: false,
+        left: None,
         waits: false,
+        stuck: None,
     };
     let receiver =
         ShardRx { serial, datagrams, bytes: ours.bytes, waker, stats: Arc::clone(&stats) };

@@ -131,7 +131,7 @@ impl Loopback {
     }
 }
 
-/// Bytes that can be on their way in one turn: more than further shards send in one.
+/// Bytes that can be on their way in one turn: more than a few further shards send in one.
 const BUFFER: usize = 2 << 20;
 /// Bytes of the engine's own in one turn: they are read soon after they were written.
 const STILL_CACHED: usize = 256 << 10;

@@ -85,7 +85,11 @@ impl Users {
         let engine = Arc::new(engine);
         self.tell_network(&engine);
         if let Some(NewBranch { branch, receiver, .. }) = branch {
-            self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
+            self.parts.own.handle().tell(ShardMessage::AddShard(
+                number,
+                Box::new(branch),
+                receiver,
+            ));
         }
         thread::spawn(&format!("rnic-own-{number}"), thread::STACK, move || live(theirs))?;
         engine::attend_to(Arc::clone(self), Arc::clone(&engine), None)?;

@@ -137,7 +137,11 @@ impl Users {
         self.tell_network(&engine);
         // First: the thread that attends to the process tells of its end.
         if let Some(NewBranch { branch, receiver, .. }) = branch {
-            self.parts.own.handle().tell(ShardMessage::AddShard(number, branch, receiver));
+            self.parts.own.handle().tell(ShardMessage::AddShard(
+                number,
+                Box::new(branch),
+                receiver,
+            ));
         }
         if let Err(error) = engine::attend_to(Arc::clone(self), Arc::clone(&engine), Some(child)) {
             engine.kill();

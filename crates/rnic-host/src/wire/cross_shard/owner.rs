@@ -7,11 +7,12 @@ use crate::wire::LinkCounters;
 use rnic_abi::hand_over::{Broken, Consumer, Producer};
 use rnic_abi::os::EventFd;
 use rnic_abi::words::Words;
-use rnic_core::ports::{RxTrain, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{HopId, RxTrain, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// What the owner counts of a further shard, for all to see.
 pub struct BranchStats {
@@ -75,10 +76,40 @@ pub struct Branch {
     /// Bytes that it may send before others have their turn again; less than none after a train
     /// that was longer.
     pub(super) credit: i64,
-    /// It has ended: what is in the ring is all that comes.
-    pub(super) ends: bool,
+    /// Once it has ended: at most so many trains of it are still in the ring.
+    pub(super) left: Option<usize>,
     /// The wire had no room for what is next.
     pub(super) waits: bool,
+    /// A way that the wire has taken nothing for, and since when.
+    pub(super) stuck: Option<Stuck>,
+}
+
+/// See [`Branch`].
+#[derive(Clone, Copy)]
+pub(super) struct Stuck {
+    stays_on_host: bool,
+    since: Instant,
+}
+
+impl Branch {
+    /// The wire has no room for a train. Whether it waits in the ring: not for ever, as what is
+    /// behind it may go another way.
+    fn is_refused(&mut self, stays_on_host: bool) -> bool {
+        let new = Stuck { stays_on_host, since: Instant::now() };
+        let stuck = self.stuck.filter(|old| old.stays_on_host == stays_on_host).unwrap_or(new);
+        self.stuck = Some(stuck);
+        new.since.duration_since(stuck.since) < PATIENCE
+    }
+
+    /// A train leaves.
+    fn has_sent(&mut self, stays_on_host: bool) {
+        self.stuck.take_if(|stuck| stuck.stays_on_host == stays_on_host);
+    }
+
+    /// Something may still come from it.
+    fn is_needed(&mut self) -> bool {
+        self.left.is_none_or(|left| left > 0 && self.trains.any().unwrap_or(false))
+    }
 }
 
 /// Where the owner puts frames for the other shard.
@@ -98,8 +129,9 @@ pub(in crate::wire) struct Shards {
     addresses: Vec<IpAddr>,
     /// The shard that is served first.
     turn: usize,
-    /// Trains taken over.
+    /// Trains taken over, and those for which the wire had no room for long.
     sent: u64,
+    lost: u64,
     /// Turns of shards that ended because the wire had no more room.
     waited: u64,
     /// Shards cut off for their indexes, and for their wake-ups.
@@ -117,7 +149,7 @@ impl Shards {
     /// It has ended; what it still wanted to send leaves.
     pub(in crate::wire) fn end(&mut self, serial: u64) {
         for branch in self.branches.iter_mut().filter(|branch| branch.serial == serial) {
-            branch.ends = true;
+            branch.left = Some(TRAINS.slots);
         }
     }
 
@@ -137,7 +169,7 @@ impl Shards {
         for branch in &mut self.branches {
             match branch.trains.prepare_sleep() {
                 // Only time tells when the wire has room again.
-                Ok(nothing) => may &= branch.waits || nothing && !branch.ends,
+                Ok(nothing) => may &= branch.waits || nothing && branch.left.is_none(),
                 Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
         }
@@ -153,8 +185,7 @@ impl Shards {
     pub(in crate::wire) fn awake(&mut self) {
         for branch in &mut self.branches {
             branch.trains.awake();
-            // While the wire is full, there is nothing that it could do for the shard.
-            if branch.woken.drain().unwrap_or(false) && !branch.waits {
+            if branch.woken.drain().unwrap_or(false) {
                 branch.needless += 1;
                 if branch.needless > MOST_NEEDLESS {
                     branch.stats.break_off(Misuse::WakeUps);
@@ -178,6 +209,7 @@ impl Shards {
         let [ring, wake_ups] = self.cut_off;
         let all = [
             ("shard_tx_trains", self.sent),
+            ("shard_tx_lost", self.lost),
             ("shard_tx_waited", self.waited),
             ("shard_cut_off_ring", ring),
             ("shard_cut_off_wake_ups", wake_ups),
@@ -192,21 +224,28 @@ impl Shards {
             return;
         }
         let caps = wire.caps();
-        self.turn = self.turn.wrapping_add(1);
         let count = self.branches.len();
+        // The one that had no more room goes on next time.
+        let mut refused = None;
         for step in 0..count {
-            let branch = &mut self.branches[self.turn.wrapping_add(step) % count];
+            let at = self.turn.wrapping_add(step) % count;
+            let branch = &mut self.branches[at];
             let mut turn = Turn { wire, caps, own: &self.addresses, scratch: &mut self.scratch };
             match turn.serve(branch) {
-                Ok(sent) => {
+                Ok((sent, lost)) => {
                     self.sent += sent;
+                    self.lost += lost;
                     self.waited += u64::from(branch.waits);
                 }
                 Err(Broken) => branch.stats.break_off(Misuse::Ring),
             }
+            if branch.waits {
+                refused.get_or_insert(at);
+            }
         }
+        self.turn = refused.unwrap_or(self.turn.wrapping_add(1));
         self.forget_cut_off();
-        self.branches.retain_mut(|branch| !branch.ends || branch.trains.any().unwrap_or(false));
+        self.branches.retain_mut(Branch::is_needed);
     }
 }
 
@@ -220,37 +259,42 @@ struct Turn<'a, W> {
 
 impl<W: Wire> Turn<'_, W> {
     /// Takes what a shard may send in one turn, as far as the wire has room. Returns how many
-    /// trains left.
-    fn serve(&mut self, branch: &mut Branch) -> Result<u64, Broken> {
+    /// trains left, and how many were lost.
+    fn serve(&mut self, branch: &mut Branch) -> Result<(u64, u64), Broken> {
         branch.caps.set(0, encode_caps(self.caps));
-        let mut sent = 0;
+        let (mut sent, mut lost) = (0, 0);
         // A train that is longer than the credit leaves, and is paid for in later turns: so shares
         // are in bytes, whatever the lengths of trains.
-        branch.credit = branch.credit.saturating_add(QUANTUM).min(QUANTUM);
-        branch.waits = false;
-        while branch.credit > 0 {
+        if !std::mem::take(&mut branch.waits) {
+            branch.credit = branch.credit.saturating_add(QUANTUM).min(QUANTUM);
+        }
+        while branch.credit > 0 && branch.left != Some(0) {
             let Some((slot, entry)) = branch.trains.take()? else { break };
-            let longest = TRAINS.bytes;
-            let decoded = decode_tx(&entry, &self.caps, self.own, longest);
+            let decoded = decode_tx(&entry, &self.caps, self.own, TRAINS.bytes);
             if let Ok((train, len)) = decoded {
                 self.scratch.resize(len, 0);
                 branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
-                if reserve(self.wire, &train, self.scratch).is_none() {
-                    branch.trains.put_back();
-                    branch.waits = true;
+                let stays_on_host = train.hop == HopId::LOCAL;
+                if reserve(self.wire, &train, self.scratch).is_some() {
+                    branch.has_sent(stays_on_host);
+                    sent += 1;
+                    branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
+                } else if branch.is_refused(stays_on_host) {
+                    branch.waits = branch.trains.put_back();
                     break;
+                } else {
+                    lost += 1;
                 }
-                sent += 1;
-                branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
             } else {
                 branch.stats.tx_refused.fetch_add(1, Ordering::Relaxed);
             }
             branch.needless = branch.needless.saturating_sub(1);
+            branch.left = branch.left.map(|left| left - 1);
             // One that is refused costs something, too.
             branch.credit -= SMALLEST.max(decoded.map_or(0, |(_, len)| len as i64));
         }
         branch.trains.release();
-        Ok(sent)
+        Ok((sent, lost))
     }
 }
 
@@ -301,3 +345,6 @@ impl ShardRx {
         self.stats.rx_lost()
     }
 }
+
+/// How long a train waits for a wire that takes nothing for its way.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);

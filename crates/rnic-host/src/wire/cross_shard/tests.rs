@@ -2,6 +2,7 @@
 
 use super::super::tests::exchange::{self, Seen, Shape};
 use super::super::{DeviceWire, tests};
+use super::owner::PATIENCE;
 use super::*;
 use crate::wire::Links;
 use rnic_core::ports::{Range, RxIpId, RxTrain, Wire};
@@ -140,33 +141,37 @@ fn a_shard_that_does_not_keep_up_loses_frames_and_is_not_waited_for() {
     assert_eq!(stats.rx_lost(), 12);
 }
 
+/// Lets a shard send until nothing of it goes on: what the loopback holds is not taken.
+fn fill(owner: &mut DeviceWire, shard: &mut ShardWire, shape: Shape) -> u32 {
+    let path = tests::loopback_path();
+    let mut number = 0;
+    loop {
+        let before = number;
+        while exchange::put(shard, &path, 0, number, shape).is_some() {
+            number += shape.count;
+        }
+        shard.submit();
+        if owner.has_backlog() && shard.has_backlog() && number == before {
+            return number;
+        }
+        owner.receive(&mut Vec::new());
+        owner.submit();
+    }
+}
+
 #[test]
 fn what_a_full_link_does_not_take_waits_in_the_ring() {
     let mut owner = owner();
     let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
-    let path = tests::loopback_path();
-    let shape = Shape { count: 15, len: 4136, last: 4136 };
     turn(&mut owner, &mut receiver);
-    // What the loopback holds is not taken, so that it has no more room.
-    let (mut number, mut turns) = (0, 0);
-    while turns < 200 {
-        while exchange::put(&mut shard, &path, 0, number, shape).is_some() {
-            number += shape.count;
-            turns = 0;
-        }
-        shard.submit();
-        owner.receive(&mut Vec::new());
-        owner.submit();
-        turns += 1;
-    }
-    assert!(shard.has_backlog() && owner.has_backlog());
+    let number = fill(&mut owner, &mut shard, Shape { count: 15, len: 4136, last: 4136 });
     assert!(owner.prepare_sleep(), "for a moment");
     owner.awake();
-    let mut seen = Seen::default();
+    let (mut seen, mut turns) = (Seen::default(), 0);
     while seen.numbers.len() < number as usize {
         turn(&mut owner, &mut receiver);
         let before = seen.numbers.len();
-        exchange::take(&mut shard, &path.flow, &mut seen);
+        exchange::take(&mut shard, &tests::loopback_path().flow, &mut seen);
         turns = if seen.numbers.len() > before { 0 } else { turns + 1 };
         assert!(turns < 1000, "{} of {number} datagrams", seen.numbers.len());
     }
@@ -174,6 +179,69 @@ fn what_a_full_link_does_not_take_waits_in_the_ring() {
     assert!(!owner.has_backlog());
     shard.submit();
     assert!(!shard.has_backlog(), "the ring has room again, and nothing is to be sent");
+}
+
+#[test]
+fn what_a_link_does_not_take_for_long_is_lost() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    turn(&mut owner, &mut receiver);
+    fill(&mut owner, &mut shard, Shape { count: 15, len: 4136, last: 4136 });
+    drop(shard);
+    owner.end_shard(1);
+    let before = owner.fds().len();
+    std::thread::sleep(PATIENCE);
+    (0..TRAINS.slots).for_each(|_| owner.receive(&mut Vec::new()));
+    assert_eq!(owner.fds().len(), before - 1, "it is forgotten");
+    let lost = owner.counters().iter().find(|(name, _)| *name == "shard_tx_lost").copied();
+    assert!(lost.is_some_and(|(_, lost)| lost > 0));
+}
+
+/// Its memory may still be another process's.
+#[test]
+fn an_ended_shard_sends_no_more_than_its_ring_holds() {
+    let mut owner = owner();
+    let Shard { wire: mut shard, mut receiver, .. } = add_shard(&mut owner, 1);
+    let one = Shape { count: 1, len: 64, last: 64 };
+    turn(&mut owner, &mut receiver);
+    let before = owner.fds().len();
+    owner.end_shard(1);
+    let mut number = 0;
+    while owner.fds().len() == before {
+        while exchange::put(&mut shard, &tests::loopback_path(), 0, number, one).is_some() {
+            number += 1;
+        }
+        shard.submit();
+        turn(&mut owner, &mut receiver);
+        assert!(number < 4 * TRAINS.slots as u32, "it goes on");
+    }
+}
+
+/// The engine of the owner has its share of a wire that further shards fill.
+#[test]
+fn the_owner_and_shards_send_by_turns() {
+    let mut owner = owner();
+    let mut shards: Vec<_> = (1..=3).map(|serial| add_shard(&mut owner, serial)).collect();
+    let path = tests::loopback_path();
+    let whole = Shape { count: 15, len: 4136, last: 4136 };
+    let (mut own, mut trains) = (0, Vec::with_capacity(64));
+    for _ in 0..1000 {
+        for shard in &mut shards[..2] {
+            while exchange::put(&mut shard.wire, &path, 0, 0, whole).is_some() {}
+            shard.wire.submit();
+        }
+        // Room for one train more, as a slow link has it.
+        trains.clear();
+        trains.shrink_to(1);
+        owner.receive(&mut trains);
+        own += u64::from(exchange::put(&mut owner, &path, 0, 0, whole).is_some());
+        owner.submit();
+        owner.release();
+    }
+    let [first, second, _] = [0, 1, 2].map(|nth: usize| shards[nth].stats.tx_bytes());
+    let share = first as f64 / second as f64;
+    assert!((0.8..1.25).contains(&share), "{first} and {second} bytes");
+    assert!(own > 100, "{own} trains of its own");
 }
 
 #[test]
