@@ -49,6 +49,8 @@ struct Train {
     /// That of all its segments.
     address: AddressId,
     ip_id: u16,
+    /// It stays on this host.
+    is_local: bool,
     /// Its payloads may stay where they are: see [`by_reference`](crate::by_reference).
     may_refer: bool,
 }
@@ -358,7 +360,8 @@ impl Egress {
             // the memory before the peer has it.
             // Rule: UcSendCopies
             let may_refer = slot.is_internal && qp.rules.is_reliable;
-            self.trains.push(Train { slot, first, end, address, ip_id, may_refer });
+            let is_local = hop == HopId::LOCAL;
+            self.trains.push(Train { slot, first, end, address, ip_id, is_local, may_refer });
             first = end;
         }
         first
@@ -524,8 +527,10 @@ impl Egress {
                 Source::Ack => qp.acknowledgement_left(ctx),
             }
         }
+        for train in &self.trains {
+            ctx.shared.departs(train.is_local, ctx.now);
+        }
         if packets > 0 {
-            ctx.shared.departs(qp.is_local(), ctx.now);
             // Rule: HalvesTakeTurns
             qp.requests_due = !requests;
         }
