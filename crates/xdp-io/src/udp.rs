@@ -302,7 +302,8 @@ impl UdpPort {
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
         self.calls = self.calls.wrapping_add(1);
         let busy = self.busy;
-        let is_others_turn = self.sockets.len() > 1 && self.calls.is_multiple_of(CALLS_PER_OTHER);
+        let is_others_turn =
+            self.sockets.len() > 1 && self.calls.is_multiple_of(CALLS_PER_OTHER) && !out.is_empty();
         // First: the busy one may fill all the room in every call.
         let from_other = if is_others_turn { self.receive_from_other(out) } else { 0 };
         from_other + self.receive_from(busy, &mut out[from_other..])
