@@ -15,9 +15,9 @@
 //! send is cut off as well: each time the owner would take the CPU from those that it works for.
 //!
 //! The wire is shared by shards, which is by users: each that has something to send sends as many
-//! bytes as any other, where a train of less than 8 KiB counts as that many. While the wire is full,
-//! the owner and the shards have its room by turns, and trains wait in their rings. One for which
-//! there is no room for long is lost: what is behind it may go another way.
+//! bytes as any other, where a train of less than 8 KiB counts as that many. While the wire is
+//! full, the owner and the shards have its room by turns, and trains wait in their rings. One for
+//! which there is no room for long is lost: what is behind it may go another way.
 
 mod entry;
 mod memory;
