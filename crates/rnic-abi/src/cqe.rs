@@ -114,6 +114,11 @@ impl Cqe {
         true
     }
 
+    /// Nothing is carried any more.
+    pub fn drop_carried(&mut self) {
+        self.carried_len = 0;
+    }
+
     /// Bytes of carried data.
     #[inline]
     pub fn carried_len(&self) -> usize {

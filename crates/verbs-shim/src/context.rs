@@ -65,6 +65,9 @@ pub(crate) struct Context {
     pub(crate) fatal_delivered: AtomicBool,
 }
 
+/// How often to try for queues that other threads poll.
+const SETTLE_TRIES: u32 = 1000;
+
 impl Context {
     /// The context that contains an `ibv_context`.
     ///
@@ -107,6 +110,23 @@ impl Context {
     /// Where the region with this key is.
     pub(crate) fn table_of(&self, lkey: u32) -> &LkeyTable {
         if self.on_demand.find_settled(lkey).is_some() { &self.on_demand } else { &self.mrs }
+    }
+
+    /// Some memory is about to be registered no more, or otherwise. Short messages for it that have
+    /// arrived are in completions until these are polled: copies them, as the program may look for
+    /// them there, and its next poll does not know the memory. Not those of a queue that another
+    /// thread keeps for longer, as between `ibv_start_poll` and `ibv_end_poll`.
+    pub(crate) fn settle_completions(&self) {
+        for _ in 0..SETTLE_TRIES {
+            let objects = self.objects.lock();
+            // SAFETY: what is in the table is alive while it is locked.
+            let busy = objects.cqs.values().filter(|cq| unsafe { !(***cq).settle() }).count();
+            drop(objects);
+            if busy == 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     pub(crate) fn num_comp_vectors(&self) -> u32 {

@@ -196,6 +196,25 @@ impl Cq {
         });
     }
 
+    /// Copies what completions carry that were not polled yet to where it belongs. False while
+    /// another thread has the queue.
+    pub(crate) fn settle(&self) -> bool {
+        let settled = self.state.try_visit(|state| {
+            while let Some(cqe) = state.ring.poll() {
+                state.stash.push_back(cqe);
+            }
+            for cqe in state.stash.iter_mut().filter(|cqe| cqe.carried_len() > 0) {
+                // SAFETY: as in `give_up`.
+                let queue = unsafe { self.context().records.get(cqe.record).as_ref() };
+                if let Some(queue) = queue.filter(|queue| queue.owns(cqe)) {
+                    queue.place_carried(self.context(), cqe);
+                    cqe.drop_carried();
+                }
+            }
+        });
+        settled.is_some()
+    }
+
     /// Frees the slot of a completion that the program will not see. Always false.
     fn give_up(&self, cqe: &Cqe) -> bool {
         // SAFETY: a queue in the table is alive as long as this CQ, which its completions go to, is
@@ -235,6 +254,7 @@ impl Cq {
     fn destroy(&self) -> Result<()> {
         let context = self.context();
         if context.session.is_forked_child() {
+            self.release_channel();
             return Ok(());
         }
         let request = Request::DestroyCq { cq: self.handle()? };
@@ -257,10 +277,14 @@ impl Cq {
         drop(objects);
         wait_for_acks(|| self.comp_events_acked().load(Ordering::Acquire), given);
         wait_for_acks(|| self.async_events_acked().load(Ordering::Acquire), async_given);
+        self.release_channel();
+        Ok(())
+    }
+
+    fn release_channel(&self) {
         if let Some(channel) = self.channel() {
             channel.release();
         }
-        Ok(())
     }
 }
 

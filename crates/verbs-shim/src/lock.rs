@@ -55,6 +55,16 @@ impl<T> SpinLock<T> {
         change(&mut self.lock())
     }
 
+    /// As [`visit`](Self::visit); `None` while another thread has the lock.
+    pub(crate) fn try_visit<R>(&self, change: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.keeper.load(Ordering::Relaxed) == this_thread() {
+            // SAFETY: as in `visit`.
+            return Some(change(unsafe { self.kept() }));
+        }
+        let is_free = !self.held.swap(true, Ordering::Acquire);
+        is_free.then(|| change(&mut Guard { lock: self }))
+    }
+
     /// Waits for the lock.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {

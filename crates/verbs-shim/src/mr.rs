@@ -22,7 +22,7 @@ use crate::{
     context::Context,
     error::{Errno, Result, code, pointer},
     import::KnownMr,
-    lkey_table::Region,
+    lkey_table::{LkeyTable, Region},
     session::{Arrived, Session},
     shared_memory::{Held, Memory},
     stubs::set_errno,
@@ -253,6 +253,19 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register(pd, addr, length, iova, access) })
 }
 
+/// Takes a region out of its table before the engine changes it, so that another thread's post does
+/// not copy from memory that is registered no more. What has arrived for it is there then.
+fn hide(context: &Context, lkey: u32) -> (&LkeyTable, Option<Region>) {
+    let table = context.table_of(lkey);
+    // Regions without memory are in no table.
+    let known = table.find_settled(lkey);
+    if known.is_some() {
+        context.settle_completions();
+    }
+    table.remove(lkey);
+    (table, known)
+}
+
 /// Ends a registration: after it returns, the daemon does not access the memory any more.
 ///
 /// # Safety
@@ -265,10 +278,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
         return 0;
     }
-    let table = context.table_of(lkey);
-    let known = table.find_settled(lkey);
-    // First, so that another thread's post does not copy from memory that is no longer registered.
-    table.remove(lkey);
+    let (table, known) = hide(context, lkey);
     let request = Request::DeregMr { mr: handle };
     let result = context.shared.dispose(&context.session, &request, handle, |known| &mut known.mrs);
     match (result, known) {
@@ -323,10 +333,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     };
     // SAFETY: by contract.
     let context = unsafe { Context::of(object.ibv.context) };
-    let old = context.table_of(object.ibv.lkey);
-    // Regions without memory are in no table.
-    let known = old.find_settled(object.ibv.lkey);
-    old.remove(object.ibv.lkey);
+    let (old, known) = hide(context, object.ibv.lkey);
     let held = if moves { Memory::hold(addr.addr(), length) } else { None };
     let result = context.session.call(&request, keys_of);
     if let Ok((handle, lkey, rkey)) = result {

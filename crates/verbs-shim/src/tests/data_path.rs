@@ -7,13 +7,15 @@ use rnic_abi::{
     wqe::{RecvControl, SendControl, Sge},
 };
 use verbs_abi::{
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPT_UD, IBV_SEND_FENCE,
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_SEND,
-    IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_TSO,
+    IBV_ACCESS_ON_DEMAND, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPT_UD,
+    IBV_REREG_MR_CHANGE_ACCESS, IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED,
+    IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_SEND, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+    IBV_WR_TSO,
 };
 
 use super::*;
+use crate::mr::ibv_rereg_mr;
 
 fn decode(words: &[u64]) -> SendControl {
     SendControl::decode(words[..8].try_into().unwrap(), words.len()).unwrap()
@@ -226,6 +228,37 @@ fn a_receive_slot_is_free_once_its_completion_is_polled() {
     assert_eq!(memory[..8], data[..8]);
     assert_eq!(memory[32..44], data[8..]);
     assert_eq!(world.receive(4, &mut sges), 0);
+}
+
+#[test]
+fn data_that_has_arrived_is_there_when_its_memory_is_registered_no_more() {
+    type End = fn(*mut ibv_mr) -> c_int;
+    // SAFETY: a region of the test's own.
+    let dereg: End = |mr| unsafe { ibv_dereg_mr(mr) };
+    let rereg: End = |mr| {
+        let change = IBV_REREG_MR_CHANGE_ACCESS;
+        let rights = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND).cast_signed();
+        // SAFETY: as above.
+        unsafe { ibv_rereg_mr(mr, change, ptr::null_mut(), ptr::null_mut(), 0, rights) }
+    };
+    for end in [dereg, rereg] {
+        let world = World::new();
+        let mut memory = vec![0; 8];
+        let mr = world.register(&mut memory);
+        assert_eq!(world.receive(7, &mut [sge_of(&memory, mr)]), 0);
+        in_receive_queue(&world, |queue| queue.release(1));
+        let mut cqe = world.receive_cqe(0, 7);
+        cqe.byte_len = 8;
+        assert!(cqe.carry(&[5; 8]));
+        world.complete(&cqe);
+        assert_eq!(end(mr), 0);
+        assert_eq!(memory, [5; 8]);
+        // It is the program's again.
+        memory.fill(6);
+        let wc = world.poll();
+        assert_eq!((wc.len(), wc[0].wr_id, wc[0].byte_len), (1, 7, 8));
+        assert_eq!(memory, [6; 8], "it is not copied again");
+    }
 }
 
 /// The engine's side of the world's receive queue.

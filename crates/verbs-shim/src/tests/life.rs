@@ -64,6 +64,7 @@ fn a_forked_child_leaves_the_parents_objects_alone() {
         unsafe {
             ibv_destroy_qp(world.qp) == 0
                 && ibv_destroy_cq(world.cq) == 0
+                && ibv_destroy_comp_channel(world.channel) == 0
                 && ibv_close_device(world.context) == 0
         }
     });
