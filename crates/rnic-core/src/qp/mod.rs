@@ -229,8 +229,8 @@ impl Qp {
             self.enter_error(ctx);
             return;
         }
-        let is_retimed = self.attr.timeout != attr.timeout;
-        self.attr = attr;
+        let before = std::mem::replace(&mut self.attr, attr);
+        let is_retimed = before.timeout != attr.timeout;
         self.attr.cur_state = to;
         if is_retimed {
             self.restart_timer(ctx);
@@ -254,7 +254,10 @@ impl Qp {
                 self.attr.sq_draining = true;
             }
             (QpState::Sqd, QpState::Rts) => self.attr.sq_draining = false,
-            (QpState::Sqd, QpState::Sqd) => self.responder.resize(&self.attr),
+            (QpState::Sqd, QpState::Sqd) => {
+                self.responder.resize(&self.attr);
+                self.requester.change_retries(&before, &self.attr);
+            }
             (QpState::Sqe, QpState::Rts) => self.resume_sends(ctx),
             _ => {}
         }

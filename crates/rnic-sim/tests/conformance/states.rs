@@ -9,7 +9,7 @@ use rnic_sim::dialogue::{Dialogue, PEER, PEER_QPN, Say};
 use rnic_sim::pair::End;
 use rnic_sim::port::PortConfig;
 use rnic_sim::verbs::Connection;
-use roce_wire::{Opcode, Position};
+use roce_wire::{NakCode, Opcode, Position};
 
 fn flushed(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     wr_ids.into_iter().map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect()
@@ -231,6 +231,46 @@ fn a_queue_is_not_drained_in_the_middle_of_a_message() {
     assert!(events.len() > 1 && events.iter().all(Vec::is_empty), "{events:?}");
     assert_eq!(statuses(&d.sent()), ok([1]));
     assert_eq!(d.events(), [AsyncEventType::SqDrained]);
+}
+
+#[test]
+fn retries_that_are_changed_while_nothing_is_sent_count_at_once() {
+    for (rnr_retry, changed) in [(0, 7), (7, 0)] {
+        let mut d = Dialogue::new(Connection { rnr_retry, ..small_mtu() });
+        drain(&mut d);
+        let attr = QpAttr { state: QpState::Sqd, rnr_retry: changed, ..QpAttr::default() };
+        let qp = d.nic.qp;
+        d.world.host(0).modify(qp, AttrMask::STATE | AttrMask::RNR_RETRY, attr, None).unwrap();
+        set_state(&mut d, QpState::Rts);
+        d.post(&send(&d, 1, 10));
+        d.expect(Opcode::RcSendOnly, d.our_psn(0));
+        d.say(&Say::rnr_nak(1, d.our_psn(0), 0));
+        if changed == 0 {
+            assert_eq!(statuses(&d.sent()), [(1, WcStatus::RnrRetryExcErr)]);
+            continue;
+        }
+        d.expect(Opcode::RcSendOnly, d.our_psn(0));
+        d.say(&Say::ack(d.our_psn(0), 1));
+        assert_eq!(statuses(&d.sent()), ok([1]));
+    }
+    for (retry_cnt, changed) in [(0, 7), (7, 0)] {
+        let mut d = Dialogue::new(Connection { retry_cnt, ..small_mtu() });
+        drain(&mut d);
+        let attr = QpAttr { state: QpState::Sqd, retry_cnt: changed, ..QpAttr::default() };
+        let qp = d.nic.qp;
+        d.world.host(0).modify(qp, AttrMask::STATE | AttrMask::RETRY_CNT, attr, None).unwrap();
+        set_state(&mut d, QpState::Rts);
+        d.post(&send(&d, 1, 10));
+        d.expect(Opcode::RcSendOnly, d.our_psn(0));
+        d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
+        if changed == 0 {
+            assert_eq!(statuses(&d.sent()), [(1, WcStatus::RetryExcErr)]);
+            continue;
+        }
+        d.expect(Opcode::RcSendOnly, d.our_psn(0));
+        d.say(&Say::ack(d.our_psn(0), 1));
+        assert_eq!(statuses(&d.sent()), ok([1]));
+    }
 }
 
 #[test]

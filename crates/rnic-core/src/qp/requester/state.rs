@@ -173,6 +173,16 @@ impl Requester {
         };
     }
 
+    /// SQD -> SQD. What was changed is all there, as after progress.
+    pub(crate) fn change_retries(&mut self, before: &QpAttr, attr: &QpAttr) {
+        if before.retry_cnt != attr.retry_cnt {
+            self.retries = attr.retry_cnt;
+        }
+        if before.rnr_retry != attr.rnr_retry {
+            self.rnr_retries = attr.rnr_retry;
+        }
+    }
+
     /// The QP goes to ERR.
     pub(crate) fn stop(&mut self) {
         self.wait = None;
