@@ -287,8 +287,10 @@ impl Regions {
         access: AccessFlags,
     ) -> Result<Mapped, Refused> {
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
-        // First: what is mapped is allocated, too.
-        let wanted = [(Resource::SharedBytes, length), (Resource::Mappings, 1)];
+        // First: what is mapped is allocated, too, in whole pages.
+        let page = rustix::param::page_size() as u64;
+        let bytes = length.saturating_add(offset % page).div_ceil(page).saturating_mul(page);
+        let wanted = [(Resource::SharedBytes, bytes), (Resource::Mappings, 1)];
         let charges = self.account.take_all(wanted)?;
         let mapping = Mapping::new(file, offset, length, writable)
             .map_err(refused_by_kernel("the memory file cannot be used"))?;
