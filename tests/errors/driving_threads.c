@@ -314,6 +314,53 @@ static void driving_polls_are_not_cancelled(void)
 	say("%s, %d messages", polled && !err ? "polled" : "cancelled in a poll", messages());
 }
 
+static struct ibv_comp_channel *channel;
+
+static void *waits_for_completions(void *unused)
+{
+	struct ibv_cq *cq;
+	void *cq_context;
+
+	begun = true;
+	ibv_get_cq_event(channel, &cq, &cq_context);
+	return unused;
+}
+
+static void *waits_for_events(void *unused)
+{
+	struct ibv_async_event event;
+
+	begun = true;
+	ibv_get_async_event(bench.a.ctx, &event);
+	return unused;
+}
+
+/* A wait for events is where a thread ends that is cancelled. */
+static void driving_waits_are_cancelled(void)
+{
+	void *(*const waits[])(void *) = { waits_for_completions, waits_for_events };
+	int cancelled = 0;
+
+	ready_to_drive();
+	channel = ibv_create_comp_channel(bench.a.ctx);
+	if (!channel)
+		die("ibv_create_comp_channel: %s", strerror(errno));
+	for (int i = 0; i < 2; i++) {
+		pthread_t thread;
+		void *end;
+
+		begun = false;
+		start(&thread, NULL, waits[i]);
+		while (!begun)
+			usleep(100);
+		usleep(10000);
+		pthread_cancel(thread);
+		pthread_join(thread, &end);
+		cancelled += end == PTHREAD_CANCELED;
+	}
+	say("%d cancelled, %s, %d messages", cancelled, ibv_destroy_comp_channel(channel) ? "busy" : "destroyed", messages());
+}
+
 static void *sends_soon(void *unused)
 {
 	usleep(1500);
@@ -356,6 +403,7 @@ const struct mistake driving_threads[] = {
 	{ "driving_computes", driving_computes },
 	{ "driving_cancelled", driving_cancelled },
 	{ "driving_polls_are_not_cancelled", driving_polls_are_not_cancelled },
+	{ "driving_waits_are_cancelled", driving_waits_are_cancelled },
 	{ "driving_ends_before_it_begins", driving_ends_before_it_begins },
 	{ 0 },
 };

@@ -256,7 +256,7 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
 }
 
 /// What programs do that drive, and what they print then: `tests/errors/driving.c`.
-const DRIVING: [(&str, &str); 13] = [
+const DRIVING: [(&str, &str); 14] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
     ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
@@ -273,6 +273,7 @@ const DRIVING: [(&str, &str); 13] = [
     ("driving_computes", "in time: 4 posted by itself, 4 by another thread"),
     ("driving_cancelled", "2000 messages after 10 threads"),
     ("driving_polls_are_not_cancelled", "polled, 200 messages"),
+    ("driving_waits_are_cancelled", "2 cancelled, destroyed, 200 messages"),
     ("driving_closes_standard_input", "standard input is free, 200 messages"),
 ];
 /// Another one, which is told not to drive.
