@@ -113,16 +113,17 @@ pub struct DeviceWire {
 impl DeviceWire {
     fn new(mode: String, links: Links, hops: HopTable) -> Self {
         let (shared, joiner) = (links.shared.clone(), links.joiner);
-        let inner = around(Composite::new(links), hops);
-        Self {
-            mode,
-            inner,
-            joiner,
-            shards: Shards::default(),
-            was_refused: false,
-            was_ours: false,
-            shared,
-        }
+        Self::of(mode, around(Composite::new(links), hops), joiner, shared)
+    }
+
+    fn of(
+        mode: String,
+        inner: FaultWire<Composite>,
+        joiner: Joiner,
+        shared: Option<Arc<SteeredPort>>,
+    ) -> Self {
+        let (shards, was_refused, was_ours) = (Shards::default(), false, false);
+        Self { mode, inner, joiner, shards, was_refused, was_ours, shared }
     }
 
     /// That of a further shard with sockets of its own, which the daemon
@@ -135,9 +136,7 @@ impl DeviceWire {
         let joiner = Joiner::Sockets { interface: scope_id };
         let links = Links { joiner, outside: Some(link), local: None, shared: None };
         let inner = around(Composite::of_shard(links), HopTable::default());
-        let (mode, shards) = ("udp".to_owned(), Shards::default());
-        let (was_refused, was_ours) = (false, false);
-        Ok(Self { mode, inner, joiner, shards, was_refused, was_ours, shared: None })
+        Ok(Self::of("udp".to_owned(), inner, joiner, None))
     }
 
     /// Where further shards have sockets of their own; without, frames are handed over to them.

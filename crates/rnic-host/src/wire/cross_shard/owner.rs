@@ -7,7 +7,7 @@ use crate::wire::LinkCounters;
 use rnic_abi::hand_over::{Broken, Consumer, Producer};
 use rnic_abi::os::EventFd;
 use rnic_abi::words::Words;
-use rnic_core::ports::{HopId, RxTrain, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{HopId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,9 +92,9 @@ pub(super) struct Stuck {
 }
 
 impl Branch {
-    /// The wire has no room for a train. Whether it waits in the ring: not for ever, as what is
+    /// The wire has no room for a train. Whether it may wait in the ring: not for ever, as what is
     /// behind it may go another way.
-    fn is_refused(&mut self, stays_on_host: bool) -> bool {
+    fn may_wait(&mut self, stays_on_host: bool) -> bool {
         let new = Stuck { stays_on_host, since: Instant::now() };
         let stuck = self.stuck.filter(|old| old.stays_on_host == stays_on_host).unwrap_or(new);
         self.stuck = Some(stuck);
@@ -272,14 +272,15 @@ impl<W: Wire> Turn<'_, W> {
             let Some((slot, entry)) = branch.trains.take()? else { break };
             let decoded = decode_tx(&entry, &self.caps, self.own, TRAINS.bytes);
             if let Ok((train, len)) = decoded {
-                self.scratch.resize(len, 0);
-                branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
                 let stays_on_host = train.hop == HopId::LOCAL;
-                if reserve(self.wire, &train, self.scratch).is_some() {
+                if let Some(place) = self.wire.reserve(&train) {
+                    self.scratch.resize(len, 0);
+                    branch.bytes.copy_out(slot * TRAINS.bytes, self.scratch);
+                    fill(self.wire, &place, self.scratch, &train);
                     branch.has_sent(stays_on_host);
                     sent += 1;
                     branch.stats.tx_bytes.fetch_add(len as u64, Ordering::Relaxed);
-                } else if branch.is_refused(stays_on_host) {
+                } else if branch.may_wait(stays_on_host) {
                     branch.waits = branch.trains.put_back();
                     break;
                 } else {
@@ -298,18 +299,16 @@ impl<W: Wire> Turn<'_, W> {
     }
 }
 
-/// Copies a train's datagrams to where the wire wants them; `None` when it has no room.
-fn reserve(wire: &mut impl Wire, train: &TxTrain, bytes: &[u8]) -> Option<()> {
-    let slot = wire.reserve(train)?;
-    let arena = wire.tx(slot.arena);
-    let mut at = slot.offset as usize;
+/// Copies a train's datagrams to where the wire wants them.
+fn fill(wire: &mut impl Wire, place: &TxSlot, bytes: &[u8], train: &TxTrain) {
+    let arena = wire.tx(place.arena);
+    let mut at = place.offset as usize;
     for datagram in bytes.chunks(train.segment_len.max(1) as usize) {
         if let Some(to) = arena.get_mut(at..at + datagram.len()) {
             to.copy_from_slice(datagram);
         }
-        at += slot.stride as usize;
+        at += place.stride as usize;
     }
-    Some(())
 }
 
 impl ShardRx {
