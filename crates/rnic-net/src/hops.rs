@@ -12,8 +12,6 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The destination is the device itself.
-pub const LOOPBACK: HopId = HopId::LOCAL;
 /// The kernel finds the way: only for wires that send through its UDP sockets.
 pub(crate) const KERNEL: HopId = HopId(1);
 
@@ -265,7 +263,7 @@ mod tests {
         let key = HopKey { neighbour, ifindex: 3, priority: 5 };
         let hop = Hop { dst_mac: A, src_mac: B, vlan: Some(VlanTag::new(5, 4094)) };
         let (id, _hold) = hops.learn(key, hop).unwrap();
-        assert!(id != LOOPBACK && id != KERNEL);
+        assert!(id != HopId::LOCAL && id != KERNEL);
         assert_eq!(hops.get(id), Some(hop));
         hops.refresh(neighbour, 4, B);
         assert_eq!(hops.get(id), Some(hop), "another interface's neighbour");

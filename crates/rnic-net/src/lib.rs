@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use claims::Claims;
 #[cfg(test)]
 use hops::KERNEL;
-pub use hops::{Hold, Hop, HopTable, LOOPBACK};
+pub use hops::{Hold, Hop, HopTable};
 pub use interface::Interface;
 
 /// Which interface and addresses the device has.

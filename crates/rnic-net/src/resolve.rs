@@ -1,7 +1,7 @@
 //! From an address handle to a path: route, neighbour, next hop.
 
 use super::gids::Served;
-use super::hops::{Hold, Hop, HopKey, KERNEL, LOOPBACK};
+use super::hops::{Hold, Hop, HopKey, KERNEL};
 use super::neighbour::{self, Known};
 use super::netlink::{self, Netlink, RTM_GETROUTE, RTM_NEWROUTE, Request, u32_at};
 use super::{Interface, Network, interface};
@@ -84,7 +84,7 @@ impl Network {
             df: true,
         };
         let (hop, hold) = match is_local {
-            true => (LOOPBACK, Hold::nothing()),
+            true => (HopId::LOCAL, Hold::nothing()),
             false => self.next_hop(source, dst, ah.sl, kernel_sends)?,
         };
         Ok((Path { attr: *ah, flow, hop }, hold))

@@ -2,6 +2,7 @@
 
 use super::*;
 use rnic_abi::verbs::AhAttr;
+use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, ROCE_PORT, VlanTag};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ fn what_cannot_be_reached_is_refused_with_a_reason() {
     let here = refusal(to("10.99.0.1", 0));
     assert!(here.message.contains("not of this device"), "{here}");
     let (own, _) = pair.a.run(|| network.resolve(&to(&V4_A.to_string(), 0))).unwrap();
-    assert_eq!(own.hop, LOOPBACK);
+    assert_eq!(own.hop, HopId::LOCAL);
 }
 
 #[test]

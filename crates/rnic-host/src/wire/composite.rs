@@ -8,7 +8,7 @@ use super::{
     OUTSIDE, train_len,
 };
 use groups::Groups;
-use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_core::ports::{ArenaId, HopId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
@@ -246,8 +246,8 @@ impl Wire for Composite {
             return None;
         }
         let slot = match train.hop {
-            rnic_net::LOOPBACK if train.to_self || !self.is_shared => self.loopback.reserve(train),
-            rnic_net::LOOPBACK => self.reserve_local(train),
+            HopId::LOCAL if train.to_self || !self.is_shared => self.loopback.reserve(train),
+            HopId::LOCAL => self.reserve_local(train),
             _ if train.flow.dst.is_multicast() => self.reserve_for_group(train),
             _ => self.reserve_outside(train),
         }?;

@@ -39,11 +39,13 @@ fn start(namespace: &Namespace, config: WireConfig) -> (Arc<Network>, DeviceWire
 /// From a device to itself.
 pub(super) fn loopback_path() -> Path {
     let address = IpAddr::from([127, 0, 0, 1]);
-    Path {
-        attr: AhAttr::default(),
-        flow: Flow::new(address, address, 0xc001),
-        hop: rnic_net::LOOPBACK,
-    }
+    Path { attr: AhAttr::default(), flow: Flow::new(address, address, 0xc001), hop: HopId::LOCAL }
+}
+
+/// One datagram on that path, to an engine's own queue pair.
+pub(super) fn train_to_itself(len: u32) -> TxTrain {
+    let Path { flow, hop, .. } = loopback_path();
+    TxTrain { flow, hop, segments: 1, segment_len: len, last_len: len, ip_id: 0, to_self: true }
 }
 
 /// Both ends of a veth pair, with paths to each other; `None` without root.
@@ -220,7 +222,7 @@ fn the_device_reaches_itself() {
     let Some((pair, mut side, _other)) = pair_of(PACKET, UDP, 4200) else { return };
     let network = side.network();
     let (path, _hold) = pair.a.run(|| exchange::path(network, V4_A));
-    assert_eq!(path.hop, rnic_net::LOOPBACK);
+    assert_eq!(path.hop, HopId::LOCAL);
     let mut seen = Seen::default();
     let shape = Shape { count: 15, len: 4136, last: 1000 };
     for round in 0..50 {
@@ -262,9 +264,7 @@ fn the_way_outside_is_heard_beside_a_busy_loopback() {
 #[test]
 fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
     let mut wire = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
-    let Path { flow, hop, .. } = loopback_path();
-    let (segment_len, last_len) = (1040, 1040);
-    let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };
+    let train = train_to_itself(1040);
     let stays_internal = |wire: &mut DeviceWire| {
         let mut trains = Vec::with_capacity(8);
         wire.receive(&mut trains);
@@ -289,9 +289,7 @@ fn what_anybody_looks_at_or_disturbs_is_made_as_for_outside() {
 #[test]
 fn what_was_held_back_when_faults_end_is_no_internal_train() {
     let mut wire = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
-    let Path { flow, hop, .. } = loopback_path();
-    let (segment_len, last_len) = (1040, 1040);
-    let train = TxTrain { flow, hop, segments: 1, segment_len, last_len, ip_id: 0, to_self: true };
+    let train = train_to_itself(1040);
     let delay = "delay:1ms,dir=sent".parse().unwrap();
     wire.change_faults(crate::wire::FaultChange::Add(vec![delay], None)).unwrap();
     wire.reserve(&train).unwrap();

@@ -1,7 +1,6 @@
 use super::*;
-use crate::wire::tests::loopback_path;
+use crate::wire::tests::{loopback_path, train_to_itself};
 use rnic_core::ports::{Range, RxIpId};
-use std::net::Ipv4Addr;
 
 /// A link on which more arrives than is taken.
 struct Busy;
@@ -61,17 +60,7 @@ impl Link for Busy {
 fn each_way_is_heard_beside_the_others() {
     let (outside, local) = (Some(Box::new(Busy) as Box<dyn Link>), Some(Box::new(Busy) as _));
     let mut wire = Composite::new(Links { outside, local, ..Links::default() });
-    let flow = loopback_path().flow;
-    assert_eq!(flow.dst, Ipv4Addr::LOCALHOST);
-    let train = TxTrain {
-        flow,
-        hop: rnic_net::LOOPBACK,
-        segments: 1,
-        segment_len: 16,
-        last_len: 16,
-        ip_id: 0,
-        to_self: true,
-    };
+    let train = train_to_itself(16);
     let mut heard = [0; 3];
     let mut trains = Vec::with_capacity(64);
     for _ in 0..2 * LOOK_EVERY {
