@@ -61,6 +61,15 @@ pub(crate) struct CqState {
     pub(crate) empty_polls: u32,
 }
 
+impl CqState {
+    /// Takes all completions out of the ring.
+    fn stash_all(&mut self) {
+        while let Some(cqe) = self.ring.poll() {
+            self.stash.push_back(cqe);
+        }
+    }
+}
+
 // SAFETY: the public part is changed by programs under their own rules; the rest is atomics and
 // locks.
 unsafe impl Sync for Cq {}
@@ -189,9 +198,7 @@ impl Cq {
 
     fn forget(&self, is_gone: impl Fn(&Cqe) -> bool) {
         self.state.visit(|state| {
-            while let Some(cqe) = state.ring.poll() {
-                state.stash.push_back(cqe);
-            }
+            state.stash_all();
             state.stash.retain(|cqe| !is_gone(cqe) || self.give_up(cqe));
         });
     }
@@ -200,9 +207,7 @@ impl Cq {
     /// another thread has the queue.
     pub(crate) fn settle(&self) -> bool {
         let settled = self.state.try_visit(|state| {
-            while let Some(cqe) = state.ring.poll() {
-                state.stash.push_back(cqe);
-            }
+            state.stash_all();
             for cqe in state.stash.iter_mut().filter(|cqe| cqe.carried_len() > 0) {
                 // SAFETY: as in `give_up`.
                 let queue = unsafe { self.context().records.get(cqe.record).as_ref() };
