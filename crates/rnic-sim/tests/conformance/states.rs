@@ -233,43 +233,43 @@ fn a_queue_is_not_drained_in_the_middle_of_a_message() {
     assert_eq!(d.events(), [AsyncEventType::SqDrained]);
 }
 
+/// The numbers of retries are those of a connection first, and others after the queue was drained.
+/// A send that is refused then is sent again, or fails.
+fn retries_change(
+    first: Connection,
+    (mask, then): (AttrMask, QpAttr),
+    refusal: fn(&Dialogue) -> Say,
+    fails: Option<WcStatus>,
+) {
+    let mut d = Dialogue::new(first);
+    drain(&mut d);
+    let (qp, attr) = (d.nic.qp, QpAttr { state: QpState::Sqd, ..then });
+    d.world.host(0).modify(qp, AttrMask::STATE | mask, attr, None).unwrap();
+    set_state(&mut d, QpState::Rts);
+    d.post(&send(&d, 1, 10));
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+    d.say(&refusal(&d));
+    if let Some(status) = fails {
+        assert_eq!(statuses(&d.sent()), [(1, status)]);
+        return;
+    }
+    d.expect(Opcode::RcSendOnly, d.our_psn(0));
+    d.say(&Say::ack(d.our_psn(0), 1));
+    assert_eq!(statuses(&d.sent()), ok([1]));
+}
+
 #[test]
 fn retries_that_are_changed_while_nothing_is_sent_count_at_once() {
-    for (rnr_retry, changed) in [(0, 7), (7, 0)] {
-        let mut d = Dialogue::new(Connection { rnr_retry, ..small_mtu() });
-        drain(&mut d);
-        let attr = QpAttr { state: QpState::Sqd, rnr_retry: changed, ..QpAttr::default() };
-        let qp = d.nic.qp;
-        d.world.host(0).modify(qp, AttrMask::STATE | AttrMask::RNR_RETRY, attr, None).unwrap();
-        set_state(&mut d, QpState::Rts);
-        d.post(&send(&d, 1, 10));
-        d.expect(Opcode::RcSendOnly, d.our_psn(0));
-        d.say(&Say::rnr_nak(1, d.our_psn(0), 0));
-        if changed == 0 {
-            assert_eq!(statuses(&d.sent()), [(1, WcStatus::RnrRetryExcErr)]);
-            continue;
-        }
-        d.expect(Opcode::RcSendOnly, d.our_psn(0));
-        d.say(&Say::ack(d.our_psn(0), 1));
-        assert_eq!(statuses(&d.sent()), ok([1]));
-    }
-    for (retry_cnt, changed) in [(0, 7), (7, 0)] {
-        let mut d = Dialogue::new(Connection { retry_cnt, ..small_mtu() });
-        drain(&mut d);
-        let attr = QpAttr { state: QpState::Sqd, retry_cnt: changed, ..QpAttr::default() };
-        let qp = d.nic.qp;
-        d.world.host(0).modify(qp, AttrMask::STATE | AttrMask::RETRY_CNT, attr, None).unwrap();
-        set_state(&mut d, QpState::Rts);
-        d.post(&send(&d, 1, 10));
-        d.expect(Opcode::RcSendOnly, d.our_psn(0));
-        d.say(&Say::nak(NakCode::PsnSequence, d.our_psn(0), 0));
-        if changed == 0 {
-            assert_eq!(statuses(&d.sent()), [(1, WcStatus::RetryExcErr)]);
-            continue;
-        }
-        d.expect(Opcode::RcSendOnly, d.our_psn(0));
-        d.say(&Say::ack(d.our_psn(0), 1));
-        assert_eq!(statuses(&d.sent()), ok([1]));
+    for (before, after) in [(0, 7), (7, 0)] {
+        let fails = |status| (after == 0).then_some(status);
+        let first = Connection { rnr_retry: before, ..small_mtu() };
+        let then = (AttrMask::RNR_RETRY, QpAttr { rnr_retry: after, ..QpAttr::default() });
+        let refusal = |d: &Dialogue| Say::rnr_nak(1, d.our_psn(0), 0);
+        retries_change(first, then, refusal, fails(WcStatus::RnrRetryExcErr));
+        let first = Connection { retry_cnt: before, ..small_mtu() };
+        let then = (AttrMask::RETRY_CNT, QpAttr { retry_cnt: after, ..QpAttr::default() });
+        let refusal = |d: &Dialogue| Say::nak(NakCode::PsnSequence, d.our_psn(0), 0);
+        retries_change(first, then, refusal, fails(WcStatus::RetryExcErr));
     }
 }
 
