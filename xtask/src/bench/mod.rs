@@ -312,7 +312,7 @@ fn quietest(
     (set, probe): (&Set, &Probe),
     tries: usize,
 ) -> Outcome {
-    let mut best: Option<(Reading, f64, f64)> = None;
+    let mut best: Option<(f64, Measured)> = None;
     for _ in 0..tries {
         let Some(before) = distance.settle()? else { break };
         let watch = Watch::start(&set.pids())?;
@@ -323,18 +323,15 @@ fn quietest(
         if !distance.is_near(took) {
             continue;
         }
-        if best.as_ref().is_none_or(|(_, least, _)| disturbance < *least) {
-            best = Some((reading, disturbance, took));
+        let disturbed = disturbance > DISTURBED;
+        if best.as_ref().is_none_or(|(least, _)| disturbance < *least) {
+            best = Some((disturbance, Measured { reading, disturbed, took: Some(took) }));
         }
-        if disturbance <= DISTURBED {
+        if !disturbed {
             break;
         }
     }
-    Ok(best.map(|(reading, disturbance, took)| Measured {
-        reading,
-        disturbed: disturbance > DISTURBED,
-        took: Some(took),
-    }))
+    Ok(best.map(|(_, measured)| measured))
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(super) struct CpuSharing {
     /// The engine goes where programs are.
     follows: bool,
     affinity: Affinity,
-    /// Slices mean something.
+    /// Slices mean something. Asked at first: later a filter may not let the thread ask.
     is_scheduled_fairly: bool,
     /// Some programs are in another scheduling group.
     other_group: bool,
