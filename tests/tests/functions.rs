@@ -252,6 +252,16 @@ fn what_a_program_that_ends_has_received_is_acknowledged() -> Result<()> {
         let pingpong = Dialogue::new("ibv_rc_pingpong -n 200");
         pingpong.run(&pair.left, &pair.right).with_context(|| format!("round {round}"))?;
     }
+    // Also where nothing of it runs at its end, as long as it does not answer.
+    for round in 0..10 {
+        let port = next_port();
+        let left = stream(&pair.left, &format!("-p {port} -T 14 -r 7 vanish"))?;
+        let to = pair.left.address();
+        let right = stream(&pair.right, &format!("-p {port} -T 14 -r 7 vanish {to}"))?;
+        let (received, sent) = (left.wait()?, right.wait()?);
+        ensure!(received.success(), "round {round}: {received}");
+        ensure!(sent.stdout.trim() == "all acknowledged", "round {round}: {sent}");
+    }
     pair.stop()
 }
 

@@ -9,6 +9,7 @@ static const struct {
 } roles[] = {
 	{ "stream", "move data to and from HOST until a completion fails", stream },
 	{ "leave", "do the same for a moment, then end without destroying anything", stream_and_leave },
+	{ "vanish", "receive messages from a peer, or send them to HOST, and end by _exit with the last one", vanishes },
 	{ "fork", "fork children that use, destroy, close and misuse what they inherit", forks },
 	{ "orphan", "leave a child that keeps every descriptor open", orphan },
 	{ "exec", "replace itself by another program (exec)", becomes_another },

@@ -17,6 +17,8 @@ void pair_transfer(struct pair *p, int count);
 /* stream.c: between two processes */
 int stream(const struct rc_options *opt);
 int stream_and_leave(const struct rc_options *opt);
+/* vanish.c */
+int vanishes(const struct rc_options *opt);
 /* process.c: what processes do to themselves */
 int forks(const struct rc_options *opt);
 int orphan(const struct rc_options *opt);

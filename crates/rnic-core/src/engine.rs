@@ -62,6 +62,8 @@ pub struct Turn {
     pub placed: bool,
     /// Doorbells rang.
     pub rang: bool,
+    /// Some of them those of send queues.
+    pub posted: bool,
     /// There is more to do right now: do not sleep.
     pub more: bool,
 }
@@ -81,6 +83,7 @@ impl Turn {
             completed: self.completed || other.completed,
             placed: self.placed || other.placed,
             rang: self.rang || other.rang,
+            posted: self.posted || other.posted,
             more: self.more || other.more,
         }
     }
@@ -133,7 +136,7 @@ impl Engine {
         let told = self.notify(ports.host);
         let completed = self.shared.counters.completions != completions_before;
         let placed = self.shared.placed;
-        Turn { worked: received || told, completed, placed, rang: false, more }
+        Turn { worked: received || told, completed, placed, more, ..Turn::default() }
     }
 
     /// The second half of a turn: doorbells, timers, and everything that leaves.
@@ -144,7 +147,7 @@ impl Engine {
         tap: &mut T,
     ) -> Turn {
         let completions_before = self.shared.counters.completions;
-        let (rang, doorbells_more) = self.doorbells(now, tap);
+        let (rang, posted, doorbells_more) = self.doorbells(now, tap);
         // After a pause, the answer that a timer waits for may lie behind more than one turn takes.
         let patient = (1..=PATIENT_TURNS).contains(&self.behind);
         // Rule: ArrivalsBeforeTimers
@@ -156,7 +159,7 @@ impl Engine {
         let completed = self.shared.counters.completions != completions_before;
         let worked = rang || expired || sent.worked || told;
         let more = doorbells_more || sent.more;
-        Turn { worked, completed, placed: false, rang, more }
+        Turn { worked, completed, placed: false, rang, posted, more }
     }
 
     /// When [`turn`](Self::turn) must be called even if nothing arrives and no doorbell rings.
@@ -221,11 +224,12 @@ impl Engine {
     }
 
     /// QPs whose doorbell rang become active.
-    fn doorbells<T: Tap>(&mut self, now: Instant, tap: &mut T) -> (bool, bool) {
+    fn doorbells<T: Tap>(&mut self, now: Instant, tap: &mut T) -> (bool, bool, bool) {
         let Shared { clients, active, counters, config, .. } = &mut self.shared;
-        let mut rang = 0;
+        let (mut rang, mut posted) = (0, false);
         let more = clients.take_doorbells(now, config.park_after_nanos, |owner| {
             rang += 1;
+            posted |= matches!(owner, RecordOwner::Sq(_));
             let (RecordOwner::Sq(slot) | RecordOwner::Rq(slot)) = owner else { return };
             if let Some(qp) = self.qps.by_slot_mut(slot as usize) {
                 tap.on(now, || qp.rang(owner));
@@ -236,7 +240,7 @@ impl Engine {
             }
         });
         counters.doorbells += rang;
-        (rang > 0, more)
+        (rang > 0, posted, more)
     }
 
     fn timers<T: Tap>(&mut self, now: Instant, tap: &mut T) -> bool {

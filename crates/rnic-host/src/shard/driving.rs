@@ -387,7 +387,7 @@ impl Shard {
     fn driven_turn(&mut self, now: Instant) -> Turned {
         let Some(policy) = &mut self.driving else { return Turned::default() };
         policy.note_turn(now);
-        let may_wait = policy.pace.answers_soon(now);
+        let may_wait = policy.pace.answers();
         let owed = policy.owes.take();
         let is_late = |than| owed.is_some_and(|since: Instant| now >= since.after(than));
         let (answers, must) = (owed.is_some() && !is_late(ANSWER), is_late(pace::PATIENCE));
@@ -407,6 +407,7 @@ impl Shard {
         self.use_copies(Use::No);
         if let Some(policy) = &mut self.driving {
             policy.owes = (!departs).then_some(owed.filter(|_| !answers).unwrap_or(now));
+            policy.pace.posted(now, turn.posted);
             policy.pace.delivered(arrived.delivered().then_some(now));
         }
         let has_lost = self.nic.wire.udp_port().is_none_or(|port| !port.has_copies());

@@ -15,8 +15,8 @@ pub(super) struct Pace {
     absent: Duration,
     /// When the last turn that delivered something began, if that was the last turn.
     delivered: Option<Instant>,
-    /// How often in succession the program took long after such a turn.
-    late: u32,
+    /// How often in succession the program took long after such a turn, or posted nothing.
+    unanswered: u32,
 }
 
 /// A program that is back so soon after a poll that found nothing does nothing between its polls:
@@ -31,17 +31,19 @@ const SHARE: u32 = 4;
 /// When to count anew.
 const WINDOW: Duration = Duration::from_millis(100);
 /// A turn that received something leaves sending to the next turn, so that the program's answer
-/// leaves together with the acknowledgement. Not where the program has taken longer than this after
-/// each of some such turns: its peers would have to wait for it. A single late turn is an
-/// interrupt. Were the acknowledgement sent alone then, a program that answers what is written into
-/// its memory (`ib_write_lat`) would not poll while the answer to its own answer comes.
+/// leaves together with the acknowledgement. Only of a program that answers, which is to say that
+/// it posts before its next poll, and within this time: the peers of another one would wait for
+/// nothing, and those of one that ends at once, by `_exit` or `exec`, would wait for ever.
 pub(super) const PATIENCE: Duration = Duration::from_micros(50);
-const LATE_TURNS: u32 = 4;
+/// After so many turns in succession without an answer the program does not answer. A single one is
+/// an interrupt. Were the acknowledgement sent alone then, a program that answers what is written
+/// into its memory (`ib_write_lat`) would not poll while the answer to its own answer comes.
+const UNANSWERED: u32 = 4;
 
 impl Pace {
     /// Of a program that begins to drive.
     pub(super) fn new(now: Instant) -> Self {
-        Self { left: now, ..Self::default() }
+        Self { left: now, unanswered: UNANSWERED, ..Self::default() }
     }
 
     /// It polls, and found nothing before. True when it does nothing between its polls.
@@ -77,14 +79,19 @@ impl Pace {
         (self.left, self.left_idle) = (now, found_nothing);
     }
 
-    /// Once at the beginning of each turn: whether the program answers soon what a turn delivers.
+    /// Whether the program answers soon what a turn delivers.
     #[inline]
-    pub(super) fn answers_soon(&mut self, now: Instant) -> bool {
+    pub(super) fn answers(&self) -> bool {
+        self.unanswered < UNANSWERED
+    }
+
+    /// Once in each turn, which began now: whether the program had posted something before.
+    #[inline]
+    pub(super) fn posted(&mut self, now: Instant, posted: bool) {
         if let Some(delivered) = self.delivered.take() {
-            let is_late = now >= delivered.after(PATIENCE);
-            self.late = if is_late { self.late.saturating_add(1) } else { 0 };
+            let answered = posted && now < delivered.after(PATIENCE);
+            self.unanswered = if answered { 0 } else { self.unanswered.saturating_add(1) };
         }
-        self.late < LATE_TURNS
     }
 
     /// At the end of each turn: when it began, if it delivered something.
@@ -144,25 +151,36 @@ mod tests {
         assert!(!pace.is_back(at(6)), "there may be more");
     }
 
+    /// A program that polls quickly, before and after a turn that delivers something. Whether it
+    /// is one that answers once it has polled again so long after that turn, in microseconds.
+    fn answers(pace: &mut Pace, start: u64, after: u64, posted: bool) -> bool {
+        let quick = (start..start + 10).map(|when| (when, false, None));
+        let delivers = (start + 10, false, Some(at(start + 10)));
+        for (when, posted, delivered) in quick.chain([delivers, (start + 10 + after, posted, None)])
+        {
+            pace.posted(at(when), posted);
+            pace.delivered(delivered);
+        }
+        pace.answers()
+    }
+
     #[test]
     fn one_late_answer_is_forgiven_and_four_are_not() {
         let mut pace = Pace::new(at(0));
-        // Quick turns that deliver nothing, before and after, change nothing.
-        let mut answers = |start: u64, after: u64| {
-            for quick in 0..10 {
-                pace.answers_soon(at(start + quick));
-                pace.delivered(None);
-            }
-            pace.answers_soon(at(start + 10));
-            pace.delivered(Some(at(start + 10)));
-            let soon = pace.answers_soon(at(start + 10 + after));
-            pace.delivered(None);
-            soon
-        };
-        assert_eq!(
-            [0, 1, 2, 3, 4].map(|round| answers(round * 10_000, 1000)),
-            [true, true, true, false, false]
-        );
-        assert!(answers(60_000, 2) && answers(70_000, 1000));
+        let afters = [2, 1000, 1000, 1000, 1000, 1000, 2];
+        let mut start = (0..).step_by(10_000);
+        let mut answers = |after| answers(&mut pace, start.next().unwrap(), after, true);
+        assert_eq!(afters.map(&mut answers), [true, true, true, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_program_that_has_posted_nothing_after_what_it_received_does_not_answer() {
+        let mut pace = Pace::new(at(0));
+        assert!(!pace.answers(), "it has just begun");
+        assert!(!answers(&mut pace, 10_000, 2, false));
+        assert!(answers(&mut pace, 20_000, 2, true));
+        let rounds = [30_000, 40_000, 50_000, 60_000];
+        let quiet = rounds.map(|start| answers(&mut pace, start, 2, false));
+        assert_eq!(quiet, [true, true, true, false]);
     }
 }
