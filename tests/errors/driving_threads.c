@@ -72,6 +72,8 @@ static void let_faults(int how)
 
 /* Some time before the memory goes, and after the thread has begun to drive. */
 static bool blocks_faults;
+/* The fewest messages that were right meanwhile. */
+static int good_while_blocked = MESSAGES;
 
 /* How a WRITE ends whose source, or whose destination, is gone. */
 static const char *write_without_memory(bool is_source)
@@ -94,8 +96,12 @@ static const char *write_without_memory(bool is_source)
 	}
 	drive();
 	if (blocks_faults) {
+		int good;
+
 		let_faults(SIG_BLOCK);
-		messages();
+		good = messages();
+		if (good < good_while_blocked)
+			good_while_blocked = good;
 	}
 	munmap(pages + PAGE, PAGE);
 	if (ibv_post_send(bench.a.qp, &wr, &bad) || !rc_wait(bench.a.send_cq, &wc, 5000))
@@ -158,7 +164,7 @@ static void driving_blocks_faults(void)
 	ready_to_drive();
 	blocks_faults = true;
 	write_sources_and_destinations(ends);
-	say("source %s, destination %s", ends[0], ends[1]);
+	say("%d messages, source %s, destination %s", good_while_blocked, ends[0], ends[1]);
 }
 
 static void *drives_and_moves(void *unused)

@@ -2,12 +2,13 @@
 //!
 //! The function's threads have a table of descriptors of their own. So a program that closes all
 //! that it does not know, as those do that become services, closes none of them, and its forked
-//! children have no copies, which would keep sockets open that are to hang up. With a kernel or a
-//! sandbox that has no such call, all are in one table.
+//! children have no copies, which would keep sockets open that are to hang up. Where a sandbox allows
+//! no table of their own, there is no function: it would write into files of the program that have got
+//! the numbers of descriptors which the program has closed.
 
 use rnic_abi::os::Connection;
-use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::{fs, io};
 
 /// Gives the calling thread, and those that it starts from now on, a table with nothing but these.
 ///
@@ -18,13 +19,7 @@ pub(crate) unsafe fn alone_with<const N: usize>(
 ) -> io::Result<[Connection; N]> {
     let mut order = numbers;
     order.sort_unstable();
-    if !unshare_above(order.last().copied().unwrap_or(-1)) {
-        // SAFETY: by contract.
-        let copy = |number| unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
-        let copies = numbers.iter().map(|number| Ok(copy(*number)?.into()));
-        let copies: Vec<Connection> = copies.collect::<io::Result<_>>()?;
-        return copies.try_into().map_err(|_| io::ErrorKind::InvalidInput.into());
-    }
+    own_table(order[N - 1])?;
     for between in order.windows(2) {
         close(between[0] + 1, between[1] - 1);
     }
@@ -34,19 +29,49 @@ pub(crate) unsafe fn alone_with<const N: usize>(
     Ok(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }.into()))
 }
 
-/// A table of its own for this thread, without those above a number. False when there is none.
-fn unshare_above(number: RawFd) -> bool {
-    let (next, end) = (number.unsigned_abs() + 1, libc::c_uint::MAX);
+/// A table of its own for this thread, without those above a number.
+fn own_table(number: RawFd) -> io::Result<()> {
+    let next = number.unsigned_abs() + 1;
     // SAFETY: what is closed is closed in the new table only, in which this thread uses none of it.
-    unsafe { libc::syscall(libc::SYS_close_range, next, end, libc::CLOSE_RANGE_UNSHARE) == 0 }
+    let closed = unsafe {
+        let (end, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
+        libc::syscall(libc::SYS_close_range, next, end, flags)
+    };
+    if closed == 0 {
+        return Ok(());
+    }
+    // Before Linux 5.9, and in sandboxes that are as old.
+    // SAFETY: this thread has used no descriptor that it does not get.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        let error = io::Error::last_os_error();
+        let text = format!(
+            "its threads cannot have descriptors of their own (close_range, unshare): {error}"
+        );
+        return Err(io::Error::new(error.kind(), text));
+    }
+    close(number + 1, RawFd::MAX);
+    Ok(())
 }
 
 /// Closes a range, which may be empty, in the table of this thread alone.
 fn close(from: RawFd, to: RawFd) {
-    if from <= to {
-        // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+    if from > to {
+        return;
     }
+    // SAFETY: as above.
+    if unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } != 0 {
+        for number in open_ones().filter(|number| (from..=to).contains(number)) {
+            // SAFETY: as above.
+            unsafe { libc::close(number) };
+        }
+    }
+}
+
+/// The descriptors of this thread, one of which is closed again.
+fn open_ones() -> impl Iterator<Item = RawFd> {
+    let entries = fs::read_dir("/proc/thread-self/fd").into_iter().flatten();
+    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers.collect::<Vec<_>>().into_iter()
 }
 
 /// What goes to standard error, such as the message of a panic, must not get into a socket that

@@ -76,6 +76,17 @@ impl SystemDma {
         self.guard.begin_turn(now);
     }
 
+    /// Another thread makes turns from now on, which may block other signals.
+    pub fn change_thread(&mut self) {
+        self.guard = own::Guard::new();
+    }
+
+    /// Whether this thread copies plainly in this process, and the kernel need not.
+    #[inline]
+    pub fn copies_plainly(&mut self) -> bool {
+        self.guard.holds()
+    }
+
     /// Adds or replaces a space.
     pub fn insert(&mut self, id: SpaceId, space: Space) {
         let at = slot_of(id) as usize;

@@ -46,7 +46,7 @@ impl Guard {
     }
 
     #[inline]
-    fn holds(&mut self) -> bool {
+    pub(super) fn holds(&mut self) -> bool {
         *self.holds.get_or_insert_with(guarded::is_ready)
     }
 }

@@ -254,6 +254,7 @@ impl Shard {
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
         if !goes_on {
             policy.end(now, is_away && did == Did::Work);
+            self.nic.dma.change_thread();
         } else if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) {
             policy.look_for_handlers();
         }
@@ -285,6 +286,7 @@ impl Shard {
         policy.driven.driving.admit(thread);
         if port.has_copies() {
             policy.begin(now);
+            self.nic.dma.change_thread();
             return true;
         }
         let (sockets, changes) = port.sockets();
@@ -351,7 +353,10 @@ impl Shard {
             return withdrawn;
         }
         let at_once = policy.pace.is_back(now);
-        if policy.pace.is_slow() {
+        self.nic.dma.begin_turn(now);
+        // Where this thread blocks the signals of missing pages the kernel would have to copy, which
+        // a sandbox may forbid.
+        if policy.pace.is_slow() || !self.nic.dma.copies_plainly() {
             // The engine's thread takes the engine back.
             policy.driven.driving.withdraw();
             return withdrawn.with(Turned::WAKE, true);
