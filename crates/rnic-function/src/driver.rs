@@ -94,7 +94,8 @@ impl Driver {
                     let turned = side.stack.run(|| side.engine.turn());
                     compiler_fence(Ordering::SeqCst);
                     self.driving.set_turning(false);
-                    turned
+                    // The engine's thread then ends the function.
+                    turned.unwrap_or_else(|_| Turned::default().with(Turned::WAKE, true))
                 }
                 // The engine's thread has just made the offer, and is about to sleep.
                 (Some(side), State::Offered) if !side.engine.is_free() => {

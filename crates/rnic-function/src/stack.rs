@@ -4,8 +4,9 @@
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
-use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
+use std::{io, thread};
 
 /// See the [module](self). Used by one thread at a time.
 #[derive(Debug)]
@@ -40,16 +41,20 @@ impl Stack {
         }
     }
 
-    /// Runs `work` on it. A panic ends the process.
-    pub(crate) fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    /// Runs `work` on it.
+    ///
+    /// # Errors
+    /// When it panics, which has printed its message: behind this stack there are none of our
+    /// frames, but those of the program.
+    pub(crate) fn run<T>(&mut self, work: impl FnOnce() -> T) -> thread::Result<T> {
         struct Call<F, T> {
             work: Option<F>,
-            result: Option<T>,
+            result: Option<thread::Result<T>>,
         }
         extern "C" fn call<F: FnOnce() -> T, T>(data: *mut c_void) {
             // SAFETY: the `Call` below, which is alive and used by nothing else meanwhile.
             let call = unsafe { &mut *data.cast::<Call<F, T>>() };
-            call.result = call.work.take().map(|work| work());
+            call.result = call.work.take().map(|work| catch_unwind(AssertUnwindSafe(work)));
         }
         fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "C" fn(*mut c_void) {
             call::<F, T>
@@ -75,24 +80,38 @@ unsafe fn call_on(_: *mut c_void, entry: extern "C" fn(*mut c_void), data: *mut 
     entry(data);
 }
 
-/// Calls a function on another stack.
-///
-/// # Safety
-/// `top` is the end of one, aligned to 16 bytes, and `entry` may be called with `data`.
+// RBP, which a function keeps, has the caller's stack meanwhile. The frame says so: who walks the
+// stack, as a panic does for its backtrace, finds the caller, and not what happens to be behind the
+// end of this one.
 #[cfg(target_arch = "x86_64")]
-unsafe fn call_on(top: *mut c_void, entry: extern "C" fn(*mut c_void), data: *mut c_void) {
-    // SAFETY: a function keeps r12, in which the caller's stack pointer is meanwhile.
-    unsafe {
-        std::arch::asm!(
-            "xchg rsp, r12",
-            "call {entry}",
-            "mov rsp, r12",
-            entry = in(reg) entry,
-            inout("r12") top => _,
-            in("rdi") data,
-            clobber_abi("C"),
-        );
-    }
+std::arch::global_asm!(
+    ".pushsection .text.rnic_call_on, \"ax\", @progbits",
+    ".globl rnic_call_on",
+    ".hidden rnic_call_on",
+    ".type rnic_call_on, @function",
+    "rnic_call_on:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "mov rsp, rdi",
+    "mov rdi, rdx",
+    "call rsi",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_endproc",
+    ".size rnic_call_on, . - rnic_call_on",
+    ".popsection",
+);
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "sysv64" {
+    /// Calls a function on another stack, whose end `top` is, aligned to 16 bytes.
+    #[link_name = "rnic_call_on"]
+    fn call_on(top: *mut c_void, entry: extern "C" fn(*mut c_void), data: *mut c_void);
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -109,13 +128,21 @@ mod tests {
         let mut stack = Stack::new().unwrap();
         let here = &raw const stack as usize;
         let text = String::from("moved");
-        let (there, sum, text) = stack.run(move || {
+        let result = stack.run(move || {
             let local = 0u8;
             (&raw const local as usize, depth(100), text + " back")
         });
+        let (there, sum, text) = result.unwrap();
         assert!(here.abs_diff(there) > LEN / 2, "it ran on the old stack");
         assert_eq!((sum, text.as_str()), (101 * 4096, "moved back"));
         let base = stack.base as usize;
         assert!((base + GUARD..base + LEN).contains(&there));
+    }
+
+    #[test]
+    fn a_panic_ends_the_work_and_no_more() {
+        let mut stack = Stack::new().unwrap();
+        assert!(stack.run(|| panic!("a defect")).is_err());
+        assert_eq!(stack.run(|| 7).unwrap(), 7);
     }
 }

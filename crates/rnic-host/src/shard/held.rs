@@ -22,6 +22,10 @@ impl Held {
         let _end = End(self);
         let mut held = self.lock();
         while let Some(shard) = held.as_mut().filter(|shard| !shard.stopping) {
+            // A thread of the program has panicked in a turn: what that has left may be anything.
+            if self.0.is_poisoned() {
+                return;
+            }
             let Some(mut sleep) = shard.step() else { continue };
             drop(held);
             let met = sleep.wait();
@@ -50,6 +54,8 @@ struct End<'a>(&'a Held);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         let shard = self.0.lock().take();
+        // Threads of the program are to see that there is none.
+        self.0.0.clear_poison();
         drop(shard);
     }
 }

@@ -332,3 +332,16 @@ fn a_program_that_drives_is_told_when_it_handles_signals() {
         }
     }
 }
+
+/// The engine is gone then, and nothing else.
+#[test]
+fn a_panic_in_a_turn_of_the_program_ends_the_engine() {
+    let stage = Stage::new();
+    stage.drive();
+    let turn = || stage.with(|_| panic!("a defect"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(turn)).is_err());
+    assert!(!stage.program.has_ended());
+    stage.held.run();
+    assert!(stage.program.has_ended());
+    assert_eq!(stage.program.turn(), Turned::default());
+}
