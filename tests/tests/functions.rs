@@ -17,7 +17,7 @@ use system_tests::measure::{Reading, is_quiet, judge, taken_by_others};
 use system_tests::native::{self, CROWD, ERRORS, MESH, SANDBOX, VICTIM};
 use system_tests::paths::Scratch;
 use system_tests::place::{Job, Node, Place};
-use system_tests::process::{Cmd, Running, wait_until};
+use system_tests::process::{Cmd, Output, Running, wait_until};
 use system_tests::programs::{Dialogue, next_port};
 
 /// How long anything that is expected may take.
@@ -540,17 +540,33 @@ fn idle_functions_cost_little() -> Result<()> {
     pair.stop()
 }
 
-/// Where a daemon has no sockets to give, the user who asked for a function is told.
+/// A user who asks for a function that cannot be had is told why, and one who leaves the choice
+/// gets the daemon's engine.
 #[test]
 fn a_program_that_cannot_have_an_engine_is_told() -> Result<()> {
     let Some(lab) = open("no_function")? else { return Ok(()) };
     let pair = pair(&lab, Io::Udp)?;
-    let run = |engine: &str| pair.left.cmd("ibv_devinfo")?.env("RNIC_ENGINE", engine).run();
-    ensure!(run("program")?.success() && run("daemon")?.success());
-    let output = run("elsewhere")?;
-    ensure!(
-        output.stderr.contains("RNIC_ENGINE=elsewhere: it is either daemon or program"),
-        "{output}"
-    );
+    let run = |engine: &str, before: &str| -> Result<Output> {
+        let words = format!("{before} exec ibv_devinfo");
+        let cmd = pair.left.cmd("sh")?.args(["-c", &words]).env("RNIC_DEBUG", "1");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let tools = lab.tools.program("ibv_devinfo")?.with_file_name("");
+        cmd.env("PATH", format!("{}:{path}", tools.display())).env("RNIC_ENGINE", engine).run()
+    };
+    const DAEMONS: &str = "the engine is the daemon's";
+    for engine in ["program", "daemon", "auto"] {
+        let output = run(engine, "")?;
+        ensure!(output.success() && !output.stderr.contains(DAEMONS), "{engine}: {output}");
+    }
+    let output = run("elsewhere", "")?;
+    let text = "RNIC_ENGINE=elsewhere: it is daemon, program or auto";
+    ensure!(output.stderr.contains(text), "{output}");
+    // Its rings would be files.
+    let limited = "ulimit -f 1000;";
+    let output = run("program", limited)?;
+    let told = output.stderr.contains("this program has no engine of its own: the size of its");
+    ensure!(told && !output.success(), "{output}");
+    let output = run("auto", limited)?;
+    ensure!(output.success() && output.stderr.contains(DAEMONS), "{output}");
     pair.stop()
 }

@@ -124,7 +124,7 @@ fn mistakes_with_commands_are_explained() -> Result<()> {
     let host = Host::here([127, 0, 0, 1].into(), &lab.tools);
     let node = Node::new(daemon, host, Dist::get()?);
     let devinfo = node.cmd("ibv_devinfo")?.env("RNIC_ENGINE", "nowhere");
-    ensure_explained(&devinfo.run()?, &["either daemon or program"])?;
+    ensure_explained(&devinfo.run()?, &["daemon, program or auto"])?;
     node.stop()?;
     Ok(())
 }

@@ -13,7 +13,10 @@ use std::{
 
 use rnic_abi::{
     control::{CmRequest, DeviceInfo, GidEntry, Reply, Request},
-    os::{Connection, Descriptors, OfProcess, discovery, function},
+    os::{
+        Connection, Descriptors, OfProcess, discovery,
+        function::{self, Engine},
+    },
 };
 use verbs_abi::{
     IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, Zeroed, be64, ibv_context, ibv_device,
@@ -309,8 +312,8 @@ const MOMENT: Duration = Duration::from_millis(50);
 fn greet(path: &Path, limit: Duration) -> io::Result<(Connection, DeviceInfo)> {
     let mut connection = Connection::connect_within(path, limit)?;
     connection.greet()?;
-    if function::is_wanted()? {
-        connection = function::connect(path)?;
+    if Engine::wanted()? != Engine::Daemon {
+        connection = function::connect(path)?.connection;
         connection.greet()?;
     }
     let devices = connection.call(&Request::ListDevices, &[])?.0;

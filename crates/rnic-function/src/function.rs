@@ -13,6 +13,7 @@ use rnic_host::server::ClientMemory;
 use rnic_host::shard::{Driven, ProgramsEngine};
 use rnic_host::thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -71,6 +72,7 @@ impl Door {
 /// Starts one at the daemon with a socket at this path.
 pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     static STARTED: AtomicU64 = AtomicU64::new(0);
+    check_size_of_files()?;
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let upstream = ask_for_one(path)?;
     // Without, the engine's thread does all.
@@ -92,6 +94,20 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
         let _ = Driver::start(driving, engine, takes);
     }
     Door::new(number, to, driving)
+}
+
+/// Rings are files of this process. One that is larger than it may have is a signal that ends it.
+fn check_size_of_files() -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < LARGEST_FILE => {
+            let text = format!(
+                "the size of its files is limited to {limit} bytes, and its rings may need \
+                 {LARGEST_FILE} (ulimit -f)"
+            );
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn explained(error: &io::Error, what: &str) -> io::Error {
@@ -175,6 +191,9 @@ impl Place for Program<'_> {
         self.door = None;
     }
 }
+
+/// Bytes of the rings of very large queues.
+const LARGEST_FILE: u64 = 1 << 30;
 
 /// How long the end of a program may take.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };

@@ -15,7 +15,11 @@ use std::{
 use rnic_abi::{
     control::{DeviceInfo, Reply, Request},
     doorbell::{AREA_WORDS, Bell},
-    os::{Descriptor, EventFd, function, has_hung_up, memory},
+    os::{
+        Descriptor, EventFd,
+        function::{Driver, Engine},
+        has_hung_up, memory,
+    },
     verbs::AccessFlags,
 };
 use verbs_abi::{
@@ -171,7 +175,11 @@ impl Context {
         let async_socket = Descriptor::new(async_socket)?;
         let area = memory::map(&area, AREA_WORDS).inspect_err(|error| report::debug(error))?;
         let bell = Bell::new(area).ok_or(Errno(libc::EPROTO))?;
-        allow_memory_access(session.daemon_pid());
+        // An engine in this program needs no other process to reach its memory.
+        if !session.is_in_program() {
+            allow_memory_access(session.daemon_pid());
+        }
+        let drives = session.is_in_program().then(|| Driver::of(path)).flatten().map(Drives::new);
         let mut verbs = verbs_context::zeroed();
         ops::fill(&mut verbs);
         verbs.sz = size_of::<verbs_context>();
@@ -195,7 +203,7 @@ impl Context {
             objects: Objects::default(),
             shared: import::Shared::new(),
             predictor: YieldPredictor::new(),
-            drives: function::Driver::of(path).map(Drives::new),
+            drives,
             fatal_delivered: AtomicBool::new(false),
         }))
     }
@@ -205,9 +213,9 @@ impl Context {
 /// user asked for that is not possible.
 fn explain(error: &io::Error) {
     static ONCE: Once = Once::new();
-    match function::is_wanted() {
-        Ok(false) => report::debug(error),
-        Ok(true) => {
+    match Engine::wanted() {
+        Ok(Engine::Daemon | Engine::Either) => report::debug(error),
+        Ok(Engine::Program) => {
             report::say_once(&ONCE, format_args!("this program has no engine of its own: {error}"));
         }
         Err(_) => report::say_once(&ONCE, error),

@@ -13,7 +13,11 @@ use std::{
 
 use rnic_abi::{
     control::{Reply, Request, RingPlace},
-    os::{Connection, Descriptor, Descriptors, Inode, function, memory},
+    os::{
+        Connection, Descriptor, Descriptors, Inode,
+        function::{self, Connected},
+        memory,
+    },
     words::{WORD, Words},
 };
 
@@ -27,6 +31,8 @@ use crate::{
 pub(crate) struct Session {
     link: Mutex<Link>,
     gone: AtomicBool,
+    /// The engine is in this program.
+    in_program: bool,
     /// The process that connected: a child made by fork has the socket but is not the daemon's
     /// client.
     pid: u32,
@@ -67,7 +73,7 @@ impl Session {
     /// # Errors
     /// The reason as a text for the user.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
-        Self::over(Connection::connect(path)?)
+        Self::over(Connection::connect(path)?, false)
     }
 
     /// Connects to the daemon, which may take so long for each answer, and agrees on the version.
@@ -75,7 +81,7 @@ impl Session {
     /// # Errors
     /// As [`connect`](Self::connect); `WouldBlock` when the daemon does not answer.
     pub(crate) fn connect_within(path: &Path, limit: Duration) -> io::Result<Self> {
-        Self::over(Connection::connect_within(path, limit)?)
+        Self::over(Connection::connect_within(path, limit)?, false)
     }
 
     /// Connects to where the engine of this program is to be: in the daemon, or in this process.
@@ -83,10 +89,14 @@ impl Session {
     /// # Errors
     /// The reason as a text for the user.
     pub(crate) fn connect_to_engine(path: &Path) -> io::Result<Self> {
-        Self::over(function::connect(path)?)
+        let Connected { connection, in_program, why_not } = function::connect(path)?;
+        if let Some(why) = why_not {
+            report::debug(format_args!("the engine is the daemon's: {why}"));
+        }
+        Self::over(connection, in_program)
     }
 
-    fn over(connection: Connection) -> io::Result<Self> {
+    fn over(connection: Connection, in_program: bool) -> io::Result<Self> {
         connection.greet()?;
         Ok(Self {
             link: Mutex::new(Link {
@@ -94,6 +104,7 @@ impl Session {
                 arenas: HashMap::new(),
             }),
             gone: AtomicBool::new(false),
+            in_program,
             pid: process::id(),
         })
     }
@@ -118,6 +129,11 @@ impl Session {
 
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Release);
+    }
+
+    /// The engine is in this program, and not the daemon's.
+    pub(crate) fn is_in_program(&self) -> bool {
+        self.in_program
     }
 
     /// The daemon's process id, where it is visible.
@@ -268,7 +284,7 @@ mod tests {
         let (connection, daemon) = Connection::pair().unwrap();
         let hello: Answer = Ok(Reply::Hello { abi: ABI_VERSION, server: String::new() });
         daemon.send_message(&hello, &[]).unwrap();
-        let session = Session::over(connection).unwrap();
+        let session = Session::over(connection, false).unwrap();
         // No answer.
         daemon.send(&[0xff], &[]).unwrap();
         assert_eq!(session.done(&Request::QueryPort), Err(Errno(libc::EIO)));

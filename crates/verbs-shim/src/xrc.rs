@@ -1,6 +1,6 @@
 //! XRC domains.
 
-use std::{ffi::c_int, os::fd::BorrowedFd};
+use std::{ffi::c_int, os::fd::BorrowedFd, sync::Once};
 
 use rnic_abi::control::Request;
 use verbs_abi::{
@@ -10,6 +10,7 @@ use verbs_abi::{
 use crate::{
     context::Context,
     error::{Errno, code, pointer},
+    report,
 };
 
 /// An XRC domain.
@@ -49,6 +50,9 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         Request::OpenXrcd { create: given(libc::O_CREAT), exclusive: given(libc::O_EXCL) };
     // SAFETY: it is open, as checked before it is used, and the program keeps it open.
     let file = (attr.fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(attr.fd) });
+    if file.is_some() && session.is_in_program() {
+        warn_of_domain();
+    }
     let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
     let opened = match is_open(attr.fd) {
         true => session.handle_with(&request, &files),
@@ -59,6 +63,14 @@ pub(crate) unsafe extern "C" fn open_xrcd(
             Box::into_raw(Box::new(Xrcd { ibv: ibv_xrcd { context }, handle })).cast()
         }),
     )
+}
+
+/// What programs do with a domain that they believe to share fails later, without a cause to see.
+fn warn_of_domain() {
+    static ONCE: Once = Once::new();
+    let text = "the XRC domain of a file is this program's alone, as its engine is; programs that \
+                share one take the daemon's: RNIC_ENGINE=daemon";
+    report::say_once(&ONCE, text);
 }
 
 /// -1 stands for no file. A descriptor that cannot be sent would end the session.

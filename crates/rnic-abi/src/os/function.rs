@@ -3,6 +3,7 @@
 //! The libraries of programs know nothing of engines. Where `RNIC_ENGINE=program` asks for one in
 //! the program, they load `librnic_function.so`, which lies beside them, and get from it a
 //! connection that looks like one to the daemon, and the way to [drive](super::driving) the engine.
+//! With `auto` it is the daemon's engine that serves a program which cannot have one.
 
 use super::Connection;
 use super::driving::{self, Driving, Turned};
@@ -34,14 +35,46 @@ struct Library {
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
+/// A way to the device, and where its engine is.
+#[derive(Debug)]
+pub struct Connected {
+    /// The way.
+    pub connection: Connection,
+    /// The engine is in this program.
+    pub in_program: bool,
+    /// Why it is not, where it could have been.
+    pub why_not: Option<io::Error>,
+}
+
+impl Connected {
+    fn with_daemon(connection: Connection, why_not: Option<io::Error>) -> Self {
+        Self { connection, in_program: false, why_not }
+    }
+}
+
 /// Connects to the engine that this program is to use, at the daemon with this socket.
 ///
 /// # Errors
-/// As [`Connection::connect`]; when there is no engine in this program, what keeps it from that.
-pub fn connect(socket: &Path) -> io::Result<Connection> {
-    if !is_wanted()? {
-        return Connection::connect(socket);
+/// As [`Connection::connect`]; when there must be an engine in this program and is none, what keeps
+/// it from that.
+pub fn connect(socket: &Path) -> io::Result<Connected> {
+    let engine = Engine::wanted()?;
+    if engine == Engine::Daemon || engine == Engine::Either && without::contains(socket) {
+        return Ok(Connected::with_daemon(Connection::connect(socket)?, None));
     }
+    match connect_in_program(socket) {
+        Ok(connection) => Ok(Connected { connection, in_program: true, why_not: None }),
+        Err(why) if engine == Engine::Either => {
+            let connection = Connection::connect(socket)?;
+            // All parts of the program must go to the same engine.
+            without::insert(socket);
+            Ok(Connected::with_daemon(connection, Some(why)))
+        }
+        Err(why) => Err(why),
+    }
+}
+
+fn connect_in_program(socket: &Path) -> io::Result<Connection> {
     let library = match LIBRARY.get() {
         Some(library) => library,
         None => LIBRARY.get_or_init({
@@ -65,6 +98,42 @@ pub fn connect(socket: &Path) -> io::Result<Connection> {
     }
 }
 
+/// Daemons at which this program has no engine of its own although it may have one.
+mod without {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    use std::path::Path;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Without a lock, which another thread could hold during a fork.
+    static SOCKETS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+    fn key(socket: &Path) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        socket.hash(&mut hasher);
+        hasher.finish().max(1)
+    }
+
+    pub(super) fn contains(socket: &Path) -> bool {
+        let key = key(socket);
+        SOCKETS.iter().any(|known| known.load(Ordering::Acquire) == key)
+    }
+
+    /// Where there is no room for more, a program of so many daemons asks each time.
+    pub(super) fn insert(socket: &Path) {
+        let key = key(socket);
+        let is_taken = |known: &AtomicU64| match known.compare_exchange(
+            0,
+            key,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => true,
+            Err(other) => other == key,
+        };
+        let _ = SOCKETS.iter().any(is_taken);
+    }
+}
+
 /// The program's way to drive an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
@@ -77,7 +146,7 @@ impl Driver {
     /// Of the function that this program has at the daemon with this socket, after it has
     /// [connected](connect) to it. None where `RNIC_DRIVE=off` says so.
     pub fn of(socket: &Path) -> Option<Self> {
-        let library = LIBRARY.get().filter(|_| is_wanted().is_ok_and(|wanted| wanted))?;
+        let library = LIBRARY.get()?;
         if env::var_os("RNIC_DRIVE").is_some_and(|value| value == "off") {
             return None;
         }
@@ -106,22 +175,36 @@ impl Driver {
     }
 }
 
-/// Whether this program is to have an engine of its own.
-///
-/// # Errors
-/// When the variable says neither.
-pub fn is_wanted() -> io::Result<bool> {
-    // SAFETY: only asks about this process and touches no memory.
-    let secure = unsafe { libc::getauxval(libc::AT_SECURE) != 0 };
-    // A setuid program must not be led to load anything by its caller.
-    let value = if secure { None } else { env::var_os("RNIC_ENGINE") };
-    match value.as_deref().map(OsStr::as_bytes) {
-        None | Some(b"" | b"daemon") => Ok(false),
-        Some(b"program") => Ok(true),
-        Some(other) => {
-            let other = String::from_utf8_lossy(other);
-            let text = format!("RNIC_ENGINE={other}: it is either daemon or program");
-            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+/// Where the engine of a program is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Engine {
+    /// In the daemon, or in an engine process that it has started.
+    Daemon,
+    /// In the program.
+    Program,
+    /// In the program where the daemon lets it have one, else in the daemon.
+    Either,
+}
+
+impl Engine {
+    /// What `RNIC_ENGINE` says.
+    ///
+    /// # Errors
+    /// When it says nothing of that.
+    pub fn wanted() -> io::Result<Self> {
+        // SAFETY: only asks about this process and touches no memory.
+        let secure = unsafe { libc::getauxval(libc::AT_SECURE) != 0 };
+        // A setuid program must not be led to load anything by its caller.
+        let value = if secure { None } else { env::var_os("RNIC_ENGINE") };
+        match value.as_deref().map(OsStr::as_bytes) {
+            None | Some(b"" | b"daemon") => Ok(Self::Daemon),
+            Some(b"program") => Ok(Self::Program),
+            Some(b"auto") => Ok(Self::Either),
+            Some(other) => {
+                let other = String::from_utf8_lossy(other);
+                let text = format!("RNIC_ENGINE={other}: it is daemon, program or auto");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
         }
     }
 }
