@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// Between two namespaces: what to show, and whether it is enough.
 pub(super) fn between_namespaces(fixtures: &Fixtures, quick: bool) -> Result<(String, bool)> {
-    let pair = topology::pair(fixtures, Io::Udp, "")?;
+    let pair = topology::pair(fixtures, Io::Udp, &[])?;
     let mut rates = Vec::new();
     for _ in 0..if quick { 3 } else { 7 } {
         rates.push(rate(&pair.left, &pair.right, MANY)?);

@@ -21,7 +21,7 @@ const MESSAGES: &str = "ib_write_bw -s 8 -n 300000";
 const READY: Duration = Duration::from_secs(120);
 
 fn pair(fixtures: &Fixtures) -> Result<Pair> {
-    let mut pair = topology::pair(fixtures, Io::Udp, "auto")?;
+    let mut pair = topology::pair(fixtures, Io::Udp, &[])?;
     let folder = native::build(PROGRAM, &[PROGRAM])?;
     for node in [&mut pair.left, &mut pair.right] {
         node.host.tools = node.host.tools.clone().with_built(folder.clone());

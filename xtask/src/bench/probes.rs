@@ -20,6 +20,8 @@ pub(super) enum Topology {
     Alone,
     /// A daemon on either end of a veth pair.
     Daemons { io: Io, xdp_mode: &'static str },
+    /// The same by UDP sockets, with so many engines in each daemon (`--engines`).
+    Engines(u8),
     /// Two programs of one daemon.
     OneDaemon,
     /// As `Wire`, where on each of the two CPUs a process computes, and every program has a session
@@ -42,6 +44,10 @@ pub(super) enum Work {
     Rstream { line: &'static str },
     /// A program of perftest.
     Perftest { line: &'static str, form: Form },
+    /// Two of them at the same time, for some seconds. Their sum.
+    Both { lines: [&'static str; 2], form: Form },
+    /// `ibv_rc_pingpong`: half of the mean round trip.
+    Pingpong { line: &'static str, form: Form },
 }
 
 /// How a program of perftest runs.
@@ -63,6 +69,19 @@ const fn raw(key: &'static str) -> Probe {
 
 const fn ours(key: &'static str, topology: Topology, line: &'static str) -> Probe {
     Probe { key, topology, work: Work::Perftest { line, form: Form::Plain } }
+}
+
+const fn both(
+    key: &'static str,
+    topology: Topology,
+    lines: [&'static str; 2],
+    form: Form,
+) -> Probe {
+    Probe { key, topology, work: Work::Both { lines, form } }
+}
+
+const fn pingpong(key: &'static str, line: &'static str, form: Form) -> Probe {
+    Probe { key, topology: Topology::Crowded, work: Work::Pingpong { line, form } }
 }
 
 const fn shared(key: &'static str, topology: Topology, line: &'static str) -> Probe {
@@ -105,6 +124,11 @@ const WRITE_8M: &str = "ib_write_bw -s 8388608 -m 4096 -n 400";
 const QPS_16: &str = "ib_write_bw -s 65536 -m 4096 -n 2000 -q 16";
 const QPS_128: &str = "ib_write_bw -s 65536 -m 4096 -n 250 -q 128";
 
+// At the same time, so each for the same time.
+const WRITE_AND_READ: [&str; 2] =
+    ["ib_write_bw -s 65536 -m 4096 -D 2", "ib_read_bw -s 65536 -m 4096 -D 2"];
+const RATE_TWICE: [&str; 2] = ["ib_write_bw -s 8 -D 2 -q 16"; 2];
+
 // Each turn sends so much one way and then back.
 const STREAM_64K: &str = "rstream -S 65536 -C 15000";
 const STREAM_1M: &str = "rstream -S 1048576 -C 1000";
@@ -113,6 +137,8 @@ const STREAM_LAT: &str = "rstream -S 64 -C 1 -I 20000";
 // Not as many: without the CPU at the right time each may take milliseconds.
 const FEW_SEND_LAT: &str = "ib_send_lat -s 8 -n 5000";
 const FEW_SEND_LAT_EVENTS: &str = "ib_send_lat -s 8 -n 5000 -e";
+const FEW_PINGPONGS: &str = "ibv_rc_pingpong -s 8 -n 20000";
+const FEW_PINGPONGS_EVENTS: &str = "ibv_rc_pingpong -s 8 -n 20000 -e";
 const FEW_WRITE_64K: &str = "ib_write_bw -s 65536 -m 4096 -n 10000";
 
 /// In the order of measuring: the raw limit of a row comes shortly before it, because the host
@@ -140,6 +166,7 @@ pub(super) const PROBES: &[Probe] = &[
     function("function/read-1m", UDP, READ_1M),
     function("function/both-64k", UDP, BOTH_64K),
     function("function/both-1m", UDP, BOTH_1M),
+    both("function/mixed-64k", UDP, WRITE_AND_READ, Form::Function),
     function("function/write-8m", UDP, WRITE_8M),
     function("function/qps-16", UDP, QPS_16),
     function("function/qps-128", UDP, QPS_128),
@@ -161,6 +188,7 @@ pub(super) const PROBES: &[Probe] = &[
     ours("udp/qps-128", UDP, QPS_128),
     ours("udp/both-64k", UDP, BOTH_64K),
     ours("udp/both-1m", UDP, BOTH_1M),
+    both("udp/mixed-64k", UDP, WRITE_AND_READ, Form::Plain),
     user("udp/user-write-64k", UDP, WRITE_64K),
     ours("udp/read-64k", UDP, READ_64K),
     ours("udp/read-1m", UDP, READ_1M),
@@ -172,6 +200,9 @@ pub(super) const PROBES: &[Probe] = &[
     function("function/rate-1", UDP, RATE_1),
     ours("udp/rate-16", UDP, RATE_16),
     function("function/rate-16", UDP, RATE_16),
+    both("function/rate-twice", UDP, RATE_TWICE, Form::Function),
+    both("engines-1/rate-twice", Topology::Engines(1), RATE_TWICE, Form::Plain),
+    both("engines-2/rate-twice", Topology::Engines(2), RATE_TWICE, Form::Plain),
     // Latency.
     raw("raw/line"),
     raw("raw/switch"),
@@ -233,7 +264,11 @@ pub(super) const PROBES: &[Probe] = &[
     ours("crowd/write-64k", Topology::Crowded, FEW_WRITE_64K),
     ours("crowd/send-lat", Topology::Crowded, FEW_SEND_LAT),
     ours("crowd/send-lat-events", Topology::Crowded, FEW_SEND_LAT_EVENTS),
+    pingpong("crowd/pingpong", FEW_PINGPONGS, Form::Plain),
+    pingpong("crowd/pingpong-events", FEW_PINGPONGS_EVENTS, Form::Plain),
     function("crowd/function-write-64k", Topology::Crowded, FEW_WRITE_64K),
     function("crowd/function-send-lat", Topology::Crowded, FEW_SEND_LAT),
     function("crowd/function-send-lat-events", Topology::Crowded, FEW_SEND_LAT_EVENTS),
+    pingpong("crowd/function-pingpong", FEW_PINGPONGS, Form::Function),
+    pingpong("crowd/function-pingpong-events", FEW_PINGPONGS_EVENTS, Form::Function),
 ];

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 use system_tests::daemon::{Daemon, Io};
 use system_tests::dist::{Dist, cargo};
@@ -16,7 +16,7 @@ use system_tests::packages::Toolbox;
 use system_tests::paths::{self, Scratch};
 use system_tests::place::{Host, Job, Node, Place};
 use system_tests::process::{Cmd, User};
-use system_tests::programs::{Dialogue, iperf3, perftest, qperf, rstream};
+use system_tests::programs::{Dialogue, iperf3, perftest, pingpong, qperf, rstream};
 
 use super::crowd::{Crowd, apart};
 use super::probes::{Form, Probe, Topology, Work};
@@ -39,6 +39,12 @@ pub(super) struct Reading {
 impl Reading {
     fn of(values: Vec<(Metric, f64)>) -> Self {
         Self { values, waited: 0.0 }
+    }
+
+    /// The sum of two that were taken at the same time.
+    fn and(self, other: &Self) -> Self {
+        let pairs = self.values.iter().zip(&other.values);
+        Self::of(pairs.map(|((metric, one), (_, other))| (*metric, one + other)).collect())
     }
 }
 
@@ -100,11 +106,16 @@ impl Set {
         match topology {
             Topology::Wire | Topology::Alone => Ok(Self::Bare(NetPair::new(MTU)?)),
             Topology::Daemons { io, xdp_mode } => {
-                Ok(Self::Daemons(Box::new(pair(fixtures, io, xdp_mode)?)))
+                let options = if io == Io::AfXdp { &["--xdp-mode", xdp_mode][..] } else { &[] };
+                Ok(Self::Daemons(Box::new(pair(fixtures, io, options)?)))
+            }
+            Topology::Engines(count) => {
+                let options = ["--engines", &count.to_string()];
+                Ok(Self::Daemons(Box::new(pair(fixtures, Io::Udp, &options)?)))
             }
             Topology::CrowdedWire => Self::Bare(NetPair::new(MTU)?).crowded(fixtures),
             Topology::Crowded => {
-                let mut pair = pair(fixtures, Io::Udp, "auto")?;
+                let mut pair = pair(fixtures, Io::Udp, &[])?;
                 for node in [&mut pair.left, &mut pair.right] {
                     node.host.through = apart(&fixtures.tools)?;
                 }
@@ -165,6 +176,24 @@ impl Set {
             (Self::Daemons(pair), Work::Perftest { line, form }) => {
                 program(line, &beside(&pair.left, 0, form), &beside(&pair.right, 1, form))
             }
+            (Self::Daemons(pair), Work::Both { lines, form }) => {
+                let run = |line| {
+                    program(line, &beside(&pair.left, 0, form), &beside(&pair.right, 1, form))
+                };
+                std::thread::scope(|scope| {
+                    let other = scope.spawn(|| run(lines[0]));
+                    let one = run(lines[1])?;
+                    let other = other.join().map_err(|_| anyhow!("a test panicked"))??;
+                    Ok(one.and(&other))
+                })
+            }
+            (Self::Daemons(pair), Work::Pingpong { line, form }) => {
+                let [server, client] = [(&pair.left, 0), (&pair.right, 1)]
+                    .map(|(node, side)| beside(node, side, form));
+                let report = Dialogue::new(line).run(&server, &client)?.client.stdout;
+                let half = pingpong::result(&report)?.round_trip / 2.0;
+                Ok(Reading::of(vec![(Metric::P50, half)]))
+            }
             (Self::Daemons(pair), Work::Rstream { line }) => {
                 let [server, client] = [(&pair.left, 0), (&pair.right, 1)]
                     .map(|(node, side)| beside(node, side, Form::Plain));
@@ -193,14 +222,12 @@ impl Set {
     }
 }
 
-/// Two daemons on a veth pair, with a mode of XDP where there is one.
-pub(super) fn pair(fixtures: &Fixtures, io: Io, xdp_mode: &str) -> Result<Pair> {
+/// Two daemons on a veth pair, with these options.
+pub(super) fn pair(fixtures: &Fixtures, io: Io, options: &[&str]) -> Result<Pair> {
     let net = NetPair::new(MTU)?;
     let node = |end, side| -> Result<Node> {
         let mut spec = lab::at_end(end, io);
-        if io == Io::AfXdp {
-            spec.extra.extend(["--xdp-mode".to_owned(), xdp_mode.to_owned()]);
-        }
+        spec.extra.extend(options.iter().map(|option| (*option).to_owned()));
         let daemon = Daemon::start(fixtures.dist, &spec)?;
         let host = Host { cpu: lab::cpu_of(side), ..Host::at_end(end, &fixtures.tools) };
         Ok(Node::new(daemon, host, fixtures.dist))

@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let without = Dist::build_with(RELEASE, &["--features", FEATURE], &place)?;
     let with = Dist::build(RELEASE, &paths::target().join("dist"))?;
     let fixtures = [Fixtures::new(&with, tools.clone())?, Fixtures::new(&without, tools)?];
-    let [with, without] = [&fixtures[0], &fixtures[1]].map(|of| pair(of, Io::Udp, "auto"));
+    let [with, without] = [&fixtures[0], &fixtures[1]].map(|of| pair(of, Io::Udp, &[]));
     let pairs = [with?, without?];
     let mut failed = Vec::new();
     for (name, line, metric, less) in CASES {

@@ -78,6 +78,13 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         FUNCTION,
+        "WRITE and READ 64 KiB at the same time",
+        "function/mixed-64k",
+        Bytes,
+        &[IPERF3, at_least(Other("one way"), "function/write-64k", Bytes, 1.0)],
+    ),
+    row(
+        FUNCTION,
         "WRITE 8 MiB",
         "function/write-8m",
         Bytes,
@@ -154,4 +161,5 @@ pub(super) const ROWS: &[Row] = &[
         Messages,
         &[at_least(DAEMON, "udp/rate-16", Messages, 2.0)],
     ),
+    row(FUNCTION, "two programs of 16 QPs, messages", "function/rate-twice", Messages, &[]),
 ];

@@ -22,6 +22,13 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         WIDE,
+        "WRITE and READ 64 KiB at the same time",
+        "udp/mixed-64k",
+        Bytes,
+        &[IPERF3, at_least(Other("one way"), "udp/write-64k", Bytes, 1.0)],
+    ),
+    row(
+        WIDE,
         "WRITE 8 MiB",
         "udp/write-8m",
         Bytes,
@@ -51,4 +58,6 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(WIDE, "WRITE 8 B, 1 QP, messages", "udp/rate-1", Messages, &[]),
     row(WIDE, "WRITE 8 B, 16 QPs, messages", "udp/rate-16", Messages, &[]),
+    row(WIDE, "two programs of 16 QPs, messages", "engines-1/rate-twice", Messages, &[]),
+    row(WIDE, "the same with --engines 2", "engines-2/rate-twice", Messages, &[]),
 ];
