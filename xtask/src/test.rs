@@ -78,18 +78,18 @@ const AS_USER_LONG: [&str; 8] = [
     "rxe_peer",
     "rxe_rough_link",
 ];
-/// Those that the long form repeats with engines in the programs, alone.
-const AS_FUNCTION_LONG: [&str; 12] = [
-    "checker",
+/// System tests that root's run repeats with engines in the programs, in front of the first list.
+const AS_FUNCTION: [&str; 3] = ["checker", "death", "rough_link"];
+/// Those that only the long form repeats, alone.
+const AS_FUNCTION_LONG: [&str; 10] = [
     "connection",
-    "death",
     "errors",
     "hostile_peer",
     "libfabric",
     "perftest",
     "pingpong",
     "pyverbs",
-    "rough_link",
+    "rsockets",
     "rxe_interop",
     "threads",
 ];
@@ -197,9 +197,10 @@ fn beside(options: Options) -> Vec<Vec<Stage>> {
     };
     let mut lists: Vec<Vec<_>> =
         BESIDE.iter().map(|list| list.iter().map(stage).collect()).collect();
-    if let Some(last) = lists.last_mut() {
-        let (form, options) = (Form::User(User::NOBODY), Options { beside: true, ..options });
-        last.splice(..0, again(&AS_USER, form, options));
+    let options = Options { beside: true, ..options };
+    if let [first, .., last] = &mut lists[..] {
+        first.splice(..0, again(&AS_FUNCTION, Form::Function, options));
+        last.splice(..0, again(&AS_USER, Form::User(User::NOBODY), options));
     }
     lists
 }
