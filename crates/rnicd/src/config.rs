@@ -92,7 +92,7 @@ pub struct Args {
     /// with the options given. The status is 1 if the daemon could not start.
     #[arg(long)]
     pub check: bool,
-    /// Exit when the last client has disconnected
+    /// Exit some seconds after the last process that has connected has ended
     #[arg(long)]
     pub exit_with_last_client: bool,
     /// Log filter, e.g. `info` or `rnic_net=debug` [default: info]

@@ -1,5 +1,6 @@
 //! The daemon from start to end.
 
+mod company;
 mod reload;
 
 use crate::config::groups::socket_group;
@@ -9,6 +10,7 @@ use crate::files::Files;
 use crate::log;
 use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
+use company::{Company, Process};
 use reload::Reloading;
 use rnic_abi::os::{Connection, Listener};
 use rnic_host::discard::discard;
@@ -132,19 +134,12 @@ fn accept_until_told(
     doors: &mut Doors<'_>,
     signals: &Signals,
 ) -> Result<()> {
-    let mut lonely_since = Instant::now();
+    let mut company = reloading.config().exit_with_last_client.then(Company::default);
     loop {
         let (sessions, opened) = clients(device, service);
         let now = Instant::now();
-        if sessions > 0 {
-            lonely_since = now;
-        }
-        let patience = match (reloading.config().exit_with_last_client, opened) {
-            (false, _) => None,
-            (true, 0) => Some(FIRST_CLIENT_PATIENCE),
-            (true, _) => Some(NEXT_CLIENT_PATIENCE),
-        };
-        let lonely_until = patience.filter(|_| sessions == 0).map(|p| lonely_since + p);
+        let lonely_until =
+            company.as_mut().and_then(|company| company.lonely_until(sessions, opened > 0, now));
         if lonely_until.is_some_and(|until| until <= now) {
             tracing::info!("the last client has gone");
             return Ok(());
@@ -158,7 +153,8 @@ fn accept_until_told(
             [doors.claims.as_fd(), signals.end.as_fd(), signals.reload.as_fd(), ended.as_fd()];
         let own = own.into_iter().chain(idle.map(AsFd::as_fd));
         let own = own.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let mut fds: Vec<PollFd<'_>> = own.chain(doors.clients.fds()).collect();
+        let processes = company.iter().flat_map(Company::fds);
+        let mut fds: Vec<PollFd<'_>> = own.chain(doors.clients.fds()).chain(processes).collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
@@ -184,9 +180,25 @@ fn accept_until_told(
         let files = doors.files.as_ref();
         doors.clients.attend(Instant::now(), |client| {
             files.inspect(|files| files.expect_changes());
-            admit(device, service, client)
+            let_in(device, service, company.as_mut(), client)
         });
     }
+}
+
+/// Admits a client, and remembers its process in a daemon that waits for its last client.
+fn let_in(
+    device: &Device,
+    service: &Arc<Service>,
+    company: Option<&mut Company>,
+    client: Connection,
+) -> Admitted {
+    // Afterwards the connection is the session's.
+    let process = company.as_ref().and_then(|_| Process::of(&client));
+    admit(device, service, client)?;
+    if let (Some(company), Some(process)) = (company, process) {
+        company.add(process);
+    }
+    Ok(())
 }
 
 /// Clients of the daemon's own user are served here, those of other users in engine processes. A
@@ -243,10 +255,6 @@ fn stop(device: &Device, service: &Service) {
     device.own.stop();
 }
 
-/// With `--exit-with-last-client`: how long to wait for the first one.
-const FIRST_CLIENT_PATIENCE: Duration = Duration::from_secs(10);
-/// And for the next one after the last has gone: programs open devices more than once.
-const NEXT_CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes that keep the daemon alive when there are no others.
 const RESERVE: usize = 8 << 20;
 /// How long sessions and engine processes may take to end: a session may wait for a neighbour that

@@ -47,7 +47,7 @@ impl Door {
     }
 
     /// Lets `admit` take clients for a bounded time, and answers those that it turns away.
-    pub fn attend(&mut self, now: Instant, admit: impl Fn(Connection) -> Admitted) {
+    pub fn attend(&mut self, now: Instant, mut admit: impl FnMut(Connection) -> Admitted) {
         self.turned_away.answer(now);
         if self.pause.is_some_and(|until| now < until) {
             return;
