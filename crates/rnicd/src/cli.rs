@@ -40,6 +40,9 @@ enum Action {
     /// Try whether a program can have the view of the daemons at these sockets
     #[command(hide = true)]
     TryView { sockets: OsString },
+    /// Start a private daemon that listens at this socket, and leave it alone
+    #[command(hide = true, name = private::START)]
+    StartPrivate { socket: PathBuf },
     /// Show the daemon, its device, port and clients
     Status(Target),
     /// Show the devices of all daemons that can be found
@@ -109,6 +112,7 @@ pub fn main(command: Command) -> ExitCode {
     let shown = match command.action {
         Action::Run(options) => return run::run(&options),
         Action::TryView { sockets } => view::attempt(&sockets).map(|()| String::new()),
+        Action::StartPrivate { socket } => private::start(&socket).map(|()| String::new()),
         Action::Status(target) => show::status(&target),
         Action::Devices(target) => show::devices(&target),
         Action::Qp(target) => show::list(&target, Inspect::Qps, |qp| qp.client, show::QP),

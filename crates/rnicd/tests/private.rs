@@ -2,8 +2,9 @@
 //! the programs here use none.
 
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,10 +38,16 @@ impl Home {
         self.installed.join("bin").join(name)
     }
 
-    fn rnic(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(self.bin("rnic"));
-        command.args(args).stdin(Stdio::null());
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
         command.env("XDG_RUNTIME_DIR", &self.runtime).env_remove("RNIC_SOCKET");
+        command
+    }
+
+    fn rnic(&self, args: &[&str]) -> Command {
+        let mut command = self.command(self.bin("rnic"));
+        command.args(args);
         command
     }
 
@@ -54,8 +61,13 @@ impl Home {
 
     /// A program under `rnic run`, and the process of its daemon.
     fn run(&self, program: &[&str]) -> (Running, u64) {
-        let program = self.rnic(&[&["run", "--no-view", "--"], program].concat()).spawn().unwrap();
-        let program = Running(program);
+        let program = self.rnic(&[&["run", "--no-view", "--"], program].concat());
+        self.start(program)
+    }
+
+    /// The same of a command line.
+    fn start(&self, mut command: Command) -> (Running, u64) {
+        let program = Running(command.spawn().unwrap());
         let started = Instant::now();
         loop {
             if let Some(status) = self.status() {
@@ -87,10 +99,16 @@ impl Drop for Running {
     }
 }
 
+/// What `/proc/PID/stat` has behind the name: state, parent, process group, session and so on.
+fn stat(pid: u64) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let words = text.rsplit_once(") ").map_or("", |(_, words)| words);
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
 fn is_alive(pid: u64) -> bool {
     // The parent of a process that has ended may not have looked at it.
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+    stat(pid).first().is_some_and(|state| state != "Z")
 }
 
 /// A program may take any time before it opens the device.
@@ -108,6 +126,46 @@ fn the_daemon_lives_as_long_as_the_program() {
     while is_alive(daemon) {
         assert!(ended.elapsed() < SOON, "the daemon does not end");
         std::thread::sleep(POLL);
+    }
+}
+
+/// A program that waits for its children does not wait for the daemon, which neither keeps open
+/// what the program's user has open, nor stands in a folder, nor ends by the program's Ctrl-C.
+#[test]
+fn the_daemon_has_nothing_of_the_program() {
+    let home = Home::new("apart");
+    let script = "exec 7> \"$0\" && cd \"$1\" && exec \"$2\" run --no-view -- sleep 3600";
+    let file = home.runtime.join("file");
+    let mut shell = home.command("sh");
+    shell.args(["-c", script]).arg(&file).arg(&home.installed).arg(home.bin("rnic"));
+    let (program, daemon) = home.start(shell);
+    let program_pid = u64::from(program.0.id());
+    let (own, daemons) = (stat(program_pid), stat(daemon));
+    let (parent, session) = (&daemons[1], &daemons[3]);
+    assert_ne!(*parent, program_pid.to_string(), "the daemon is the program's child");
+    assert_ne!(*session, own[3], "the daemon is in the program's session");
+    let at = |what: &str| fs::read_link(format!("/proc/{daemon}/{what}")).unwrap();
+    assert_eq!(at("cwd"), Path::new("/"));
+    let open = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap();
+    let open: Vec<_> = open.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok()).collect();
+    assert!(!open.contains(&file), "{open:?}");
+}
+
+/// The daemon's errors reach the user though another process starts it.
+#[test]
+fn a_daemon_that_does_not_start_says_why() {
+    let home = Home::new("why");
+    let executable = home.bin("rnicd");
+    fs::remove_file(&executable).unwrap();
+    fs::write(&executable, "#!/bin/sh\necho 'rnicd: no wire today' >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).unwrap();
+    for ignored in ["", "trap '' CHLD;"] {
+        let script = format!("{ignored} exec \"$0\" run --no-view -- true");
+        let mut shell = home.command("sh");
+        let said = shell.args(["-c", &script]).arg(home.bin("rnic")).output().unwrap();
+        let text = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && text.contains("no wire today"), "{text}");
+        assert_eq!(text.matches("rnic: ").count(), 1, "{text}");
     }
 }
 

@@ -4,15 +4,20 @@
 //! the same device. A lock file keeps two commands from starting two daemons. A daemon in another
 //! pid namespace cannot reach our processes' memory, so pid namespaces that share the user's folder
 //! get a daemon each.
+//!
+//! The process that becomes the user's program does not start the daemon itself: a program that
+//! waits for all of its children, and has its device open, would wait for ever. A command of `rnic`
+//! starts it and ends, which leaves the daemon to init.
 
 use super::client::Client;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rnic_abi::os::{own_directories, own_directory};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::{FdFlags, fcntl_setfd};
 use std::io::Read;
 use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -35,8 +40,8 @@ pub(super) fn is_one(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(PREFIX))
 }
 
-/// The control socket of the private daemon, which is started with `executable` if need be.
-pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
+/// The control socket of the private daemon, which `rnic` starts if need be.
+pub(super) fn daemon(rnic: &Path) -> Result<PathBuf> {
     let directory = own_directory().context("no place for a private daemon")?;
     let lock_path = directory.join(format!("{PREFIX}{}.start", namespace("net")));
     let lock =
@@ -57,15 +62,69 @@ pub(super) fn daemon(executable: &Path) -> Result<PathBuf> {
         let (path, why) = &refusals[0];
         bail!("cannot use the private daemon at {}: {why}", path.display());
     };
+    start_elsewhere(rnic, &socket)?;
+    Ok(socket)
+}
+
+/// Has another process of `rnic` start the daemon. Connects to it, so that it knows this process as
+/// a client, which it waits for.
+fn start_elsewhere(rnic: &Path, socket: &Path) -> Result<()> {
+    let starting = Command::new(rnic)
+        .arg(START)
+        .arg(socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut starting = starting.context("cannot start a private daemon")?;
+    let mut said = String::new();
+    if let Some(mut stderr) = starting.stderr.take() {
+        stderr.read_to_string(&mut said).context("cannot start a private daemon")?;
+    }
+    // What it did is seen below: there is no status where this process ignores SIGCHLD.
+    let _ = starting.wait();
+    if let Err(why) = Client::at(socket) {
+        let said = said.trim().trim_start_matches("rnic: ");
+        ensure!(said.is_empty(), "{said}");
+        bail!("cannot use the private daemon at {}: {why}", socket.display());
+    }
+    Ok(())
+}
+
+/// Starts the daemon, and ends with the daemon running: the process of [`START`].
+///
+/// # Errors
+/// What the daemon said.
+pub(super) fn start(socket: &Path) -> Result<()> {
+    let what = "cannot start a private daemon";
+    // Others may share the daemon: a Ctrl-C or the end of a terminal is for the program alone.
+    rustix::process::setsid().context(what)?;
+    close_on_exec().context(what)?;
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let executable = own.with_file_name("rnicd");
     let log = socket.with_extension("log");
-    let usual = start(executable, &[], &socket, &log);
-    let Err(error) = usual else { return Ok(socket) };
+    let usual = try_at(&executable, &[], socket, &log);
+    let Err(error) = usual else { return Ok(()) };
     // Another daemon may have the port on 127.0.0.1: there are 16 million others.
-    let elsewhere = (0..ADDRESSES_TRIED).find(|attempt| {
-        let address = own_address(*attempt).to_string();
-        start(executable, &["--address", &address], &socket, &log).is_ok()
-    });
-    elsewhere.map(|_| socket).ok_or(error)
+    let mut elsewhere = (0..ADDRESSES_TRIED).map(|attempt| own_address(attempt).to_string());
+    let found = elsewhere
+        .any(|address| try_at(&executable, &["--address", &address], socket, &log).is_ok());
+    if found { Ok(()) } else { Err(error) }
+}
+
+/// What the user's shell has open is not for the daemon: a pipe, for one, would have no end as long
+/// as the daemon lives.
+#[allow(unsafe_code, reason = "descriptors of which only the numbers are known")]
+fn close_on_exec() -> std::io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let number = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+        let Some(fd) = number.filter(|fd| *fd > libc::STDERR_FILENO) else { continue };
+        // SAFETY: the folder names open descriptors, and this process, which has one thread, has
+        // closed none since.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        fcntl_setfd(fd, FdFlags::CLOEXEC)?;
+    }
+    Ok(())
 }
 
 /// A loopback address that other users' daemons are unlikely to have.
@@ -75,15 +134,18 @@ fn own_address(attempt: u8) -> Ipv4Addr {
 }
 
 /// Starts the daemon and waits until it answers.
-fn start(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result<()> {
+fn try_at(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result<()> {
     let mut child = spawn(executable, place, socket, log)?;
     let started = Instant::now();
     loop {
         if Client::at(socket).is_ok() {
             return Ok(());
         }
-        if let Some(status) = child.try_wait()? {
-            bail!("the private daemon ended with {status}: {}", said(log));
+        match child.try_wait() {
+            Ok(None) => {}
+            Ok(Some(status)) => bail!("the private daemon ended with {status}: {}", said(log)),
+            // Its status is lost where SIGCHLD is ignored.
+            Err(_) => bail!("the private daemon ended: {}", said(log)),
         }
         if started.elapsed() > PATIENCE {
             let _ = child.kill();
@@ -104,8 +166,8 @@ fn spawn(executable: &Path, place: &[&str], socket: &Path, log: &Path) -> Result
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(output)
-        // A Ctrl-C for the program is none for the daemon that others may share.
-        .process_group(0)
+        // It keeps no file system of the user's busy.
+        .current_dir("/")
         .spawn()
         .with_context(|| format!("cannot start {}", executable.display()))
 }
@@ -124,6 +186,8 @@ fn namespace(kind: &str) -> u64 {
     std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |found| found.ino())
 }
 
+/// The command of `rnic` that starts the daemon.
+pub(super) const START: &str = "start-private";
 /// How the names of a private daemon's files begin.
 const PREFIX: &str = "rnic-run-";
 /// Addresses to try when the port is taken on 127.0.0.1.

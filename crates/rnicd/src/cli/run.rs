@@ -133,7 +133,7 @@ fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
             for (path, why) in tried.iter().filter(|(_, why)| why.there) {
                 eprintln!("rnic: a private daemon instead of the one at {}: {why}", path.display());
             }
-            Ok(private::daemon(&own.with_file_name("rnicd"))?.into())
+            Ok(private::daemon(own)?.into())
         }
     }
 }
