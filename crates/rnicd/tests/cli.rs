@@ -2,7 +2,7 @@
 
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{CreateQp, Reply, Request};
-use rnic_abi::os::Connection;
+use rnic_abi::os::{Connection, Listener};
 use rnic_abi::verbs::{AccessFlags, QpCaps, QpType};
 use rnic_host::counters::GAUGES;
 use serde_json::Value;
@@ -397,6 +397,31 @@ fn mistakes_are_explained() {
     ] {
         explained(program, args, words, if program == rnic { socket } else { nothing });
     }
+}
+
+/// As a stopped daemon: the kernel connects, and nothing answers.
+#[test]
+fn a_daemon_that_does_not_answer_is_given_up() {
+    let daemon = Daemon::start("silent");
+    let silent = daemon.folder.0.join("silent");
+    let _listener = Listener::bind(&silent, 0o600).unwrap();
+    let both = std::env::join_paths([&silent, &daemon.socket()]).unwrap();
+    let asked = Instant::now();
+    for (args, sockets, expected) in [
+        (["status", "--json"], silent.as_os_str(), None),
+        (["status", "--json"], &both, Some("rnic0")),
+        (["devices", "--json"], &both, Some("rnic0")),
+    ] {
+        let mut rnic = Command::new(env!("CARGO_BIN_EXE_rnic"));
+        let said = rnic.args(args).env("RNIC_SOCKET", sockets).output().unwrap();
+        let (shown, told) =
+            [&said.stdout, &said.stderr].map(|text| String::from_utf8_lossy(text)).into();
+        assert_eq!(said.status.success(), expected.is_some(), "{said:?}");
+        assert!(expected.is_none_or(|device| shown.contains(device)), "{shown}");
+        let is_told = args[0] == "devices" || expected.is_none();
+        assert_eq!(told.contains("does not answer"), is_told, "{told}");
+    }
+    assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -37,6 +38,11 @@ impl Unreachable {
             ErrorKind::PermissionDenied => "you may not use it: become a member of the group that \
                                             owns it (`ls -l` shows it), or root"
                 .into(),
+            ErrorKind::WouldBlock => {
+                "its daemon does not answer: it is stopped (`kill -CONT` continues it), or the \
+                 machine is very busy"
+                    .into()
+            }
             _ => error.to_string(),
         };
         let there = !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
@@ -126,14 +132,21 @@ impl Client {
         places.first().map_err(|tried| places.explain(&tried))
     }
 
-    /// Connects to the daemon at `path`.
+    /// Connects to the daemon at `path`. One that is stopped is given up: the kernel connects, and
+    /// there may be other daemons.
     pub(super) fn at(path: &Path) -> Result<Self, Unreachable> {
-        let connection = Connection::connect(path).map_err(|error| Unreachable::new(&error))?;
+        let connected = Connection::connect_within(path, PATIENCE);
+        let connection = connected.map_err(|error| Unreachable::new(&error))?;
         let client = Self { connection, path: path.to_path_buf() };
-        match client.call(&Request::Hello { abi: ABI_VERSION }) {
-            Ok(_) => Ok(client),
-            Err(error) => Err(Unreachable { there: true, why: format!("{error:#}") }),
+        if let Err(error) = client.call(&Request::Hello { abi: ABI_VERSION }) {
+            return Err(match error.downcast_ref::<io::Error>() {
+                Some(late) if late.kind() == ErrorKind::WouldBlock => Unreachable::new(late),
+                _ => Unreachable { there: true, why: format!("{error:#}") },
+            });
         }
+        // A report may take a daemon with many busy users longer.
+        client.connection.wait_for_ever().map_err(|error| Unreachable::new(&error))?;
+        Ok(client)
     }
 
     /// True for a private daemon: it ends with its last client, and only `rnic` finds it.
@@ -212,6 +225,9 @@ impl Client {
         Ok(serde_json::from_str(&self.report(&Request::Faults(change))?.0)?)
     }
 }
+
+/// How long a daemon may take to connect and to greet. A busy machine is quicker.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 fn unexpected_reply() -> anyhow::Error {
     anyhow::anyhow!("protocol error: unexpected reply from rnicd (are both of one version?)")

@@ -225,9 +225,18 @@ struct Device {
 /// Devices of every daemon that answers.
 pub(super) fn devices(target: &Target) -> Result<String> {
     let places = Places::new(target.place.socket.as_deref()).and_private();
-    let clients: Vec<_> = places.paths.iter().filter_map(|path| Client::at(path).ok()).collect();
+    let (mut clients, mut tried) = (Vec::new(), Vec::new());
+    for path in &places.paths {
+        match Client::at(path) {
+            Ok(client) => clients.push(client),
+            Err(why) => tried.push((path.as_path(), why)),
+        }
+    }
     if clients.is_empty() {
-        places.first().map_err(|tried| places.explain(&tried))?;
+        return Err(places.explain(&tried));
+    }
+    for (path, why) in tried.iter().filter(|(_, why)| why.there) {
+        eprintln!("rnic: no devices of the daemon at {}: {why}", path.display());
     }
     let mut rows = Vec::new();
     for client in &clients {
