@@ -57,7 +57,8 @@ pub struct Args {
     /// Group that may use the control socket [default: the daemon's own]
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
-    /// Permission bits of the control socket, octal [default: 0666 for root, else 0600]
+    /// Permission bits of the control socket, octal [default: 0660 with --group; without it 0666
+    /// for root, else 0600]
     #[arg(long, value_name = "OCTAL")]
     pub mode: Option<String>,
     /// What an idle engine does [default: adaptive]
@@ -185,8 +186,11 @@ impl Config {
             None => File::default(),
         };
         let addresses = if args.addresses.is_empty() { file.address } else { args.addresses };
+        let group = args.group.or(file.group);
         let mode = match args.mode.or(file.mode) {
             Some(text) => parse_mode(&text)?,
+            // Otherwise root's group would exclude no user, and another user's would admit none.
+            None if group.is_some() => 0o660,
             None if rustix::process::geteuid().is_root() => 0o666,
             None => 0o600,
         };
@@ -204,7 +208,7 @@ impl Config {
             xdp_mode: args.xdp_mode.or(file.xdp_mode).unwrap_or(XdpMode::Auto),
             addresses,
             socket,
-            group: args.group.or(file.group),
+            group,
             mode,
             engine: Settings {
                 idle: idle.unwrap_or(defaults.idle),

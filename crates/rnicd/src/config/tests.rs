@@ -58,6 +58,19 @@ fn the_command_line_wins_over_the_file() {
     assert_eq!(config.socket, PathBuf::from("/s"));
 }
 
+/// For root the default excludes no user, and for others it admits none.
+#[test]
+fn a_group_alone_is_who_may_use_the_socket() {
+    let mode = |words: &[&str]| {
+        let words: Vec<_> = words.iter().copied().chain(["--socket", "/tmp/x.sock"]).collect();
+        Config::resolve(args(&words)).unwrap().mode
+    };
+    let usual = if rustix::process::geteuid().is_root() { 0o666 } else { 0o600 };
+    assert_eq!(mode(&[]), usual);
+    assert_eq!(mode(&["--group", "rdma"]), 0o660);
+    assert_eq!(mode(&["--group", "rdma", "--mode", "0600"]), 0o600);
+}
+
 #[test]
 fn errors_say_what_to_do() {
     assert!(error(&["--io", "af-xdp"]).contains("--netdev"));
