@@ -23,7 +23,8 @@ use std::time::Duration;
 /// Without options it serves 127.0.0.1 and ::1 through the kernel's UDP sockets, which needs no
 /// privilege. Programs find it by themselves when they run with soft-rnic's libraries: `rnic run`.
 #[derive(Parser, Clone, Debug, Default)]
-#[command(name = "rnicd", version)]
+// The service has options of its own in front of the user's, which were refused otherwise.
+#[command(name = "rnicd", version, args_override_self = true)]
 pub struct Args {
     /// Read options from this TOML file; the command line wins. Its sections `[quota]` and
     /// `[total]` limit what each user, and all users together, may have: sessions, descriptors,
@@ -274,11 +275,14 @@ fn can_be_served(address: IpAddr) -> bool {
 }
 
 fn check_device_name(name: &str) -> Result<()> {
-    let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if name.is_empty() || name.len() > MAX_DEVICE_NAME || !name.chars().all(good) {
+    // The service names a device after its interface, and that of a VLAN has a dot: eth0.100. `:`
+    // and `,` separate names in the settings of programs, and `..` would be a folder of files.
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let is_hidden = name.starts_with('.');
+    if name.is_empty() || name.len() > MAX_DEVICE_NAME || !name.chars().all(good) || is_hidden {
         bail!(
-            "invalid device name {name:?}: use 1 to {MAX_DEVICE_NAME} letters, digits, \
-             `_` or `-`, e.g. rnic0"
+            "invalid device name {name:?}: use 1 to {MAX_DEVICE_NAME} letters, digits, `_`, `-` \
+             or `.`, which is not the first, e.g. rnic0"
         );
     }
     Ok(())

@@ -76,6 +76,9 @@ fn errors_say_what_to_do() {
     assert!(error(&["--io", "af-xdp"]).contains("--netdev"));
     assert!(error(&["--device", "a b"]).contains("letters, digits"));
     assert!(error(&["--mode", "999"]).contains("0660"));
+    for name in ["", ".", "..", ".rnic0", "a/b", "rnic0:1", "rnic\u{e9}"] {
+        assert!(error(&["--device", name]).contains("letters, digits"), "{name}");
+    }
     assert!(error(&["--address", "0.0.0.0"]).contains("unicast"));
     assert!(error(&["--config", "/nonexistent.toml"]).contains("/nonexistent.toml"));
 }
@@ -87,6 +90,17 @@ fn only_a_start_without_its_file_is_told_of_the_defaults() {
     let start = Config::resolve(args.clone()).unwrap_err().to_string();
     let again = Config::resolve_again(args).unwrap_err().to_string();
     assert_eq!(start, again + "; without --config the defaults apply");
+}
+
+/// As the service does it: `RNICD_OPTIONS` come behind the options of its own.
+#[test]
+fn an_option_that_is_given_again_replaces_the_first() {
+    let words = ["--netdev", "eth0.100", "--device", "rnic_eth0.100", "--socket", "/tmp/x.sock"];
+    let config = Config::resolve(args(&words)).unwrap();
+    assert_eq!(config.device, "rnic_eth0.100");
+    let again = ["--device", "mlx5_0", "--address", "::1", "--address", "127.0.0.1"];
+    let config = Config::resolve(args(&[&words[..], &again].concat())).unwrap();
+    assert_eq!((&*config.device, config.addresses.len()), ("mlx5_0", 2));
 }
 
 #[test]
