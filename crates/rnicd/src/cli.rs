@@ -34,7 +34,7 @@ pub struct Command {
 enum Action {
     /// Run a program with soft-rnic's libibverbs and librdmacm
     ///
-    /// Uses the daemon of this host or user; when there is none, starts a private one on 127.0.0.1
+    /// Uses the daemon of this user or host; when there is none, starts a private one on 127.0.0.1
     /// and ::1, which ends after its last client.
     Run(run::Options),
     /// Try whether a program can have the view of the daemons at these sockets
@@ -91,8 +91,8 @@ enum Action {
 /// Which daemon.
 #[derive(Args, Debug)]
 struct Place {
-    /// Control socket [default: $RNIC_SOCKET, else the first daemon that answers: the host's, this
-    /// user's, a private one of `rnic run`]
+    /// Control socket [default: $RNIC_SOCKET, else the first daemon that answers: this user's, the
+    /// host's (for root first), a private one of `rnic run`]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }

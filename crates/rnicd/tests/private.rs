@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A user's own installation and runtime folder, gone at the end with the daemon in it.
@@ -49,6 +49,11 @@ impl Home {
         let mut command = self.command(self.bin("rnic"));
         command.args(args);
         command
+    }
+
+    /// `rnic` in the runtime folder.
+    fn here(&self, args: &[&str]) -> Output {
+        self.rnic(args).current_dir(&self.runtime).output().unwrap()
     }
 
     /// What `rnic status` says of the daemon.
@@ -166,6 +171,32 @@ fn a_daemon_that_does_not_start_says_why() {
         let text = String::from_utf8_lossy(&said.stderr);
         assert!(!said.status.success() && text.contains("no wire today"), "{text}");
         assert_eq!(text.matches("rnic: ").count(), 1, "{text}");
+    }
+}
+
+/// A program may have another folder, and looks for `:` between paths.
+#[test]
+fn the_program_is_told_of_a_socket_in_a_way_that_it_understands() {
+    let home = Home::new("named");
+    for (socket, told) in
+        [("my.sock", Ok(home.runtime.join("my.sock"))), ("a:b", Err("RNIC_SOCKET"))]
+    {
+        let mut daemon = home.command(home.bin("rnicd"));
+        daemon.args(["--io", "loopback", "--log", "error", "--socket", socket]);
+        let _daemon = Running(daemon.current_dir(&home.runtime).spawn().unwrap());
+        let started = Instant::now();
+        while !home.here(&["status", "--socket", socket]).status.success() {
+            assert!(started.elapsed() < SOON, "no daemon");
+            std::thread::sleep(POLL);
+        }
+        let command = ["run", "--no-view", "--socket", socket, "--", "printenv", "RNIC_SOCKET"];
+        let said = home.here(&command);
+        let (shown, error) =
+            (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        match told {
+            Ok(path) => assert_eq!(Path::new(shown.trim()), path, "{error}"),
+            Err(word) => assert!(!said.status.success() && error.contains(word), "{shown}{error}"),
+        }
     }
 }
 

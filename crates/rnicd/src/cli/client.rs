@@ -78,6 +78,18 @@ impl Places {
         Self { paths: candidate_socket_paths(), named: None }
     }
 
+    /// The same for a program with another working directory.
+    ///
+    /// # Errors
+    /// When there is no working directory to which a path is relative.
+    pub(super) fn absolute(mut self) -> Result<Self> {
+        for path in &mut self.paths {
+            *path = std::path::absolute(&path)
+                .with_context(|| format!("cannot find the folder of {}", path.display()))?;
+        }
+        Ok(self)
+    }
+
     /// Private daemons of `rnic run` are looked for too, unless the user named a place.
     pub(super) fn and_private(mut self) -> Self {
         if self.named.is_none() {

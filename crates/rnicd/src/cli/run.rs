@@ -5,7 +5,7 @@ mod failure;
 use super::client::{Client, Places};
 use super::private;
 use super::view;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -114,28 +114,39 @@ fn prepare(options: &Options) -> Result<Command> {
 /// no socket: on a private daemon instead of the named one the program would reach none of its
 /// peers.
 fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
-    let places = Places::new(socket);
+    let places = Places::new(socket).absolute()?;
     match places.first() {
-        Ok(client) if socket.is_some() => Ok(client.path.into()),
         // Several may be named, and the program sees the devices of all.
-        Ok(client) if places.named.is_some() => {
-            Ok(std::env::var_os("RNIC_SOCKET").unwrap_or_else(|| client.path.into()))
-        }
+        Ok(_) if places.named.is_some() => as_list(&places.paths),
         Ok(client) => {
             // Root may have a daemon for each of several interfaces.
             let folder = client.path.parent();
             let answers = |path: &PathBuf| *path == client.path || Client::at(path).is_ok();
             let beside = places.paths.iter().filter(|path| path.parent() == folder);
-            Ok(std::env::join_paths(beside.filter(|path| answers(path)))?)
+            as_list(beside.filter(|path| answers(path)))
         }
         Err(tried) if places.named.is_some() => Err(places.explain(&tried)),
         Err(tried) => {
             for (path, why) in tried.iter().filter(|(_, why)| why.there) {
                 eprintln!("rnic: a private daemon instead of the one at {}: {why}", path.display());
             }
-            Ok(private::daemon(own)?.into())
+            as_list(&[private::daemon(own)?])
         }
     }
+}
+
+/// Sockets as the program finds them in `RNIC_SOCKET`.
+fn as_list<'a>(sockets: impl IntoIterator<Item = &'a PathBuf>) -> Result<OsString> {
+    let sockets: Vec<_> = sockets.into_iter().collect();
+    let has_separator = |socket: &&&PathBuf| socket.as_os_str().as_encoded_bytes().contains(&b':');
+    if let Some(socket) = sockets.iter().find(has_separator) {
+        bail!(
+            "the program cannot be told of the socket {}: `:` is between the paths in RNIC_SOCKET; \
+             choose a path without it (rnicd --socket)",
+            socket.display()
+        );
+    }
+    Ok(std::env::join_paths(sockets)?)
 }
 
 /// Where the libraries are: beside `bin/` in `lib/` as installed, or where cargo builds them.
