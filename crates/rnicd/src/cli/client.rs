@@ -166,6 +166,12 @@ impl Client {
         private::is_one(&self.path)
     }
 
+    /// True for a daemon of the user that this process is of.
+    pub(super) fn is_of_this_user(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.connection.peer_credentials().is_ok_and(|peer| peer.uid == own)
+    }
+
     /// Tells which daemon it is, beside what is printed.
     pub(super) fn tell(&self) {
         let process = match self.connection.peer_credentials() {

@@ -1,5 +1,6 @@
 //! `rnic run`: a program with the drop-in libraries on its path.
 
+mod engine;
 mod failure;
 
 use super::client::{Client, Places};
@@ -7,6 +8,7 @@ use super::private;
 use super::view;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use engine::Engine;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,12 +29,13 @@ pub(super) struct Options {
     /// docs/shared-memory.md. Same as RNIC_SHARED_MEMORY=1.
     #[arg(long)]
     shared_memory: bool,
-    /// Where the program's engine runs
+    /// Where the program's engine runs [default: $RNIC_ENGINE, else auto at a daemon of this user
+    /// with --io udp, as private ones are, and without --shared-memory; else daemon]
     ///
     /// In the program itself it copies without system calls, and works where a sandbox keeps other
     /// processes from the program's memory. It takes a daemon of the program's own user with UDP
-    /// sockets. Same as RNIC_ENGINE=program: see docs/functions.md. A program that polls turns the
-    /// engine itself, unless RNIC_DRIVE=off is in its environment.
+    /// sockets. Same as RNIC_ENGINE: see docs/functions.md. A program that polls turns the engine
+    /// itself, unless RNIC_DRIVE=off is in its environment.
     #[arg(long, value_enum, value_name = "PLACE")]
     engine: Option<Engine>,
     /// Make rsockets of the program's TCP and UDP sockets
@@ -53,15 +56,6 @@ pub(super) struct Options {
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
-}
-
-/// Where an engine runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum Engine {
-    /// In the daemon, or in an engine process that it has started.
-    Daemon,
-    /// In the program.
-    Program,
 }
 
 /// Becomes the program. Returns only when that fails.
@@ -85,6 +79,9 @@ fn prepare(options: &Options) -> Result<Command> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let libraries = library_directory(&own)?;
     let socket = find_or_start(options.socket.as_deref(), &own)?;
+    // Memory that a daemon maps is for the daemon's engine.
+    let may_choose = !options.shared_memory && std::env::var_os("RNIC_ENGINE").is_none();
+    let engine = options.engine.or_else(|| may_choose.then(|| Engine::for_daemons_at(&socket)));
     if !options.no_view
         && let Err(error) = view::enter(&socket)
     {
@@ -101,8 +98,8 @@ fn prepare(options: &Options) -> Result<Command> {
     if options.rsockets {
         command.env("LD_PRELOAD", with_preload(&libraries)?);
     }
-    if let Some(engine) = options.engine {
-        command.env("RNIC_ENGINE", if engine == Engine::Program { "program" } else { "daemon" });
+    if let Some(engine) = engine {
+        command.env("RNIC_ENGINE", engine.name());
     }
     if options.shared_memory {
         command.env("RNIC_SHARED_MEMORY", "1");
