@@ -89,6 +89,36 @@ fn two_programs_of_an_ordinary_user_talk_to_each_other() -> Result<()> {
     wait_until("end of the private daemon", Duration::from_secs(10), || Ok(!daemon_runs_in(&home)))
 }
 
+/// Unless their user says otherwise.
+#[test]
+fn programs_have_engines_of_their_own() -> Result<()> {
+    let name = "programs_have_engines_of_their_own";
+    let Some(lab) = Lab::open(name, Need::Nothing, &PROGRAMS)? else { return Ok(()) };
+    let home = new_home()?;
+    let host = Host::here(IpAddr::V4(Ipv4Addr::LOCALHOST), &lab.tools);
+    let dirs = std::env::join_paths(lab.tools.library_dirs())?;
+    for (option, engine, count) in [
+        (None, None, 1),
+        (Some("--engine=daemon"), None, 0),
+        (Some("--shared-memory"), None, 0),
+        (None, Some("daemon"), 0),
+    ] {
+        let port = next_port();
+        let run = rnic(&home, &["run"]).args(option).arg("--");
+        let run = run.arg(lab.tools.program("ibv_rc_pingpong")?).env("LD_LIBRARY_PATH", &dirs);
+        let run = run.args(["-g", "0", "-p", &port.to_string()]);
+        let server = engine.map_or(run.clone(), |engine| run.env("RNIC_ENGINE", engine)).start()?;
+        wait_until("listening server", Duration::from_secs(10), || host.listens(port))
+            .with_context(|| server.stderr())?;
+        let status = status(rnic(&home, &[]))?;
+        let engines = status["users"].as_array().map_or(0, Vec::len);
+        ensure!(engines == count, "{option:?}, {engine:?}: {status}");
+        server.signal(Signal::KILL)?;
+        server.wait()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn the_exit_status_is_the_programs() -> Result<()> {
     let name = "the_exit_status_is_the_programs";

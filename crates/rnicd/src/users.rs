@@ -139,7 +139,7 @@ impl Users {
         &self.idle
     }
 
-    /// Processes with sessions, and clients handed over ever.
+    /// Processes with sessions, and clients handed over or given functions ever.
     pub(crate) fn counts(&self) -> (usize, u64) {
         let table = self.table();
         let busy = table.running().iter().filter(|engine| engine.idle_since().is_none()).count();

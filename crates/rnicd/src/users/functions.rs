@@ -44,6 +44,7 @@ impl Functions for FunctionStarter {
         let (engine, theirs) = begun.map_err(refused_by_kernel("no engine for this program"))?;
         users.enter(&mut table, place, &engine);
         table.functions.push(engine);
+        table.clients += 1;
         Ok(theirs)
     }
 }
