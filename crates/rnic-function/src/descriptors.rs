@@ -2,9 +2,9 @@
 //!
 //! The function's threads have a table of descriptors of their own. So a program that closes all
 //! that it does not know, as those do that become services, closes none of them, and its forked
-//! children have no copies, which would keep sockets open that are to hang up. Where a sandbox allows
-//! no table of their own, there is no function: it would write into files of the program that have got
-//! the numbers of descriptors which the program has closed.
+//! children have no copies, which would keep sockets open that are to hang up. Where a sandbox
+//! allows no table of their own, there is no function: it would write into files of the program
+//! that have got the numbers of descriptors which the program has closed.
 
 use rnic_abi::os::Connection;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};

@@ -354,8 +354,8 @@ impl Shard {
         }
         let at_once = policy.pace.is_back(now);
         self.nic.dma.begin_turn(now);
-        // Where this thread blocks the signals of missing pages the kernel would have to copy, which
-        // a sandbox may forbid.
+        // Where this thread blocks the signals of missing pages the kernel would have to copy,
+        // which a sandbox may forbid.
         if policy.pace.is_slow() || !self.nic.dma.copies_plainly() {
             // The engine's thread takes the engine back.
             policy.driven.driving.withdraw();
