@@ -18,6 +18,7 @@ mod of_process;
 pub mod paths;
 pub mod peer;
 pub mod process;
+mod socket_file;
 
 pub use connection::{Connection, Descriptors, has_hung_up};
 pub use descriptor::{Descriptor, Inode};
@@ -29,6 +30,7 @@ pub use paths::{
     own_directory,
 };
 pub use peer::Credentials;
+pub use socket_file::{SocketFile, remove_stale_socket};
 
 use std::io;
 

@@ -2,11 +2,11 @@
 #![cfg(all(feature = "os", not(loom)))]
 
 use rnic_abi::control::{MAX_DESCRIPTORS, Refusal, Reply, Request};
-use rnic_abi::os::{Connection, EventFd, Listener, futex, memory};
-use std::fs::{self, File};
+use rnic_abi::os::{Connection, EventFd, Listener, SocketFile, futex, memory};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{ErrorKind, Read, pipe};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -317,6 +317,43 @@ fn a_socket_is_replaced_only_when_no_daemon_listens() {
     fs::write(&path, "a file").unwrap();
     assert_eq!(Listener::bind(&path, 0o600).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
+}
+
+#[test]
+fn a_link_in_the_place_of_the_socket_is_not_followed() {
+    let directory = Directory::new("link");
+    let (path, precious) = (directory.path(), directory.0.join("precious"));
+    fs::write(&precious, "").unwrap();
+    fs::set_permissions(&precious, Permissions::from_mode(0o600)).unwrap();
+    let ends = AtomicBool::new(false);
+    let link = directory.0.join("link");
+    thread::scope(|scope| {
+        // As another user does who can write to the folder.
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                symlink(&precious, &link).unwrap();
+                while !ends.load(Ordering::Relaxed)
+                    && !fs::symlink_metadata(&path).is_ok_and(is_socket)
+                {
+                    std::hint::spin_loop();
+                }
+                fs::rename(&link, &path).unwrap();
+            }
+        });
+        for _ in 0..3000 {
+            drop(Listener::bind(&path, 0o666));
+            let _ = fs::remove_file(&path);
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(fs::metadata(&precious).unwrap().permissions().mode() & 0o777, 0o600);
+    let _ = fs::remove_file(&path);
+    symlink(&precious, &path).unwrap();
+    assert_eq!(SocketFile::at(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+}
+
+fn is_socket(found: Metadata) -> bool {
+    found.file_type().is_socket()
 }
 
 #[test]

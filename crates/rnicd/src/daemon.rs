@@ -12,7 +12,7 @@ use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
 use company::{Company, Process};
 use reload::Reloading;
-use rnic_abi::os::{Connection, Listener};
+use rnic_abi::os::{Connection, Listener, SocketFile};
 use rnic_host::discard::discard;
 use rnic_host::memory;
 use rnic_host::refusal::refuse;
@@ -92,7 +92,8 @@ fn listen(config: &Config) -> Result<Listener> {
         format!("cannot listen on the control socket {} (--socket chooses another)", path.display())
     })?;
     if let Some(gid) = socket_group(config)? {
-        std::os::unix::fs::chown(path, None, Some(gid))
+        SocketFile::at(path)
+            .and_then(|socket| socket.set_group(gid))
             .with_context(|| format!("cannot give {} to group {gid} (--group)", path.display()))?;
     }
     Ok(listener)

@@ -1,14 +1,14 @@
 //! The daemon's listening socket.
 
-use super::address::{address_of, connect, new_socket};
+use super::address::{address_of, new_socket};
 use super::connection::Connection;
 use super::lock_file::{LockFile, in_use};
+use super::socket_file::{SocketFile, remove_stale_socket};
 use rustix::io::retry_on_intr;
 use rustix::net::{SocketFlags, accept_with};
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A daemon's listening socket. Its path goes away with it.
@@ -38,13 +38,16 @@ impl Listener {
     pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         let address = address_of(path)?;
         let lock = LockFile::take(path)?;
-        remove_stale(path)?;
+        remove_stale_socket(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => in_use(path),
+            _ => error,
+        })?;
         let socket = new_socket(SocketFlags::empty())?;
         rustix::net::bind(&socket, &address)?;
         // From here on a failure must take the path away again.
         let listener = Self { socket, place: Place { path: path.to_path_buf(), _lock: lock } };
         // Before listening: until then no process can connect, whatever the mode.
-        fs::set_permissions(path, Permissions::from_mode(mode))?;
+        SocketFile::at(path)?.set_mode(mode)?;
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -90,24 +93,6 @@ impl Drop for Place {
         // The lock is still held: what is at the path is ours. Nothing can be done about a
         // failure, and the next daemon copes with it.
         let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn remove_stale(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(found) if !found.file_type().is_socket() => {
-            let message = format!("{} exists and is not a socket", path.display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
-        }
-        Ok(_) => {}
-    }
-    match connect(path, SocketFlags::NONBLOCK) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A process listens, with room in its queue or without, or with another type of socket.
-        _ => Err(in_use(path)),
     }
 }
 

@@ -5,11 +5,9 @@ use crate::device::Device;
 use crate::for_people;
 use crate::log::Filter;
 use crate::metrics::Metrics;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use rnic_abi::os::SocketFile;
 use rnic_host::server::Service;
-use rustix::fs::{FileType, Mode, OFlags, chmod, fstat, open};
-use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::Arc;
 
 /// What is in force, and what follows from it.
@@ -89,7 +87,8 @@ impl<'a> Reloading<'a> {
             return Ok(());
         }
         let path = &self.config.socket;
-        chmod_socket(path, new.mode)
+        SocketFile::at(path)
+            .and_then(|socket| socket.set_mode(new.mode))
             .with_context(|| format!("cannot set the mode of {} (--mode)", path.display()))?;
         self.config.mode = new.mode;
         Ok(())
@@ -122,14 +121,4 @@ impl<'a> Reloading<'a> {
             },
         }
     }
-}
-
-/// The folder of the socket may be another user's, who may have put a link in its place: what it
-/// leads to is left alone.
-fn chmod_socket(path: &Path, mode: u32) -> Result<()> {
-    let found = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
-    ensure!(kind == FileType::Socket, "it is not a socket");
-    let name = format!("/proc/self/fd/{}", found.as_raw_fd());
-    Ok(chmod(name, Mode::from_bits_truncate(mode))?)
 }
