@@ -10,13 +10,13 @@ use crate::config::Address;
 use crate::counted::Counted;
 use crate::http::{self, Client, Request, Response};
 use anyhow::{Context, Result};
+use rnic_abi::os::remove_stale_socket;
 use rnic_host::server::Service;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -101,13 +101,8 @@ impl Incoming {
                 Ok(Self::Tcp(listener))
             }
             Address::Unix(path) => {
-                let is_socket = |path| {
-                    std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
-                };
-                // One that an earlier daemon left. A daemon that lives keeps its place.
-                if is_socket(path) && UnixStream::connect(path).is_err() {
-                    std::fs::remove_file(path)?;
-                }
+                // A program that lives keeps its place.
+                remove_stale_socket(path)?;
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
                 Ok(Self::Unix(listener))
@@ -168,3 +163,29 @@ impl Exporter {
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Until a client is accepted again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_abi::os::Listener;
+
+    #[test]
+    fn the_socket_of_a_program_that_lives_stays() {
+        let folder = std::env::temp_dir().join(format!("rnicd-metrics-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let address = |name| Address::Unix(folder.join(name));
+        let refused = |name| Incoming::bind(&address(name)).err().map(|error| error.kind());
+        // As the daemon's own control socket: of another type.
+        let _control = Listener::bind(&folder.join("control"), 0o600).unwrap();
+        assert_eq!(refused("control"), Some(io::ErrorKind::AddrInUse));
+        assert!(folder.join("control").exists());
+        // A program that takes no more clients. The daemon does not wait until it does.
+        let full = UnixListener::bind(folder.join("full")).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let _waits = UnixStream::connect(folder.join("full")).unwrap();
+        assert_eq!(refused("full"), Some(io::ErrorKind::AddrInUse));
+        drop(UnixListener::bind(folder.join("stale")).unwrap());
+        assert_eq!(refused("stale"), None);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
