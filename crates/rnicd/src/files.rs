@@ -12,21 +12,21 @@
 //! Counters follow the engines a moment later. They never go down.
 
 mod attributes;
+mod tree;
 
 use anyhow::{Context, Result, ensure};
 use attributes::Attributes;
 use rnic_abi::os::files_beside;
 use rnic_host::server::Service;
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use tree::{Folder, Tree};
 
 /// The files of the device while it lives; dropped, they are gone.
 pub(crate) struct Files {
@@ -44,13 +44,12 @@ impl Files {
     pub(crate) fn publish(socket: &Path, service: &Arc<Service>) -> Result<Self> {
         let folder = files_beside(socket);
         remove_own(&folder)?;
-        let [mut tree, mut counters] =
-            [(); 2].map(|()| Tree { folder: folder.clone(), written: BTreeMap::new() });
+        let own = Arc::new(Folder::make(&folder)?);
         let mut attributes = Attributes::new(service);
         let (tell, news) = sync_channel(1);
         // From here on, what was written is removed, whatever fails.
         let mut files = Self { folder, news: Some(tell), thread: None };
-        tree.make_folder(Path::new(""))?;
+        let [mut tree, mut counters] = [(); 2].map(|()| Tree::new(&own));
         for (path, to) in attributes.links() {
             tree.link(&path, &to)?;
         }
@@ -152,85 +151,6 @@ impl Follower {
     }
 }
 
-/// The folder, and what each file has.
-struct Tree {
-    folder: PathBuf,
-    written: BTreeMap<OsString, String>,
-}
-
-impl Tree {
-    /// Brings the files to this state. Whether one of them changed.
-    fn write(&mut self, mut files: BTreeMap<OsString, String>) -> Result<bool> {
-        let before = self.written.len();
-        for path in self.written.keys().filter(|path| !files.contains_key(*path)) {
-            let gone = self.folder.join(path);
-            fs::remove_file(&gone).with_context(|| format!("cannot remove {}", gone.display()))?;
-        }
-        self.written.retain(|path, _| files.contains_key(path));
-        files.retain(|path, text| self.written.get(path) != Some(text));
-        let any_gone = self.written.len() < before;
-        Ok(self.update(files)? || any_gone)
-    }
-
-    /// Writes these files, and leaves the others. Whether there are any.
-    fn update(&mut self, changed: BTreeMap<OsString, String>) -> Result<bool> {
-        let any = !changed.is_empty();
-        for (path, text) in changed {
-            let old = self.written.remove(&path);
-            self.write_file(Path::new(&path), &text, old)?;
-            self.written.insert(path, text);
-        }
-        Ok(any)
-    }
-
-    /// A program may keep a counter open over its run, so a text that grows is written in place;
-    /// of one that becomes shorter a reader sees all of the old or all of the new.
-    fn write_file(&self, path: &Path, text: &str, old: Option<String>) -> Result<()> {
-        if old.is_none() {
-            self.make_folder(path.parent().unwrap_or(path))?;
-        }
-        let path = self.folder.join(path);
-        let written = match old.is_some_and(|old| old.len() <= text.len()) {
-            true => File::options()
-                .write(true)
-                .open(&path)
-                .and_then(|file| file.write_all_at(text.as_bytes(), 0)),
-            false => {
-                let new = self.folder.join(".new");
-                fs::write(&new, text)
-                    .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))
-                    .and_then(|()| fs::rename(&new, &path))
-            }
-        };
-        written.with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    fn link(&self, path: &Path, to: &Path) -> Result<()> {
-        let path = self.folder.join(path);
-        if let Some(parent) = path.parent() {
-            self.make_folder(parent)?;
-        }
-        symlink(to, &path).with_context(|| format!("cannot make {}", path.display()))
-    }
-
-    /// Makes the folder with those above it, open to all readers whatever the umask.
-    fn make_folder(&self, path: &Path) -> Result<()> {
-        let path = self.folder.join(path);
-        let mut missing: Vec<&Path> =
-            path.ancestors().take_while(|path| path.starts_with(&self.folder)).collect();
-        while let Some(path) = missing.pop() {
-            match DirBuilder::new().mode(0o755).create(path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                made => {
-                    made.and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
-                }
-            }
-            .with_context(|| format!("cannot make {}", path.display()))?;
-        }
-        Ok(())
-    }
-}
-
 /// How old counters are at most while they change, told as `lifespan`: programs read them at the
 /// end of a run.
 const LIFESPAN: Duration = Duration::from_millis(20);
@@ -245,6 +165,7 @@ const PAUSES_PER_UPDATE: u32 = 20;
 mod tests {
     use super::*;
     use std::env;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn only_a_folder_of_ones_own_is_replaced() {
