@@ -3,6 +3,7 @@
 use super::xrc::Targets;
 use crate::dma::{slot_of, space_id};
 use crate::report;
+use crate::satellite::protocol::NUMBERS;
 use rnic_abi::os::{Credentials, EventFd, process};
 use rnic_core::SpaceId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,9 @@ struct Inner {
     clients: Numbers,
     spaces: Spaces,
     sessions: BTreeMap<u32, SessionInfo>,
-    next_session: u32,
+    /// Where their numbers begin, and the last one that was given.
+    first_session: u32,
+    last_session: u32,
     opened_ever: u64,
 }
 
@@ -32,6 +35,20 @@ pub(super) struct SessionInfo {
     pub peer: Credentials,
     /// Its context, when it opened the device.
     pub client: Option<u32>,
+}
+
+impl Inner {
+    /// A number that no session has. They ascend, and begin again where the range of this process
+    /// ends: what a process tells of others is not believed. Memory ends long before the numbers.
+    fn free_session(&mut self) -> u32 {
+        loop {
+            let next = (self.last_session - self.first_session + 1) % NUMBERS;
+            self.last_session = self.first_session + next;
+            if !self.sessions.contains_key(&self.last_session) {
+                return self.last_session;
+            }
+        }
+    }
 }
 
 /// Small numbers that are used again.
@@ -76,7 +93,8 @@ impl Registry {
     /// When there are too many open files.
     pub fn new(first: u32) -> std::io::Result<Self> {
         let clients = Numbers { free: Vec::new(), next: first };
-        let inner = Inner { clients, next_session: first, ..Inner::default() };
+        let inner =
+            Inner { clients, first_session: first, last_session: first, ..Inner::default() };
         Ok(Self { inner: Mutex::new(inner), ended: EventFd::new()?, targets: Targets::default() })
     }
 
@@ -87,8 +105,7 @@ impl Registry {
     /// A session of `peer` begins; its number.
     pub(super) fn enter(&self, peer: Credentials) -> u32 {
         let mut inner = self.lock();
-        inner.next_session = inner.next_session.wrapping_add(1);
-        let session = inner.next_session;
+        let session = inner.free_session();
         inner.sessions.insert(session, SessionInfo { peer, client: None });
         session
     }
@@ -170,4 +187,22 @@ fn command_of(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(process::folder(pid).ok()?.join("comm")).ok()?;
     // The line's end is the kernel's.
     Some(report::shown(name.strip_suffix('\n').unwrap_or(&name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_many_sessions_there_were_their_numbers_stay_in_the_range_of_the_process() {
+        let registry = Registry::new(NUMBERS).unwrap();
+        let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
+        let (first, second) = (registry.enter(peer), registry.enter(peer));
+        assert_eq!((first, second), (NUMBERS + 1, NUMBERS + 2));
+        registry.lock().last_session = 2 * NUMBERS - 2;
+        assert_eq!(registry.enter(peer), 2 * NUMBERS - 1);
+        registry.leave(second);
+        let next = [(); 3].map(|()| registry.enter(peer));
+        assert_eq!(next, [NUMBERS, NUMBERS + 2, NUMBERS + 3], "those that are free again");
+    }
 }
