@@ -33,4 +33,4 @@ pub mod work_queue;
 pub mod wqe;
 
 /// Version of every layout and message in this crate. Client and daemon must agree exactly.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;

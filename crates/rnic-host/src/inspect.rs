@@ -66,13 +66,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What a user asked for, when it is a list.
+    /// What a user asked for, when it is a list of objects.
     pub const fn of(what: Inspect) -> Option<Self> {
         match what {
             Inspect::Qps => Some(Self::Qps),
             Inspect::Mrs => Some(Self::Mrs),
             Inspect::Cqs => Some(Self::Cqs),
-            Inspect::Status | Inspect::Counters => None,
+            Inspect::Status | Inspect::Counters | Inspect::Sessions => None,
         }
     }
 }

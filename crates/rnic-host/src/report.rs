@@ -18,7 +18,6 @@ pub struct Status {
     pub profile: String,
     pub port: Port,
     pub gids: Vec<Gid>,
-    pub sessions: Vec<Session>,
     /// Engines of other users' programs, and those in programs.
     pub users: Vec<User>,
     pub totals: Totals,

@@ -311,7 +311,7 @@ impl Satellite {
         let started = thread::spawn("rnic-inspect", STACK, move || {
             let told = match inquiry {
                 Inquiry::Engine(question) => Told::Engine(engine.inspect(question)),
-                Inquiry::Sessions => Told::Sessions(service.registry.report()),
+                Inquiry::Sessions(from) => Told::Sessions(service.registry.report(from)),
             };
             upstream.tell(&FromEngine::Told(number, told));
         });

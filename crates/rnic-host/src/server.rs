@@ -10,6 +10,7 @@ mod context;
 mod device_memory;
 mod door;
 mod groups;
+mod inspect;
 mod link;
 mod maps;
 mod memory;
@@ -30,7 +31,7 @@ pub use groups::{Groups, WireGroups};
 pub use plane::{
     ConnectionSession, Connections, Engines, Functions, Ledger, MoreEngines, Overview, Paths,
 };
-pub use registry::Registry;
+pub use registry::{NUMBERS, Registry, SESSIONS};
 pub use service::{ClientMemory, Service};
 pub use session::serve;
 pub use turned_away::{Admitted, TurnedAway};

@@ -7,6 +7,7 @@ mod explain;
 mod fault;
 mod lab;
 mod private;
+mod programs;
 mod run;
 mod show;
 mod table;
@@ -154,6 +155,13 @@ fn open(path: &Path, advice: &str) -> anyhow::Result<File> {
         let advice = if is_missing { format!("; {advice}") } else { String::new() };
         anyhow::anyhow!("cannot open {}: {error}{advice}", path.display())
     })
+}
+
+/// A line beside what is printed. A reader that has gone (`2>&1 | head`) is no error, and must not
+/// keep the command from what it has still to do.
+fn tell(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A reader that has seen enough (`| head`) is no error.

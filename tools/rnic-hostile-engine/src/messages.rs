@@ -282,7 +282,7 @@ fn answer(socket: &Connection, random: &mut Rng, number: u32, inquiry: Inquiry) 
         0 => {}
         1 => sleep(Duration::from_millis(random.u64(..1500))),
         _ => {
-            let fitting = matches!(inquiry, Inquiry::Sessions);
+            let fitting = matches!(inquiry, Inquiry::Sessions(_));
             let wrong = (0..8).map(|_| told(random));
             let wrong = wrong.filter(|told| matches!(told, Told::Sessions(_)) == fitting);
             for told in wrong.collect::<Vec<_>>() {

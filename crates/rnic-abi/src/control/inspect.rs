@@ -23,7 +23,7 @@ pub enum FaultChange {
 /// What `rnic status|qp|mr|cq|counters` ask for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Inspect {
-    /// Daemon, devices, sessions, totals.
+    /// Daemon, devices, engines, totals.
     Status,
     /// Queue pairs.
     Qps,
@@ -33,4 +33,6 @@ pub enum Inspect {
     Cqs,
     /// Counters of port and engine.
     Counters,
+    /// Sessions.
+    Sessions,
 }

@@ -7,6 +7,7 @@ use crate::inspect::{Found, Numbers, Question};
 use crate::observe::Wants;
 use crate::quota::{Amounts, Resource};
 use crate::report::Session;
+use crate::server::NUMBERS;
 use crate::settings::{Profile, Settings};
 use crate::wire::FaultChange;
 use rnic_abi::control::{CmRequest, DeviceInfo, GidEntry, PortInfo, Refusal, Reply};
@@ -113,8 +114,8 @@ impl NetworkState {
 pub enum Inquiry {
     /// Of its engine.
     Engine(Question),
-    /// Its clients.
-    Sessions,
+    /// Its sessions, from this number on: [`SESSIONS`](crate::server::SESSIONS) at most.
+    Sessions(u32),
 }
 
 /// From a satellite.
@@ -214,10 +215,7 @@ pub enum Severity {
     Debug,
 }
 
-/// Numbers of sessions and clients of one satellite, which differ from those of others.
-pub const NUMBERS: u32 = 1_000_000;
-
-/// The first of these numbers.
+/// The first number of sessions and clients of one satellite, which differ from those of others.
 #[must_use]
 pub fn first_number(shard: u8) -> u32 {
     u32::from(shard) * NUMBERS

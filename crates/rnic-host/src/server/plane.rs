@@ -79,6 +79,9 @@ pub trait Engines: Send + Sync {
     fn overview(&self) -> Overview;
     /// What they have counted.
     fn counters(&self) -> Numbers;
+    /// Sessions with engines outside of this service, from a number on, in their order. None is
+    /// missing before the last of these.
+    fn sessions(&self, from: u32) -> Vec<Session>;
     /// A few objects of a kind from a place on, with their places, and where to go on.
     fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>);
     /// Tells one more watcher what they do.
@@ -116,8 +119,8 @@ pub trait MoreEngines: Send + Sync {
 pub struct Overview {
     /// Objects of all that answer.
     pub totals: Totals,
-    /// Users with an engine process of their own, and their sessions there.
-    pub users: Vec<(User, Vec<Session>)>,
+    /// Users with an engine process of their own.
+    pub users: Vec<User>,
 }
 
 impl Engines for OwnEngine {
@@ -134,6 +137,10 @@ impl Engines for OwnEngine {
             Some(Found::Counters(counted)) => counted,
             _ => Numbers::new(),
         }
+    }
+
+    fn sessions(&self, _: u32) -> Vec<Session> {
+        Vec::new()
     }
 
     fn objects(&self, kind: Kind, from: Place) -> (Vec<(Place, Object)>, Option<Place>) {

@@ -3,11 +3,16 @@
 use super::xrc::Targets;
 use crate::dma::{slot_of, space_id};
 use crate::report;
-use crate::satellite::protocol::NUMBERS;
 use rnic_abi::os::{Credentials, EventFd, process};
 use rnic_core::SpaceId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Numbers of sessions and clients of one process.
+pub const NUMBERS: u32 = 1_000_000;
+
+/// Sessions that are told at a time, with which a message is never too long.
+pub const SESSIONS: usize = 256;
 
 /// Sessions and the numbers they use.
 pub struct Registry {
@@ -169,11 +174,16 @@ impl Registry {
         self.lock().spaces.give(space);
     }
 
-    /// For `rnic status`.
-    pub fn report(&self) -> Vec<report::Session> {
-        let inner = self.lock();
-        let sessions = inner.sessions.iter().map(|(session, info)| report::Session {
-            session: *session,
+    /// For `rnic status`: those from a number on, in their order, [`SESSIONS`] at most.
+    pub fn report(&self, from: u32) -> Vec<report::Session> {
+        let sessions: Vec<_> = {
+            let inner = self.lock();
+            let sessions = inner.sessions.range(from..).take(SESSIONS);
+            sessions.map(|(session, info)| (*session, info.clone())).collect()
+        };
+        // Without the lock: sessions begin and end meanwhile.
+        let sessions = sessions.into_iter().map(|(session, info)| report::Session {
+            session,
             pid: info.peer.pid,
             uid: info.peer.uid,
             client: info.client,

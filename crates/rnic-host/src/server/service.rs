@@ -3,7 +3,7 @@
 use super::accounts::{Account, Charge};
 use super::groups::Groups;
 use super::plane::{Connections, Engines, Functions, Ledger, MoreEngines, Paths};
-use super::registry::Registry;
+use super::registry::{Registry, SESSIONS};
 use crate::dma::{Own, Process, Space, probe, probe_own};
 use crate::quota::Resource;
 use crate::refusal::Refused;
@@ -131,15 +131,20 @@ impl Service {
         Account::new(Arc::clone(&self.ledger), user)
     }
 
-    /// For `rnic status`: the daemon in one object.
-    pub fn report(&self) -> report::Status {
-        let mut sessions = self.registry.report();
-        let overview = self.engines.overview();
-        let mut users = Vec::new();
-        for (user, theirs) in overview.users {
-            users.push(user);
-            sessions.extend(theirs);
+    /// For `rnic status`: the sessions from a number on, in their order, [`SESSIONS`] at most.
+    /// Those of the daemon's own process come first.
+    pub(super) fn sessions(&self, from: u32) -> Vec<report::Session> {
+        let mut sessions = self.registry.report(from);
+        if sessions.len() < SESSIONS {
+            sessions.extend(self.engines.sessions(from));
+            sessions.truncate(SESSIONS);
         }
+        sessions
+    }
+
+    /// For `rnic status`: the daemon in one object, without its sessions, which may be many.
+    pub(super) fn report(&self) -> report::Status {
+        let overview = self.engines.overview();
         let port = self.network.port();
         let gids = self.network.gids().into_iter().map(|entry| report::Gid {
             index: entry.index,
@@ -160,8 +165,7 @@ impl Service {
                 speed_mbps: port.speed_mbps,
             },
             gids: gids.collect(),
-            sessions,
-            users,
+            users: overview.users,
             totals: overview.totals,
         }
     }

@@ -2,13 +2,12 @@
 
 use super::accounts::{Account, Charge};
 use super::context::Context;
-
+use super::inspect::{inspect, inspected};
 use super::plane::ConnectionSession;
 use super::reply::{Attached, COMP_VECTORS, engine_gone};
 use super::service::{Place, Service};
 use super::turned_away::{Admitted, TurnedAway};
 use super::watching::Watching;
-use crate::inspect::Kind;
 use crate::memory;
 use crate::observe::Wants;
 use crate::quota::Resource;
@@ -18,7 +17,7 @@ use crate::wire::{Fault, FaultChange, MAX_FAULTS, NoChange};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{
-    self, Answer, CmRequest, DeviceInfo, Inspect, MAX_MESSAGE, Reply, Request, decode, encode,
+    self, Answer, CmRequest, DeviceInfo, MAX_MESSAGE, Reply, Request, decode, encode,
 };
 use rnic_abi::os::{Connection, Credentials, Descriptors};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -244,7 +243,10 @@ impl Session<'_> {
                 gids.retain(|entry| entry.index >= start);
                 Reply::Gids(gids)
             }
-            Request::Inspect { what, from } => self.inspect(what, from),
+            Request::Inspect { what, from } => {
+                let user = self.only_the_owner().err().map(|_| self.peer.uid);
+                inspect(self.service, user, what, from)
+            }
             Request::Faults(change) => self.change_faults(change)?,
             Request::OpenDevice { name } => return self.open(&name, context),
             request => match context {
@@ -407,64 +409,6 @@ impl Session<'_> {
         let faults: Vec<_> = faults.iter().map(Fault::report).collect();
         Ok(inspected(serde_json::to_string(&faults)))
     }
-
-    fn inspect(&self, what: Inspect, from: u32) -> Reply {
-        if let Some(kind) = Kind::of(what) {
-            return self.list(kind, from);
-        }
-        let json = match what {
-            Inspect::Status => serde_json::to_string(&self.service.report()),
-            _ => {
-                let mut counted = self.service.engines.counters();
-                counted.extend(self.service.connections.counters());
-                serde_json::to_string(&counted)
-            }
-        };
-        inspected(json)
-    }
-
-    /// As many objects as fit a message, from a place on, and found in so many looks.
-    ///
-    /// Keys, QP numbers and PSNs are all that it takes to reach a user's memory: each user sees
-    /// the objects of that user's clients only, root and the daemon's own user see all.
-    fn list(&self, kind: Kind, from: u32) -> Reply {
-        let own = match self.only_the_owner() {
-            Ok(()) => None,
-            Err(_) => Some(self.service.registry.clients_of(self.peer.uid)),
-        };
-        let may_see = |client: u32| own.as_ref().is_none_or(|own| own.contains(&client));
-        let page = |json: String, next| Reply::Inspected { json: json + "]", next };
-        let mut json = String::from("[");
-        let mut at = Some(from.into());
-        for _ in 0..LOOKS {
-            let Some(place) = at else { break };
-            let (objects, next) = self.service.engines.objects(kind, place);
-            for (place, object) in objects.iter().filter(|(_, object)| may_see(object.client())) {
-                let text = text_of(object.to_json());
-                if json.len() + text.len() >= PAGE {
-                    return page(json, Some((*place).into()));
-                }
-                if json.len() > 1 {
-                    json.push(',');
-                }
-                json.push_str(&text);
-            }
-            at = next;
-        }
-        page(json, at.map(Into::into))
-    }
-}
-
-fn inspected(json: serde_json::Result<String>) -> Reply {
-    Reply::Inspected { json: text_of(json), next: None }
-}
-
-/// Strings and numbers of our own always become JSON.
-fn text_of(json: serde_json::Result<String>) -> String {
-    json.unwrap_or_else(|error| {
-        tracing::error!("a report does not become JSON: {error}");
-        "null".to_owned()
-    })
 }
 
 /// Requests that make the daemon hold more.
@@ -508,9 +452,5 @@ fn hello(abi: u32) -> Result<(), Refused> {
 
 /// Requests are handled on small stacks: there may be thousands of sessions.
 const STACK: usize = 256 * 1024;
-/// Looks at an engine's objects for one answer.
-const LOOKS: usize = 64;
-/// Bytes of JSON in one answer.
-const PAGE: usize = MAX_MESSAGE - 4096;
 /// Bytes that a session takes at its start, and more than others take meanwhile.
 const ROOM: usize = 4 << 20;

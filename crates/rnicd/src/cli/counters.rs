@@ -56,7 +56,7 @@ pub(super) fn counters(options: &Options) -> Result<()> {
     let Options { target, qp, watch } = options;
     let client = connect(target)?;
     let mut before = read(&client, *qp)?;
-    tell_of_silent(&client)?;
+    tell_of_silent(&client);
     let Some(pause) = watch else {
         return show(&if target.json { json(&before)? } else { table(before) }).map(drop);
     };

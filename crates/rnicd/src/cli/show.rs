@@ -1,8 +1,10 @@
 //! `rnic status|devices|qp|mr|cq`.
 
-use super::Target;
 use super::client::{Client, Places};
+use super::programs::Programs;
 use super::table::{Cell, Column, render};
+use super::{Target, tell};
+use crate::for_people;
 use anyhow::Result;
 use rnic_abi::control::Inspect;
 use rnic_host::report::{Cq, EnginePlace, Made, Mr, Qp, Session, Status, User};
@@ -85,16 +87,14 @@ pub(super) fn list<T: Serialize + DeserializeOwned>(
 ) -> Result<String> {
     let client = connect(target)?;
     let found: Vec<T> = client.list(what)?;
-    let status: Status = client.inspect(Inspect::Status)?;
-    eprint!("{}", silent(&status.users));
-    let made_by = |object: &T| {
-        let client = Some(client_of(object));
-        status.sessions.iter().find(|session| session.client == client)
-    };
+    tell_of_silent(&client);
+    let programs = Programs::of(&client).unwrap_or_else(|error| {
+        tell(&format!("rnic: the processes are not known: {}", for_people(&error)));
+        Programs::default()
+    });
     let made = found.into_iter().map(|object| {
-        let maker = made_by(&object);
-        let (pid, command) = (maker.map(|m| m.pid), maker.and_then(|m| m.command.clone()));
-        Made { object, pid, command }
+        let client = client_of(&object);
+        programs.made(object, client)
     });
     let made: Vec<_> = made.collect();
     Ok(if target.json { json(&made)? } else { render(columns, &made) })
@@ -105,6 +105,7 @@ pub(super) fn list<T: Serialize + DeserializeOwned>(
 struct Located<'a> {
     #[serde(flatten)]
     status: Status,
+    sessions: Vec<Session>,
     socket: &'a Path,
     /// It was started by `rnic run`.
     private: bool,
@@ -113,13 +114,14 @@ struct Located<'a> {
 /// The daemon.
 pub(super) fn status(target: &Target) -> Result<String> {
     let client = Client::connect(target.place.socket.as_deref())?;
-    let status = client.inspect(Inspect::Status)?;
-    let found = Located { status, socket: &client.path, private: client.is_private() };
+    let (status, sessions) = (client.inspect(Inspect::Status)?, client.list(Inspect::Sessions)?);
+    let (socket, private) = (client.path.as_path(), client.is_private());
+    let found = Located { status, sessions, socket, private };
     Ok(if target.json { json(&found)? } else { describe(&found) })
 }
 
 fn describe(found: &Located<'_>) -> String {
-    let Located { status, socket, private } = found;
+    let Located { status, sessions, socket, private } = found;
     let gids: Vec<String> =
         status.gids.iter().map(|gid| format!("{}: {}", gid.index, gid.address)).collect();
     let mut text = String::new();
@@ -153,7 +155,7 @@ fn describe(found: &Located<'_>) -> String {
         ("UID", |session| Cell::amount(session.uid)),
         ("COMMAND", |session| Cell::of(session.command.as_deref(), Cell::from)),
     ];
-    text += &render(&columns, &status.sessions);
+    text += &render(&columns, sessions);
     let columns: [Column<User>; 9] = [
         ("ENGINE", |user| Cell::amount(user.pid)),
         ("IN", |user| Cell::from(user.place.name())),
@@ -172,11 +174,12 @@ fn describe(found: &Located<'_>) -> String {
     text + &silent(&status.users)
 }
 
-/// Says which engine processes do not answer.
-pub(super) fn tell_of_silent(client: &Client) -> Result<()> {
-    let status: Status = client.inspect(Inspect::Status)?;
-    eprint!("{}", silent(&status.users));
-    Ok(())
+/// Says which engine processes do not answer. What was read from the others is shown in any case.
+pub(super) fn tell_of_silent(client: &Client) {
+    match client.inspect::<Status>(Inspect::Status) {
+        Ok(status) => silent(&status.users).lines().for_each(tell),
+        Err(error) => tell(&format!("rnic: something may be missing: {}", for_people(&error))),
+    }
 }
 
 /// A line for each engine process that did not answer: what it has is not shown.

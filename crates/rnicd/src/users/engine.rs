@@ -152,23 +152,18 @@ impl EngineProcess {
         self.state().idle_since
     }
 
-    /// For `rnic status`. What it did not answer is `None`.
-    pub(super) fn report(
-        &self,
-        sessions: Option<usize>,
-        counted: Option<&Numbers>,
-    ) -> report::User {
+    /// For `rnic status`: whether it answers, and what it has counted, if it told.
+    pub(super) fn report(&self, answers: bool, counted: Option<&Numbers>) -> report::User {
         let (uid, gid) = self.user;
         let pid = self.pid().unsigned_abs();
-        let known = self.state().taken[Resource::Sessions];
         report::User {
             uid,
             gid,
             pid,
             shard: self.number,
             place: self.place,
-            sessions: sessions.map_or(known, |sessions| sessions as u64),
-            answers: sessions.is_some() && counted.is_some(),
+            sessions: self.clients(),
+            answers: answers && counted.is_some(),
             tx_bytes: counted.and_then(|counted| counted.get("tx_bytes").copied()),
             rx_bytes: counted.and_then(|counted| counted.get("rx_bytes").copied()),
             handed_over: self.wire.as_ref().map(|wire| report::HandedOver {

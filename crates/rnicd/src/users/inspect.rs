@@ -8,8 +8,8 @@ use rnic_core::slab::SLOT_BITS;
 use rnic_host::inspect::{Found, Kind, Numbers, Place, Question, add_up};
 use rnic_host::observe::Watcher;
 use rnic_host::report::{self, EnginePlace, Object, Totals};
-use rnic_host::satellite::protocol::{Inquiry, NUMBERS, Told, first_number};
-use rnic_host::server::{Engines, Overview};
+use rnic_host::satellite::protocol::{Inquiry, Told, first_number};
+use rnic_host::server::{Engines, NUMBERS, Overview};
 use rnic_host::shard::{FaultsChanged, ShardStopped};
 use rnic_host::wire::{Fault, FaultChange, MAX_FAULTS};
 use roce_wire::Qpn;
@@ -81,12 +81,14 @@ impl Engines for Users {
         let deadline = Instant::now() + ANSWER_PATIENCE;
         let own = self.parts.own.ask(Question::Totals);
         let engine = [Question::Totals, Question::Counters].map(Inquiry::Engine);
-        let told = self.ask_all([engine[0], engine[1], Inquiry::Sessions], deadline);
+        // No session has this number: that there is an answer is what counts.
+        let here = Inquiry::Sessions(u32::MAX);
+        let told = self.ask_all([engine[0], engine[1], here], deadline);
         let mut totals = match own.until(deadline) {
             Some(Found::Totals(totals)) => totals,
             _ => Totals::default(),
         };
-        let users = told.into_iter().map(|(engine, [of_engine, counted, sessions])| {
+        let users = told.into_iter().map(|(engine, [of_engine, counted, here])| {
             if let Some(Told::Engine(Some(Found::Totals(one)))) = of_engine {
                 totals.qps = totals.qps.saturating_add(one.qps);
                 totals.cqs = totals.cqs.saturating_add(one.cqs);
@@ -96,15 +98,24 @@ impl Engines for Users {
                 Some(Told::Engine(Some(Found::Counters(counted)))) => Some(counted),
                 _ => None,
             };
-            let sessions = match sessions {
-                Some(Told::Sessions(sessions)) => Some(sessions),
-                _ => None,
-            };
-            let entry = engine.report(sessions.as_ref().map(Vec::len), counted.as_ref());
-            (entry, sessions_of(&engine, sessions.unwrap_or_default()))
+            engine.report(matches!(here, Some(Told::Sessions(_))), counted.as_ref())
         });
         let users = users.collect();
         Overview { totals, users }
+    }
+
+    /// Of each user no more than so many, which all are asked for at once.
+    fn sessions(&self, from: u32) -> Vec<report::Session> {
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        let mut engines = self.all();
+        engines.retain(|engine| from < clients_of(engine.number()).end);
+        engines.sort_by_key(|engine| engine.number());
+        let told = Self::ask_each(engines, [Inquiry::Sessions(from)], deadline);
+        let sessions = told.into_iter().map(|(engine, told)| match told {
+            [Some(Told::Sessions(sessions))] => sessions_of(&engine, from, sessions),
+            _ => Vec::new(),
+        });
+        sessions.flatten().collect()
     }
 
     fn counters(&self) -> Numbers {
@@ -193,10 +204,22 @@ impl Users {
     }
 }
 
-/// The sessions that a process told of, without what it invented.
-fn sessions_of(engine: &EngineProcess, mut told: Vec<report::Session>) -> Vec<report::Session> {
+/// The sessions that a process told of, from a number on, without what it invented.
+fn sessions_of(
+    engine: &EngineProcess,
+    from: u32,
+    mut told: Vec<report::Session>,
+) -> Vec<report::Session> {
     let own = clients_of(engine.number());
-    told.retain(|session| own.contains(&session.session));
+    let mut least = from.max(own.start);
+    told.retain(|session| {
+        // A list that does not ascend could be asked for again and again.
+        let fits = (least..own.end).contains(&session.session);
+        if fits {
+            least = session.session + 1;
+        }
+        fits
+    });
     if engine.place() != EnginePlace::Daemon {
         told.truncate(MAX_SESSIONS);
     }

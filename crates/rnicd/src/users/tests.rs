@@ -212,7 +212,7 @@ fn engine_processes_that_do_not_answer_are_waited_for_together_and_once() {
     // One after the other they would take a second each.
     assert!(began.elapsed() < Duration::from_secs(5));
     let told = users.overview().users;
-    assert_eq!(told.iter().filter(|(user, _)| !user.answers).count(), 10);
+    assert_eq!(told.iter().filter(|user| !user.answers).count(), 10);
     let again = || {
         list();
         users.counters();

@@ -3,6 +3,7 @@
 use super::{Daemon, Engines, queue_pair};
 use crate::inspect::Kind;
 use rnic_abi::control::{Inspect, Reply, Request};
+use rnic_abi::os::Credentials;
 
 #[test]
 fn long_lists_come_in_pages() {
@@ -26,6 +27,25 @@ fn long_lists_come_in_pages() {
         let answer = client.call(&Request::Inspect { what: Inspect::Cqs, from });
         assert_eq!(answer, Ok(Reply::Inspected { json: "[]".into(), next: None }), "{from}");
     }
+}
+
+/// However many there are, the rest of what `rnic` shows does not depend on them.
+#[test]
+fn many_sessions_come_in_pages() {
+    let daemon = Daemon::start("sessions", &[]);
+    let registry = &daemon.service.registry;
+    let peer = Credentials { pid: std::process::id(), uid: u32::MAX, gid: 0 };
+    let mut entered: Vec<u32> = (0..3000).map(|_| registry.enter(peer)).collect();
+    entered.drain(100..400).for_each(|session| registry.leave(session));
+    let client = daemon.open();
+    let list = client.list(Inspect::Sessions);
+    let numbers: Vec<u64> =
+        list.iter().map(|session| session["session"].as_u64().unwrap()).collect();
+    assert_eq!(numbers.len(), entered.len() + 1);
+    assert!(numbers.is_sorted() && entered.iter().all(|one| numbers.contains(&u64::from(*one))));
+    assert_eq!(list.iter().filter(|session| session["client"].is_u64()).count(), 1);
+    let status = client.call(&Request::Inspect { what: Inspect::Status, from: 0 }).unwrap();
+    assert!(matches!(status, Reply::Inspected { json, .. } if json.contains("totals")));
 }
 
 /// An engine works between two looks at its objects, however many there are and however many

@@ -1,11 +1,12 @@
 //! Asks the daemon again and again what it has.
 
 use super::super::client::Client;
+use super::super::programs::Programs;
 use super::model::Lists;
 use anyhow::Result;
 use crossbeam_channel::{Receiver, bounded};
 use rnic_abi::control::Inspect;
-use rnic_host::report::{Made, Qp, Status};
+use rnic_host::report::{Qp, Status};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,10 +47,11 @@ impl Asking {
 fn lists(client: &Client) -> Result<Lists> {
     let status: Status = client.inspect(Inspect::Status)?;
     let qps = in_order(client.list(Inspect::Qps)?);
-    let made = |object: Qp| {
-        let maker = status.sessions.iter().find(|made| made.client == Some(object.client));
-        let (pid, command) = (maker.map(|made| made.pid), maker.and_then(|m| m.command.clone()));
-        Made { object, pid, command }
+    // What there is to see of queue pairs does not depend on them.
+    let programs = Programs::of(client).unwrap_or_default();
+    let made = |qp: Qp| {
+        let client = qp.client;
+        programs.made(qp, client)
     };
     Ok(Lists {
         at_ns: super::now_ns(),

@@ -69,7 +69,6 @@ fn status() -> Status {
         profile: "rxe".into(),
         port: Port { active: true, active_mtu: 1024, netdev_mtu: 1500, speed_mbps: 10_000 },
         gids: Vec::new(),
-        sessions: Vec::new(),
         users: Vec::new(),
         totals: Totals { qps: 2, cqs: 2, mrs: 3 },
     }

@@ -33,7 +33,7 @@ impl From<Inquiry> for Part {
     fn from(inquiry: Inquiry) -> Self {
         match inquiry {
             Inquiry::Engine(_) => Self::Engine,
-            Inquiry::Sessions => Self::Process,
+            Inquiry::Sessions(_) => Self::Process,
         }
     }
 }

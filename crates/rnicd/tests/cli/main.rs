@@ -1,5 +1,7 @@
 //! What `rnic` and `rnicd` say: to people who make a mistake, and to programs that read JSON.
 
+mod sessions;
+
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{CreateQp, Reply, Request};
 use rnic_abi::os::{Connection, Listener};
@@ -37,10 +39,15 @@ struct Daemon {
 
 impl Daemon {
     fn start(name: &str) -> Self {
+        Self::start_with(name, &[])
+    }
+
+    fn start_with(name: &str, args: &[&str]) -> Self {
         let folder = Folder::new(name);
         let process = Command::new(env!("CARGO_BIN_EXE_rnicd"))
             .args(["--io", "loopback", "--log", "error", "--socket"])
             .arg(folder.0.join("socket"))
+            .args(args)
             .args(["--metrics", &format!("unix:{}", folder.0.join("metrics").display())])
             .stdin(Stdio::null())
             .spawn()
