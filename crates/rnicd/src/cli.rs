@@ -19,6 +19,7 @@ mod watching;
 use clap::{Args, Parser, Subcommand};
 use rnic_abi::control::Inspect;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -142,7 +143,7 @@ pub fn main(command: Command) -> ExitCode {
     match shown {
         Ok(text) => print(&text),
         Err(error) => {
-            eprintln!("rnic: {}", crate::for_people(&error));
+            tell(format_args!("rnic: {}", crate::for_people(&error)));
             ExitCode::FAILURE
         }
     }
@@ -158,8 +159,8 @@ fn open(path: &Path, advice: &str) -> anyhow::Result<File> {
 }
 
 /// A line beside what is printed. A reader that has gone (`2>&1 | head`) is no error, and must not
-/// keep the command from what it has still to do.
-fn tell(line: &str) {
+/// keep the command from what it has still to do: `eprintln` would panic.
+fn tell(line: impl fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -169,7 +170,7 @@ fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            eprintln!("rnic: cannot write: {error}");
+            tell(format_args!("rnic: cannot write: {error}"));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@ mod filter;
 mod ring;
 
 use super::client::Client;
+use super::tell;
 use super::watching::{Watching, create, time_of_day};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -83,10 +84,12 @@ pub(super) fn capture(options: &Options) -> Result<()> {
     output.finish(comments.lost.frames)?;
     let forgotten = comments.forgotten();
     if forgotten > 0 {
-        eprintln!("{forgotten} comments may be missing: too many packets were on their way");
+        tell(format_args!(
+            "{forgotten} comments may be missing: too many packets were on their way"
+        ));
     }
     if let Some(cause) = cause {
-        eprintln!("stopped: {cause}");
+        tell(format_args!("stopped: {cause}"));
     }
     Ok(())
 }
@@ -159,7 +162,7 @@ impl Output {
                 self.show(frame)?;
             }
             if left_out > 0 {
-                eprintln!("{left_out} older frames were not kept");
+                tell(format_args!("{left_out} older frames were not kept"));
             }
         }
         if let Some(file) = &mut self.file
@@ -169,9 +172,12 @@ impl Output {
                 .and_then(|()| file.flush())
                 .context("cannot write")?;
         }
-        eprintln!("{} {} captured", self.frames, frames(self.frames));
+        tell(format_args!("{} {} captured", self.frames, frames(self.frames)));
         if lost > 0 {
-            eprintln!("{lost} {} lost: they came faster than they were written", frames(lost));
+            tell(format_args!(
+                "{lost} {} lost: they came faster than they were written",
+                frames(lost)
+            ));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A session with a daemon.
 
 use super::private;
+use super::tell;
 use anyhow::{Context, Result};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{DeviceInfo, FaultChange, Inspect, Reply, Request};
@@ -179,7 +180,7 @@ impl Client {
             Err(_) => "in another pid namespace".to_owned(),
         };
         let private = if self.is_private() { " (private to `rnic run`)" } else { "" };
-        eprintln!("rnicd {process}, socket {}{private}", self.path.display());
+        tell(format_args!("rnicd {process}, socket {}{private}", self.path.display()));
     }
 
     fn call(&self, request: &Request) -> Result<Reply> {

@@ -5,6 +5,7 @@ mod failure;
 
 use super::client::{Client, Places};
 use super::private;
+use super::tell;
 use super::view;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -65,11 +66,11 @@ pub(super) fn run(options: &Options) -> ExitCode {
             let error = command.exec();
             let path = std::env::var_os("PATH").unwrap_or_else(|| USUAL_PATH.into());
             let (status, message) = failure::explain(&options.command[0], &path, &error);
-            eprintln!("rnic: {}", crate::for_people(&anyhow::Error::msg(message)));
+            tell(format_args!("rnic: {}", crate::for_people(&anyhow::Error::msg(message))));
             ExitCode::from(status)
         }
         Err(error) => {
-            eprintln!("rnic: {}", crate::for_people(&error));
+            tell(format_args!("rnic: {}", crate::for_people(&error)));
             ExitCode::FAILURE
         }
     }
@@ -85,11 +86,11 @@ fn prepare(options: &Options) -> Result<Command> {
     if !options.no_view
         && let Err(error) = view::enter(&socket)
     {
-        eprintln!(
+        tell(format_args!(
             "rnic: the program does not find the device in /sys/class/infiniband and \
              /dev/infiniband (--no-view: as wanted): {}",
             crate::for_people(&error)
-        );
+        ));
     }
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
@@ -125,7 +126,10 @@ fn find_or_start(socket: Option<&Path>, own: &Path) -> Result<OsString> {
         Err(tried) if places.named.is_some() => Err(places.explain(&tried)),
         Err(tried) => {
             for (path, why) in tried.iter().filter(|(_, why)| why.there) {
-                eprintln!("rnic: a private daemon instead of the one at {}: {why}", path.display());
+                tell(format_args!(
+                    "rnic: a private daemon instead of the one at {}: {why}",
+                    path.display()
+                ));
             }
             as_list(&[private::daemon(own)?])
         }

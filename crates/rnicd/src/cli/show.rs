@@ -89,7 +89,7 @@ pub(super) fn list<T: Serialize + DeserializeOwned>(
     let found: Vec<T> = client.list(what)?;
     tell_of_silent(&client);
     let programs = Programs::of(&client).unwrap_or_else(|error| {
-        tell(&format!("rnic: the processes are not known: {}", for_people(&error)));
+        tell(format_args!("rnic: the processes are not known: {}", for_people(&error)));
         Programs::default()
     });
     let made = found.into_iter().map(|object| {
@@ -178,7 +178,7 @@ fn describe(found: &Located<'_>) -> String {
 pub(super) fn tell_of_silent(client: &Client) {
     match client.inspect::<Status>(Inspect::Status) {
         Ok(status) => silent(&status.users).lines().for_each(tell),
-        Err(error) => tell(&format!("rnic: something may be missing: {}", for_people(&error))),
+        Err(error) => tell(format_args!("rnic: something may be missing: {}", for_people(&error))),
     }
 }
 

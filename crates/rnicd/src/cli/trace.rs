@@ -3,6 +3,7 @@
 mod perfetto;
 
 use super::client::Client;
+use super::tell;
 use super::watching::{Watching, create};
 use anyhow::Result;
 use clap::Args;
@@ -60,20 +61,20 @@ pub(super) fn trace(options: &Options) -> Result<()> {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         other => other,
     };
-    eprintln!("{} {} traced", tracer.events, events(tracer.events));
+    tell(format_args!("{} {} traced", tracer.events, events(tracer.events)));
     let lost = tracer.lost.events;
     if lost > 0 {
-        eprintln!("{lost} {} lost: they came faster than they were written", events(lost));
+        tell(format_args!("{lost} {} lost: they came faster than they were written", events(lost)));
     }
     let forgotten = tracer.story.forgotten();
     if forgotten > 0 {
-        eprintln!(
+        tell(format_args!(
             "{forgotten} messages were forgotten before their end: later events lack their id"
-        );
+        ));
     }
     let unopened = tracer.timeline.as_ref().map_or(0, Timeline::unopened);
     if unopened > 0 {
-        eprintln!("{unopened} WQEs have no slice: too many had no end");
+        tell(format_args!("{unopened} WQEs have no slice: too many had no end"));
     }
     ended
 }

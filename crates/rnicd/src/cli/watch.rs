@@ -18,6 +18,7 @@ mod web;
 mod words;
 
 use super::client::Client;
+use super::tell;
 use super::watching::Watching;
 use anyhow::{Context, Result, bail};
 use ask::Asking;
@@ -105,7 +106,7 @@ fn serve(options: &Options, address: SocketAddr) -> Result<()> {
 
 fn tell_of_lost(events: u64) {
     if events > 0 {
-        eprintln!("{events} events not shown: they came faster than they were taken");
+        tell(format_args!("{events} events not shown: they came faster than they were taken"));
     }
 }
 

@@ -4,7 +4,7 @@ use super::client::Client;
 use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use rnic_host::observe::{self, Observation, Wants};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::os::fd::AsFd;
@@ -88,13 +88,23 @@ pub(super) fn time_of_day(ns: u64) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06}")
 }
 
-/// Becomes true when the user interrupts this command.
+/// Becomes true when the user interrupts this command, or closes its terminal.
 pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    // With `nohup` it is to go on without a terminal.
+    let hang_up = Some(SIGHUP).filter(|signal| !is_ignored(*signal));
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hang_up) {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
     Ok(interrupted)
+}
+
+/// Whether this process has been started with a signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Where what is seen is written; `-` is standard output.

@@ -1,6 +1,7 @@
 //! A scenario: faults that start and stop at times.
 
 use crate::cli::client::Client;
+use crate::cli::tell;
 use crate::cli::watching::interruption;
 use anyhow::{Context, Result, bail, ensure};
 use rnic_abi::control::FaultChange;
@@ -119,7 +120,7 @@ impl Scenario {
         let cleared = run.stop(|_| true);
         done.and(cleared)?;
         run.ended.sort_by_key(|(index, _)| *index);
-        Ok(run.ended.into_iter().map(|(_, fault)| fault).collect())
+        Ok(std::mem::take(&mut run.ended).into_iter().map(|(_, fault)| fault).collect())
     }
 }
 
@@ -147,7 +148,7 @@ impl Run<'_> {
                 Step::Start(index, fault) => self.start(*index, fault)?,
                 Step::Stop(index) => self.stop(|other| other == *index)?,
             }
-            eprintln!("{:9.3} s  {}", began.elapsed().as_secs_f64(), tell(step));
+            tell(format_args!("{:9.3} s  {}", began.elapsed().as_secs_f64(), words(step)));
         }
         while !scenario.ends && !interrupted.load(Ordering::Relaxed) {
             sleep(LOOK_UP);
@@ -167,23 +168,34 @@ impl Run<'_> {
     /// Those that are gone already, others have removed.
     fn stop(&mut self, which: impl Fn(usize) -> bool) -> Result<()> {
         let known = self.client.faults(FaultChange::Keep)?;
-        let mut numbers = Vec::new();
-        self.active.retain(|(index, number)| {
-            let stops = which(*index);
-            if let Some(fault) = known.iter().find(|fault| stops && fault.fault == *number) {
-                numbers.push(*number);
-                self.ended.push((*index, fault.clone()));
-            }
-            !stops
+        let (stopping, active): (Vec<_>, Vec<_>) =
+            self.active.iter().partition(|(index, _)| which(*index));
+        let ended = stopping.into_iter().filter_map(|(index, number)| {
+            Some((index, known.iter().find(|fault| fault.fault == number)?.clone()))
         });
-        if !numbers.is_empty() {
+        let ended: Vec<_> = ended.collect();
+        if !ended.is_empty() {
+            let numbers = ended.iter().map(|(_, fault)| fault.fault).collect();
             self.client.faults(FaultChange::Remove(numbers))?;
         }
+        self.active = active;
+        self.ended.extend(ended);
         Ok(())
     }
 }
 
-fn tell(step: &Step) -> String {
+/// Faults outlive the command that has made them, so it takes them away whatever ends it.
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if !self.active.is_empty()
+            && let Err(error) = self.stop(|_| true)
+        {
+            tell(format_args!("rnic: faults of the scenario may be left: {error:#}"));
+        }
+    }
+}
+
+fn words(step: &Step) -> String {
     match step {
         Step::Start(index, fault) => format!("starts {}: {fault}", index + 1),
         Step::Stop(index) => format!("stops {}", index + 1),
