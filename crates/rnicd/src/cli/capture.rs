@@ -54,8 +54,9 @@ pub(super) fn capture(options: &Options) -> Result<()> {
     let client = Client::connect(options.place.socket.as_deref())?;
     client.tell();
     let name = client.device_name()?;
-    let mut output = Output::open(options)?;
     let mut watching = Watching::begin(client, Wants { frames: true, events: true })?;
+    // Then only: a user who may not watch keeps an earlier capture of that name.
+    let mut output = Output::open(options)?;
     output.begin(&name)?;
     let mut comments = Comments::default();
     let mut cause = None;

@@ -49,14 +49,16 @@ pub(super) fn trace(options: &Options) -> Result<()> {
     let client = Client::connect(options.place.socket.as_deref())?;
     client.tell();
     let device = client.device_name()?;
+    let watching = Watching::begin(client, Wants { frames: false, events: true })?;
     let mut tracer = Tracer {
+        // Then only: a user who may not watch keeps an earlier trace of that name.
         to: BufWriter::new(create(&options.write)?),
         story: Story::default(),
         timeline: options.perfetto.then(Timeline::default),
         lost: Lost::default(),
         events: 0,
     };
-    let ended = match tracer.run(options, client, &device) {
+    let ended = match tracer.run(options, watching, &device) {
         // A reader that has seen enough (`| head`) is no error.
         Err(error) if is_broken_pipe(&error) => Ok(()),
         other => other,
@@ -97,8 +99,7 @@ struct Tracer {
 }
 
 impl Tracer {
-    fn run(&mut self, options: &Options, client: Client, device: &str) -> Result<()> {
-        let mut watching = Watching::begin(client, Wants { frames: false, events: true })?;
+    fn run(&mut self, options: &Options, mut watching: Watching, device: &str) -> Result<()> {
         // The head tells that all events from now on follow.
         match &mut self.timeline {
             Some(_) => write!(self.to, "[")?,

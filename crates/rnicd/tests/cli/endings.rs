@@ -1,6 +1,10 @@
 //! How commands that go on until an interruption end.
 
-use super::Daemon;
+use super::{Daemon, Folder};
+use rnic_abi::ABI_VERSION;
+use rnic_abi::control::{Answer, DeviceInfo, Refusal, Reply, Request, encode};
+use rnic_abi::os::Listener;
+use rnic_core::config::default_limits;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::Write;
@@ -130,4 +134,42 @@ fn a_capture_is_written_when_the_terminal_is_closed() {
     assert!(run.0.try_wait().unwrap().is_none(), "it ends with the terminal");
     run.signal(Signal::INT);
     assert!(run.end().success());
+}
+
+/// A daemon that does not let a user watch.
+fn refuse(listener: &Listener) -> std::io::Result<()> {
+    loop {
+        let connection = listener.accept()?;
+        while let Some((request, _)) = connection.recv_message::<Request>()? {
+            let answer: Answer = match request {
+                Request::Hello { .. } => Ok(Reply::Hello { abi: ABI_VERSION, server: "x".into() }),
+                Request::ListDevices => Ok(Reply::Devices(vec![DeviceInfo {
+                    name: "rnic0".into(),
+                    netdev: None,
+                    node_guid: [0; 8],
+                    fw_version: "x".into(),
+                    limits: default_limits(),
+                }])),
+                _ => Err(Refusal { errno: libc::EPERM, message: "only root may".into() }),
+            };
+            connection.send(&encode(&answer).unwrap(), &[])?;
+        }
+    }
+}
+
+#[test]
+fn a_user_who_may_not_watch_loses_no_earlier_capture() {
+    let folder = Folder::new("refused");
+    let (socket, file) = (folder.0.join("socket"), folder.0.join("file"));
+    let listener = Listener::bind(&socket, 0o600).unwrap();
+    std::thread::spawn(move || refuse(&listener));
+    std::fs::write(&file, "precious").unwrap();
+    for command in ["capture", "trace"] {
+        let mut rnic = Command::new(env!("CARGO_BIN_EXE_rnic"));
+        rnic.args([command, "-w"]).arg(&file).env("RNIC_SOCKET", &socket);
+        let output = rnic.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("only root may"), "{said}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious", "{command}");
+    }
 }
