@@ -96,7 +96,7 @@ const DAEMON: Rows = Rows {
     source: "crates/rnicd/src",
     rows: &[
         &["config", "counted", "http", "log", "resolver", "system"],
-        &["connections", "metrics"],
+        &["connections", "control_socket", "metrics"],
         &["users"],
         &["cli", "device", "engine_process", "files"],
         &["check"],

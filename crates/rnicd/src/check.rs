@@ -1,7 +1,7 @@
 //! `rnicd --check`: what this host can do as the daemon is configured, and what would change it.
 //!
-//! The network and the wire are opened as the daemon opens them, and closed again. Nothing is
-//! served.
+//! Sockets, the network and the wire are opened as the daemon opens them, and closed again. Nothing
+//! is served, and a daemon that runs is not disturbed: it keeps what it has.
 
 use crate::config::{Args, Config};
 use crate::device::{explain_wire, start_network, wire_config};
@@ -75,7 +75,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     crate::system::raise_descriptor_limit();
     let config = Config::resolve(args)?;
     let mut findings = vec![kernel(), user(), memory_access(), limits(), view()];
+    findings.extend(log_filter(&config));
+    findings.push(control_socket(&config));
     findings.extend(network(&config));
+    findings.extend(metrics(&config));
     for finding in &findings {
         println!("{finding}");
     }
@@ -193,6 +196,27 @@ fn view() -> Finding {
         return Finding::limited(what, "there are no user namespaces", advice);
     }
     Finding::good(what, "with the device in /sys/class/infiniband (rnic run)")
+}
+
+/// Only what is wrong with it.
+fn log_filter(config: &Config) -> Option<Finding> {
+    crate::log::parse(&config.log).err().map(|error| Finding::bad("log filter", &error))
+}
+
+fn control_socket(config: &Config) -> Finding {
+    let what = "control socket";
+    match crate::control_socket::listen(config) {
+        Ok(_) => Finding::good(what, config.socket.display().to_string()),
+        Err(error) => Finding::bad(what, &error),
+    }
+}
+
+fn metrics(config: &Config) -> Option<Finding> {
+    let (what, address) = ("metrics", config.metrics.as_ref()?);
+    Some(match crate::metrics::check(address) {
+        Ok(()) => Finding::good(what, address.to_string()),
+        Err(error) => Finding::bad(what, &error),
+    })
 }
 
 fn network(config: &Config) -> Vec<Finding> {

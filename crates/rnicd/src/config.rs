@@ -4,7 +4,6 @@
 //! are checked only against each other here; `net` checks whether an interface exists.
 
 mod address;
-pub(crate) mod groups;
 
 pub use address::Address;
 
@@ -90,8 +89,8 @@ pub struct Args {
     pub metrics: Option<Address>,
     /// Say what this host can do and what would change it, and exit
     ///
-    /// Kernel, privileges, memory access, limits, interface, path MTU and packet I/O are looked at
-    /// with the options given. The status is 1 if the daemon could not start.
+    /// Kernel, privileges, memory access, limits, sockets, interface, path MTU and packet I/O are
+    /// looked at with the options given. The status is 1 if the daemon could not start.
     #[arg(long)]
     pub check: bool,
     /// Exit some seconds after the last process that has connected has ended

@@ -3,8 +3,8 @@
 mod company;
 mod reload;
 
-use crate::config::groups::socket_group;
 use crate::config::{Args, Config};
+use crate::control_socket::listen;
 use crate::device::Device;
 use crate::files::Files;
 use crate::log;
@@ -12,7 +12,7 @@ use crate::system::{self, notify};
 use anyhow::{Context, Result, bail};
 use company::{Company, Process};
 use reload::Reloading;
-use rnic_abi::os::{Connection, Listener, SocketFile};
+use rnic_abi::os::Connection;
 use rnic_host::discard::discard;
 use rnic_host::memory;
 use rnic_host::refusal::refuse;
@@ -84,19 +84,6 @@ impl Signals {
         };
         Ok(Self { end: pipe(&[SIGTERM, SIGINT])?, reload: pipe(&[SIGHUP])? })
     }
-}
-
-fn listen(config: &Config) -> Result<Listener> {
-    let path = &config.socket;
-    let listener = Listener::bind(path, config.mode).with_context(|| {
-        format!("cannot listen on the control socket {} (--socket chooses another)", path.display())
-    })?;
-    if let Some(gid) = socket_group(config)? {
-        SocketFile::at(path)
-            .and_then(|socket| socket.set_group(gid))
-            .with_context(|| format!("cannot give {} to group {gid} (--group)", path.display()))?;
-    }
-    Ok(listener)
 }
 
 fn announce(config: &Config, service: &Service) {

@@ -6,6 +6,7 @@
 //! | [`config`] | command line and configuration file |
 //! | [`daemon`] | start, signals, end |
 //! | `check` | what this host can do |
+//! | `control_socket` | where programs connect, and who may |
 //! | `connections` | the connection manager: what peers say to QP1, and the answers |
 //! | `device` | the network, the wire and the engines of the device |
 //! | `files` | the files in which programs look for the device |
@@ -22,6 +23,7 @@ mod check;
 pub mod cli;
 pub mod config;
 mod connections;
+mod control_socket;
 mod counted;
 pub mod daemon;
 mod device;

@@ -46,7 +46,11 @@ impl Filter {
     }
 }
 
-fn parse(filter: &str) -> Result<EnvFilter> {
+/// Reads a filter.
+///
+/// # Errors
+/// When it cannot be parsed.
+pub(crate) fn parse(filter: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(filter)
         .with_context(|| format!("log filter {filter:?} (--log); try `info` or `rnic_net=debug`"))
 }

@@ -39,9 +39,7 @@ impl Metrics {
     /// # Errors
     /// When nothing can listen there.
     pub(crate) fn serve(address: &Address, service: &Arc<Service>) -> Result<Self> {
-        let listener = Incoming::bind(address)
-            .with_context(|| format!("cannot serve metrics at {address} (--metrics)"))?;
-        let listener = Arc::new(listener);
+        let listener = Arc::new(listen(address)?);
         let (end, ended) = UnixStream::pair()?;
         let mut exporter =
             Exporter { counted: Counted::new(service), service: Arc::clone(service) };
@@ -61,6 +59,23 @@ impl Metrics {
         let path = if let Address::Unix(path) = address { Some(path.clone()) } else { None };
         Ok(Self { listener, _end: end, path })
     }
+}
+
+fn listen(address: &Address) -> Result<Incoming> {
+    Incoming::bind(address)
+        .with_context(|| format!("cannot serve metrics at {address} (--metrics)"))
+}
+
+/// Whether numbers could be served there. Nothing of it is left.
+///
+/// # Errors
+/// When nothing can listen there.
+pub(crate) fn check(address: &Address) -> Result<()> {
+    drop(listen(address)?);
+    if let Address::Unix(path) = address {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
 }
 
 impl Drop for Metrics {

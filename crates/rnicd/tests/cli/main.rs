@@ -1,5 +1,6 @@
 //! What `rnic` and `rnicd` say: to people who make a mistake, and to programs that read JSON.
 
+mod check;
 mod endings;
 mod sessions;
 
