@@ -83,7 +83,7 @@ pub(super) struct State {
     ends: Option<Instant>,
     /// Its death has been counted.
     died: bool,
-    /// Answers that it has not taken yet, the oldest first.
+    /// Answers and changes of faults that it has not taken yet, the oldest first.
     unsent: VecDeque<(ToEngine, Option<OwnedFd>)>,
     /// Ways that are being looked for.
     resolving: u32,
@@ -237,10 +237,12 @@ impl EngineProcess {
         thread::spawn("rnic-watch", STACK, move || observe::import(&watcher, &ours))
     }
 
-    /// Disturbs what it receives.
+    /// Disturbs what it receives, or does so no more. One that takes no message now is told when it
+    /// does: it would keep a fault that is in force nowhere else.
     pub(super) fn disturb(&self, change: FaultChange) {
-        if let Err(error) = self.send(&ToEngine::Faults(change), &[]) {
-            tracing::warn!("what {self} receives is not disturbed: {error}");
+        if let Err(fault) = self.send_later(ToEngine::Faults(change), None) {
+            tracing::error!("{self} is ended: it {fault}");
+            self.kill();
         }
     }
 
@@ -367,12 +369,17 @@ impl EngineProcess {
         answer: CallAnswer,
         fd: Option<OwnedFd>,
     ) -> Result<(), Fault> {
+        self.send_later(ToEngine::Answer(number, answer), fd)
+    }
+
+    /// Sends what it must not miss, behind what waits already.
+    fn send_later(&self, message: ToEngine, fd: Option<OwnedFd>) -> Result<(), Fault> {
         let mut state = self.state();
         if state.unsent.len() >= MAX_UNSENT {
-            return Err("does not read the answers to its calls");
+            return Err("does not read what it is told");
         }
-        state.unsent.push_back((ToEngine::Answer(number, answer), fd));
-        self.send_answers(&mut state);
+        state.unsent.push_back((message, fd));
+        self.send_unsent(&mut state);
         if !state.unsent.is_empty() {
             // The thread that attends to it may be asleep, and not wait for room.
             self.wake();
@@ -386,10 +393,10 @@ impl EngineProcess {
     }
 
     /// As many as it takes now.
-    fn send_answers(&self, state: &mut State) {
-        while let Some((answer, fd)) = state.unsent.front() {
+    fn send_unsent(&self, state: &mut State) {
+        while let Some((message, fd)) = state.unsent.front() {
             let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-            let sent = self.send(answer, &fds);
+            let sent = self.send(message, &fds);
             if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return;
             }
@@ -401,7 +408,7 @@ impl EngineProcess {
 
 /// Messages, and system calls for them, need no more.
 const STACK: usize = 256 * 1024;
-/// Answers that wait for a process to read: each of its sessions has one call at a time.
+/// Messages that wait for a process to read: each of its sessions has one call at a time.
 const MAX_UNSENT: usize = 4096;
 /// Descriptors among them.
 const MAX_UNSENT_FDS: usize = 64;
@@ -412,11 +419,16 @@ const MAX_WAYS: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rnic_abi::control::{MAX_MESSAGE, decode};
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn engine(place: Place) -> EngineProcess {
         let (ours, _) = Connection::pair().unwrap();
+        engine_at(place, ours)
+    }
+
+    fn engine_at(place: Place, ours: Connection) -> EngineProcess {
         let pid = getpid();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let wake = Arc::new(EventFd::new().unwrap());
@@ -455,6 +467,31 @@ mod tests {
         assert_eq!(released.count(), 3);
         engine.let_go(&[(7, u32::MAX)]);
         assert_eq!(released.count(), 4);
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_misses_no_change_of_faults() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let engine = engine_at(Place::Program, ours);
+        let add = FaultChange::Add(vec!["drop".parse().unwrap()], None);
+        engine.disturb(add.clone());
+        // Its queue is full.
+        while engine.send(&ToEngine::Client, &[]).is_ok() {}
+        engine.disturb(FaultChange::Clear);
+        engine.disturb(add);
+        assert!(engine.wake.drain().unwrap(), "the thread that attends to it sleeps on");
+        let mut heard = Vec::new();
+        let mut buffer = vec![0; MAX_MESSAGE];
+        while let Ok((len, _)) = theirs.try_recv(&mut buffer) {
+            match decode(&buffer[..len]).unwrap() {
+                ToEngine::Faults(FaultChange::Clear) => heard.push("clear"),
+                ToEngine::Faults(_) => heard.push("add"),
+                _ => {}
+            }
+            // As that thread does.
+            engine.send_unsent(&mut engine.state());
+        }
+        assert_eq!(heard, ["add", "clear", "add"]);
     }
 
     #[test]

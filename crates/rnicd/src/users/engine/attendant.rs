@@ -175,7 +175,7 @@ impl Attendant<'_> {
             }
             Some(Misuse::WakeUps) => return Err("wakes the daemon without end and sends nothing"),
         }
-        engine.send_answers(&mut engine.state());
+        engine.send_unsent(&mut engine.state());
         self.users.tell_network(engine);
         for _ in 0..MESSAGES_AT_ONCE {
             match engine.socket.try_recv_plain(buffer) {
