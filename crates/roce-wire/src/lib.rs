@@ -21,8 +21,8 @@
 //! # Reading order
 //!
 //! [`types`], [`opcode`], [`headers`], [`datagram`]; then [`flow`], [`icrc`], [`net`], [`frame`];
-//! then [`mad`] and [`cm`] for connection management, [`grh`] for what datagram receivers see, and
-//! [`pretty`] to print all of it.
+//! then [`mad`] and [`cm`] for connection management, [`grh`] for what datagram receivers see,
+//! [`train`] for packets that carry several datagrams, and [`pretty`] to print all of it.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
@@ -39,6 +39,7 @@ pub mod mad;
 pub mod net;
 pub mod opcode;
 pub mod pretty;
+pub mod train;
 pub mod types;
 
 pub use datagram::{Datagram, HeaderRepr, ParseError};
