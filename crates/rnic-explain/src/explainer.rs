@@ -3,6 +3,7 @@
 use crate::conversations::Conversations;
 use crate::file::Packet;
 use crate::link::{self, Other, Seen};
+use crate::part::{self, Part};
 use crate::remark::Remark;
 use crate::report::{self, Capture, Report};
 use crate::requests::{Cause, Requests};
@@ -10,7 +11,7 @@ use crate::responses::{Meaning, Refusal, Responses};
 use crate::story::{Storyteller, Tally};
 use rnic_page::Story;
 use roce_wire::cm::CmMad;
-use roce_wire::{Bth, Datagram, Ecn, Flow, Frame, FrameError, Psn, Qpn, Transport};
+use roce_wire::{Bth, Datagram, Ecn, Flow, FrameError, Psn, Qpn, Transport};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub(crate) struct Direction {
 #[derive(Debug, Default)]
 pub struct Explainer {
     began: Option<Duration>,
+    /// Packets of the file so far.
+    number: u64,
     capture: Capture,
     others: BTreeMap<String, u64>,
     directions: Vec<Direction>,
@@ -75,6 +78,7 @@ impl Explainer {
 
     /// The next packet of the capture.
     pub fn packet(&mut self, packet: &Packet<'_>) {
+        self.number += 1;
         self.capture.packets += 1;
         let began = *self.began.get_or_insert(packet.at);
         let at = packet.at.saturating_sub(began);
@@ -90,64 +94,75 @@ impl Explainer {
         self.space = space;
     }
 
-    fn frame(&mut self, Seen { frame, captured }: &Seen<'_>, comment: &[u8], at: Duration) {
-        let captured = *captured;
-        let is_whole = captured == frame.payload().len();
+    fn frame(&mut self, seen: &Seen<'_>, comment: &[u8], at: Duration) {
+        for part in part::of(seen) {
+            if let Some((place, _)) = part.of_train {
+                self.capture.trains += u64::from(place == 1);
+                self.capture.packets += u64::from(place > 1);
+            }
+            self.part(&part, comment, at);
+        }
+    }
+
+    /// A packet as it is on a link.
+    fn part(&mut self, part: &Part<'_>, comment: &[u8], at: Duration) {
         self.capture.roce_packets += 1;
-        self.capture.cut_packets += u64::from(!is_whole);
+        self.capture.cut_packets += u64::from(!part.is_whole());
         let cut = || "RoCEv2: the headers were not captured".to_owned();
-        if captured < Bth::LEN {
+        if part.captured < Bth::LEN {
             return self.other(cut());
         }
-        let datagram = match Datagram::parse(frame.payload()) {
+        let datagram = match Datagram::parse(part.bytes) {
             Ok(datagram) => datagram,
             Err(error) => return self.other(format!("RoCEv2: {error}")),
         };
-        if captured < datagram.payload_offset() {
+        if part.captured < datagram.payload_offset() {
             return self.other(cut());
         }
-        let Some(index) = self.direction(&frame.flow, &datagram, at) else {
+        let Some(index) = self.direction(&part.flow, &datagram, at) else {
             self.capture.of_further_connections += 1;
             return;
         };
         let was = Tally::of(&self.directions[index]);
-        self.look(index, (frame, is_whole), &datagram, at);
+        self.look(index, part, &datagram, at);
         if let Some(teller) = &mut self.teller {
             let change = (index, was, Tally::of(&self.directions[index]));
-            let seen = (&datagram, frame.payload(), captured);
             let remark = Remark::of(comment);
-            teller.packet((self.capture.packets, at), &frame.flow, seen, change, remark);
+            teller.packet((self.number, at), part, &datagram, change, remark);
         }
     }
 
     /// A packet of a direction.
-    fn look(
-        &mut self,
-        index: usize,
-        (frame, is_whole): (&Frame<'_>, bool),
-        datagram: &Datagram<'_>,
-        at: Duration,
-    ) {
+    fn look(&mut self, index: usize, part: &Part<'_>, datagram: &Datagram<'_>, at: Duration) {
+        let hidden = if part.is_whole() { 0 } else { part::hidden(datagram, self.mtu_of(index)) };
+        self.capture.cut_trains += u64::from(hidden > 0);
         let direction = &mut self.directions[index];
         direction.last = at;
-        if is_whole && !frame.verify_icrc().is_good() {
+        if part.is_bad {
             // No receiver acts upon it: it may as well be lost.
             direction.bad_icrc += 1;
             return;
         }
-        direction.congestion_marks += u64::from(frame.flow.ecn() == Ecn::Ce);
+        direction.congestion_marks += u64::from(part.flow.ecn() == Ecn::Ce);
         if datagram.opcode().transport() == Transport::Cnp {
             direction.notifications += 1;
         } else if datagram.opcode().transport() == Transport::Ud {
             direction.requests.datagram(datagram);
-            if is_whole {
-                self.manager_message(&frame.flow, datagram, at);
+            if part.is_whole() {
+                self.manager_message(&part.flow, datagram, at);
             }
         } else if datagram.opcode().is_request() {
-            direction.requests.packet(datagram, at, frame.ip_id);
+            direction.requests.packet(datagram, hidden, at, part.ip_id);
         } else {
-            self.response(index, datagram, at);
+            self.response(index, datagram, hidden, at);
         }
+    }
+
+    /// The path MTU of a connection, as far as packets show it.
+    fn mtu_of(&self, index: usize) -> Option<usize> {
+        let direction = &self.directions[index];
+        let peer = direction.peer.map(|peer| &self.directions[peer]);
+        direction.requests.mtu().or(peer.and_then(|peer| peer.requests.mtu()))
     }
 
     fn manager_message(&mut self, flow: &Flow, datagram: &Datagram<'_>, at: Duration) {
@@ -158,7 +173,7 @@ impl Explainer {
         }
     }
 
-    fn response(&mut self, index: usize, datagram: &Datagram<'_>, at: Duration) {
+    fn response(&mut self, index: usize, datagram: &Datagram<'_>, hidden: u32, at: Duration) {
         let psn = datagram.bth().psn;
         let meaning = self.directions[index].responses.packet(datagram);
         let Some(peer) = self.peer_of(index, psn) else {
@@ -166,7 +181,7 @@ impl Explainer {
             return;
         };
         let requests = &mut self.directions[peer].requests;
-        if !datagram.opcode().position().is_end() {
+        if !datagram.opcode().position().is_end() && hidden == 0 {
             requests.learn_mtu(datagram.payload_len());
         }
         match meaning {

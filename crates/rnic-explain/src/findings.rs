@@ -39,6 +39,7 @@ pub(crate) fn of(
         }
     }
     found.extend(conversations.iter().filter_map(refused_connection));
+    found.extend(cut_trains(capture));
     if capture.is_cut {
         found.push(Finding {
             is_serious: false,
@@ -48,6 +49,20 @@ pub(crate) fn of(
     }
     found.sort_by_key(|finding| !finding.is_serious);
     found
+}
+
+fn cut_trains(capture: &Capture) -> Option<Finding> {
+    let count = capture.cut_trains;
+    (count > 0).then(|| Finding {
+        is_serious: false,
+        what: format!(
+            "{count} packets are trains, several RoCEv2 packets that a kernel had joined, of which \
+             only the beginning is in the file"
+        ),
+        advice: "Each counts as one packet here, so that numbers, losses and times are not \
+                 complete. Capture whole packets (tcpdump -s 0), or let `rnic capture -w` write \
+                 the file, which sees each packet by itself.",
+    })
 }
 
 fn refused_connection(conversation: &Conversation) -> Option<Finding> {

@@ -8,7 +8,8 @@
 //! |---|---|
 //! | [`mod@file`] | pcap and pcapng files |
 //! | `link` | from a packet of the file to a RoCEv2 frame |
-//! | `explainer` | from frames to directions, and from two directions to a connection |
+//! | `part` | from a frame to its datagrams, where a kernel had joined several |
+//! | `explainer` | from datagrams to directions, and from two directions to a connection |
 //! | `requests`, `responses` | what is known of the two halves of a direction |
 //! | `conversations` | the connection manager's messages |
 //! | [`report`] | the result: facts, as JSON too |
@@ -24,6 +25,7 @@ mod findings;
 mod latency;
 mod link;
 mod missing;
+mod part;
 mod remark;
 pub mod report;
 mod requests;

@@ -5,8 +5,8 @@ use roce_wire::{Frame, FrameError};
 
 /// Bytes of a frame before its EtherType.
 const ADDRESSES: usize = 12;
-/// Longest packet whose end is made up.
-const LONGEST: usize = 1 << 16;
+/// Longest packet whose end is made up: the longest IP packet behind the headers of its link.
+const LONGEST: usize = (1 << 16) + 32;
 
 /// Where the IP packet begins and, if the link says so, its EtherType.
 struct Inside {
@@ -35,7 +35,7 @@ pub(crate) enum Other {
     Frame(FrameError),
 }
 
-/// A frame, and how many bytes of its datagram were captured.
+/// A frame, and how many bytes of its UDP payload were captured.
 pub(crate) struct Seen<'a> {
     pub(crate) frame: Frame<'a>,
     pub(crate) captured: usize,

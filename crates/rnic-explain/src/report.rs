@@ -21,12 +21,17 @@ pub struct Report {
 /// The capture as a whole.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Capture {
+    /// Packets as they are on a link: each one of a train counts.
     pub packets: u64,
     pub roce_packets: u64,
     /// From the first packet to the last.
     pub length_ns: u64,
     /// Packets whose end was not captured: their ICRC is not checked.
     pub cut_packets: u64,
+    /// Packets of the file that were several on a link, which a kernel had joined.
+    pub trains: u64,
+    /// Those of which only the beginning was captured: each counts as one packet.
+    pub cut_trains: u64,
     /// The file ends within a packet.
     pub is_cut: bool,
     /// Packets that are damaged or of no known kind, by reason. Packets of other protocols are not

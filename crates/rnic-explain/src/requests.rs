@@ -41,7 +41,7 @@ pub(crate) struct Rewinds {
 }
 
 /// PSNs with which the next packet may come. They differ only behind a READ while the path MTU
-/// is not known.
+/// is not known, and behind a train of which only the first datagram was captured.
 #[derive(Clone, Copy, Debug)]
 struct Next {
     first: Psn,
@@ -98,19 +98,27 @@ impl Requests {
         self.bytes += datagram.payload_len() as u64;
     }
 
-    /// A request. `ip_id` tells a copy that the network made from one that the requester sent.
-    pub(crate) fn packet(&mut self, datagram: &Datagram<'_>, at: Duration, ip_id: u16) {
+    /// A request. `ip_id` tells a copy that the network made from one that the requester sent. Up
+    /// to so many further ones are `hidden` in the same packet of the capture.
+    pub(crate) fn packet(
+        &mut self,
+        datagram: &Datagram<'_>,
+        hidden: u32,
+        at: Duration,
+        ip_id: u16,
+    ) {
         let psn = datagram.bth().psn;
         self.packets += 1;
         self.bytes += datagram.payload_len() as u64;
-        if !datagram.opcode().position().is_end() {
+        if !datagram.opcode().position().is_end() && hidden == 0 {
             self.learn_mtu(datagram.payload_len());
         }
         if self.is_copy(psn, at, ip_id) {
             self.copies += 1;
             return;
         }
-        let behind = self.behind(datagram);
+        let mut behind = self.behind(datagram);
+        behind.spread += hidden;
         let is_new = self.place(psn, at);
         if is_new {
             self.end = Some(behind);

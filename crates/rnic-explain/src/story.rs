@@ -2,9 +2,10 @@
 //! everything that went wrong.
 
 use crate::explainer::{Direction, nanos};
+use crate::part::Part;
 use crate::remark::Remark;
 use crate::report::Report;
-use rnic_page::packet::{label, part};
+use rnic_page::packet::{label, part as block};
 use rnic_page::{Flight, Kind, Party, SCHEMA, Step, Story};
 use roce_wire::{Datagram, Ecn, Flow, Syndrome, Transport};
 use std::collections::VecDeque;
@@ -48,6 +49,8 @@ impl Tally {
 #[derive(Debug)]
 struct Kept {
     number: u64,
+    /// Its place in a train, from 1, and how many there are.
+    of_train: Option<(usize, usize)>,
     at: Duration,
     src: IpAddr,
     dst: IpAddr,
@@ -77,8 +80,8 @@ impl Storyteller {
     pub(crate) fn packet(
         &mut self,
         (number, at): (u64, Duration),
-        flow: &Flow,
-        (datagram, bytes, captured): (&Datagram<'_>, &[u8], usize),
+        part: &Part<'_>,
+        datagram: &Datagram<'_>,
         (direction, was, is): (usize, Tally, Tally),
         remark: Remark,
     ) {
@@ -86,20 +89,21 @@ impl Storyteller {
         if self.kept.len() >= MOST {
             return;
         }
-        let (fate, reason) = trouble(flow, datagram, was, is);
+        let (fate, reason) = trouble(&part.flow, datagram, was, is);
         let fate = if remark.is_loss() { Some("lost") } else { fate };
         let reason = reason.or_else(|| remark.matter().map(str::to_owned));
         let kept = Kept {
             number,
+            of_train: part.of_train,
             at,
-            src: flow.src,
-            dst: flow.dst,
+            src: part.flow.src,
+            dst: part.flow.dst,
             direction,
             again: is.repeated > was.repeated,
             fate,
             reason,
-            bytes: bytes.to_vec(),
-            captured,
+            bytes: part.bytes.to_vec(),
+            captured: part.captured,
             remark,
         };
         if kept.reason.is_some() {
@@ -208,8 +212,11 @@ impl Kept {
         step.qp = Some(connection(self.direction, directions));
         step.reason.clone_from(&self.reason);
         step.text = self.remark.text().map(str::to_owned).into_iter().collect();
-        let title = format!("packet {}", self.number);
-        step.blocks = vec![part(&title, (&self.bytes, self.captured), PAYLOAD)];
+        let title = match self.of_train {
+            Some((place, count)) => format!("packet {} ({place} of {count})", self.number),
+            None => format!("packet {}", self.number),
+        };
+        step.blocks = vec![block(&title, (&self.bytes, self.captured), PAYLOAD)];
         step.flight = Some(Flight {
             number: self.number,
             to,

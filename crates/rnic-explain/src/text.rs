@@ -46,6 +46,10 @@ impl fmt::Display for Capture {
         if *cut_packets > 0 {
             write!(f, "; {cut_packets} without their end, so that the ICRC is not checked")?;
         }
+        if self.trains > 0 {
+            let trains = many((self.trains, "train"));
+            write!(f, "\n{trains} of several packets, joined by a kernel, were taken apart")?;
+        }
         for (reason, count) in &self.refused {
             write!(f, "\n{count} packets are not understood: {reason}")?;
         }

@@ -1,7 +1,9 @@
 //! Packets of which the cause is known.
 
+mod trains;
+
 use rnic_explain::file::{LinkType, Packet};
-use rnic_explain::report::{Connection, Sent};
+use rnic_explain::report::{Capture, Connection, Sent};
 use rnic_explain::{Explainer, Report, Story as Page};
 use roce_wire::{
     Aeth, Bth, Flow, FrameHeader, HeaderRepr, MacAddr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Reth,
@@ -76,9 +78,13 @@ impl Story {
     }
 }
 
-fn frame(src: IpAddr, headers: HeaderRepr, len: usize, ip_id: u16) -> Vec<u8> {
+fn flow(src: IpAddr) -> Flow {
     let dst = if src == A { B } else { A };
-    let flow = Flow { src, dst, sport: 0xc000, tos: 0, hop_limit: 64, flow_label: 0, df: true };
+    Flow { src, dst, sport: 0xc000, tos: 0, hop_limit: 64, flow_label: 0, df: true }
+}
+
+fn frame(src: IpAddr, headers: HeaderRepr, len: usize, ip_id: u16) -> Vec<u8> {
+    let flow = flow(src);
     let mac = MacAddr([2, 0, 0, 0, 0, 1]);
     let header = FrameHeader { dst_mac: mac, src_mac: mac, vlan: None, flow };
     let headers = headers.with_payload_len(len);
