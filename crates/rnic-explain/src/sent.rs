@@ -54,15 +54,25 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
+    /// A request, in the order of PSNs where `is_new`.
     pub(crate) fn note(&mut self, sent: Sent, is_new: bool) {
-        if is_new && sent.is_worth_keeping() {
+        if !is_new {
+            if let Some(before) = self.at(sent.psn) {
+                before.is_repeated = true;
+            }
+        } else if sent.is_worth_keeping() {
             if self.requests.len() == MOST {
                 self.requests.pop_front();
             }
             self.requests.push_back(sent);
-        } else if let Some(before) = self.requests.iter_mut().find(|one| one.psn == sent.psn) {
-            before.is_repeated = true;
         }
+    }
+
+    /// The request with this PSN. A file without acknowledgements fills the list, and each of its
+    /// packets may be one that was sent again: looking at all of the list would cost too much.
+    fn at(&mut self, psn: Psn) -> Option<&mut Sent> {
+        let at = self.requests.partition_point(|sent| sent.psn.distance_from(psn) < 0);
+        self.requests.get_mut(at).filter(|sent| sent.psn == psn)
     }
 
     /// Everything up to a PSN is answered. Returns when the request with this PSN was sent, where
@@ -78,5 +88,32 @@ impl Recent {
     pub(crate) fn message_of(&self, psn: Psn) -> Option<&Sent> {
         let until = self.requests.iter().take_while(|sent| sent.psn.distance_from(psn) <= 0);
         until.filter(|sent| sent.opcode.position().is_start()).last()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_sent_again_tells_no_time() {
+        let mut recent = Recent::default();
+        let begin = Psn::new(0xff_fff0);
+        let sent = |place: u32| Sent {
+            psn: begin.wrapping_add(2 * place),
+            at: Duration::from_secs(u64::from(place)),
+            opcode: Opcode::RcSendOnly,
+            memory: None,
+            asks: true,
+            is_repeated: false,
+        };
+        (0..20).for_each(|place| recent.note(sent(place), true));
+        recent.note(sent(3), false);
+        recent.note(sent(12), false);
+        // Between two that are kept.
+        recent.note(Sent { psn: begin.wrapping_add(11), ..sent(0) }, false);
+        let mut answered = |place: u32| recent.answered(begin.wrapping_add(2 * place));
+        let again: Vec<_> = (0..20).filter(|place| answered(*place).is_none()).collect();
+        assert_eq!(again, [3, 12]);
     }
 }
