@@ -6,8 +6,9 @@ use crate::link::{self, Other, Seen};
 use crate::part::{self, Part};
 use crate::remark::Remark;
 use crate::report::{self, Capture, Report};
-use crate::requests::{Cause, Requests};
+use crate::requests::{Requests, Sight};
 use crate::responses::{Meaning, Refusal, Responses};
+use crate::rewinds::{Cause, Nak};
 use crate::story::{Storyteller, Tally};
 use rnic_page::Story;
 use roce_wire::cm::CmMad;
@@ -124,16 +125,22 @@ impl Explainer {
             return;
         };
         let was = Tally::of(&self.directions[index]);
-        self.look(index, part, &datagram, at);
+        let remark = Remark::of(comment);
+        self.look(index, (part, &remark), &datagram, at);
         if let Some(teller) = &mut self.teller {
             let change = (index, was, Tally::of(&self.directions[index]));
-            let remark = Remark::of(comment);
             teller.packet((self.number, at), part, &datagram, change, remark);
         }
     }
 
     /// A packet of a direction.
-    fn look(&mut self, index: usize, part: &Part<'_>, datagram: &Datagram<'_>, at: Duration) {
+    fn look(
+        &mut self,
+        index: usize,
+        (part, remark): (&Part<'_>, &Remark),
+        datagram: &Datagram<'_>,
+        at: Duration,
+    ) {
         let hidden = if part.is_whole() { 0 } else { part::hidden(datagram, self.mtu_of(index)) };
         self.capture.cut_trains += u64::from(hidden > 0);
         let direction = &mut self.directions[index];
@@ -152,7 +159,8 @@ impl Explainer {
                 self.manager_message(&part.flow, datagram, at);
             }
         } else if datagram.opcode().is_request() {
-            direction.requests.packet(datagram, hidden, at, part.ip_id);
+            let (ip_id, is_sent_again) = (part.ip_id, remark.is_sent_again());
+            direction.requests.packet(datagram, Sight { at, ip_id, hidden, is_sent_again });
         } else {
             self.response(index, datagram, hidden, at);
         }
@@ -186,8 +194,10 @@ impl Explainer {
         }
         match meaning {
             Meaning::Acknowledges => requests.acknowledge(psn, at),
-            Meaning::Lost => requests.refuse(Cause::SequenceNak, psn, at),
-            Meaning::NotReady => requests.refuse(Cause::RnrNak, psn, at),
+            Meaning::Lost => {
+                requests.refuse(Nak { cause: Cause::SequenceNak, psn, at, wait: Duration::ZERO });
+            }
+            Meaning::NotReady(wait) => requests.refuse(Nak { cause: Cause::RnrNak, psn, at, wait }),
             Meaning::Refused(code) => {
                 let request = requests.recent.message_of(psn).map(|sent| sent.in_words());
                 requests.acknowledge(psn.wrapping_sub(1), at);

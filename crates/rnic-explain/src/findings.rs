@@ -1,7 +1,7 @@
 //! What follows from the facts, and what a person may do about it.
 
 use crate::conversations::Conversation;
-use crate::report::{Capture, Connection, End, Sent};
+use crate::report::{Capture, Connection, End, NeverReady, Sent};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -88,6 +88,7 @@ impl Way<'_> {
     fn look(&self, found: &mut Vec<Finding>) {
         let checks = [
             Self::gave_up,
+            Self::never_ready,
             Self::refusals,
             Self::losses,
             Self::lost_answers,
@@ -101,20 +102,48 @@ impl Way<'_> {
 
     fn gave_up(&self) -> Option<Finding> {
         let (psn, times) = self.there.given_up?;
-        let silent = self.back.responses == 0;
-        Some(Finding {
-            is_serious: true,
-            what: format!(
-                "{self}: PSN {psn:#08x} was sent {} times without an answer",
-                u64::from(times) + 1
+        let (sent, asked) = (u64::from(times) + 1, self.there.given_up_asked);
+        let what = match asked {
+            0 => format!("{self}: PSN {psn:#08x} was sent {sent} times without an answer"),
+            _ => format!(
+                "{self}: PSN {psn:#08x} was sent {sent} times and never acknowledged; the other \
+                 end asked for it {} (NAK, PSN sequence error)",
+                self::times(u64::from(asked))
             ),
-            advice: if silent {
-                "The other end never answered. Its queue pair does not exist (any more), is in \
-                 another state than RTR or RTS, expects another PSN or peer, or a firewall drops \
-                 UDP port 4791, or nothing was captured in that direction."
+        };
+        let advice = if asked > times / 2 {
+            "The other end lives and waits for this packet, which is lost each time: it is longer \
+             than something on the way lets through (compare the path MTU with the MTU of each \
+             interface and switch), or is dropped for what it holds. The sender reports \
+             RETRY_EXC_ERR."
+        } else if self.back.responses == 0 {
+            "The other end never answered. Its queue pair does not exist (any more), is in \
+             another state than RTR or RTS, expects another PSN or peer, or a firewall drops UDP \
+             port 4791, or nothing was captured in that direction."
+        } else {
+            "The other end stopped to answer: its program ended, its queue pair went to the error \
+             state, or the way there broke. The sender reports RETRY_EXC_ERR."
+        };
+        Some(Finding { is_serious: true, what, advice })
+    }
+
+    fn never_ready(&self) -> Option<Finding> {
+        let NeverReady { psn, rnr_naks, is_over } = self.there.never_ready?;
+        let end = if is_over { " and not sent again" } else { ", to the end of the capture" };
+        Some(Finding {
+            is_serious: is_over,
+            what: format!(
+                "{self}: PSN {psn:#08x} was refused {} by an RNR NAK{end}: no receive was posted \
+                 for it",
+                times(u64::from(rnr_naks))
+            ),
+            advice: if is_over {
+                "The sender tried as often as its rnr_retry allows and reports RNR_RETRY_EXC_ERR, \
+                 unless its program ended. Post receives before the peer sends, or set rnr_retry \
+                 to 7, with which a sender tries for ever."
             } else {
-                "The other end stopped to answer: its program ended, its queue pair went to the \
-                 error state, or the way there broke. The sender reports RETRY_EXC_ERR."
+                "The other end's program posts no receive. With an rnr_retry below 7 the sender \
+                 gives up and reports RNR_RETRY_EXC_ERR; with 7 it tries for ever."
             },
         })
     }
@@ -134,13 +163,15 @@ impl Way<'_> {
                      was not given this right (IBV_ACCESS_REMOTE_...)."
                 }
                 "invalid request" => {
-                    "The message is longer than the receive that it met, more READs or atomics are \
-                     outstanding than max_dest_rd_atomic, an atomic is not aligned to 8 bytes, or \
-                     the operation is not supported or not enabled there."
+                    "The message is longer than the receive that it met, both ends have different \
+                     path MTUs, more READs or atomics are outstanding than max_dest_rd_atomic, an \
+                     atomic is not aligned to 8 bytes, or the operation is not supported or not \
+                     enabled there."
                 }
                 _ => {
                     "The responder failed by itself: its receive names memory that is not \
-                     registered, or its completion queue is full."
+                     registered, or its completion queue is full. Linux's rxe says this, too, of a \
+                     message that is longer than the receive that it met."
                 }
             },
         })
@@ -149,24 +180,25 @@ impl Way<'_> {
     fn losses(&self) -> Option<Finding> {
         let Sent { repeated, needless, lost_before_capture: before, requests, went_back, .. } =
             self.there;
-        let lost = repeated.saturating_sub(*needless);
-        if thousandths(lost, *requests) < NOTABLE || went_back.after_rnr_nak > 0 && *before == 0 {
+        let unready = self.there.repeated_after_rnr_nak;
+        let lost = repeated.saturating_sub(*needless).saturating_sub(unready);
+        if thousandths(lost, *requests) < NOTABLE {
             return None;
         }
         let reasons = [
             (went_back.after_sequence_nak, "after a sequence NAK"),
             (went_back.after_silence, "after a timeout"),
-            (went_back.after_rnr_nak, "after an RNR NAK"),
             (went_back.unexplained, "for a reason that is not in the capture"),
         ];
         let reasons = reasons.iter().filter(|(count, _)| *count > 0);
         let reasons: Vec<_> =
             reasons.map(|(count, why)| format!("{} {why}", times(*count))).collect();
-        let place = match (*before, lost.saturating_sub(*before)) {
+        let place = match (*before, self.there.losses_behind_capture) {
             (0, _) => {
-                "all of them passed the place of the capture before: they were lost behind it"
+                "all of them passed the place of the capture before: what was lost was lost behind \
+                 it"
             }
-            (_, 0) => "none of them had passed the place of the capture: they were lost before it",
+            (_, 0) => "what was lost was lost before it came to the place of the capture",
             _ => "some were lost before the place of the capture, some behind it",
         };
         Some(Finding {
@@ -218,7 +250,7 @@ impl Way<'_> {
         let bad = self.there.bad_icrc;
         (bad > 0).then(|| Finding {
             is_serious: true,
-            what: format!("{self}: {bad} packets have a wrong ICRC"),
+            what: format!("{self}: packets with a wrong ICRC: {bad}"),
             advice: "Something on the way changes packets (address translation, a tunnel, offloads \
                      of a virtual switch), a device computes the ICRC wrongly, or memory or a link \
                      is faulty. Receivers drop such packets without a word.",
@@ -247,7 +279,7 @@ impl Way<'_> {
         (overtaken + copies > 0).then(|| Finding {
             is_serious: false,
             what: format!(
-                "{self}: {overtaken} packets were overtaken by later ones, {copies} came twice"
+                "{self}: packets that later ones overtook: {overtaken}; that came twice: {copies}"
             ),
             advice: "The network reorders or copies packets (several ways, a bond, a bridge loop). \
                      A receiver takes an overtaken packet for a lost one.",

@@ -11,6 +11,7 @@
 //! | `part` | from a frame to its datagrams, where a kernel had joined several |
 //! | `explainer` | from datagrams to directions, and from two directions to a connection |
 //! | `requests`, `responses` | what is known of the two halves of a direction |
+//! | `rewinds` | where a requester went back to, and why |
 //! | `conversations` | the connection manager's messages |
 //! | [`report`] | the result: facts, as JSON too |
 //! | `findings` | what follows from the facts, for people |
@@ -30,6 +31,7 @@ mod remark;
 pub mod report;
 mod requests;
 mod responses;
+mod rewinds;
 mod sent;
 mod story;
 mod text;

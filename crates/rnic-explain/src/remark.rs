@@ -31,6 +31,13 @@ impl Remark {
         self.parts().find(|part| !part.starts_with("message 0x"))
     }
 
+    /// The requester sent the packet again. Of one that a fault doubled, both say so, and nothing
+    /// is known.
+    pub(crate) fn is_sent_again(&self) -> bool {
+        let is_double = |part: &str| part.starts_with("fault ") && part.ends_with(": duplicate");
+        self.parts().any(|part| part.starts_with("sent again: ")) && !self.parts().any(is_double)
+    }
+
     /// A fault kept the packet from its receiver.
     pub(crate) fn is_loss(&self) -> bool {
         let is_drop = |part: &str| part.starts_with("fault ") && part.ends_with(": drop");
@@ -50,6 +57,9 @@ mod tests {
         assert_eq!((lost.matter(), lost.is_loss()), (Some("fault 1: drop"), true));
         let again = remark("message 0x000011/5; sent again: timeout");
         assert_eq!((again.matter(), again.is_loss()), (Some("sent again: timeout"), false));
+        assert!(again.is_sent_again() && !lost.is_sent_again());
+        let doubled = remark("message 0x000011/5; sent again: timeout; fault 2: duplicate");
+        assert!(!doubled.is_sent_again());
         assert_eq!(remark("look at this").matter(), Some("look at this"));
         assert_eq!((remark("").text(), remark("").matter()), (None, None));
         let long = Remark::of(&[0xff; 1 << 17]);

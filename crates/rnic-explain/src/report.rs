@@ -5,9 +5,11 @@ use crate::explainer::{Direction, nanos};
 use crate::findings::{self, Finding};
 pub use crate::latency::Latency;
 use crate::responses::Refusal;
+use crate::rewinds;
 use roce_wire::Transport;
 use serde::Serialize;
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// What a capture says.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -68,11 +70,16 @@ pub struct Sent {
     pub request_bytes: u64,
     /// Request packets that were sent again.
     pub repeated: u64,
+    /// Those that were sent again because the other end had no receive.
+    pub repeated_after_rnr_nak: u64,
     /// Those that the capture shows to be acknowledged already: the acknowledgement was lost or
     /// late.
     pub needless: u64,
     /// Those whose first transmission is not in the capture: it was lost before it came here.
     pub lost_before_capture: u64,
+    /// How often the sender went back for packets that are all in the capture and not acknowledged
+    /// there: something was lost behind its place.
+    pub losses_behind_capture: u64,
     /// PSNs that are not in the capture at all.
     pub never_seen: u64,
     pub copies_made_by_the_network: u64,
@@ -96,10 +103,24 @@ pub struct Sent {
     pub bad_icrc: u64,
     pub congestion_marks: u64,
     pub congestion_notifications: u64,
-    /// PSN of the request that was sent so often, to the end and without an answer.
+    /// PSN of the request that was sent again so often, to the end, and never acknowledged.
     pub given_up: Option<(u32, u32)>,
+    /// How often the other end asked for that request by a sequence NAK.
+    pub given_up_asked: u32,
+    /// The request for which the other end never had a receive.
+    pub never_ready: Option<NeverReady>,
     pub first_ns: u64,
     pub last_ns: u64,
+}
+
+/// A request for which there was no receive at the other end, to the end of the capture.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct NeverReady {
+    pub psn: u32,
+    /// RNR NAKs in a row.
+    pub rnr_naks: u32,
+    /// The sender had time to send it again, and did not: it gave up.
+    pub is_over: bool,
 }
 
 /// Reasons to go back.
@@ -130,22 +151,23 @@ pub(crate) fn of(
     let one_of_both =
         |(index, direction): &(usize, &Direction)| direction.peer.is_none_or(|peer| index < &peer);
     let chosen = directions.iter().enumerate().filter(one_of_both);
+    let end = Duration::from_nanos(capture.length_ns);
     let mut connections: Vec<_> = chosen
-        .map(|(_, direction)| connection(direction, direction.peer.map(|peer| &directions[peer])))
+        .map(|(_, one)| connection(one, one.peer.map(|peer| &directions[peer]), end))
         .collect();
     connections.sort_by_key(|connection| std::cmp::Reverse(connection.packets()));
     let findings = findings::of(&capture, &connections, &conversations);
     Report { capture, connections, conversations, findings }
 }
 
-fn connection(there: &Direction, back: Option<&Direction>) -> Connection {
+fn connection(there: &Direction, back: Option<&Direction>, end: Duration) -> Connection {
     let key = there.key;
     let sender = back.map(|back| back.key.dest_qp).or(key.src_qp);
     let ends = [
         End { address: key.src, qpn: sender.map(|qpn| qpn.value()) },
         End { address: key.dst, qpn: Some(key.dest_qp.value()) },
     ];
-    let sent = [sent(there), back.map(sent).unwrap_or_default()];
+    let sent = [sent(there, end), back.map(|back| sent(back, end)).unwrap_or_default()];
     Connection { transport: name(there.transport), ends, sent }
 }
 
@@ -160,15 +182,19 @@ fn name(transport: Transport) -> &'static str {
     }
 }
 
-fn sent(direction: &Direction) -> Sent {
+fn sent(direction: &Direction, end: Duration) -> Sent {
     let (requests, responses) = (&direction.requests, &direction.responses);
+    let given_up = requests.rewinds.given_up();
+    let never_ready = requests.rewinds.never_ready(end);
     Sent {
         requests: requests.packets,
         messages: requests.messages,
         request_bytes: requests.bytes,
         repeated: requests.repeated,
+        repeated_after_rnr_nak: requests.repeated_after_rnr,
         needless: requests.needless,
         lost_before_capture: requests.lost_before,
+        losses_behind_capture: requests.rewinds.seen_before,
         never_seen: requests.missing.count(),
         copies_made_by_the_network: requests.copies,
         overtaken: requests.overtaken,
@@ -194,7 +220,13 @@ fn sent(direction: &Direction) -> Sent {
         bad_icrc: direction.bad_icrc,
         congestion_marks: direction.congestion_marks,
         congestion_notifications: direction.notifications,
-        given_up: requests.given_up_at().map(|(psn, times)| (psn.value(), times)),
+        given_up: given_up.map(|given_up| (given_up.psn.value(), given_up.times)),
+        given_up_asked: given_up.map_or(0, |given_up| given_up.sequence_naks),
+        never_ready: never_ready.map(|rewinds::NeverReady { psn, rnr_naks, is_over }| NeverReady {
+            psn: psn.value(),
+            rnr_naks,
+            is_over,
+        }),
         first_ns: nanos(direction.first),
         last_ns: nanos(direction.last),
     }

@@ -2,6 +2,7 @@
 
 use crate::latency::Distribution;
 use crate::missing::Missing;
+use crate::rewinds::{Cause, Nak, Rewinds};
 use crate::sent::{Recent, Sent};
 use roce_wire::{Datagram, Operation, Psn};
 use std::collections::VecDeque;
@@ -14,31 +15,12 @@ const OVERTAKEN: Duration = Duration::from_millis(1);
 /// A copy that the network made follows the original within this time, and so many packets.
 const COPY: Duration = Duration::from_millis(10);
 const COPY_DISTANCE: usize = 16;
+/// Identifications below this one say little: UDP sockets number the datagrams of each train from
+/// 0, a lone one and all of IPv6 have 0.
+const COUNTED: u16 = 128;
 /// Payload of the packets of a READ's response before one was seen: the smallest and the largest
 /// path MTU.
 const MTUS: (usize, usize) = (256, 4096);
-
-/// Why a requester went back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Cause {
-    SequenceNak,
-    RnrNak,
-    Silence,
-    Unknown,
-}
-
-/// Where a requester went back to, and what for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rewinds {
-    pub(crate) after_nak: u64,
-    pub(crate) after_rnr: u64,
-    pub(crate) after_silence: u64,
-    pub(crate) unexplained: u64,
-    /// Packets from where it went back to, to the first that it had not sent yet.
-    pub(crate) farthest: u32,
-    /// The last one, and how often in a row it was to the same PSN.
-    pub(crate) last: Option<(Psn, u32)>,
-}
 
 /// PSNs with which the next packet may come. They differ only behind a READ while the path MTU
 /// is not known, and behind a train of which only the first datagram was captured.
@@ -54,6 +36,18 @@ impl Next {
     }
 }
 
+/// What the capture says of a request beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    pub(crate) at: Duration,
+    /// Identification of the IPv4 header.
+    pub(crate) ip_id: u16,
+    /// Up to so many further ones are hidden in the same packet of the capture.
+    pub(crate) hidden: u32,
+    /// Its comment says that the requester sent it again.
+    pub(crate) is_sent_again: bool,
+}
+
 /// What the requests of one direction say.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
@@ -66,6 +60,9 @@ pub(crate) struct Requests {
     pub(crate) needless: u64,
     /// Those whose first transmission is not in the capture.
     pub(crate) lost_before: u64,
+    /// Those that were sent again because there was no receive for them, or for what is before
+    /// them.
+    pub(crate) repeated_after_rnr: u64,
     /// Copies that the network made.
     pub(crate) copies: u64,
     /// Packets that others overtook.
@@ -86,8 +83,6 @@ pub(crate) struct Requests {
     /// The last packets, with the identification of their IPv4 header.
     last: VecDeque<(Psn, Duration, u16)>,
     answered_at: Duration,
-    /// A NAK that was not acted upon yet.
-    nak: Option<(Cause, Psn)>,
 }
 
 impl Requests {
@@ -98,22 +93,16 @@ impl Requests {
         self.bytes += datagram.payload_len() as u64;
     }
 
-    /// A request. `ip_id` tells a copy that the network made from one that the requester sent. Up
-    /// to so many further ones are `hidden` in the same packet of the capture.
-    pub(crate) fn packet(
-        &mut self,
-        datagram: &Datagram<'_>,
-        hidden: u32,
-        at: Duration,
-        ip_id: u16,
-    ) {
+    /// A request.
+    pub(crate) fn packet(&mut self, datagram: &Datagram<'_>, sight: Sight) {
+        let Sight { at, ip_id, hidden, .. } = sight;
         let psn = datagram.bth().psn;
         self.packets += 1;
         self.bytes += datagram.payload_len() as u64;
         if !datagram.opcode().position().is_end() && hidden == 0 {
             self.learn_mtu(datagram.payload_len());
         }
-        if self.is_copy(psn, at, ip_id) {
+        if self.is_copy(psn, sight) {
             self.copies += 1;
             return;
         }
@@ -133,8 +122,12 @@ impl Requests {
 
     /// A sender gives each transmission another identification, if any: a packet with that of an
     /// earlier one was copied on its way. Without identifications, only an immediate repetition
-    /// is.
-    fn is_copy(&self, psn: Psn, at: Duration, ip_id: u16) -> bool {
+    /// is, and nothing that the requester has a reason to send.
+    fn is_copy(&self, psn: Psn, sight: Sight) -> bool {
+        let Sight { at, ip_id, is_sent_again, .. } = sight;
+        if is_sent_again || ip_id < COUNTED && self.is_due(psn) {
+            return false;
+        }
         let distance = if ip_id == 0 { 1 } else { COPY_DISTANCE };
         let limit = if ip_id == 0 { SILENCE } else { COPY };
         self.last
@@ -143,19 +136,24 @@ impl Requests {
             .any(|&(last, when, id)| last == psn && id == ip_id && at.saturating_sub(when) < limit)
     }
 
+    /// The requester goes on with this, or a NAK asked for it.
+    fn is_due(&self, psn: Psn) -> bool {
+        let is_asked = self.rewinds.nak.is_some_and(|nak| psn.distance_from(nak.psn) >= 0);
+        is_asked || self.cursor.is_some_and(|cursor| psn.distance_from(cursor.first) >= 0)
+    }
+
     /// Compares a packet with what was sent before; true where it is behind all of that.
     fn place(&mut self, psn: Psn, at: Duration) -> bool {
-        let Some(end) = self.end else { return true };
-        if end.is(psn) {
-            return true;
-        }
-        let ahead = psn.distance_from(end.first);
-        if ahead > 0 {
-            self.missing.add(end.first, ahead.unsigned_abs(), at);
+        let ahead = self.end.map_or(0, |end| psn.distance_from(end.first));
+        if self.end.is_none_or(|end| ahead > 0 || end.is(psn)) {
+            if let Some(end) = self.end.filter(|end| !end.is(psn)) {
+                self.missing.add(end.first, ahead.unsigned_abs(), at);
+            }
+            self.rewinds.goes_on(psn);
             return true;
         }
         let gap = self.missing.take(psn);
-        let answers_nak = self.nak.is_some_and(|(_, from)| psn.distance_from(from) >= 0);
+        let answers_nak = self.rewinds.nak.is_some_and(|nak| psn.distance_from(nak.psn) >= 0);
         if let Some(since) = gap
             && !answers_nak
             && at.saturating_sub(since) < OVERTAKEN
@@ -168,30 +166,16 @@ impl Requests {
         let is_known = self.acknowledged.is_some_and(|known| psn.distance_from(known) <= 0);
         self.needless += u64::from(is_known);
         if self.cursor.is_some_and(|cursor| psn.distance_from(cursor.first) < 0) {
-            self.note_rewind(psn, ahead.unsigned_abs(), at);
+            let heard = self.last.front().map_or(at, |(_, sent, _)| (*sent).max(self.answered_at));
+            let is_silent = at.saturating_sub(heard) >= SILENCE;
+            self.rewinds.note(psn, ahead.unsigned_abs(), is_silent, is_known);
         }
+        if gap.is_some() {
+            self.rewinds.fills_gap();
+        }
+        let is_rnr = self.rewinds.current == Some(Cause::RnrNak) && gap.is_none() && !is_known;
+        self.repeated_after_rnr += u64::from(is_rnr);
         false
-    }
-
-    fn note_rewind(&mut self, psn: Psn, distance: u32, at: Duration) {
-        let heard = self.last.front().map_or(at, |(_, sent, _)| (*sent).max(self.answered_at));
-        let cause = match self.nak.take() {
-            Some((cause, _)) => cause,
-            None if at.saturating_sub(heard) >= SILENCE => Cause::Silence,
-            None => Cause::Unknown,
-        };
-        let rewinds = &mut self.rewinds;
-        match cause {
-            Cause::SequenceNak => rewinds.after_nak += 1,
-            Cause::RnrNak => rewinds.after_rnr += 1,
-            Cause::Silence => rewinds.after_silence += 1,
-            Cause::Unknown => rewinds.unexplained += 1,
-        }
-        rewinds.farthest = rewinds.farthest.max(distance);
-        rewinds.last = match rewinds.last {
-            Some((last, times)) if last == psn => Some((psn, times.saturating_add(1))),
-            _ => Some((psn, 1)),
-        };
     }
 
     /// The PSNs behind a packet: a READ has one for each packet of its response.
@@ -233,7 +217,7 @@ impl Requests {
         }
         if self.acknowledged.is_none_or(|known| psn.distance_from(known) > 0) {
             self.acknowledged = Some(psn);
-            self.rewinds.last = None;
+            self.rewinds.progress();
         }
         if let Some(sent) = self.recent.answered(psn) {
             self.latency.add(at.saturating_sub(sent));
@@ -241,14 +225,8 @@ impl Requests {
     }
 
     /// A NAK asks for everything from its PSN on.
-    pub(crate) fn refuse(&mut self, cause: Cause, psn: Psn, at: Duration) {
-        self.acknowledge(psn.wrapping_sub(1), at);
-        self.nak = Some((cause, psn));
-    }
-
-    /// The PSN that the requester sent again and again, to the end and without an answer.
-    pub(crate) fn given_up_at(&self) -> Option<(Psn, u32)> {
-        const OFTEN: u32 = 3;
-        self.rewinds.last.filter(|(_, times)| *times >= OFTEN)
+    pub(crate) fn refuse(&mut self, nak: Nak) {
+        self.acknowledge(nak.psn.wrapping_sub(1), nak.at);
+        self.rewinds.refused(nak);
     }
 }

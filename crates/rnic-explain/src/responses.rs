@@ -28,8 +28,8 @@ pub(crate) enum Meaning {
     Acknowledges,
     /// What begins with the PSN was lost.
     Lost,
-    /// There was no receive.
-    NotReady,
+    /// There was no receive: the requester has to wait so long.
+    NotReady(Duration),
     /// The request is refused.
     Refused(NakCode),
     Nothing,
@@ -77,8 +77,9 @@ impl Responses {
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.rnr_naks += 1;
-                self.rnr_wait = self.rnr_wait.max(Duration::from_nanos(rnr_timer_ns(timer)));
-                Meaning::NotReady
+                let wait = Duration::from_nanos(rnr_timer_ns(timer));
+                self.rnr_wait = self.rnr_wait.max(wait);
+                Meaning::NotReady(wait)
             }
             Some(Syndrome::Nak(code)) => {
                 self.refused += 1;

@@ -41,6 +41,7 @@ fn mistakes_of_programs_are_named() {
     finding("rxe/rc_badrkey.pcap", "remote access error for RC_WRITE_ONLY");
     finding("rxe/rc_toolong.pcap", "remote operational error for RC_SEND_FIRST");
     finding("rxe/rc_rnr.pcap", "there was no receive at the other end");
+    finding("rxe/rc_rnrfail.pcap", "was refused 4 times by an RNR NAK, to the end of the capture");
     finding("rxe/cm_reject_no_listener.pcap", "nothing listens for this service (reason 8)");
 }
 

@@ -1,5 +1,7 @@
 //! Packets of which the cause is known.
 
+mod copies;
+mod naks;
 mod trains;
 
 use rnic_explain::file::{LinkType, Packet};
@@ -138,7 +140,7 @@ fn a_loss_behind_the_capture_is_told_by_a_nak() {
     assert_eq!((back.after_sequence_nak, back.after_silence, back.farthest), (1, 0, 7));
     assert_eq!(connection.sent[1].sequence_naks, 1);
     assert!(report.to_string().contains("once after a sequence NAK, by at most 7 packets"));
-    assert!(report.to_string().contains("they were lost behind it"), "{report}");
+    assert!(report.to_string().contains("what was lost was lost behind it"), "{report}");
 }
 
 #[test]
@@ -152,6 +154,8 @@ fn a_loss_before_the_capture_is_a_gap_that_is_filled_later() {
     let (_, sent) = only(&report);
     assert_eq!((sent.repeated, sent.lost_before_capture, sent.never_seen), (3, 1, 0));
     assert_eq!((sent.went_back.after_sequence_nak, sent.overtaken), (1, 0));
+    // Two of the three were sent again only because they are behind the one that was lost.
+    assert!(report.to_string().contains("lost before it came to the place"), "{report}");
 }
 
 #[test]
