@@ -4,7 +4,7 @@ use crate::latency::Distribution;
 use crate::missing::Missing;
 use crate::rewinds::{Cause, Nak, Rewinds};
 use crate::sent::{Recent, Sent};
-use roce_wire::{Datagram, Operation, Psn};
+use roce_wire::{Datagram, Operation, PayloadRule, Psn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ const COUNTED: u16 = 128;
 /// Payload of the packets of a READ's response before one was seen: the smallest and the largest
 /// path MTU.
 const MTUS: (usize, usize) = (256, 4096);
+
+/// PSNs that the datagrams of a train may have which are not captured: a READ has many.
+const MOST_HIDDEN: u32 = 1 << 22;
 
 /// PSNs with which the next packet may come. They differ only behind a READ while the path MTU
 /// is not known, and behind a train of which only the first datagram was captured.
@@ -98,7 +101,10 @@ impl Requests {
         let Sight { at, ip_id, hidden, .. } = sight;
         let psn = datagram.bth().psn;
         self.packets += 1;
-        self.bytes += datagram.payload_len() as u64;
+        // What seems to be payload of a READ is those that are hidden.
+        if datagram.opcode().info().payload != PayloadRule::Zero {
+            self.bytes += datagram.payload_len() as u64;
+        }
         if !datagram.opcode().position().is_end() && hidden == 0 {
             self.learn_mtu(datagram.payload_len());
         }
@@ -107,7 +113,8 @@ impl Requests {
             return;
         }
         let mut behind = self.behind(datagram);
-        behind.spread += hidden;
+        let span = behind.first.wrapping_add(behind.spread).distance_from(psn).unsigned_abs();
+        behind.spread = hidden.saturating_mul(span).saturating_add(behind.spread).min(MOST_HIDDEN);
         let is_new = self.place(psn, at);
         if is_new {
             self.end = Some(behind);

@@ -90,6 +90,21 @@ fn a_train_without_its_end_is_told_and_makes_no_losses() {
     assert!(!finding.is_serious && finding.advice.contains("tcpdump -s 0"), "{finding:?}");
 }
 
+/// A READ takes the numbers of its response.
+#[test]
+fn a_train_of_reads_without_its_end_makes_no_losses() {
+    let mut story = Story::default();
+    for begin in [0, 640] {
+        let mut headers = request(Opcode::RcReadRequest, begin);
+        headers.reth = Some(Reth { va: 0x1000, rkey: RKey(7), dma_len: 65_536 });
+        let bytes = frame(A, headers, 9 * 32, 1);
+        story.cut_frame(&bytes, 100);
+    }
+    let report = story.end();
+    let (_, sent) = only(&report);
+    assert_eq!((report.capture.cut_trains, sent.never_seen, sent.request_bytes), (2, 0, 0));
+}
+
 #[test]
 fn a_packet_without_its_end_is_no_train() {
     let mut write = request(Opcode::RcWriteOnly, 1);
