@@ -1,7 +1,9 @@
 //! Connections as the connection manager makes and ends them.
 
+mod refusals;
+
 use roce_wire::Qpn;
-use roce_wire::cm::{CmMad, CmMessage, RejectReason, service_id_parts};
+use roce_wire::cm::{CmMad, CmMessage, SidrStatus, service_id_parts};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,12 +28,17 @@ pub struct Conversation {
     pub messages: Vec<&'static str>,
     /// Why it was refused.
     pub refused: Option<String>,
+    /// The end that asked refused: the answer did not suit it, or did not come.
+    pub refused_by_asking: bool,
+    /// What to do about it.
+    #[serde(skip)]
+    pub(crate) advice: &'static str,
     /// From the first message to the one that made the connection.
     pub took_ns: Option<u64>,
 }
 
-/// The other end of each queue pair.
-type Ends = HashMap<(IpAddr, Qpn), (IpAddr, Qpn)>;
+/// A queue pair.
+type At = (IpAddr, Qpn);
 
 #[derive(Debug, Default)]
 pub(crate) struct Conversations {
@@ -40,38 +47,41 @@ pub(crate) struct Conversations {
     by_id: HashMap<(IpAddr, u32), usize>,
     /// Which conversation the other end's number belongs to.
     by_other_id: HashMap<(IpAddr, u32), usize>,
-    ends: Ends,
+    /// The other end of each queue pair.
+    ends: HashMap<At, At>,
     pub(crate) untold: u64,
 }
 
 impl Conversations {
-    /// A message.
-    pub(crate) fn message(&mut self, mad: &CmMad, from: IpAddr, to: IpAddr, at: Duration) {
+    /// A message. Returns the queue pairs that it connects, that of the end that asked first.
+    pub(crate) fn message(
+        &mut self,
+        mad: &CmMad,
+        from: IpAddr,
+        to: IpAddr,
+        at: Duration,
+    ) -> Option<(At, At)> {
         /// A message that is repeated for ever takes no more memory than this.
         const MESSAGES: usize = 32;
         let Some(index) = self.find(&mad.message, from, to, at) else {
             self.untold += 1;
-            return;
+            return None;
         };
-        self.learn_ends(index, &mad.message, from);
+        let connected = self.learn_ends(index, &mad.message, from);
+        let by_asking = matches!(&mad.message,
+            CmMessage::Rej(rej) if self.by_id.get(&(from, rej.local_comm_id)) == Some(&index));
         let conversation = &mut self.all[index];
         if conversation.messages.len() < MESSAGES {
             conversation.messages.push(mad.message.name());
         }
-        let began = Duration::from_nanos(conversation.at_ns);
         match &mad.message {
-            CmMessage::Rtu(_) | CmMessage::SidrRep(_) => {
-                let took = at.saturating_sub(began).as_nanos();
-                conversation.took_ns.get_or_insert(u64::try_from(took).unwrap_or(u64::MAX));
-            }
-            CmMessage::Rej(rej) => conversation.refused = Some(reason(rej.reason)),
+            CmMessage::Rtu(_) => conversation.is_made(at),
+            CmMessage::SidrRep(rep) if rep.status == SidrStatus::VALID => conversation.is_made(at),
+            CmMessage::SidrRep(rep) => conversation.refuse(refusals::status(rep.status), false),
+            CmMessage::Rej(rej) => conversation.refuse(refusals::reason(rej.reason), by_asking),
             _ => {}
         }
-        if let CmMessage::SidrRep(rep) = &mad.message
-            && rep.status.0 != 0
-        {
-            conversation.refused = Some(format!("status {}", rep.status.0));
-        }
+        connected
     }
 
     fn find(
@@ -91,7 +101,11 @@ impl Conversations {
             CmMessage::SidrRep(rep) => return self.by_id.get(&(to, rep.request_id)).copied(),
             CmMessage::Rep(rep) => {
                 let index = *self.by_id.get(&(to, rep.remote_comm_id))?;
-                self.by_other_id.insert((from, rep.local_comm_id), index);
+                // The first one counts. A hostile capture has as many as it wants, each with
+                // another number, and all would be kept.
+                if self.all[index].qpns.1.is_none() {
+                    self.by_other_id.insert((from, rep.local_comm_id), index);
+                }
                 return Some(index);
             }
             CmMessage::Rtu(m) => (m.local_comm_id, m.remote_comm_id),
@@ -134,27 +148,35 @@ impl Conversations {
             qpns: (None, None),
             messages: Vec::new(),
             refused: None,
+            refused_by_asking: false,
+            advice: "",
             took_ns: None,
         });
         self.by_id.insert((from, id), self.all.len() - 1);
         Some(self.all.len() - 1)
     }
 
-    /// REQ and REP name the queue pairs.
-    fn learn_ends(&mut self, index: usize, message: &CmMessage, from: IpAddr) {
+    /// REQ and REP name the queue pairs. Returns those that the first REP connects.
+    fn learn_ends(&mut self, index: usize, message: &CmMessage, from: IpAddr) -> Option<(At, At)> {
         let conversation = &mut self.all[index];
         match message {
-            CmMessage::Req(req) => conversation.qpns.0 = Some(req.local_qpn.value()),
-            CmMessage::Rep(rep) => conversation.qpns.1 = Some(rep.local_qpn.value()),
-            CmMessage::SidrRep(rep) => conversation.qpns.1 = Some(rep.qpn.value()),
-            _ => return,
+            CmMessage::Req(req) if conversation.qpns.1.is_none() => {
+                conversation.qpns.0 = Some(req.local_qpn.value());
+            }
+            CmMessage::SidrRep(rep) if rep.status == SidrStatus::VALID => {
+                conversation.qpns.1 = Some(rep.qpn.value());
+            }
+            CmMessage::Rep(rep) if conversation.qpns.1.is_none() => {
+                conversation.qpns.1 = Some(rep.local_qpn.value());
+                let asking = (conversation.from, Qpn::new(conversation.qpns.0?));
+                let answering = (from, rep.local_qpn);
+                self.ends.insert(asking, answering);
+                self.ends.insert(answering, asking);
+                return Some((asking, answering));
+            }
+            _ => {}
         }
-        if let (CmMessage::Rep(_), (Some(asking), Some(answering))) = (message, conversation.qpns) {
-            let asking = (conversation.from, Qpn::new(asking));
-            let answering = (from, Qpn::new(answering));
-            self.ends.insert(asking, answering);
-            self.ends.insert(answering, asking);
-        }
+        None
     }
 
     /// The other end of a queue pair, if the capture shows how it was connected.
@@ -167,23 +189,23 @@ impl Conversations {
     }
 }
 
-/// A reason in words, as the specification has them.
-fn reason(reason: RejectReason) -> String {
-    let text = match reason {
-        RejectReason::NO_QP => "no queue pair is available",
-        RejectReason::NO_RESOURCES => "no resources are available",
-        RejectReason::TIMEOUT => "a message of the other end did not come in time",
-        RejectReason::UNSUPPORTED_REQUEST => "the request is not supported",
-        RejectReason::INVALID_COMM_ID => "the communication id is not known",
-        RejectReason::INVALID_COMM_INSTANCE => "the communication instance is not known",
-        RejectReason::INVALID_SERVICE_ID => "nothing listens for this service",
-        RejectReason::INVALID_TRANSPORT => "the transport type is not that of the service",
-        RejectReason::STALE_CONNECTION => "the queue pair has a connection already",
-        RejectReason::INVALID_GID => "the GID is not that of this port",
-        RejectReason::INVALID_MTU => "the path MTU is not possible",
-        RejectReason::CONSUMER_DEFINED => "the program at the other end refused",
-        RejectReason::DUPLICATE_COMM_ID => "the communication id is in use",
-        _ => return format!("reason {}", reason.0),
-    };
-    format!("{text} (reason {})", reason.0)
+impl Conversation {
+    fn is_made(&mut self, at: Duration) {
+        let took = at.saturating_sub(Duration::from_nanos(self.at_ns)).as_nanos();
+        self.took_ns.get_or_insert(u64::try_from(took).unwrap_or(u64::MAX));
+    }
+
+    fn refuse(&mut self, (reason, advice): (String, &'static str), by_asking: bool) {
+        (self.refused, self.advice, self.refused_by_asking) = (Some(reason), advice, by_asking);
+    }
+
+    /// How often it was asked, if nothing ever answered and the asking end asked again.
+    pub(crate) fn unanswered(&self) -> Option<usize> {
+        let mut all = self.messages.iter();
+        let is_unanswered = all.all(|name| matches!(*name, "REQ" | "SIDR_REQ"));
+        Some(self.messages.len()).filter(|count| is_unanswered && *count > 1)
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -66,13 +66,22 @@ fn cut_trains(capture: &Capture) -> Option<Finding> {
 }
 
 fn refused_connection(conversation: &Conversation) -> Option<Finding> {
-    let reason = conversation.refused.as_ref()?;
-    let Conversation { from, to, service, .. } = conversation;
-    Some(Finding {
-        is_serious: true,
-        what: format!("{to} refused to connect {from} to {service}: {reason}"),
-        advice: "Start the server first, on this address and port, and compare both ends' options.",
-    })
+    let Conversation { from, to, service, advice, .. } = conversation;
+    let (what, advice) = match (&conversation.refused, conversation.unanswered()) {
+        (Some(reason), _) if conversation.refused_by_asking => {
+            (format!("{from} asked {to} for {service}, but did not connect: {reason}"), *advice)
+        }
+        (Some(reason), _) => {
+            (format!("{to} refused to connect {from} to {service}: {reason}"), *advice)
+        }
+        (None, Some(count)) => (
+            format!("{from} asked {to} for {service} {count} times without an answer"),
+            "No RDMA device answers at this address: look whether the other host's device or \
+             daemon runs and has this address, and whether a firewall drops UDP port 4791.",
+        ),
+        (None, None) => return None,
+    };
+    Some(Finding { is_serious: true, what, advice })
 }
 
 /// Requests of one end, with what the other end answered.
@@ -96,6 +105,7 @@ impl Way<'_> {
             Self::damage,
             Self::congestion,
             Self::order,
+            Self::never_seen,
         ];
         found.extend(checks.iter().filter_map(|check| check(self)));
     }
@@ -271,6 +281,19 @@ impl Way<'_> {
                 "No notification came back: the receiver's congestion control is off, or its CNPs \
                  are not in the capture."
             },
+        })
+    }
+
+    fn never_seen(&self) -> Option<Finding> {
+        let count = self.there.never_seen;
+        (count > 0).then(|| Finding {
+            is_serious: false,
+            what: format!(
+                "{self}: packets that are missing in the capture, by their PSNs: {count}"
+            ),
+            advice: "What wrote the file lost them (tcpdump: \"dropped by kernel\"), or they took \
+                     another way. On an unreliable connection they may have been lost before they \
+                     came here: none is sent again.",
         })
     }
 

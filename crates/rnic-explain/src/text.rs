@@ -149,6 +149,9 @@ impl fmt::Display for Conversation {
             write!(f, "\n  connected after {:.1?}", Duration::from_nanos(took))?;
         }
         match &self.refused {
+            Some(reason) if self.refused_by_asking => {
+                write!(f, "\n  given up by the end that asked: {reason}")
+            }
             Some(reason) => write!(f, "\n  refused: {reason}"),
             None => Ok(()),
         }
