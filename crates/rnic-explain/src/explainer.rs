@@ -13,7 +13,7 @@ use crate::story::{Storyteller, Tally};
 use rnic_page::Story;
 use roce_wire::cm::CmMad;
 use roce_wire::{Bth, Datagram, Ecn, Flow, FrameError, Psn, Qpn, Transport};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ pub(crate) struct Direction {
     pub(crate) unmatched: u64,
     /// The other direction of the connection.
     pub(crate) peer: Option<usize>,
+    /// The queue pair had another connection before, in this capture.
+    pub(crate) is_anew: bool,
 }
 
 /// Takes packets in the order of the capture.
@@ -62,6 +64,8 @@ pub struct Explainer {
     others: BTreeMap<String, u64>,
     directions: Vec<Direction>,
     by_key: HashMap<Key, usize>,
+    /// Directions of connections that ended, of which the next packet begins another one.
+    ended: HashSet<Key>,
     /// Directions without a peer, by their addresses.
     alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
     conversations: Conversations,
@@ -120,7 +124,7 @@ impl Explainer {
         if part.captured < datagram.payload_offset() {
             return self.other(cut());
         }
-        let Some(index) = self.direction(&part.flow, &datagram, at) else {
+        let Some(index) = self.direction(part, &datagram, at) else {
             self.capture.of_further_connections += 1;
             return;
         };
@@ -176,8 +180,16 @@ impl Explainer {
     fn manager_message(&mut self, flow: &Flow, datagram: &Datagram<'_>, at: Duration) {
         if datagram.bth().dest_qp == Qpn::GSI
             && let Ok(mad) = CmMad::parse(datagram.payload())
+            && let Some((asking, answering)) =
+                self.conversations.message(&mad, flow.src, flow.dst, at)
         {
-            self.conversations.message(&mad, flow.src, flow.dst, at);
+            // Two queue pairs are connected now, whatever they did before.
+            for ((dst, dest_qp), (src, _)) in [(asking, answering), (answering, asking)] {
+                let key = Key { src, dst, dest_qp, src_qp: None };
+                if let Some(&index) = self.by_key.get(&key) {
+                    self.end_connection(index);
+                }
+            }
         }
     }
 
@@ -209,15 +221,25 @@ impl Explainer {
         }
     }
 
-    fn direction(&mut self, flow: &Flow, datagram: &Datagram<'_>, at: Duration) -> Option<usize> {
+    fn direction(
+        &mut self,
+        part: &Part<'_>,
+        datagram: &Datagram<'_>,
+        at: Duration,
+    ) -> Option<usize> {
         let src_qp = datagram.headers().deth.map(|deth| deth.src_qp);
-        let key = Key { src: flow.src, dst: flow.dst, dest_qp: datagram.bth().dest_qp, src_qp };
+        let Flow { src, dst, .. } = part.flow;
+        let key = Key { src, dst, dest_qp: datagram.bth().dest_qp, src_qp };
         if let Some(&index) = self.by_key.get(&key) {
-            let transport = &mut self.directions[index].transport;
-            if *transport == Transport::Cnp {
-                *transport = datagram.opcode().transport();
+            // A PSN of a packet that no receiver acts upon may be any.
+            if part.is_bad || !self.begins_anew(index, datagram) {
+                let transport = &mut self.directions[index].transport;
+                if *transport == Transport::Cnp {
+                    *transport = datagram.opcode().transport();
+                }
+                return Some(index);
             }
-            return Some(index);
+            self.end_connection(index);
         }
         if self.directions.len() == MOST {
             return None;
@@ -236,6 +258,7 @@ impl Explainer {
             notifications: 0,
             unmatched: 0,
             peer: None,
+            is_anew: self.ended.remove(&key),
         });
         if src_qp.is_none() {
             let alone = self.alone.entry((key.src, key.dst)).or_default();
@@ -244,6 +267,32 @@ impl Explainer {
             }
         }
         Some(index)
+    }
+
+    /// This request is not of the connection that the direction belongs to: its queue pair was
+    /// reset and connected again, or another one has its number. Either begins with a message, at a
+    /// PSN of its own choice.
+    fn begins_anew(&self, index: usize, datagram: &Datagram<'_>) -> bool {
+        let (opcode, direction) = (datagram.opcode(), &self.directions[index]);
+        let is_connected =
+            matches!(opcode.transport(), Transport::Rc | Transport::Uc | Transport::Xrc);
+        is_connected
+            && opcode.is_request()
+            && opcode.position().is_start()
+            && direction.requests.is_elsewhere(datagram.bth().psn)
+            && self.directions.len() < MOST
+    }
+
+    /// What comes for the queue pairs of this direction from now on is of another connection.
+    fn end_connection(&mut self, index: usize) {
+        for index in [Some(index), self.directions[index].peer].into_iter().flatten() {
+            let key = self.directions[index].key;
+            if self.by_key.get(&key) == Some(&index) {
+                self.by_key.remove(&key);
+                self.ended.insert(key);
+            }
+            self.is_not_alone(index);
+        }
     }
 
     /// The direction whose requests this one answers. The connection manager's messages tell it;
@@ -275,10 +324,14 @@ impl Explainer {
     fn join(&mut self, one: usize, other: usize) {
         for (index, peer) in [(one, other), (other, one)] {
             self.directions[index].peer = Some(peer);
-            let Key { src, dst, .. } = self.directions[index].key;
-            if let Some(alone) = self.alone.get_mut(&(src, dst)) {
-                alone.retain(|candidate| *candidate != index);
-            }
+            self.is_not_alone(index);
+        }
+    }
+
+    fn is_not_alone(&mut self, index: usize) {
+        let Key { src, dst, .. } = self.directions[index].key;
+        if let Some(alone) = self.alone.get_mut(&(src, dst)) {
+            alone.retain(|candidate| *candidate != index);
         }
     }
 

@@ -50,6 +50,8 @@ pub struct Capture {
 pub struct Connection {
     pub transport: &'static str,
     pub ends: [End; 2],
+    /// The queue pairs had another connection before, in this capture.
+    pub is_anew: bool,
     /// What the first end sent to the second one, and the other way.
     pub sent: [Sent; 2],
 }
@@ -168,7 +170,8 @@ fn connection(there: &Direction, back: Option<&Direction>, end: Duration) -> Con
         End { address: key.dst, qpn: Some(key.dest_qp.value()) },
     ];
     let sent = [sent(there, end), back.map(|back| sent(back, end)).unwrap_or_default()];
-    Connection { transport: name(there.transport), ends, sent }
+    let is_anew = there.is_anew || back.is_some_and(|back| back.is_anew);
+    Connection { transport: name(there.transport), ends, is_anew, sent }
 }
 
 fn name(transport: Transport) -> &'static str {

@@ -22,6 +22,14 @@ const COUNTED: u16 = 128;
 /// path MTU.
 const MTUS: (usize, usize) = (256, 4096);
 
+/// More packets than a requester has on their way, or a capture loses in a row. READs come on top,
+/// which use more PSNs.
+const WINDOW: u32 = 1 << 16;
+/// READs that may be outstanding on one connection.
+const READS: u32 = 128;
+/// Half of all PSNs: what is farther away is nearer in the other direction.
+const HALF: u32 = 1 << 23;
+
 /// PSNs that the datagrams of a train may have which are not captured: a READ has many.
 const MOST_HIDDEN: u32 = 1 << 22;
 
@@ -80,6 +88,8 @@ pub(crate) struct Requests {
     /// Behind the last packet.
     cursor: Option<Next>,
     first: Option<Psn>,
+    /// Most PSNs of one request packet.
+    longest: u32,
     acknowledged: Option<Psn>,
     /// Largest payload of a packet that must be full.
     full: usize,
@@ -114,6 +124,7 @@ impl Requests {
         }
         let mut behind = self.behind(datagram);
         let span = behind.first.wrapping_add(behind.spread).distance_from(psn).unsigned_abs();
+        self.longest = self.longest.max(span);
         behind.spread = hidden.saturating_mul(span).saturating_add(behind.spread).min(MOST_HIDDEN);
         let is_new = self.place(psn, at);
         if is_new {
@@ -214,6 +225,20 @@ impl Requests {
         let (Some(first), Some(end)) = (self.first, self.end) else { return false };
         let last = end.first.wrapping_add(end.spread);
         psn.distance_from(first) >= 0 && psn.distance_from(last) < 0
+    }
+
+    /// A requester that is still the same sends no such PSN: it goes on, or goes back to what was
+    /// not acknowledged. A capture that lost more than that in a row looks alike. Its connection is
+    /// then told as two, which says less than it could, but nothing wrong of either.
+    pub(crate) fn is_elsewhere(&self, psn: Psn) -> bool {
+        let Some(end) = self.end else { return false };
+        let distance = psn.distance_from(end.first);
+        let reach = if distance > 0 {
+            WINDOW.saturating_add(end.spread)
+        } else {
+            self.longest.saturating_mul(READS).saturating_add(WINDOW)
+        };
+        distance.unsigned_abs() > reach.min(HALF)
     }
 
     /// A response acknowledges everything up to a PSN.

@@ -65,6 +65,9 @@ impl fmt::Display for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [one, other] = &self.ends;
         write!(f, "{} {one} and {other}", self.transport)?;
+        if self.is_anew {
+            f.write_str(", connected anew")?;
+        }
         for (sent, arrow) in self.sent.iter().zip(["->", "<-"]) {
             let counts = [
                 (sent.bad_icrc, "packets with a wrong ICRC"),
