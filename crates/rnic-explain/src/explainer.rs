@@ -195,7 +195,7 @@ impl Explainer {
 
     fn response(&mut self, index: usize, datagram: &Datagram<'_>, hidden: u32, at: Duration) {
         let psn = datagram.bth().psn;
-        let meaning = self.directions[index].responses.packet(datagram);
+        let meaning = self.directions[index].responses.packet(datagram, hidden > 0, at);
         let Some(peer) = self.peer_of(index, psn) else {
             self.directions[index].unmatched += 1;
             return;
@@ -206,10 +206,11 @@ impl Explainer {
         }
         match meaning {
             Meaning::Acknowledges => requests.acknowledge(psn, at),
-            Meaning::Lost => {
-                requests.refuse(Nak { cause: Cause::SequenceNak, psn, at, wait: Duration::ZERO });
+            Meaning::Lost => requests.refuse(Nak::new(Cause::SequenceNak, psn, at)),
+            Meaning::DataLost(psn) => requests.refuse(Nak::new(Cause::DataLost, psn, at)),
+            Meaning::NotReady(wait) => {
+                requests.refuse(Nak { wait, ..Nak::new(Cause::RnrNak, psn, at) });
             }
-            Meaning::NotReady(wait) => requests.refuse(Nak { cause: Cause::RnrNak, psn, at, wait }),
             Meaning::Refused(code) => {
                 let request = requests.recent.message_of(psn).map(|sent| sent.in_words());
                 requests.acknowledge(psn.wrapping_sub(1), at);

@@ -101,6 +101,7 @@ impl Way<'_> {
             Self::refusals,
             Self::losses,
             Self::lost_answers,
+            Self::lost_data,
             Self::not_ready,
             Self::damage,
             Self::congestion,
@@ -190,8 +191,8 @@ impl Way<'_> {
     fn losses(&self) -> Option<Finding> {
         let Sent { repeated, needless, lost_before_capture: before, requests, went_back, .. } =
             self.there;
-        let unready = self.there.repeated_after_rnr_nak;
-        let lost = repeated.saturating_sub(*needless).saturating_sub(unready);
+        let others = self.there.repeated_after_rnr_nak + self.there.repeated_for_data;
+        let lost = repeated.saturating_sub(*needless).saturating_sub(others);
         if thousandths(lost, *requests) < NOTABLE {
             return None;
         }
@@ -206,7 +207,7 @@ impl Way<'_> {
         let place = match (*before, self.there.losses_behind_capture) {
             (0, _) => {
                 "all of them passed the place of the capture before: what was lost was lost behind \
-                 it"
+                 it, on the way there or back"
             }
             (_, 0) => "what was lost was lost before it came to the place of the capture",
             _ => "some were lost before the place of the capture, some behind it",
@@ -238,6 +239,21 @@ impl Way<'_> {
             advice: "The answers were lost behind the place of the capture, or came later than the \
                      sender's timeout: raise the timeout attribute of the queue pair, or look for \
                      losses on the way back.",
+        })
+    }
+
+    fn lost_data(&self) -> Option<Finding> {
+        let Sent { repeated_for_data: again, went_back, .. } = self.there;
+        (*again > 0).then(|| Finding {
+            is_serious: false,
+            what: format!(
+                "{self}: {} data of READs or atomics was lost on its way back, before it came to \
+                 the place of the capture; request packets that were sent again for that: {again}",
+                times(went_back.after_lost_data)
+            ),
+            advice: "Packets get lost between the other end and the capture. Look at the drop \
+                     counters of its network card and of the switches (ethtool -S), and, on a \
+                     lossless network, at PFC.",
         })
     }
 

@@ -74,6 +74,8 @@ pub struct Sent {
     pub repeated: u64,
     /// Those that were sent again because the other end had no receive.
     pub repeated_after_rnr_nak: u64,
+    /// Those that ask again for data of READs or atomics of which the capture has only later parts.
+    pub repeated_for_data: u64,
     /// Those that the capture shows to be acknowledged already: the acknowledgement was lost or
     /// late.
     pub needless: u64,
@@ -130,6 +132,8 @@ pub struct NeverReady {
 pub struct WentBack {
     pub after_sequence_nak: u64,
     pub after_rnr_nak: u64,
+    /// Data of a READ or atomic was missing.
+    pub after_lost_data: u64,
     pub after_silence: u64,
     pub unexplained: u64,
     /// The most packets from where it went back to, to the first that was not sent yet.
@@ -195,6 +199,7 @@ fn sent(direction: &Direction, end: Duration) -> Sent {
         request_bytes: requests.bytes,
         repeated: requests.repeated,
         repeated_after_rnr_nak: requests.repeated_after_rnr,
+        repeated_for_data: requests.repeated_for_data,
         needless: requests.needless,
         lost_before_capture: requests.lost_before,
         losses_behind_capture: requests.rewinds.seen_before,
@@ -204,6 +209,7 @@ fn sent(direction: &Direction, end: Duration) -> Sent {
         went_back: WentBack {
             after_sequence_nak: requests.rewinds.after_nak,
             after_rnr_nak: requests.rewinds.after_rnr,
+            after_lost_data: requests.rewinds.after_data_lost,
             after_silence: requests.rewinds.after_silence,
             unexplained: requests.rewinds.unexplained,
             farthest: requests.rewinds.farthest,

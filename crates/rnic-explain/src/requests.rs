@@ -35,7 +35,7 @@ const MOST_HIDDEN: u32 = 1 << 22;
 
 /// PSNs with which the next packet may come. They differ only behind a READ while the path MTU
 /// is not known, and behind a train of which only the first datagram was captured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Next {
     first: Psn,
     spread: u32,
@@ -74,6 +74,8 @@ pub(crate) struct Requests {
     /// Those that were sent again because there was no receive for them, or for what is before
     /// them.
     pub(crate) repeated_after_rnr: u64,
+    /// Those that ask again for data that was lost on its way back.
+    pub(crate) repeated_for_data: u64,
     /// Copies that the network made.
     pub(crate) copies: u64,
     /// Packets that others overtook.
@@ -85,6 +87,8 @@ pub(crate) struct Requests {
     pub(crate) recent: Recent,
     /// Behind everything that was sent.
     end: Option<Next>,
+    /// PSN and length of the READ that is before the end, if it is one.
+    last_read: Option<(Psn, u32)>,
     /// Behind the last packet.
     cursor: Option<Next>,
     first: Option<Psn>,
@@ -129,6 +133,7 @@ impl Requests {
         let is_new = self.place(psn, at);
         if is_new {
             self.end = Some(behind);
+            self.last_read = read_len(datagram).filter(|_| hidden == 0).map(|len| (psn, len));
             self.messages += u64::from(datagram.opcode().position().is_end());
         }
         self.recent.note(Sent::of(datagram, at), is_new);
@@ -191,28 +196,44 @@ impl Requests {
         if gap.is_some() {
             self.rewinds.fills_gap();
         }
-        let is_rnr = self.rewinds.current == Some(Cause::RnrNak) && gap.is_none() && !is_known;
-        self.repeated_after_rnr += u64::from(is_rnr);
+        if gap.is_none() && !is_known {
+            match self.rewinds.current {
+                Some(Cause::RnrNak) => self.repeated_after_rnr += 1,
+                Some(Cause::DataLost) => self.repeated_for_data += 1,
+                _ => {}
+            }
+        }
         false
     }
 
     /// The PSNs behind a packet: a READ has one for each packet of its response.
     fn behind(&self, datagram: &Datagram<'_>) -> Next {
         let psn = datagram.bth().psn;
-        let read = match datagram.opcode().operation() {
-            Operation::ReadRequest => datagram.headers().reth,
-            _ => None,
-        };
-        let Some(reth) = read else { return Next { first: psn.wrapping_add(1), spread: 0 } };
-        let packets = |mtu: usize| u32::try_from((reth.dma_len as usize).div_ceil(mtu).max(1));
+        match read_len(datagram) {
+            Some(len) => self.behind_read(psn, len),
+            None => Next { first: psn.wrapping_add(1), spread: 0 },
+        }
+    }
+
+    fn behind_read(&self, psn: Psn, len: u32) -> Next {
+        let packets = |mtu: usize| u32::try_from((len as usize).div_ceil(mtu).max(1));
         let (smallest, largest) = if self.full > 0 { (self.full, self.full) } else { MTUS };
         let (most, least) = (packets(smallest).unwrap_or(1), packets(largest).unwrap_or(1));
         Next { first: psn.wrapping_add(least), spread: most - least }
     }
 
-    /// FIRST and MIDDLE packets, of responses too, are as long as the path MTU.
+    /// FIRST and MIDDLE packets, of responses too, are as long as the path MTU. The first one that
+    /// is seen may be of the response to the last READ: only then is known where that ends.
     pub(crate) fn learn_mtu(&mut self, payload: usize) {
-        self.full = self.full.max(payload.min(MTUS.1));
+        let before = self.full;
+        self.full = before.max(payload.min(MTUS.1));
+        if self.full > before
+            && let Some((psn, len)) = self.last_read
+        {
+            let end = Some(self.behind_read(psn, len));
+            self.cursor = if self.cursor == self.end { end } else { self.cursor };
+            self.end = end;
+        }
     }
 
     /// The path MTU, as far as packets show it.
@@ -249,7 +270,7 @@ impl Requests {
         }
         if self.acknowledged.is_none_or(|known| psn.distance_from(known) > 0) {
             self.acknowledged = Some(psn);
-            self.rewinds.progress();
+            self.rewinds.progress(psn);
         }
         if let Some(sent) = self.recent.answered(psn) {
             self.latency.add(at.saturating_sub(sent));
@@ -260,5 +281,13 @@ impl Requests {
     pub(crate) fn refuse(&mut self, nak: Nak) {
         self.acknowledge(nak.psn.wrapping_sub(1), nak.at);
         self.rewinds.refused(nak);
+    }
+}
+
+/// Bytes that a READ asks for, if it is one.
+fn read_len(datagram: &Datagram<'_>) -> Option<u32> {
+    match datagram.opcode().operation() {
+        Operation::ReadRequest => datagram.headers().reth.map(|reth| reth.dma_len),
+        _ => None,
     }
 }

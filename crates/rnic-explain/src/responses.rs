@@ -1,7 +1,7 @@
 //! The responses of one direction of a connection.
 
 use roce_wire::headers::rnr_timer_ns;
-use roce_wire::{Datagram, NakCode, Operation, Psn, Syndrome};
+use roce_wire::{Datagram, NakCode, Operation, Position, Psn, Syndrome};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ pub(crate) enum Meaning {
     Acknowledges,
     /// What begins with the PSN was lost.
     Lost,
+    /// Of what was asked for, data from this PSN on is not there, but later data is: the requester
+    /// asks for it again.
+    DataLost(Psn),
     /// There was no receive: the requester has to wait so long.
     NotReady(Duration),
     /// The request is refused.
@@ -49,27 +52,95 @@ pub(crate) struct Responses {
     pub(crate) refusals: Vec<Refusal>,
     /// Packets of READ responses and of atomics that were sent again.
     pub(crate) repeated: u64,
-    data_end: Option<Psn>,
+    data: Data,
+}
+
+/// A gap between responses with data is no longer one where they still come after this time: the
+/// requester has what the capture does not have.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The responses with data. Each follows the one before it, or begins the answer to another READ.
+#[derive(Debug, Default)]
+struct Data {
+    /// Behind the last one.
+    end: Option<Psn>,
+    /// The last one was not the end of its answer.
+    is_open: bool,
+    /// What follows may be anything: there was more than was captured.
+    is_vague: bool,
+    /// The first one behind a gap, and when it came.
+    gap: Option<(Psn, Duration)>,
+}
+
+/// How a response with data follows those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Follows {
+    Next,
+    Again,
+    /// The first one behind a gap.
+    ShowsGap(Psn),
+    BehindGap,
+}
+
+impl Data {
+    fn take(&mut self, psn: Psn, position: Position, at: Duration) -> Follows {
+        let end = self.end.unwrap_or(psn);
+        let ahead = psn.distance_from(end);
+        if ahead < 0 {
+            return Follows::Again;
+        }
+        let follows = ahead == 0
+            || self.is_vague
+            || position.is_start()
+                && self.gap.map_or(!self.is_open, |(shown, _)| psn.distance_from(shown) < 0);
+        if follows {
+            *self = Self {
+                end: Some(psn.wrapping_add(1)),
+                is_open: !position.is_end(),
+                ..Self::default()
+            };
+            return Follows::Next;
+        }
+        if self.gap.is_some() {
+            return Follows::BehindGap;
+        }
+        self.gap = Some((psn, at));
+        Follows::ShowsGap(end)
+    }
+
+    fn forget_old_gap(&mut self, at: Duration) {
+        if self.gap.take_if(|(_, since)| at.saturating_sub(*since) > PATIENCE).is_some() {
+            self.is_vague = true;
+        }
+    }
+
+    /// A requester that misses data before this takes it for no acknowledgement.
+    fn is_behind_gap(&self, psn: Psn) -> bool {
+        self.gap.is_some() && self.end.is_some_and(|end| psn.distance_from(end) >= 0)
+    }
 }
 
 impl Responses {
-    /// A response.
-    pub(crate) fn packet(&mut self, datagram: &Datagram<'_>) -> Meaning {
+    /// A response. Others are hidden in the same packet of the capture, or not.
+    pub(crate) fn packet(&mut self, datagram: &Datagram<'_>, hides: bool, at: Duration) -> Meaning {
         self.packets += 1;
         self.bytes += datagram.payload_len() as u64;
-        let psn = datagram.bth().psn;
-        if matches!(datagram.opcode().operation(), Operation::ReadResponse | Operation::AtomicAck) {
-            let is_known = self.data_end.is_some_and(|end| psn.distance_from(end) < 0);
-            self.repeated += u64::from(is_known);
-            if !is_known {
-                self.data_end = Some(psn.wrapping_add(1));
-            }
-            return Meaning::Acknowledges;
+        let (psn, opcode) = (datagram.bth().psn, datagram.opcode());
+        self.data.forget_old_gap(at);
+        if matches!(opcode.operation(), Operation::ReadResponse | Operation::AtomicAck) {
+            let follows = self.data.take(psn, opcode.position(), at);
+            self.data.is_vague |= hides;
+            self.repeated += u64::from(follows == Follows::Again);
+            return match follows {
+                Follows::Next | Follows::Again => Meaning::Acknowledges,
+                Follows::ShowsGap(from) => Meaning::DataLost(from),
+                Follows::BehindGap => Meaning::Nothing,
+            };
         }
         match datagram.headers().aeth.map(|aeth| aeth.syndrome) {
             Some(Syndrome::Ack { .. }) => {
                 self.acks += 1;
-                Meaning::Acknowledges
+                if self.data.is_behind_gap(psn) { Meaning::Nothing } else { Meaning::Acknowledges }
             }
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.sequence_naks += 1;

@@ -16,11 +16,13 @@ const LATE: Duration = Duration::from_millis(100);
 pub(crate) enum Cause {
     SequenceNak,
     RnrNak,
+    /// A response with data is missing, but later ones came: an implied NAK.
+    DataLost,
     Silence,
     Unknown,
 }
 
-/// A NAK that asks to send again.
+/// A NAK that asks to send again, or what a requester takes for one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nak {
     pub(crate) cause: Cause,
@@ -28,6 +30,12 @@ pub(crate) struct Nak {
     pub(crate) at: Duration,
     /// How long the requester has to wait.
     pub(crate) wait: Duration,
+}
+
+impl Nak {
+    pub(crate) fn new(cause: Cause, psn: Psn, at: Duration) -> Self {
+        Self { cause, psn, at, wait: Duration::ZERO }
+    }
 }
 
 /// What the requester did since the last progress.
@@ -47,6 +55,7 @@ struct Stuck {
 pub(crate) struct Rewinds {
     pub(crate) after_nak: u64,
     pub(crate) after_rnr: u64,
+    pub(crate) after_data_lost: u64,
     pub(crate) after_silence: u64,
     pub(crate) unexplained: u64,
     /// Packets from where it went back to, to the first that it had not sent yet.
@@ -99,12 +108,13 @@ impl Rewinds {
         match cause {
             Cause::SequenceNak => self.after_nak += 1,
             Cause::RnrNak => self.after_rnr += 1,
+            Cause::DataLost => self.after_data_lost += 1,
             Cause::Silence => self.after_silence += 1,
             Cause::Unknown => self.unexplained += 1,
         }
         self.farthest = self.farthest.max(distance);
         self.current = Some(cause);
-        self.is_counted = cause != Cause::RnrNak && !is_known;
+        self.is_counted = !matches!(cause, Cause::RnrNak | Cause::DataLost) && !is_known;
         self.seen_before += u64::from(self.is_counted);
         let stuck = self.stuck_at(psn);
         stuck.times = stuck.times.saturating_add(u32::from(cause != Cause::RnrNak));
@@ -123,9 +133,10 @@ impl Rewinds {
         self.nak = self.nak.filter(|nak| nak.psn != psn);
     }
 
-    /// Something was acknowledged for the first time.
-    pub(crate) fn progress(&mut self) {
+    /// Everything up to this was acknowledged, for the first time.
+    pub(crate) fn progress(&mut self, psn: Psn) {
         self.stuck = None;
+        self.nak = self.nak.filter(|nak| psn.distance_from(nak.psn) < 0);
     }
 
     /// A NAK came.
@@ -133,7 +144,8 @@ impl Rewinds {
         let stuck = self.stuck_at(nak.psn);
         match nak.cause {
             Cause::RnrNak => stuck.rnr_naks = stuck.rnr_naks.saturating_add(1),
-            _ => stuck.sequence_naks = stuck.sequence_naks.saturating_add(1),
+            Cause::SequenceNak => stuck.sequence_naks = stuck.sequence_naks.saturating_add(1),
+            Cause::DataLost | Cause::Silence | Cause::Unknown => {}
         }
         // Linux's rxe sends a sequence NAK, too, for what comes behind the refused packet: the
         // cause is that there was no receive.

@@ -1,6 +1,7 @@
 //! Packets of which the cause is known.
 
 mod copies;
+mod data;
 mod managers;
 mod naks;
 mod trains;
