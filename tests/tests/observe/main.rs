@@ -266,6 +266,35 @@ fn a_scenario_starts_and_stops_faults() -> Result<()> {
     Ok(())
 }
 
+/// To a program that captures at the interface, a train is one packet.
+#[test]
+fn trains_that_tshark_captured_are_taken_apart() -> Result<()> {
+    let test = "trains_that_tshark_captured";
+    let Some(lab) = Lab::open(test, Need::Root, &["ib_write_bw", "tshark"])? else {
+        return Ok(());
+    };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let scratch = Scratch::new("joined")?;
+    let file = scratch.join("x.pcapng");
+    let name = file.to_str().context("a name of ours")?;
+    let tshark = pair.left.host.cmd("tshark")?.args(["-q", "-i", "any", "-w", name]).start()?;
+    wait_until("tshark", SOON, || Ok(file.metadata().is_ok_and(|file| file.len() > 0)))?;
+    let explain = || -> Result<Value> {
+        Ok(serde_json::from_str(&pair.left.rnic(&["explain", "--json", name]).check()?)?)
+    };
+    Dialogue::new(DIALOGUES[0]).run(&pair.right, &pair.left)?;
+    // tshark writes what it captured after a while.
+    wait_until("packets in the file", SOON, || Ok(explain()?["capture"]["trains"] != 0))?;
+    tshark.signal(Signal::INT)?;
+    tshark.wait()?;
+    let report = explain()?;
+    let connections = report["connections"].as_array().into_iter().flatten();
+    let sent = || connections.clone().flat_map(|of| of["sent"].as_array()).flatten();
+    let requests: u64 = sent().filter_map(|sent| sent["requests"].as_u64()).sum();
+    ensure!(requests >= 100 && sent().all(|sent| sent["bad_icrc"] == 0), "{report:#}");
+    pair.stop()
+}
+
 #[test]
 fn all_that_is_said_of_disturbed_packets_agrees_to_the_packet() -> Result<()> {
     let test = "all_that_is_said_of_disturbed_packets";
