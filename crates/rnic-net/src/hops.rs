@@ -28,6 +28,8 @@ const VLAN_SHIFT: u32 = 48;
 /// Second word: priority, source MAC.
 const PRIORITY_SHIFT: u32 = 48;
 const MAC_MASK: u64 = (1 << 48) - 1;
+/// Of VLANs (IEEE 802.1Q): a field of three bits.
+const PRIORITIES: u8 = 8;
 
 /// Where frames go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +65,8 @@ pub struct HopTable {
 #[derive(Default)]
 struct Known {
     hops: HashMap<HopKey, Held>,
+    /// What each place is used for.
+    keys: HashMap<HopId, HopKey>,
     /// Places that were given back, the one that was first first: what left just now may still
     /// name the others.
     free: VecDeque<HopId>,
@@ -78,7 +82,7 @@ struct Held {
 pub struct Hold(Option<(HopId, Keeper)>);
 
 enum Keeper {
-    Table(HopTable, HopKey),
+    Table(HopTable),
     /// The table is in another process, which is told so.
     Elsewhere(Box<dyn FnOnce() + Send>),
 }
@@ -105,7 +109,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         match self.0.take() {
-            Some((_, Keeper::Table(table, key))) => table.release(&key),
+            Some((hop, Keeper::Table(table))) => table.release(hop),
             Some((_, Keeper::Elsewhere(give_back))) => give_back(),
             None => {}
         }
@@ -170,23 +174,25 @@ impl HopTable {
                 let fresh = || (next < MAX_HOPS).then_some(HopId(next as u32));
                 let hop = fresh().or_else(|| known.free.pop_front())?;
                 known.hops.insert(key, Held { hop, holds: 1 });
+                known.keys.insert(hop, key);
                 hop
             }
         };
         self.store(id, hop);
-        Some((id, Hold(Some((id, Keeper::Table(self.clone(), key))))))
+        Some((id, Hold(Some((id, Keeper::Table(self.clone()))))))
     }
 
     /// One hold less. The last one takes the hop with it.
-    fn release(&self, key: &HopKey) {
+    fn release(&self, hop: HopId) {
         let mut known = self.lock();
-        let Some(held) = known.hops.get_mut(key) else { return };
+        let Some(key) = known.keys.get(&hop).copied() else { return };
+        let Some(held) = known.hops.get_mut(&key) else { return };
         held.holds -= 1;
         if held.holds > 0 {
             return;
         }
-        let hop = held.hop;
-        known.hops.remove(key);
+        known.hops.remove(&key);
+        known.keys.remove(&hop);
         known.free.push_back(hop);
         if let Some([first, _]) = self.words.get(hop.0 as usize) {
             first.store(0, Ordering::Relaxed);
@@ -195,14 +201,16 @@ impl HopTable {
 
     /// A neighbour told its address. Unknown neighbours are no hops and stay so.
     pub(super) fn refresh(&self, neighbour: IpAddr, ifindex: u32, dst_mac: MacAddr) {
-        let known = self.lock();
-        for (key, held) in &known.hops {
-            if (key.neighbour, key.ifindex) == (neighbour, ifindex)
-                && let Some(hop) = self.get(held.hop)
-            {
+        for held in hops_of(&self.lock(), neighbour, ifindex) {
+            if let Some(hop) = self.get(held.hop) {
                 self.store(held.hop, Hop { dst_mac, ..hop });
             }
         }
+    }
+
+    /// Whether a hop leads to this neighbour.
+    pub(super) fn has(&self, neighbour: IpAddr, ifindex: u32) -> bool {
+        hops_of(&self.lock(), neighbour, ifindex).next().is_some()
     }
 
     /// An interface changed its own address.
@@ -237,6 +245,13 @@ impl HopTable {
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Those to one neighbour: one for each priority. To look at all hops would cost too much: a host
+/// hears of all its neighbours, and a device may have thousands of hops.
+fn hops_of(known: &Known, neighbour: IpAddr, ifindex: u32) -> impl Iterator<Item = &Held> {
+    let key = move |priority| HopKey { neighbour, ifindex, priority };
+    (0..PRIORITIES).filter_map(move |priority| known.hops.get(&key(priority)))
 }
 
 fn word(mac: MacAddr) -> u64 {
@@ -276,6 +291,7 @@ mod tests {
         assert_eq!(again, id);
         assert_eq!(hops.get(id), Some(untagged));
         assert_eq!(hops.neighbours(), [(neighbour, 3)]);
+        assert!(hops.has(neighbour, 3) && !hops.has(neighbour, 4));
         assert_eq!((hops.get(HopId(77)), hops.get(HopId(u32::MAX))), (None, None));
     }
 

@@ -140,7 +140,7 @@ impl Follower {
         match known {
             Known::At(mac) => self.shared.hops.refresh(ip, ifindex, mac),
             // The last known address stays in use: nothing better is known.
-            Known::Failed if self.shared.hops.neighbours().contains(&(ip, ifindex)) => {
+            Known::Failed if self.shared.hops.has(ip, ifindex) => {
                 self.next_reminder = self.next_reminder.min(Instant::now() + REMIND_FAILED);
             }
             Known::Failed | Known::NotYet => {}
