@@ -2,8 +2,7 @@
 
 use super::NetError;
 use super::netlink::{
-    self, Attributes, NLM_F_DUMP, Netlink, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK,
-    Request, u16_at, u32_at,
+    self, Attributes, Netlink, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK, u16_at, u32_at,
 };
 use roce_wire::{MacAddr, PathMtu};
 use std::io;
@@ -67,16 +66,10 @@ const IFA_F_DADFAILED: u32 = 0x08;
 
 /// All interfaces.
 pub(super) fn interfaces(netlink: &mut Netlink) -> io::Result<Vec<Interface>> {
-    let mut all = Vec::new();
-    let request = Request::new(RTM_GETLINK, NLM_F_DUMP, &[0; IFINFOMSG]);
-    netlink.ask(request, |message| {
-        if message.kind == RTM_NEWLINK
-            && let Some(header) = message.header::<IFINFOMSG>()
-        {
-            all.extend(describe(header, message.attributes(IFINFOMSG)));
-        }
-    })?;
-    Ok(all)
+    netlink.list(RTM_GETLINK, &[0; IFINFOMSG], |message| {
+        let header = message.header().filter(|_| message.kind == RTM_NEWLINK)?;
+        describe(header, message.attributes(IFINFOMSG))
+    })
 }
 
 fn describe(header: &[u8; IFINFOMSG], attributes: Attributes<'_>) -> Option<Interface> {
@@ -143,10 +136,8 @@ fn speed(interface: &Interface) -> u32 {
 
 /// All usable addresses, in the kernel's order.
 pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<InterfaceAddress>> {
-    let mut all = Vec::new();
-    let request = Request::new(RTM_GETADDR, NLM_F_DUMP, &[0; IFADDRMSG]);
-    netlink.ask(request, |message| {
-        let Some(header) = message.header::<IFADDRMSG>() else { return };
+    netlink.list(RTM_GETADDR, &[0; IFADDRMSG], |message| {
+        let header = message.header::<IFADDRMSG>().filter(|_| message.kind == RTM_NEWADDR)?;
         let (mut local, mut address) = (None, None);
         let mut flags = u32::from(header[2]);
         for (kind, value) in message.attributes(IFADDRMSG) {
@@ -157,16 +148,11 @@ pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<InterfaceAddres
                 _ => {}
             }
         }
-        let usable = flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) == 0;
+        let is_usable = flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) == 0;
         // On point-to-point links "address" is the peer's.
-        if message.kind == RTM_NEWADDR
-            && usable
-            && let (Some(ip), Some(ifindex)) = (local.or(address), u32_at(header, 4))
-        {
-            all.push(InterfaceAddress { ip, prefix: header[1], ifindex });
-        }
-    })?;
-    Ok(all)
+        let ip = local.or(address).filter(|_| is_usable)?;
+        Some(InterfaceAddress { ip, prefix: header[1], ifindex: u32_at(header, 4)? })
+    })
 }
 
 /// The interface called `name`.

@@ -24,9 +24,13 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_DUMP: u16 = 0x300;
+/// Something changed while the list was made.
+const NLM_F_DUMP_INTR: u16 = 0x10;
 pub(super) const NLM_F_CREATE: u16 = 0x400;
 
+/// How often something is listed until the list is whole.
+const MOST_LISTS: u32 = 10;
 const HEADER: usize = 16;
 const ATTRIBUTE_HEADER: usize = 4;
 /// Bits of an attribute's type that are flags.
@@ -77,6 +81,7 @@ impl Request {
 #[derive(Clone, Copy)]
 pub(super) struct Message<'a> {
     pub(super) kind: u16,
+    flags: u16,
     sequence: u32,
     body: &'a [u8],
 }
@@ -125,6 +130,7 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
         let len = u32_at(rest, 0)? as usize;
         let message = Message {
             kind: u16_at(rest, 4)?,
+            flags: u16_at(rest, 6)?,
             sequence: u32_at(rest, 8)?,
             body: rest.get(HEADER..len)?,
         };
@@ -154,27 +160,88 @@ impl Netlink {
     pub(super) fn ask(
         &mut self,
         request: Request,
-        mut each: impl FnMut(Message<'_>),
+        each: impl FnMut(Message<'_>),
     ) -> io::Result<()> {
+        self.converse(request, each).map(drop)
+    }
+
+    /// What `take` makes of everything of a kind that the kernel has.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(super) fn list<T>(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        take: impl Fn(Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        until_whole(|| {
+            let mut all = Vec::new();
+            let request = Request::new(kind, NLM_F_DUMP, header);
+            let is_torn = self.converse(request, |message| all.extend(take(message)))?;
+            Ok((all, is_torn))
+        })
+    }
+
+    /// Tells whether the answer is torn.
+    fn converse(
+        &mut self,
+        request: Request,
+        mut each: impl FnMut(Message<'_>),
+    ) -> io::Result<bool> {
         self.sequence += 1;
-        let sequence = self.sequence;
-        self.socket.send(&request.finish(sequence), 0)?;
+        let mut answer = Answer { sequence: self.sequence, is_torn: false };
+        self.socket.send(&request.finish(answer.sequence), 0)?;
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            for message in messages(&datagram).filter(|m| m.sequence == sequence) {
-                match message.kind {
-                    NLMSG_DONE => return Ok(()),
-                    NLMSG_ERROR => {
-                        return match u32_at(message.body, 0).unwrap_or(0).cast_signed() {
-                            0 => Ok(()),
-                            errno => Err(io::Error::from_raw_os_error(-errno)),
-                        };
-                    }
-                    _ => each(message),
-                }
+            if let Some(end) = answer.take(&datagram, &mut each) {
+                return end.map(|()| answer.is_torn);
             }
         }
     }
+}
+
+/// What is known of the answer to one request.
+struct Answer {
+    sequence: u32,
+    /// Parts of a list are from before a change and others from after it: some may be missing.
+    is_torn: bool,
+}
+
+impl Answer {
+    /// Shows the messages of one datagram to `each`; the result, if it was the last datagram.
+    fn take(
+        &mut self,
+        datagram: &[u8],
+        each: &mut impl FnMut(Message<'_>),
+    ) -> Option<io::Result<()>> {
+        for message in messages(datagram).filter(|m| m.sequence == self.sequence) {
+            self.is_torn |= message.flags & NLM_F_DUMP_INTR != 0;
+            match message.kind {
+                NLMSG_DONE => return Some(Ok(())),
+                NLMSG_ERROR => {
+                    return Some(match u32_at(message.body, 0).unwrap_or(0).cast_signed() {
+                        0 => Ok(()),
+                        errno => Err(io::Error::from_raw_os_error(errno.wrapping_neg())),
+                    });
+                }
+                _ => each(message),
+            }
+        }
+        None
+    }
+}
+
+/// Lists again while the list is torn. On a host where something changes all the time the last one
+/// is taken as it is: each change is notified, and the thread
+/// that follows them lists once more.
+fn until_whole<T>(mut list: impl FnMut() -> io::Result<(Vec<T>, bool)>) -> io::Result<Vec<T>> {
+    for _ in 1..MOST_LISTS {
+        if let (all, false) = list()? {
+            return Ok(all);
+        }
+    }
+    Ok(list()?.0)
 }
 
 /// A socket that receives the notifications of `groups` (RTNLGRP numbers).
@@ -225,6 +292,30 @@ mod tests {
         assert_eq!(all[0].header::<12>(), Some(&[7; 12]));
         let attributes: Vec<_> = all[0].attributes(12).collect();
         assert_eq!(attributes, [(3, &[1, 2, 3, 4, 5][..]), (1, &[10, 0, 0, 9][..])]);
+    }
+
+    #[test]
+    fn a_list_that_a_change_tore_is_asked_for_again() {
+        let message = |kind, flags| Request::new(kind, flags, &[0; 4]).finish(7);
+        let part = |flags| [message(RTM_NEWADDR, flags), message(NLMSG_DONE, 0)].concat();
+        let look = |datagram: &[u8], sequence| {
+            let mut answer = Answer { sequence, is_torn: false };
+            let mut seen = 0;
+            let end = answer.take(datagram, &mut |_| seen += 1);
+            (seen, end.is_some_and(|end| end.is_ok()), answer.is_torn)
+        };
+        assert_eq!(look(&part(0), 7), (1, true, false));
+        assert_eq!(look(&part(NLM_F_DUMP_INTR), 7), (1, true, true));
+        assert_eq!(look(&message(NLMSG_DONE, NLM_F_DUMP_INTR), 7), (0, true, true));
+        assert_eq!(look(&part(NLM_F_DUMP_INTR), 8), (0, false, false), "another request's");
+        let mut lists = [(vec![1], true), (vec![1, 2], false), (Vec::new(), false)].into_iter();
+        assert_eq!(until_whole(|| Ok(lists.next().unwrap())).unwrap(), [1, 2]);
+        let mut count = 0;
+        let torn = until_whole(|| {
+            count += 1;
+            Ok((vec![count], true))
+        });
+        assert_eq!(torn.unwrap(), [MOST_LISTS], "it comes to an end");
     }
 
     #[test]
