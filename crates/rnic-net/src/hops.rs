@@ -213,12 +213,12 @@ impl HopTable {
         hops_of(&self.lock(), neighbour, ifindex).next().is_some()
     }
 
-    /// An interface changed its own address.
-    pub(super) fn move_source(&self, ifindex: u32, src_mac: MacAddr) {
+    /// Own interfaces have these Ethernet addresses now.
+    pub(super) fn move_sources(&self, macs: &HashMap<u32, MacAddr>) {
         let known = self.lock();
-        for (_, held) in known.hops.iter().filter(|(key, _)| key.ifindex == ifindex) {
-            if let Some(hop) = self.get(held.hop) {
-                self.store(held.hop, Hop { src_mac, ..hop });
+        for (key, held) in &known.hops {
+            if let Some((src_mac, hop)) = macs.get(&key.ifindex).zip(self.get(held.hop)) {
+                self.store(held.hop, Hop { src_mac: *src_mac, ..hop });
             }
         }
     }
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(hops.get(id), Some(hop), "another interface's neighbour");
         hops.refresh(neighbour, 3, B);
         assert_eq!(hops.get(id), Some(Hop { dst_mac: B, ..hop }));
-        hops.move_source(3, A);
+        hops.move_sources(&HashMap::from([(3, A), (4, B)]));
         assert_eq!(hops.get(id), Some(Hop { dst_mac: B, src_mac: A, ..hop }));
         let untagged = Hop { vlan: None, ..hop };
         let (again, _again) = hops.learn(key, untagged).unwrap();

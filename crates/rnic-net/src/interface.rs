@@ -21,8 +21,6 @@ pub struct Interface {
     pub mtu: u32,
     /// Administratively up, with a carrier.
     pub up: bool,
-    /// Link speed, Mb/s; 0 unknown.
-    pub speed_mbps: u32,
     /// The host's own loopback.
     pub loopback: bool,
     /// It has neighbours to be resolved (Ethernet); false for loopback and point-to-point links.
@@ -81,7 +79,6 @@ fn describe(header: &[u8; IFINFOMSG], attributes: Attributes<'_>) -> Option<Inte
         mac: MacAddr::default(),
         mtu: 0,
         up: flags & IFF_UP != 0 && flags & IFF_LOWER_UP != 0,
-        speed_mbps: 0,
         loopback: flags & IFF_LOOPBACK != 0,
         has_neighbours: ethernet && flags & (IFF_NOARP | IFF_POINTOPOINT) == 0,
         kind: None,
@@ -111,7 +108,6 @@ fn describe(header: &[u8; IFINFOMSG], attributes: Attributes<'_>) -> Option<Inte
     if interface.kind.as_deref() == Some("vlan") {
         interface.vlan = below.zip(vlan_id);
     }
-    interface.speed_mbps = speed(&interface);
     Some(interface)
 }
 
@@ -124,8 +120,8 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// From sysfs, when that shows the namespace this process is in.
-fn speed(interface: &Interface) -> u32 {
+/// Link speed, Mb/s, 0 unknown: from sysfs, when that shows the namespace this process is in.
+pub(super) fn speed(interface: &Interface) -> u32 {
     let read = |file: &str| {
         std::fs::read_to_string(format!("/sys/class/net/{}/{file}", interface.name)).ok()
     };

@@ -86,6 +86,8 @@ struct Shared {
 
 struct State {
     interface: Interface,
+    /// Of its link, Mb/s; 0 unknown.
+    speed_mbps: u32,
     /// VLAN interfaces above it.
     vlans: HashMap<u32, Interface>,
     gids: GidTable,
@@ -108,22 +110,19 @@ impl Network {
             (interface::interfaces(&mut netlink)?, interface::addresses(&mut netlink)?);
         check_addresses(&config, &addresses, &interfaces)?;
         let interface = main_interface(&config, &interfaces, &addresses)?.clone();
-        let mut state =
-            State { interface, vlans: HashMap::new(), gids: GidTable::new(), warning: None };
-        state.follow(&config, interfaces, &addresses);
-        if state.gids.entries().next().is_none() {
-            tracing::warn!(
-                "interface {} has no address yet: the port is down until it gets one",
-                state.interface.name
-            );
-        }
         let shared = Arc::new(Shared {
             config,
             hops: HopTable::default(),
             kernel_sends: AtomicBool::new(false),
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(interface)),
         });
-        shared.hops.set_own(&shared.lock().macs());
+        shared.take_over(interfaces, &addresses);
+        if shared.lock().gids.entries().next().is_none() {
+            tracing::warn!(
+                "interface {} has no address yet: the port is down until it gets one",
+                shared.lock().interface.name
+            );
+        }
         let monitor = Monitor::start(listener, Arc::clone(&shared), on_change)?;
         Ok(Arc::new(Network { shared, _monitor: monitor }))
     }
@@ -185,17 +184,32 @@ impl Shared {
     fn refresh(&self, netlink: &mut Netlink) -> io::Result<Option<Change>> {
         let interfaces = interface::interfaces(netlink)?;
         let addresses = interface::addresses(netlink)?;
+        Ok(self.take_over(interfaces, &addresses))
+    }
+
+    /// The same, when the kernel said this.
+    fn take_over(
+        &self,
+        interfaces: Vec<Interface>,
+        addresses: &[InterfaceAddress],
+    ) -> Option<Change> {
         let mut state = self.lock();
         let before = state.change(false);
-        let gids_changed = state.follow(&self.config, interfaces, &addresses);
+        let gids_changed = state.follow(&self.config, interfaces, addresses);
         self.hops.set_own(&state.macs());
-        self.hops.move_source(state.interface.index, state.interface.mac);
+        self.hops.move_sources(&state.own().map(|own| (own.index, own.mac)).collect());
         let after = state.change(gids_changed);
-        Ok((before != after).then_some(after))
+        (before != after).then_some(after)
     }
 }
 
 impl State {
+    /// On this interface, before anything else is known.
+    fn new(interface: Interface) -> Self {
+        let (vlans, gids, warning) = (HashMap::new(), GidTable::new(), None);
+        Self { interface, speed_mbps: 0, vlans, gids, warning }
+    }
+
     /// Takes over what the kernel said; tells whether the GID table changed.
     fn follow(
         &mut self,
@@ -210,6 +224,8 @@ impl State {
             Some(own) => self.interface = own.clone(),
             None => self.interface.up = false,
         }
+        // Of this one only: a host may have thousands of interfaces, and each takes two files.
+        self.speed_mbps = interface::speed(&self.interface);
         let index = self.interface.index;
         self.vlans = interfaces
             .into_iter()
@@ -253,11 +269,19 @@ impl State {
         self.gids.entries().map(|(_, served)| served.ip).collect()
     }
 
+    /// The interface and those of VLANs above it.
+    fn own(&self) -> impl Iterator<Item = &Interface> {
+        std::iter::once(&self.interface).chain(self.vlans.values())
+    }
+
     /// Own Ethernet addresses, the interface's first.
     fn macs(&self) -> Vec<MacAddr> {
-        let mut macs = vec![self.interface.mac];
-        macs.extend(self.vlans.values().map(|vlan| vlan.mac));
-        macs.dedup();
+        let mut macs = Vec::new();
+        for interface in self.own() {
+            if !macs.contains(&interface.mac) {
+                macs.push(interface.mac);
+            }
+        }
         macs
     }
 
@@ -279,7 +303,7 @@ impl State {
             active_mtu: path_mtu.code(),
             netdev_mtu: self.interface.mtu,
             gid_table_len: GID_TABLE_LEN as u32,
-            speed_mbps: self.interface.speed_mbps,
+            speed_mbps: self.speed_mbps,
         }
     }
 }

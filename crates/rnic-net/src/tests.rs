@@ -1,5 +1,6 @@
 //! The network against a real kernel, in namespaces.
 
+use super::hops::HopKey;
 use super::*;
 use rnic_abi::verbs::AhAttr;
 use rnic_core::ports::HopId;
@@ -170,6 +171,44 @@ fn addresses_of_vlans_are_served_and_tagged() {
     let hop = network.hops().get(path.hop).unwrap();
     assert_eq!(hop.vlan, Some(VlanTag::new(3, 7)));
     assert_eq!(hop.dst_mac, mac_of(&pair, true, "eth0"));
+}
+
+/// Of the kernel's list.
+fn interface(index: u32, name: &str, mac: MacAddr, vlan: Option<(u32, u16)>) -> Interface {
+    let (name, kind) = (name.to_owned(), vlan.map(|_| "vlan".to_owned()));
+    let (mtu, up, loopback, has_neighbours) = (4200, true, false, true);
+    Interface { name, index, mac, mtu, up, loopback, has_neighbours, kind, vlan }
+}
+
+/// A device on these interfaces, of which the first is its own.
+fn shared(interfaces: Vec<Interface>) -> Shared {
+    let state = State::new(interfaces[0].clone());
+    let (config, hops, kernel_sends) = (on_eth0(), HopTable::default(), AtomicBool::new(false));
+    let shared = Shared { config, hops, kernel_sends, state: Mutex::new(state) };
+    shared.take_over(interfaces, &[]);
+    shared
+}
+
+const MAC: [MacAddr; 3] = [MacAddr([2; 6]), MacAddr([4; 6]), MacAddr([6; 6])];
+
+/// The hop of a QP to a neighbour on an interface.
+fn hop_on(shared: &Shared, interface: &Interface) -> (HopId, Hold) {
+    let key = HopKey { neighbour: V4_B, ifindex: interface.index, priority: 0 };
+    let vlan = interface.vlan.map(|(_, id)| VlanTag::new(0, id));
+    shared.hops.learn(key, Hop { dst_mac: MAC[2], src_mac: interface.mac, vlan }).unwrap()
+}
+
+#[test]
+fn a_vlan_changes_its_own_ethernet_address() {
+    let eth0 = interface(3, "eth0", MAC[0], None);
+    let vlan = |mac| interface(4, "eth0.7", mac, Some((3, 7)));
+    let shared = shared(vec![eth0.clone(), vlan(MAC[0])]);
+    let (hop, _hold) = hop_on(&shared, &vlan(MAC[0]));
+    let (below, _hold) = hop_on(&shared, &eth0);
+    shared.take_over(vec![eth0, vlan(MAC[1])], &[]);
+    assert_eq!(shared.hops.get(hop).unwrap().src_mac, MAC[1]);
+    assert_eq!(shared.hops.get(below).unwrap().src_mac, MAC[0]);
+    assert!(shared.hops.is_own(MAC[0]) && shared.hops.is_own(MAC[1]));
 }
 
 #[test]
