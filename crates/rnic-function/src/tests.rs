@@ -81,6 +81,7 @@ fn start() -> Start {
             port,
             gids: Vec::new(),
             addresses: Vec::new(),
+            interface: 0,
             gids_changed: false,
         },
         wire: EngineWire::Sockets(0),

@@ -50,6 +50,10 @@ const AROUND: &[(&str, &str)] = &[
     ("link_tx_backpressure", "How often the link took no more, so that the engine had to wait."),
     ("link_tx_errors", "Writes that the kernel refused."),
     ("link_tx_no_route", "Datagrams that no link can send: there is none to that address."),
+    (
+        "link_reopen_failed",
+        "Times that the link could not be opened on an interface that was made anew.",
+    ),
     ("fault_dropped", "Datagrams dropped by `rnic fault`."),
     ("fault_duplicated", "Datagrams doubled by `rnic fault`."),
     ("fault_reordered", "Datagrams that `rnic fault` let others overtake."),

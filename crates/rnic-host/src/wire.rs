@@ -15,13 +15,14 @@ mod frames;
 mod groups;
 mod loopback;
 mod packet;
+mod reopening;
 mod split;
 mod udp;
 mod xdp;
 
 use crate::observe::Watcher;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
-use rnic_net::HopTable;
+use rnic_net::{Change, HopTable};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -65,8 +66,9 @@ trait Link: Send {
     fn has_backlog(&self) -> bool;
     /// The thread may have slept.
     fn awake(&mut self) {}
-    /// Follows a change of the interface: its addresses and its MTU.
-    fn follow(&mut self, addresses: &[IpAddr], mtu: u32);
+    /// Follows a change of the interface: its addresses, its MTU, and another one in its place.
+    /// False when the link could not be opened on that one.
+    fn follow(&mut self, change: &Change) -> bool;
     /// Uses a socket of the daemon for one more address, where it is made of such.
     fn add_sockets(&mut self, _: IpAddr, _: ReceiverSockets) {}
     /// The port of sockets that it is, if so.
@@ -212,10 +214,10 @@ impl DeviceWire {
         self.inner.get().get().heard_outside()
     }
 
-    /// Follows a change of the interface.
-    pub fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        self.inner.get_mut().get_mut().follow(addresses, mtu);
-        self.shards.follow(addresses);
+    /// Follows a change of the interface. False when there is no way outside any more.
+    pub fn follow(&mut self, change: &Change) -> bool {
+        self.shards.follow(&change.addresses);
+        self.inner.get_mut().get_mut().follow(change)
     }
 
     /// Counters of the links and of injected faults.
@@ -319,6 +321,11 @@ fn max_datagram(mtu: u32, addresses: &[IpAddr]) -> u32 {
     mtu.saturating_sub(headers).min(MAX_DATAGRAM)
 }
 
+/// Whether it takes an interface to tell which address this is.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
 /// The datagrams of a train, with their indexes, in the memory that was reserved for it.
 fn datagrams<'a>(
     train: &TxTrain,
@@ -356,4 +363,4 @@ const MAX_RESERVED: usize = 1024;
 const MAX_BURST: usize = 64;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -71,6 +71,21 @@ impl GidTable {
         changed
     }
 
+    /// An interface has another index now; tells whether the table changed. An address that was
+    /// there all the time as far as is known keeps its place.
+    pub(super) fn rename(&mut self, from: u32, to: u32) -> bool {
+        let mut changed = false;
+        for slot in &mut self.slots {
+            if let Slot::Used(served) = slot
+                && served.ifindex == from
+            {
+                served.ifindex = to;
+                changed = true;
+            }
+        }
+        changed
+    }
+
     fn best_free(&self) -> Option<usize> {
         let free = |(index, slot): (usize, &Slot)| match slot {
             Slot::NeverUsed => Some((0, index)),

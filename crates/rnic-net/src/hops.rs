@@ -9,7 +9,7 @@ use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, VlanTag};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The kernel finds the way: only for wires that send through its UDP sockets.
@@ -59,6 +59,8 @@ pub struct HopTable {
     words: Arc<[Words]>,
     /// Own Ethernet addresses; zero where there is none.
     own: Arc<[AtomicU64; MAX_OWN]>,
+    /// The wire has no way to the network.
+    wire_is_lost: Arc<AtomicBool>,
     known: Arc<Mutex<Known>>,
 }
 
@@ -119,7 +121,8 @@ impl Drop for Hold {
 impl Default for HopTable {
     fn default() -> Self {
         let words = (0..MAX_HOPS).map(|_| Words::default()).collect();
-        Self { words, own: Arc::default(), known: Arc::default() }
+        let (own, wire_is_lost, known) = (Arc::default(), Arc::default(), Arc::default());
+        Self { words, own, wire_is_lost, known }
     }
 }
 
@@ -151,6 +154,17 @@ impl HopTable {
     /// The interface's Ethernet address; zero where there is none.
     pub fn own(&self) -> MacAddr {
         mac(self.own[0].load(Ordering::Relaxed))
+    }
+
+    /// Whether the wire could not be opened on an interface that was made anew: then the port is
+    /// down, whatever the interface is.
+    pub fn set_wire_is_lost(&self, yes: bool) {
+        self.wire_is_lost.store(yes, Ordering::Release);
+    }
+
+    /// See [`set_wire_is_lost`](Self::set_wire_is_lost).
+    pub(super) fn wire_is_lost(&self) -> bool {
+        self.wire_is_lost.load(Ordering::Acquire)
     }
 
     /// Sets our own Ethernet addresses.
@@ -223,6 +237,23 @@ impl HopTable {
         }
     }
 
+    /// An interface has another index now. What holds a hop on it goes on with that one.
+    pub(super) fn rename(&self, from: u32, to: u32) {
+        let mut known = self.lock();
+        let known = &mut *known;
+        for (hop, key) in known.keys.iter_mut().filter(|(_, key)| key.ifindex == from) {
+            let new = HopKey { ifindex: to, ..*key };
+            // What is known by the new key already stays; then the old one is as it was.
+            if !known.hops.contains_key(&new)
+                && let Some(held) = known.hops.remove(key)
+            {
+                debug_assert_eq!(held.hop, *hop);
+                known.hops.insert(new, held);
+                *key = new;
+            }
+        }
+    }
+
     /// Every neighbour in use, with its interface.
     pub(super) fn neighbours(&self) -> Vec<(IpAddr, u32)> {
         let known = self.lock();
@@ -286,6 +317,12 @@ mod tests {
         assert_eq!(hops.get(id), Some(Hop { dst_mac: B, ..hop }));
         hops.move_sources(&HashMap::from([(3, A), (4, B)]));
         assert_eq!(hops.get(id), Some(Hop { dst_mac: B, src_mac: A, ..hop }));
+        hops.rename(3, 9);
+        hops.refresh(neighbour, 3, A);
+        assert_eq!(hops.get(id).unwrap().dst_mac, B, "that interface is gone");
+        hops.refresh(neighbour, 9, A);
+        assert_eq!(hops.get(id).unwrap().dst_mac, A);
+        hops.rename(9, 3);
         let untagged = Hop { vlan: None, ..hop };
         let (again, _again) = hops.learn(key, untagged).unwrap();
         assert_eq!(again, id);

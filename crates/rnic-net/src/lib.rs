@@ -67,6 +67,9 @@ pub struct Change {
     pub addresses: Vec<IpAddr>,
     /// Interface MTU, bytes, for the wire.
     pub mtu: u32,
+    /// Index of the interface: another one than before when it was made anew. What was opened on
+    /// the old one is dead.
+    pub interface: u32,
 }
 
 /// The network of one device. See the [module](self).
@@ -90,6 +93,8 @@ struct State {
     speed_mbps: u32,
     /// VLAN interfaces above it.
     vlans: HashMap<u32, Interface>,
+    /// The last index that the interface of each VLAN id had.
+    vlan_indices: HashMap<u16, u32>,
     gids: GidTable,
     warning: Option<String>,
 }
@@ -143,8 +148,14 @@ impl Network {
         self.shared.lock().change(false)
     }
 
-    /// State of the port.
+    /// State of the port: down, too, while the wire of this process has no way to the network.
     pub fn port(&self) -> PortInfo {
+        let port = self.port_of_interface();
+        PortInfo { active: port.active && !self.shared.hops.wire_is_lost(), ..port }
+    }
+
+    /// State of the port for an engine that has a way of its own.
+    pub fn port_of_interface(&self) -> PortInfo {
         self.shared.lock().port()
     }
 
@@ -195,7 +206,7 @@ impl Shared {
     ) -> Option<Change> {
         let mut state = self.lock();
         let before = state.change(false);
-        let gids_changed = state.follow(&self.config, interfaces, addresses);
+        let gids_changed = state.follow(&self.config, &self.hops, interfaces, addresses);
         self.hops.set_own(&state.macs());
         self.hops.move_sources(&state.own().map(|own| (own.index, own.mac)).collect());
         let after = state.change(gids_changed);
@@ -206,18 +217,21 @@ impl Shared {
 impl State {
     /// On this interface, before anything else is known.
     fn new(interface: Interface) -> Self {
-        let (vlans, gids, warning) = (HashMap::new(), GidTable::new(), None);
-        Self { interface, speed_mbps: 0, vlans, gids, warning }
+        let (vlans, vlan_indices) = (HashMap::new(), HashMap::new());
+        let (gids, warning) = (GidTable::new(), None);
+        Self { interface, speed_mbps: 0, vlans, vlan_indices, gids, warning }
     }
 
     /// Takes over what the kernel said; tells whether the GID table changed.
     fn follow(
         &mut self,
         config: &NetConfig,
+        hops: &HopTable,
         interfaces: Vec<Interface>,
         addresses: &[InterfaceAddress],
     ) -> bool {
-        let own = interfaces.iter().find(|i| i.index == self.interface.index);
+        let before = self.interface.index;
+        let own = interfaces.iter().find(|i| i.index == before);
         // An interface that was made anew under its name takes the place of the one that went.
         let own = own.or_else(|| interfaces.iter().find(|i| i.name == self.interface.name));
         match own {
@@ -232,6 +246,37 @@ impl State {
             .filter(|i| i.vlan.is_some_and(|(below, _)| below == index))
             .map(|i| (i.index, i))
             .collect();
+        if index != before {
+            tracing::warn!("interface {} was made anew", self.interface.name);
+        }
+        let mut gids_changed = false;
+        for (from, to) in self.made_anew(before) {
+            hops.rename(from, to);
+            gids_changed |= self.gids.rename(from, to);
+        }
+        self.warn();
+        let served = self.served(config, addresses);
+        self.gids.update(&served) || gids_changed
+    }
+
+    /// Own interfaces that have another index than before, when that of the device was `before`:
+    /// (old index, new index). A VLAN is the same one by its id.
+    fn made_anew(&mut self, before: u32) -> Vec<(u32, u32)> {
+        let mut all = vec![(before, self.interface.index)];
+        for vlan in self.vlans.values() {
+            let Some((_, id)) = vlan.vlan else { continue };
+            let last = self.vlan_indices.insert(id, vlan.index).unwrap_or(vlan.index);
+            // Two may have one id, for they may have different protocols.
+            if !self.vlans.contains_key(&last) {
+                all.push((last, vlan.index));
+            }
+        }
+        all.retain(|(from, to)| from != to);
+        all
+    }
+
+    /// Says once what there is to say about the MTU.
+    fn warn(&mut self) {
         let (_, warning) = interface::path_mtu(&self.interface);
         if warning != self.warning {
             if let Some(text) = &warning {
@@ -239,8 +284,6 @@ impl State {
             }
             self.warning = warning;
         }
-        let served = self.served(config, addresses);
-        self.gids.update(&served)
     }
 
     /// The addresses to serve, of those that exist.
@@ -291,6 +334,7 @@ impl State {
             port: PortState { active, active_mtu, gids_changed },
             addresses: self.addresses(),
             mtu: self.interface.mtu,
+            interface: self.interface.index,
         }
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// RTNLGRP_LINK, _NEIGH, _IPV4_IFADDR, _IPV6_IFADDR.
 const GROUPS: [u32; 4] = [1, 3, 5, 9];
-/// How often the kernel is told that a neighbour is in use. Our frames bypass its neighbour table,
-/// where unused entries expire.
+/// How often a lost wire is tried again, and the kernel told that a neighbour is in use. Our
+/// frames bypass its neighbour table, where unused entries expire.
 const REMIND: Duration = Duration::from_secs(20);
 /// While a neighbour in use does not answer.
 const REMIND_FAILED: Duration = Duration::from_secs(2);
@@ -149,7 +149,11 @@ impl Follower {
 
     fn refresh(&mut self) {
         match self.shared.refresh(&mut self.netlink) {
-            Ok(Some(change)) => (self.on_change)(change),
+            Ok(Some(change)) => {
+                // The kernel knows no neighbours of an interface that was made anew.
+                self.next_reminder = Instant::now();
+                (self.on_change)(change);
+            }
             Ok(None) => {}
             Err(error) => tracing::warn!("cannot ask the kernel about interfaces: {error}"),
         }
@@ -158,6 +162,10 @@ impl Follower {
     /// Reads what the kernel knows about the neighbours in use, and has it look for them.
     fn remind(&mut self) {
         self.next_reminder = Instant::now() + REMIND;
+        if self.shared.hops.wire_is_lost() {
+            // What kept it from the new interface may be over.
+            (self.on_change)(self.shared.lock().change(false));
+        }
         for (ip, ifindex) in self.shared.hops.neighbours() {
             if ip.is_multicast() {
                 continue;

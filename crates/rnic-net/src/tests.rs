@@ -212,6 +212,47 @@ fn a_vlan_changes_its_own_ethernet_address() {
 }
 
 #[test]
+fn a_vlan_that_is_made_anew_keeps_its_hops() {
+    let eth0 = interface(3, "eth0", MAC[0], None);
+    let vlan = |index, below| interface(index, "eth0.7", MAC[1], Some((below, 7)));
+    let shared = shared(vec![eth0.clone(), vlan(4, 3)]);
+    let (hop, _hold) = hop_on(&shared, &vlan(4, 3));
+    shared.take_over(vec![eth0], &[]);
+    // With the interface below, which takes the VLANs on it away.
+    let anew = interface(8, "eth0", MAC[2], None);
+    let change = shared.take_over(vec![anew, vlan(9, 8)], &[]).unwrap();
+    assert_eq!((change.interface, shared.hops.neighbours()), (8, vec![(V4_B, 9)]));
+    shared.hops.refresh(V4_B, 9, MAC[0]);
+    let vlan = Some(VlanTag::new(0, 7));
+    assert_eq!(shared.hops.get(hop), Some(Hop { dst_mac: MAC[0], src_mac: MAC[1], vlan }));
+}
+
+#[test]
+fn an_interface_that_is_made_anew_is_followed() {
+    if !is_root("an_interface_that_is_made_anew_is_followed") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, changes) = start(&pair, on_eth0());
+    let hops = network.hops();
+    let (path, _hold) = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap();
+    let before = network.now().interface;
+    pair.make_anew(4200);
+    let change = wait_for("the new interface", || {
+        let change = changes.recv_timeout(Duration::from_secs(5)).unwrap();
+        (change.port.active && change.addresses.len() == 3).then_some(change)
+    });
+    let now = pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
+    assert_eq!(change.interface, now);
+    assert_ne!(now, before);
+    let macs = [false, true].map(|side_b| mac_of(&pair, side_b, "eth0"));
+    wait_for("the hop to follow", || {
+        let hop = hops.get(path.hop)?;
+        ([hop.src_mac, hop.dst_mac] == macs).then_some(())
+    });
+}
+
+#[test]
 fn changes_are_reported_and_gids_keep_their_indices() {
     if !is_root("changes_are_reported_and_gids_keep_their_indices") {
         return;

@@ -45,6 +45,7 @@ pub(crate) struct Followers {
     own: OnceLock<Arc<OwnEngine>>,
     connections: OnceLock<Arc<Connections>>,
     shared_port: OnceLock<Arc<SteeredPort>>,
+    groups: OnceLock<Arc<WireGroups>>,
     users: OnceLock<Arc<Users>>,
 }
 
@@ -52,6 +53,10 @@ impl Followers {
     fn follow(&self, change: Change) {
         if let Some(port) = self.shared_port.get() {
             port.retain(&change.addresses);
+            port.move_to(change.interface);
+        }
+        if let Some(groups) = self.groups.get() {
+            groups.move_to(change.interface);
         }
         if let Some(users) = self.users.get() {
             users.follow(&change);
@@ -94,6 +99,7 @@ impl Device {
         if let Some(port) = &device.shared_port {
             let _ = followers.shared_port.set(Arc::clone(port));
         }
+        let _ = followers.groups.set(Arc::clone(&device.groups));
         if let Some(users) = &device.users {
             let _ = followers.users.set(Arc::clone(users));
         }

@@ -272,8 +272,9 @@ impl Users {
 
     fn network_state(&self, gids_changed: bool) -> NetworkState {
         let network = &self.parts.network;
-        let (port, gids, addresses) = (network.port(), network.gids(), network.now().addresses);
-        NetworkState { port, gids, addresses, gids_changed }
+        let (port, gids, now) = (network.port_of_interface(), network.gids(), network.now());
+        let (addresses, interface) = (now.addresses, now.interface);
+        NetworkState { port, gids, addresses, interface, gids_changed }
     }
 
     /// Shows what happens in a process. What it hands over is seen on the daemon's wire.

@@ -71,6 +71,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
+/// Whether it takes an interface to tell which address this is.
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
 /// `address` with `port`; a link-local IPv6 address gets `scope` (an interface index).
 pub(crate) fn scoped(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match address {

@@ -209,6 +209,23 @@ impl PacketPort {
         })
     }
 
+    /// Goes on with another interface, as when one was deleted and made anew. What waits to be sent
+    /// leaves through that one. Does nothing when it uses that interface already.
+    ///
+    /// # Errors
+    /// [`Error::InterfaceMissing`], [`Error::Os`]; it then has no interface, and may try again.
+    pub fn move_to(&mut self, ifindex: u32) -> Result<()> {
+        if let Some(guard) = &mut self.guard {
+            guard.move_to(ifindex);
+        }
+        sys::bind_packet(self.socket.as_fd(), ifindex).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => {
+                Error::InterfaceMissing { interface: format!("number {ifindex}") }
+            }
+            _ => Error::Os { operation: "bind(AF_PACKET)", source: error },
+        })
+    }
+
     /// Which addresses the UDP port is held on. Addresses may be added and removed.
     pub fn guard(&mut self) -> Option<&mut PortGuard> {
         self.guard.as_mut()

@@ -257,6 +257,18 @@ impl UdpPort {
         }
     }
 
+    /// Goes on with the interface of this index, as when the one of [`UdpConfig::scope_id`] was
+    /// deleted and made anew: all sockets but those of groups are closed, and the addresses are to
+    /// be added again. Does nothing on the same interface, and for a port without.
+    pub fn move_to(&mut self, interface: u32) {
+        if [0, interface].contains(&self.scope_id) {
+            return;
+        }
+        self.scope_id = interface;
+        let own: Vec<_> = self.local_addresses().filter(|ip| !ip.is_multicast()).collect();
+        own.into_iter().for_each(|address| self.remove_address(address));
+    }
+
     /// Closes the socket of an address. What still waits to be sent from it is dropped and counted.
     pub fn remove_address(&mut self, address: IpAddr) {
         let bound_here = |s: &Option<Socket>| s.as_ref().is_some_and(|s| s.address == address);

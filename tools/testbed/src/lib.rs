@@ -79,14 +79,26 @@ impl Pair {
 
     /// With so many queues in both directions.
     pub fn with_queues(mtu: u32, queues: u32) -> Pair {
-        let (a, b) = (Namespace::new(), Namespace::new());
+        let pair = Pair { a: Namespace::new(), b: Namespace::new() };
+        pair.make(mtu, queues);
+        pair
+    }
+
+    /// Deletes both interfaces and makes them again, with other indices and Ethernet addresses.
+    pub fn make_anew(&self, mtu: u32) {
+        self.a.ip("link delete eth0");
+        self.make(mtu, 1);
+    }
+
+    fn make(&self, mtu: u32, queues: u32) {
+        let Pair { a, b } = self;
         let path = b.path();
         let queues = format!("numtxqueues {queues} numrxqueues {queues}");
         a.ip(&format!(
             "link add eth0 mtu {mtu} {queues} type veth peer name eth0 mtu {mtu} {queues} netns \
              {path}"
         ));
-        for (namespace, v4, v6) in [(&a, V4_A, V6_A), (&b, V4_B, V6_B)] {
+        for (namespace, v4, v6) in [(a, V4_A, V6_A), (b, V4_B, V6_B)] {
             // The usual link-local address would come up some time later.
             namespace.ip("link set eth0 addrgenmode none");
             let host = v4.to_string().split('.').next_back().map(str::to_owned).unwrap_or_default();
@@ -95,12 +107,11 @@ impl Pair {
             namespace.ip(&format!("address add {v6}/64 dev eth0 nodad"));
             namespace.ip("link set eth0 up");
         }
-        for namespace in [&a, &b] {
+        for namespace in [a, b] {
             wait_for("the link to come up", || {
                 namespace.ip("link show eth0").contains("state UP").then_some(())
             });
         }
-        Pair { a, b }
     }
 }
 

@@ -91,6 +91,8 @@ pub struct NetworkState {
     pub gids: Vec<GidEntry>,
     /// That the device has.
     pub addresses: Vec<IpAddr>,
+    /// Index of the device's interface.
+    pub interface: u32,
     /// Programs are told that the GID table changed.
     pub gids_changed: bool,
 }
@@ -105,7 +107,7 @@ impl NetworkState {
     /// What the engine is told.
     pub(super) fn change(&self) -> Change {
         let (port, addresses) = (self.port_state(), self.addresses.clone());
-        Change { port, addresses, mtu: self.port.netdev_mtu }
+        Change { port, addresses, mtu: self.port.netdev_mtu, interface: self.interface }
     }
 }
 

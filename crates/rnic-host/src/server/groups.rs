@@ -48,7 +48,7 @@ impl Drop for Joined {
 /// The groups of a device, for the engine that has its wire.
 pub struct WireGroups {
     shard: ShardHandle,
-    joiner: Joiner,
+    joiner: Mutex<Joiner>,
     /// How often a shard has joined.
     groups: Mutex<BTreeMap<IpAddr, Users>>,
 }
@@ -61,7 +61,33 @@ const OWN: u8 = 0;
 impl WireGroups {
     /// Of the engine `shard`, whose wire joins like this.
     pub fn new(shard: ShardHandle, joiner: Joiner) -> Arc<Self> {
-        Arc::new(Self { shard, joiner, groups: Mutex::default() })
+        Arc::new(Self { shard, joiner: joiner.into(), groups: Mutex::default() })
+    }
+
+    /// How groups are joined now.
+    pub fn joiner(&self) -> Joiner {
+        *self.joiner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's interface has this index now: another one has to become a member of the groups
+    /// if the interface was made anew. Engines with sockets of their own need new
+    /// [memberships](Self::membership).
+    pub fn move_to(&self, interface: u32) {
+        let groups = self.groups();
+        let joiner = self.joiner().on(interface);
+        if joiner == self.joiner() {
+            return;
+        }
+        *self.joiner.lock().unwrap_or_else(PoisonError::into_inner) = joiner;
+        for group in groups.keys() {
+            match joiner.join(*group) {
+                Ok(membership) => self.shard.tell(ShardMessage::Join(*group, membership)),
+                Err(error) => tracing::error!(
+                    "cannot join the multicast group {group} on the interface that was made anew: \
+                     {error}; restart rnicd if the group is needed"
+                ),
+            }
+        }
     }
 
     fn groups(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Users>> {
@@ -73,14 +99,14 @@ impl WireGroups {
     /// # Errors
     /// When there are too many open files, or memberships.
     pub fn membership(&self, group: IpAddr) -> Result<Membership, Refused> {
-        self.joiner.join(group).map_err(|error| {
+        self.joiner().join(group).map_err(|error| {
             refuse(libc::ENOMEM, format!("cannot join the multicast group {group}: {error}"))
         })
     }
 
     /// That engine is to receive nothing more, whatever it does with the copy that it has.
     pub fn end(&self, group: IpAddr, membership: &Membership) {
-        self.joiner.end(group, membership);
+        self.joiner().end(group, membership);
     }
 
     /// A further shard, whose frames are handed over, has joined, or one of this process has.

@@ -5,8 +5,8 @@ use super::monotonic;
 use super::run::{Client, Shard};
 use super::tokens::Token;
 use crate::inspect::{self, Question, Seen};
+use rnic_core::command::PortState;
 use rnic_core::{ClientCommand, Command, Instant, Outcome};
-use rnic_net::Change;
 use rustix::event::epoll;
 use std::os::fd::AsFd;
 
@@ -72,8 +72,9 @@ impl Shard {
             ShardMessage::RemoveChannel(client, channel) => {
                 self.nic.events.remove_channel(client, channel)
             }
-            ShardMessage::Network(Change { port, addresses, mtu }) => {
-                self.nic.wire.follow(&addresses, mtu);
+            ShardMessage::Network(change) => {
+                let works = self.nic.wire.follow(&change);
+                let port = PortState { active: change.port.active && works, ..change.port };
                 if let Err(error) = self.nic.engine.execute(now, Command::SetPort(port)) {
                     tracing::error!("the engine refuses a port state: {}", error.reason);
                 }

@@ -6,6 +6,7 @@ use crate::wire::{
     Branch, BrokenCq, DeviceWire, Fault, FaultChange, LinkCounters, Membership, NoChange, ShardWire,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_net::Change;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::udp::{ReceiverSockets, UdpPort};
@@ -59,10 +60,12 @@ impl ShardPort {
         }
     }
 
-    /// Follows a change of the interface; a further shard's wire does so by itself.
-    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        if let Self::Device(wire) = self {
-            wire.follow(addresses, mtu);
+    /// Follows a change of the interface; a further shard's wire does so by itself. False when
+    /// there is no way outside any more.
+    pub(super) fn follow(&mut self, change: &Change) -> bool {
+        match self {
+            Self::Device(wire) => wire.follow(change),
+            Self::Shard(_) => true,
         }
     }
 

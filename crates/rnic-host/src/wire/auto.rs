@@ -130,7 +130,7 @@ impl LinkOpener<'_> {
         let hops = self.network.hops();
         let local = self.local();
         let steer = local.as_ref().map(|_| udp::STEER);
-        let wire = XdpWire::new(&self.interface.name, mode, (addresses, steer), *mtu, hops)
+        let wire = XdpWire::new(&self.interface, mode, (addresses, steer), *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         if wire.loses_trains() && self.interface.kind.is_some() {
@@ -149,7 +149,7 @@ impl LinkOpener<'_> {
         let hops = self.network.hops();
         let local = self.local();
         let steer = local.as_ref().map(|_| udp::STEER);
-        let wire = PacketWire::new(&self.interface.name, trains, (addresses, steer), *mtu, hops)
+        let wire = PacketWire::new(&self.interface, trains, (addresses, steer), *mtu, hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         let mode = if trains { "af-packet" } else { SINGLE_FRAMES };

@@ -9,6 +9,7 @@ use super::{
 };
 use groups::Groups;
 use rnic_core::ports::{ArenaId, HopId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
+use rnic_net::Change;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use xdp_io::TxRefusal;
@@ -87,9 +88,13 @@ impl Composite {
         self.outside.iter_mut().chain(&mut self.local)
     }
 
-    /// Follows a change of the interface.
-    pub(super) fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
-        self.links_mut().for_each(|link| link.follow(addresses, mtu));
+    /// Follows a change of the interface. False when the way outside is lost.
+    pub(super) fn follow(&mut self, change: &Change) -> bool {
+        if let Some(local) = &mut self.local {
+            // Sockets are never lost.
+            local.follow(change);
+        }
+        self.outside.as_mut().is_none_or(|link| link.follow(change))
     }
 
     /// The thread may have slept.

@@ -50,6 +50,11 @@ impl Ethernet {
         })
     }
 
+    /// Whether there is no way to the network, which the port then says.
+    pub(super) fn set_lost(&self, yes: bool) {
+        self.hops.set_wire_is_lost(yes);
+    }
+
     /// The headers of a train's frames.
     pub(super) fn header(&self, train: &TxTrain) -> Result<FrameHeader, TxRefusal> {
         let Hop { dst_mac, src_mac, vlan } = self.hops.get(train.hop).ok_or(TxRefusal::NoSource)?;

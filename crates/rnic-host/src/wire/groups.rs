@@ -31,7 +31,11 @@ pub enum Joiner {
 
 /// What makes the device a member of a group while it exists.
 #[derive(Debug, Default)]
-pub struct Membership(Option<OwnedFd>);
+pub struct Membership {
+    fd: Option<OwnedFd>,
+    /// Index of the interface that is a member; 0 unknown.
+    interface: u32,
+}
 
 impl Joiner {
     /// Joins `group`, a multicast address.
@@ -49,12 +53,31 @@ impl Joiner {
             }
             Self::Inside => None,
         };
-        Ok(Membership(fd))
+        Ok(Membership { fd, interface: self.interface() })
+    }
+
+    /// Of the interface; 0 without.
+    pub fn interface(self) -> u32 {
+        match self {
+            Self::Sockets { interface } | Self::Frames { interface } => interface,
+            Self::Inside => 0,
+        }
+    }
+
+    /// The same on the interface of this index.
+    #[must_use]
+    pub fn on(self, interface: u32) -> Self {
+        match self {
+            Self::Sockets { .. } => Self::Sockets { interface },
+            Self::Frames { .. } => Self::Frames { interface },
+            Self::Inside => Self::Inside,
+        }
     }
 
     /// Ends a membership of which another process has a copy.
     pub fn end(self, group: IpAddr, membership: &Membership) {
-        if let (Self::Sockets { interface }, Some(fd)) = (self, &membership.0)
+        let interface = membership.interface;
+        if let (Self::Sockets { .. }, Some(fd)) = (self, &membership.fd)
             && let Err(error) = multicast::leave(fd.as_fd(), interface, group)
         {
             tracing::warn!("cannot leave the multicast group {group}: {error}");
@@ -65,18 +88,23 @@ impl Joiner {
 impl Membership {
     /// The descriptor, to be sent.
     pub fn fd(&self) -> Option<&OwnedFd> {
-        self.0.as_ref()
+        self.fd.as_ref()
+    }
+
+    /// Index of the interface that is a member; 0 where it is unknown.
+    pub fn interface(&self) -> u32 {
+        self.interface
     }
 
     /// Its socket, where it has one.
     pub(super) fn into_socket(self) -> Option<OwnedFd> {
-        self.0
+        self.fd
     }
 }
 
 impl From<OwnedFd> for Membership {
     /// As it was sent.
     fn from(fd: OwnedFd) -> Self {
-        Self(Some(fd))
+        Self { fd: Some(fd), interface: 0 }
     }
 }

@@ -1,12 +1,13 @@
 //! RoCEv2 frames over AF_PACKET, and trains of them where the kernel knows them.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
+use super::reopening::Reopening;
 use super::{
-    Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, max_datagram, split,
-    train_len,
+    Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, is_link_local, max_datagram,
+    split, train_len,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use rnic_net::HopTable;
+use rnic_net::{Change, HopTable, Interface};
 use roce_wire::ROCE_PORT;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,6 +28,7 @@ pub(super) struct PacketWire {
     backlog: bool,
     /// Frames to addresses that are not ours: the socket does not filter them.
     not_ours: u64,
+    reopening: Reopening,
 }
 
 impl PacketWire {
@@ -35,13 +37,13 @@ impl PacketWire {
     /// # Errors
     /// As [`PacketPort::open`].
     pub(super) fn new(
-        interface: &str,
+        interface: &Interface,
         trains: bool,
         (addresses, steer): (&[IpAddr], Option<SteerBy>),
         mtu: u32,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
-        let mut config = PacketConfig::new(interface, ROCE_PORT);
+        let mut config = PacketConfig::new(&interface.name, ROCE_PORT);
         config.steer = steer;
         config.trains = trains;
         config.addresses = addresses.to_vec();
@@ -55,7 +57,16 @@ impl PacketWire {
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
             not_ours: 0,
+            reopening: Reopening::new(interface.index),
         })
+    }
+
+    /// Has the socket use the interface that was made anew.
+    fn reopen(&mut self, interface: u32) {
+        let moved = self.port.move_to(interface);
+        self.reopening.note(interface, &self.ethernet, moved);
+        // Link-local addresses are others now.
+        self.addresses.retain(|own| !is_link_local(*own));
     }
 }
 
@@ -143,7 +154,11 @@ impl Link for PacketWire {
         self.backlog
     }
 
-    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+    fn follow(&mut self, change: &Change) -> bool {
+        if self.reopening.is_due(change) {
+            self.reopen(change.interface);
+        }
+        let Change { addresses, mtu, .. } = change;
         for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
             if let Some(guard) = self.port.guard() {
                 guard.remove_address(*gone);
@@ -157,7 +172,8 @@ impl Link for PacketWire {
             }
         }
         self.addresses = addresses.to_vec();
-        self.max_datagram = max_datagram(mtu, addresses);
+        self.max_datagram = max_datagram(*mtu, addresses);
+        self.reopening.works()
     }
 
     fn join(&mut self, group: IpAddr, membership: Membership) {
@@ -181,6 +197,7 @@ impl Link for PacketWire {
             ("link_tx_trains", stats.tx_trains),
             ("link_tx_backpressure", stats.tx_backpressure),
             ("link_tx_errors", stats.tx_errors.total()),
+            ("link_reopen_failed", self.reopening.failed),
         ]
     }
 }

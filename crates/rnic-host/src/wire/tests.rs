@@ -1,5 +1,6 @@
 //! Every kind of wire against every other, on veth pairs, through the `Wire` trait.
 
+mod anew;
 pub(super) mod exchange;
 mod speed;
 
@@ -9,9 +10,9 @@ use crate::settings::{Io, XdpMode};
 use crate::wire::Links;
 use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
-use rnic_core::command::Path;
+use rnic_core::command::{Path, PortState};
 use rnic_core::ports::{HopId, TxTrain, Wire};
-use rnic_net::{HopTable, NetConfig, Network};
+use rnic_net::{Change, HopTable, NetConfig, Network};
 use roce_wire::{Flow, Frame, MacAddr, ROCE_PORT};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -40,6 +41,12 @@ fn start(namespace: &Namespace, config: WireConfig) -> (Arc<Network>, DeviceWire
 pub(super) fn loopback_path() -> Path {
     let address = IpAddr::from([127, 0, 0, 1]);
     Path { attr: AhAttr::default(), flow: Flow::new(address, address, 0xc001), hop: HopId::LOCAL }
+}
+
+/// A device with these addresses.
+pub(crate) fn change(addresses: &[IpAddr]) -> Change {
+    let port = PortState { active: true, active_mtu: 5, gids_changed: false };
+    Change { port, addresses: addresses.to_vec(), mtu: 65_536, interface: 1 }
 }
 
 /// One datagram on that path, to an engine's own queue pair.

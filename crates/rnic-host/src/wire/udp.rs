@@ -11,6 +11,7 @@ use super::{
 };
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use rnic_core::qpn::SHARD_IN_BYTE;
+use rnic_net::Change;
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
@@ -171,7 +172,14 @@ impl Link for UdpWire {
         self.port.awake();
     }
 
-    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+    fn follow(&mut self, change: &Change) -> bool {
+        let Change { addresses, mtu, interface, .. } = change;
+        if self.scope_id != 0 {
+            self.scope_id = *interface;
+        }
+        if self.binds {
+            self.port.move_to(*interface);
+        }
         let is_gone = |bound: &IpAddr| !bound.is_multicast() && !addresses.contains(bound);
         let gone: Vec<_> = self.port.local_addresses().filter(is_gone).collect();
         gone.into_iter().for_each(|address| self.port.remove_address(address));
@@ -180,7 +188,8 @@ impl Link for UdpWire {
                 tracing::warn!("cannot serve {address}: {error}");
             }
         }
-        self.max_datagram = max_datagram(mtu, addresses);
+        self.max_datagram = max_datagram(*mtu, addresses);
+        true
     }
 
     fn add_sockets(&mut self, address: IpAddr, sockets: ReceiverSockets) {

@@ -1,11 +1,12 @@
 //! RoCEv2 frames over AF_XDP.
 
 use super::frames::{Ethernet, MIN_FRAME, pad};
+use super::reopening::Reopening;
 use super::{
     Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, QUEUES, max_datagram, split,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use rnic_net::HopTable;
+use rnic_net::{Change, HopTable, Interface};
 use roce_wire::{FrameHeader, ROCE_PORT};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,6 +21,9 @@ use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
 pub(super) struct XdpWire {
     /// One per receive queue; the first one sends.
     ports: Vec<XskPort>,
+    /// With which they were opened.
+    config: XskConfig,
+    reopening: Reopening,
     /// Which queue is asked first.
     turn: usize,
     ethernet: Ethernet,
@@ -37,20 +41,20 @@ impl XdpWire {
     /// # Errors
     /// As [`XskPort::open`].
     pub(super) fn new(
-        interface: &str,
+        interface: &Interface,
         mode: XdpMode,
         (addresses, steer): (&[IpAddr], Option<SteerBy>),
         mtu: u32,
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
-        let mut config = XskConfig::new(interface, ROCE_PORT);
+        let mut config = XskConfig::new(&interface.name, ROCE_PORT);
         config.steer = steer;
         config.addresses = addresses.to_vec();
         config.mode = mode;
-        let mut ports = vec![XskPort::open(&config)?];
-        open_further(&mut ports, config)?;
         let mut wire = Self {
-            ports,
+            ports: open(&config)?,
+            config,
+            reopening: Reopening::new(interface.index),
             turn: 0,
             ethernet: Ethernet::new(hops),
             addresses: addresses.to_vec(),
@@ -62,6 +66,24 @@ impl XdpWire {
         };
         wire.set_mtu(mtu);
         Ok(wire)
+    }
+
+    /// Opens the interface that was made anew. The ports of the one before are dead: what waits in
+    /// them is lost.
+    fn reopen(&mut self, change: &Change) {
+        let opened = xdp_io::netdev::name(change.interface).and_then(|interface| {
+            self.config.interface = interface;
+            self.config.addresses = change.addresses.clone();
+            self.config.addresses.extend(self.groups.keys());
+            open(&self.config)
+        });
+        let opened = opened.map(|ports| {
+            self.ports = ports;
+            self.reserved.clear();
+            self.backlog = false;
+            self.addresses.clone_from(&change.addresses);
+        });
+        self.reopening.note(change.interface, &self.ethernet, opened);
     }
 
     fn first(&self) -> &XskPort {
@@ -176,7 +198,11 @@ impl Link for XdpWire {
         self.backlog
     }
 
-    fn follow(&mut self, addresses: &[IpAddr], mtu: u32) {
+    fn follow(&mut self, change: &Change) -> bool {
+        if self.reopening.is_due(change) {
+            self.reopen(change);
+        }
+        let Change { addresses, mtu, .. } = change;
         for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
             if let Err(error) = self.first().remove_address(*gone) {
                 tracing::warn!("cannot give {gone} back to the kernel: {error}");
@@ -187,8 +213,9 @@ impl Link for XdpWire {
                 tracing::warn!("cannot serve {new}: {error}");
             }
         }
-        self.addresses = addresses.to_vec();
-        self.set_mtu(mtu);
+        self.addresses.clone_from(addresses);
+        self.set_mtu(*mtu);
+        self.reopening.works()
     }
 
     fn join(&mut self, group: IpAddr, membership: Membership) {
@@ -230,8 +257,16 @@ impl Link for XdpWire {
             ("link_tx_frames", tx_frames),
             ("link_tx_backpressure", tx_backpressure),
             ("link_tx_errors", tx_errors),
+            ("link_reopen_failed", self.reopening.failed),
         ]
     }
+}
+
+/// Opens all queues of an interface.
+fn open(config: &XskConfig) -> xdp_io::Result<Vec<XskPort>> {
+    let mut ports = vec![XskPort::open(config)?];
+    open_further(&mut ports, config.clone())?;
+    Ok(ports)
 }
 
 /// Opens the queues behind the first, as many as there are: receive side scaling may put frames on

@@ -47,6 +47,22 @@ impl Users {
         Ok(())
     }
 
+    /// The groups of an interface that was made anew.
+    pub(super) fn join_anew(&self, engine: &EngineProcess, groups: &mut Memberships) {
+        let interface = self.parts.wire_groups.joiner().interface();
+        for (group, membership) in groups {
+            if membership.fd().is_none() || membership.interface() == interface {
+                continue;
+            }
+            match self.give_group_socket(engine, *group) {
+                Ok(new) => *membership = new,
+                Err(refusal) => {
+                    tracing::warn!("{engine} is no member of the group {group}: {refusal}");
+                }
+            }
+        }
+    }
+
     fn give_group_socket(
         &self,
         engine: &EngineProcess,

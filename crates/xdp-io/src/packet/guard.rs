@@ -40,6 +40,16 @@ impl PortGuard {
         Ok(guard)
     }
 
+    /// Link-local addresses are those of this interface from now on. Those that it held or tried to
+    /// hold on the interface before are given up: they are to be added again.
+    pub(super) fn move_to(&mut self, ifindex: u32) {
+        if self.ifindex != ifindex {
+            self.ifindex = ifindex;
+            self.held.retain(|(held, _)| !address::is_link_local(*held));
+            self.taken.retain(|taken| !address::is_link_local(*taken));
+        }
+    }
+
     /// Holds the port on one more address. If another socket holds it the kernel sends no ICMP
     /// either; the address is then listed by [`PortGuard::taken`].
     ///

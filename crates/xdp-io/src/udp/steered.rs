@@ -34,6 +34,7 @@ mod order;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::arrivals::STRIDE_BITS;
@@ -44,7 +45,7 @@ use crate::program::asm::Register::{R0, R1, R2, R3, R4, R6, R7, R10};
 use crate::program::asm::Width::{U8, U32};
 use crate::program::asm::{Assembler, Helper};
 use crate::sys::bpf::{self, Instruction, MapKind, ProgramKind};
-use crate::{Error, Result, address, sys};
+use crate::{Error, Result, address, multicast, sys};
 use order::Order;
 
 /// Which byte of a datagram names its receiver, and how.
@@ -74,7 +75,7 @@ pub struct ReceiverSockets {
 #[derive(Debug)]
 pub struct SteeredPort {
     port: u16,
-    scope_id: u32,
+    scope_id: AtomicU32,
     buffer_bytes: usize,
     by: SteerBy,
     /// The kernel loads a program that finds receivers in a map.
@@ -131,7 +132,7 @@ impl SteeredPort {
     ) -> Result<SteeredPort> {
         // The first use must not be the one that finds out what the kernel lets us do.
         load(by)?;
-        let (mapped, state) = (true, Mutex::default());
+        let (mapped, state, scope_id) = (true, Mutex::default(), scope_id.into());
         Ok(SteeredPort { port, scope_id, buffer_bytes, by, mapped, first_is_local, state })
     }
 
@@ -139,14 +140,27 @@ impl SteeredPort {
     /// address that had other receivers than the first stays taken for as long as this lives.
     #[must_use]
     pub fn in_order(port: u16, scope_id: u32, buffer_bytes: usize, by: SteerBy) -> SteeredPort {
-        let (mapped, first_is_local, state) = (false, false, Mutex::default());
+        let (mapped, first_is_local) = (false, false);
+        let (state, scope_id) = (Mutex::default(), scope_id.into());
         SteeredPort { port, scope_id, buffer_bytes, by, mapped, first_is_local, state }
     }
 
     /// The interface of link-local addresses.
     #[must_use]
     pub fn scope_id(&self) -> u32 {
-        self.scope_id
+        self.scope_id.load(Ordering::Relaxed)
+    }
+
+    /// Goes on with the interface of this index, as when the other one was deleted and made anew:
+    /// as if all addresses were gone. A port without interface stays without.
+    pub fn move_to(&self, interface: u32) {
+        if [0, interface].contains(&self.scope_id()) {
+            return;
+        }
+        self.scope_id.store(interface, Ordering::Relaxed);
+        // A socket of a link-local address is one of the interface that went.
+        let stays = |group: &mut Group| group.wait() && !address::is_link_local(group.address);
+        self.state().groups.retain_mut(stays);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -161,6 +175,8 @@ impl SteeredPort {
     pub fn first_socket(&self, address: IpAddr) -> Result<(OwnedFd, Option<(OwnedFd, u8)>)> {
         self.with_group(address, |group| {
             let first = group.first.try_clone().map_err(Error::os("dup"))?;
+            // It may have been one of another interface before.
+            multicast::send_from(first.as_fd(), self.scope_id(), address)?;
             Ok((first, group.arrivals().map(|counts| (counts, 0))))
         })
     }
@@ -264,8 +280,9 @@ impl SteeredPort {
         port: u16,
         before_bind: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
     ) -> Result<OwnedFd> {
-        let wanted = address::scoped(address, port, self.scope_id);
-        socket::open(wanted, self.scope_id, self.buffer_bytes, before_bind)
+        let interface = self.scope_id();
+        let wanted = address::scoped(address, port, interface);
+        socket::open(wanted, interface, self.buffer_bytes, before_bind)
     }
 
     /// Leads nothing to the receivers of `owner` any more.

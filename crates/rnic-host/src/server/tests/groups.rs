@@ -1,9 +1,14 @@
 //! Multicast groups over the control socket.
 
-use super::{Client, Daemon, queue_pair};
+use super::{Client, Daemon, WireGroups, queue_pair};
 use crate::quota::Resource;
+use crate::settings::{Io, Settings, XdpMode};
+use crate::shard::{OwnEngine, ShardPort};
+use crate::wire::{self, WireConfig};
 use rnic_abi::control::{CreateQp, Reply, Request};
 use rnic_abi::verbs::QpType;
+use rnic_core::EngineConfig;
+use rnic_net::{NetConfig, Network};
 use roce_wire::Gid;
 
 fn group(last: u8) -> [u8; 16] {
@@ -104,4 +109,38 @@ fn an_engine_has_as_many_groups_and_members_as_it_says() {
         let answer = client.call(&change(qps[0], address(nth), true));
         assert_eq!(answer.is_ok(), nth < groups, "{nth}: {answer:?}");
     }
+}
+
+#[test]
+fn groups_are_joined_on_an_interface_that_is_made_anew() {
+    if !testbed::is_root("groups_are_joined_on_an_interface_that_is_made_anew") {
+        return;
+    }
+    let pair = testbed::Pair::new(4200);
+    let index = || pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
+    let (engine, groups) = pair.a.run(|| {
+        let place = NetConfig { netdev: Some("eth0".into()), addresses: Vec::new() };
+        let network = Network::start(place, Box::new(|_| ())).unwrap();
+        let xdp_mode = XdpMode::Auto;
+        let config = WireConfig { io: Io::AfPacket, xdp_mode, trains: true, users: false };
+        let wire = wire::open(&config, &network).unwrap();
+        let joiner = wire.joiner();
+        let port = ShardPort::Device(Box::new(wire));
+        let engine = EngineConfig::new([1, 2]);
+        let engine = OwnEngine::start(Settings::default(), engine, port).unwrap();
+        let groups = WireGroups::new(engine.handle().clone(), joiner);
+        (engine, groups)
+    });
+    let is_member = || pair.a.ip("maddress show dev eth0").contains("239.1.2.3");
+    pair.a.run(|| groups.join_for(0, "239.1.2.3".parse().unwrap()).unwrap());
+    assert!(is_member());
+    pair.make_anew(4200);
+    assert!(!is_member());
+    pair.a.run(|| groups.move_to(index()));
+    testbed::wait_for("the membership", || is_member().then_some(()));
+    // It lasts until the last one leaves.
+    pair.a.run(|| groups.move_to(index()));
+    groups.leave_for(0, "239.1.2.3".parse().unwrap());
+    testbed::wait_for("the end of the membership", || (!is_member()).then_some(()));
+    engine.stop();
 }

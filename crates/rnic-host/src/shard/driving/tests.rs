@@ -4,7 +4,7 @@ use super::super::{ShardHandle, ShardMessage, ShardPort, channel};
 use super::*;
 use crate::inspect::{Question, Seen};
 use crate::settings::Settings;
-use crate::wire::DeviceWire;
+use crate::wire::{DeviceWire, tests::change};
 use crossbeam_channel::{Receiver, bounded};
 use rnic_core::EngineConfig;
 use std::cell::Cell;
@@ -271,7 +271,7 @@ fn a_program_gets_copies_of_many_sockets() {
 fn copies_of_sockets_that_are_gone_are_recalled() {
     let mut stage = Stage::new();
     stage.drive();
-    stage.with(|shard| shard.nic.wire.follow(&[], 1500));
+    stage.with(|shard| shard.nic.wire.follow(&change(&[])));
     stage.with(|shard| drop(shard.step()));
     assert_eq!(stage.driving.state(), State::Stale);
     stage.driving.leave(State::Stale);

@@ -45,7 +45,9 @@ impl Link for Busy {
         false
     }
 
-    fn follow(&mut self, _: &[IpAddr], _: u32) {}
+    fn follow(&mut self, _: &Change) -> bool {
+        true
+    }
 
     fn join(&mut self, _: IpAddr, _: Membership) {}
 

@@ -22,7 +22,7 @@ fn capabilities_fit_a_word() {
 
 fn owner() -> DeviceWire {
     let mut owner = DeviceWire::new("loopback".into(), Links::default(), HopTable::default());
-    owner.follow(&[tests::loopback_path().flow.src], 65_536);
+    owner.follow(&tests::change(&[tests::loopback_path().flow.src]));
     owner
 }
 

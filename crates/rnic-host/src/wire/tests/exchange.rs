@@ -1,6 +1,6 @@
 //! Sends numbered datagrams of all shapes through a wire and checks what arrives.
 
-use crate::wire::DeviceWire;
+use crate::wire::{DeviceWire, is_link_local};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::Path;
 use rnic_core::ports::{ArenaId, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, Wire};
@@ -20,11 +20,11 @@ const BURST_DATAGRAMS: usize = 128;
 /// A path, and what keeps it.
 pub(in crate::wire) type Held = (Path, Hold);
 
-/// The path to `peer` from the address of its family.
+/// The path to `peer` from the address of its kind.
 pub(in crate::wire) fn path(network: &Network, peer: IpAddr) -> Held {
-    let same_family = |gid: &Gid| gid.to_ip().is_ipv4() == peer.is_ipv4();
+    let kind = |ip: IpAddr| (ip.is_ipv4(), is_link_local(ip));
     let gids = network.gids();
-    let source = gids.iter().find(|entry| same_family(&Gid(entry.gid))).unwrap();
+    let source = gids.iter().find(|entry| kind(Gid(entry.gid).to_ip()) == kind(peer)).unwrap();
     let attr = AhAttr {
         dgid: Gid::from_ip(peer).0,
         sgid_index: source.index as u8,

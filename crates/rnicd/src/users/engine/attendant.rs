@@ -61,6 +61,7 @@ impl Users {
         let mut state = engine.state();
         let Some(gids_changed) = state.network else { return };
         let network = self.network_state(gids_changed);
+        self.join_anew(engine, &mut state.groups);
         // First: what it sends from an address needs the socket.
         if self.give_sockets(engine, &network.addresses)
             && engine.send(&ToEngine::Network(network), &[]).is_ok()
