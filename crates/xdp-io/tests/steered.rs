@@ -9,7 +9,7 @@ use common::frame::pattern;
 use common::udp::{LOOP_1, LOOP_6, bind, collect, drain, queue, train};
 use common::{skipped_without_root, wait_for};
 use xdp_io::Error;
-use xdp_io::udp::{SteerBy, SteeredPort, UdpConfig, UdpPort};
+use xdp_io::udp::{SteerBy, SteeredPort, TxTrain, UdpConfig, UdpPort};
 
 /// The byte of the payload that names the receiver, in its upper five bits.
 const BY: SteerBy = SteerBy { offset: 5, shift: 3 };
@@ -141,6 +141,33 @@ fn receivers_in_order_are_found() {
     // Once this daemon has ended another one may have the address.
     drop((config, steered));
     wait_for("the address", || UdpSocket::bind((LOOP_9, port)).ok());
+}
+
+/// The socket of an address that was gone is used again, and has forgotten what it was used for.
+#[test]
+fn an_address_that_comes_back_sends_with_the_fields_that_are_asked_for() {
+    let port = STEERED + 4;
+    let steered = Arc::new(SteeredPort::in_order(port, 0, 1 << 20, BY));
+    let shared = Some(Arc::clone(&steered));
+    let config = UdpConfig { shared, ..UdpConfig::new(vec![LOOP_9], port) };
+    let mut own = UdpPort::bind(&config).unwrap();
+    let _other = receiver(&steered, 2, 20, &[LOOP_9]);
+    let mut peer = bind(&[LOOP_1]);
+    let to_peer = train(LOOP_9, (LOOP_1, peer.port()).into(), 0);
+    // So often that the socket adopts them.
+    for _ in 0..100 {
+        queue(&mut own, &to_peer, &[1; 40]);
+        assert_eq!(own.submit().sent, 1);
+        collect(&mut peer, 40);
+    }
+    steered.retain(&[]);
+    drop(own);
+    let mut own = UdpPort::bind(&config).unwrap();
+    let usual = TxTrain { tos: 0, hop_limit: 64, ..to_peer };
+    queue(&mut own, &usual, &[1; 40]);
+    assert_eq!(own.submit().sent, 1);
+    let (_, trains) = collect(&mut peer, 40);
+    assert_eq!((trains[0].tos, trains[0].hop_limit), (0, 64));
 }
 
 /// A kernel that joins the datagrams of a flow would lead those of two receivers to one.

@@ -74,8 +74,7 @@ pub(super) fn open(
     if wanted.ip().is_multicast() {
         set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(Error::os("SO_REUSEADDR"))?;
     }
-    write(fd.as_fd(), wanted.ip(), IpFields::NEW)
-        .map_err(Error::os("TOS and TTL of the UDP socket"))?;
+    make_new(fd.as_fd(), wanted.ip())?;
     before_bind(fd.as_fd()).map_err(Error::os("sharing the UDP port"))?;
     sys::bind(fd.as_fd(), SockAddr::new(&wanted).as_bytes())
         .map_err(|error| bind_error(wanted, error))?;
@@ -86,6 +85,12 @@ pub(super) fn open(
         multicast::send_from(fd.as_fd(), interface, wanted.ip())?;
     }
     Ok(fd)
+}
+
+/// It sends with the fields that a [`Socket`] expects of a new one, whatever another one of the
+/// same descriptor has chosen.
+pub(super) fn make_new(fd: BorrowedFd<'_>, address: IpAddr) -> Result<()> {
+    write(fd, address, IpFields::NEW).map_err(Error::os("TOS and TTL of the UDP socket"))
 }
 
 /// A socket that receives what is sent to port `port` of `group` on `interface`, for

@@ -175,7 +175,8 @@ impl SteeredPort {
     pub fn first_socket(&self, address: IpAddr) -> Result<(OwnedFd, Option<(OwnedFd, u8)>)> {
         self.with_group(address, |group| {
             let first = group.first.try_clone().map_err(Error::os("dup"))?;
-            // It may have been one of another interface before.
+            // It may have been another one's before, and of another interface.
+            socket::make_new(first.as_fd(), address)?;
             multicast::send_from(first.as_fd(), self.scope_id(), address)?;
             Ok((first, group.arrivals().map(|counts| (counts, 0))))
         })
