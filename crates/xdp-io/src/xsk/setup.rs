@@ -40,24 +40,57 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
     let mtu = netdev::mtu(&config.interface)?;
     let single_fits = mtu + LINK_HEADER <= RX_ROOM;
     let attached = program.as_ref().map(|program| program.mode());
-    let mut last = Error::ModeUnsupported { interface: config.interface.clone(), mode: "any" };
-    for attempt in attempts(config.mode, attached, single_fits) {
-        match try_open(config, ifindex, attempt, program.clone()) {
-            Err(
-                error @ (Error::ModeUnsupported { .. }
-                | Error::MtuTooLarge { .. }
-                | Error::QueueMissing { .. }),
-            ) => last = error,
-            other => return other,
-        }
-    }
-    Err(match last {
+    let none = Error::ModeUnsupported { interface: config.interface.clone(), mode: "any" };
+    let attempts = attempts(config.mode, attached, single_fits);
+    let opened = first_that_works(none, attempts, |attempt| {
+        try_open(config, ifindex, attempt, program.clone())
+    });
+    opened.map_err(|last| match last {
         // Queue 0 always exists, so what was refused is a frame in several chunks.
         Error::QueueMissing { interface, queue: 0 } if !single_fits => {
             Error::FrameTooLong { interface, mtu, limit: RX_ROOM - LINK_HEADER }
         }
         last => last,
     })
+}
+
+/// The outcome of the first attempt that succeeds or whose failure no other one can mend. Else the
+/// last failure, unless that only says that a mode is not supported while another said more; `none`
+/// if there are no attempts.
+fn first_that_works<A, T>(
+    none: Error,
+    attempts: impl IntoIterator<Item = A>,
+    mut open: impl FnMut(A) -> Result<T>,
+) -> Result<T> {
+    let (mut last, mut unforeseen) = (none, None);
+    for attempt in attempts {
+        match open(attempt) {
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error @ (Error::Os { .. } | Error::ProgramRejected { .. })) => {
+                // Drivers refuse with all kinds of errors what they do not offer.
+                unforeseen.get_or_insert(error);
+            }
+            Err(error) => last = error,
+            opened => return opened,
+        }
+    }
+    Err(match last {
+        Error::ModeUnsupported { .. } => unforeseen.unwrap_or(last),
+        last => last,
+    })
+}
+
+/// Whether it is the same in every mode.
+fn is_final(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InterfaceMissing { .. }
+            | Error::Privilege { .. }
+            | Error::AlreadyAttached { .. }
+            | Error::QueueBusy { .. }
+            | Error::MemoryLimit { .. }
+            | Error::InvalidConfig(_)
+    )
 }
 
 fn validate(config: &XskConfig) -> Result<()> {
@@ -274,4 +307,41 @@ pub(super) fn add_kernel_stats(fd: BorrowedFd<'_>, stats: &mut XskStats) {
     stats.fill_empty = kernel.rx_fill_ring_empty_descs;
     stats.tx_invalid = kernel.tx_invalid_descs;
     stats.tx_ring_empty = kernel.tx_ring_empty_descs;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(errno: i32) -> Error {
+        Error::Os { operation: "bind(AF_XDP)", source: io::Error::from_raw_os_error(errno) }
+    }
+
+    fn unsupported() -> Error {
+        Error::ModeUnsupported { interface: "eth0".into(), mode: "native" }
+    }
+
+    /// What comes of attempts with these outcomes, and how many were made.
+    fn outcome(attempts: Vec<Result<u8>>) -> (std::result::Result<u8, String>, usize) {
+        let mut count = 0;
+        let opened = first_that_works(unsupported(), attempts, |attempt| {
+            count += 1;
+            attempt
+        });
+        (opened.map_err(|error| error.to_string()), count)
+    }
+
+    #[test]
+    fn a_mode_that_fails_in_an_unforeseen_way_leaves_the_next_one() {
+        assert_eq!(outcome(vec![Err(os(libc::EIO)), Err(unsupported()), Ok(3)]), (Ok(3), 3));
+        let busy = || Error::QueueBusy { interface: "eth0".into(), queue: 0 };
+        assert_eq!(outcome(vec![Err(busy()), Ok(2)]), (Err(busy().to_string()), 1));
+        let reason = os(libc::EIO).to_string();
+        let failed = vec![Err(os(libc::EIO)), Err(os(libc::ENOENT)), Err(unsupported())];
+        assert_eq!(outcome(failed), (Err(reason), 3));
+        let missing = || Error::QueueMissing { interface: "eth0".into(), queue: 7 };
+        let told = missing().to_string();
+        assert_eq!(outcome(vec![Err(os(libc::EIO)), Err(missing())]), (Err(told), 2));
+        assert_eq!(outcome(Vec::new()), (Err(unsupported().to_string()), 0));
+    }
 }
