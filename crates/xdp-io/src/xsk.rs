@@ -152,7 +152,8 @@ impl XskPort {
     /// the kernel refuses to send, as while the interface is down, it is dropped and counted.
     pub fn submit(&mut self) -> TxReport {
         let Rings { tx, completion, socket, .. } = &mut self.rings;
-        self.transmitter.submit(tx, completion, socket.as_fd(), &self.umem)
+        let kernel = (&self.umem, !self.caps.zero_copy);
+        self.transmitter.submit(tx, completion, socket.as_fd(), kernel)
     }
 
     /// Counters so far; asks the kernel for its part.

@@ -78,3 +78,28 @@ fn frames_for_an_interface_that_is_down_are_dropped() {
         assert_eq!(a.stats().tx_frames, 1000);
     }
 }
+
+/// The kernel takes such frames from the ring all the same.
+#[test]
+fn frames_that_find_no_carrier_are_not_counted_as_sent() {
+    if skipped_without_root("frames_that_find_no_carrier_are_not_counted_as_sent") {
+        return;
+    }
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let pair = Pair::new(9000);
+        let mut a = pair.a.run(|| open(INTERFACE, V4_A, mode));
+        pair.b.ip(&format!("link set {INTERFACE} down"));
+        wait_for("the carrier to go", || {
+            pair.a.ip(&format!("link show {INTERFACE}")).contains("NO-CARRIER").then_some(())
+        });
+        let macs = (pair.mac_a, pair.mac_b);
+        let frame = Frame::udp(macs, (V4_A, V4_B), PORT, pattern(100, 1)).build();
+        for _ in 0..10 {
+            (0..TX_FRAMES / 2).for_each(|_| reserve(&mut a, &frame));
+            wait_for("the kernel to take them", || (a.submit().queued == 0).then_some(()));
+        }
+        let stats = a.stats();
+        let all = (TX_FRAMES / 2 * 10) as u64;
+        assert_eq!((stats.tx_frames, stats.tx_errors.total()), (0, all), "{mode:?}: {stats:?}");
+    }
+}

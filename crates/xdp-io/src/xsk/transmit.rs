@@ -80,17 +80,21 @@ impl Transmitter {
     /// kernel makes no progress. When the kernel refuses, everything queued is dropped: otherwise
     /// the frames would occupy the arena until the interface is up again, and be sent long after
     /// they were due.
+    ///
+    /// With `copies` the kernel copies frames and drops one that the device's queue has no room
+    /// for, or that finds no carrier. It says so with EBUSY, and completes the frame like those
+    /// that it has sent.
     pub(super) fn submit(
         &mut self,
         ring: &mut Producer<Descriptor>,
         completion: &mut Consumer<u64>,
         socket: BorrowedFd<'_>,
-        umem: &Umem,
+        (umem, copies): (&Umem, bool),
     ) -> TxReport {
         if self.pending.is_empty() && ring.unconsumed() == 0 {
             return TxReport::default();
         }
-        let mut sent = self.enqueue(ring, umem);
+        let (mut sent, mut dropped) = (self.enqueue(ring, umem), 0);
         for _ in 0..MAX_KICKS {
             if !ring.needs_wakeup() {
                 break;
@@ -100,9 +104,10 @@ impl Transmitter {
             let after = ring.unconsumed();
             if let Err(error) = result {
                 match error.raw_os_error().unwrap_or(0) {
+                    libc::EBUSY if copies => dropped += 1,
                     libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR | libc::ENOMEM => {}
                     errno => {
-                        self.sent += sent as u64;
+                        self.count(sent, dropped);
                         self.reap(completion, umem);
                         self.drop_waiting(errno, ring, umem);
                         return TxReport { sent, queued: 0 };
@@ -114,13 +119,19 @@ impl Transmitter {
                 break;
             }
         }
-        self.sent += sent as u64;
+        self.count(sent, dropped);
         // A device that needs no system call takes frames from the ring by itself.
         let waiting = if ring.needs_wakeup() { ring.unconsumed() as usize } else { 0 };
         let queued = self.pending.len() + waiting;
         self.backpressure += u64::from(queued > 0);
         self.reap(completion, umem);
         TxReport { sent, queued }
+    }
+
+    /// So many frames were put into the ring, and so many, of these or from before, dropped.
+    fn count(&mut self, sent: usize, dropped: usize) {
+        self.sent = (self.sent + sent as u64).saturating_sub(dropped as u64);
+        (0..dropped).for_each(|_| self.errors.count(libc::EBUSY));
     }
 
     /// Gives up the frames in the ring and those that were reserved for it. What the kernel has
