@@ -10,7 +10,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::umem::MappedMemory;
 
@@ -185,6 +185,17 @@ impl<T: Element> Producer<T> {
             // and the kernel validates every element that it reads.
             unsafe { element.write(with(element.read())) };
         }
+    }
+
+    /// As [`needs_wakeup`](Self::needs_wakeup), for what was published just now: a driver that has
+    /// seen none of it has asked for the system call, or will see it.
+    ///
+    /// Without the fence the flag could be read before the counter is stored. A driver that looks
+    /// at the ring between the two, finds it empty and sets the flag would then wait for a system
+    /// call that does not come.
+    pub(crate) fn needs_wakeup_for_published(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.shared.needs_wakeup()
     }
 
     /// True when the kernel wants a system call to go on with this ring.

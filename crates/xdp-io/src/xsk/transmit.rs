@@ -96,7 +96,7 @@ impl Transmitter {
         }
         let (mut sent, mut dropped) = (self.enqueue(ring, umem), 0);
         for _ in 0..MAX_KICKS {
-            if !ring.needs_wakeup() {
+            if !ring.needs_wakeup_for_published() {
                 break;
             }
             let before = ring.unconsumed();
