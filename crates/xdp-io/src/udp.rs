@@ -274,7 +274,8 @@ impl UdpPort {
         let bound_here = |s: &Option<Socket>| s.as_ref().is_some_and(|s| s.address == address);
         let Some(index) = self.sockets.iter().position(bound_here) else { return };
         self.tx.retag(index as u32, u32::MAX);
-        self.sockets[index] = None;
+        // Counters never go back.
+        self.stats.rx_kernel_drops += self.sockets[index].take().map_or(0, |s| s.dropped());
         self.changes += 1;
     }
 
@@ -459,8 +460,8 @@ impl UdpPort {
     /// Counters so far; asks the kernel for its drops.
     #[must_use]
     pub fn stats(&self) -> UdpStats {
-        let kernel_drops = self.sockets.iter().flatten().map(Socket::dropped).sum();
-        UdpStats { rx_kernel_drops: kernel_drops, ..self.stats }
+        let open: u64 = self.sockets.iter().flatten().map(Socket::dropped).sum();
+        UdpStats { rx_kernel_drops: self.stats.rx_kernel_drops + open, ..self.stats }
     }
 
     /// The socket that sends from `source`: its own, else one bound to all addresses.

@@ -238,6 +238,34 @@ fn each_address_has_its_turn_beside_a_busy_one() {
 }
 
 #[test]
+fn the_first_call_after_a_sleep_looks_at_every_address() {
+    let addresses: Vec<IpAddr> = (1..=8).map(|host| [127, 0, 2, host].into()).collect();
+    let mut port = bind(&addresses);
+    let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    for address in &addresses {
+        sender.send_to(&[7; 40], (*address, port.port())).unwrap();
+        port.awake();
+        let trains = drain(&mut port);
+        assert_eq!(trains.iter().map(|(train, _)| train.dst).collect::<Vec<_>>(), [*address]);
+    }
+}
+
+#[test]
+fn what_a_closed_socket_had_to_drop_still_counts() {
+    let mut config = UdpConfig::new(vec![LOOP_1, LOOP_2], 0);
+    config.socket_buffer_bytes = 4096;
+    let mut port = UdpPort::bind(&config).unwrap();
+    let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    for _ in 0..100 {
+        sender.send_to(&[7; 1000], (LOOP_2, port.port())).unwrap();
+    }
+    let dropped = port.stats().rx_kernel_drops;
+    assert!(dropped > 50, "{dropped}");
+    port.remove_address(LOOP_2);
+    assert_eq!(port.stats().rx_kernel_drops, dropped);
+}
+
+#[test]
 fn multicast_groups_are_joined_and_left() {
     if skipped_without_root("multicast_groups_are_joined_and_left") {
         return;

@@ -50,6 +50,8 @@ pub(crate) struct Socket {
     arrivals: Option<Arrivals>,
     /// What threads with another table of descriptors use.
     copies: Copies,
+    /// What the kernel had dropped before this one had the descriptor.
+    dropped_before: u32,
 }
 
 /// A socket bound to `wanted`, with all options set before the first datagram can arrive.
@@ -126,8 +128,20 @@ impl Socket {
         let segments = sys::option(fd.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok();
         let (fields, others, hint) = (IpFields::NEW, 0, BatchHint::default());
         let copies = Copies::default();
-        let arrivals = None;
-        Socket { fd, sender: None, address, segments, fields, others, hint, arrivals, copies }
+        let (arrivals, sender) = (None, None);
+        let dropped_before = dropped(fd.as_fd());
+        Socket {
+            fd,
+            sender,
+            address,
+            segments,
+            fields,
+            others,
+            hint,
+            arrivals,
+            copies,
+            dropped_before,
+        }
     }
 
     /// As [`Socket::new`], with another one to send.
@@ -234,9 +248,14 @@ impl Socket {
 
     /// Datagrams dropped for lack of buffer space.
     pub(crate) fn dropped(&self) -> u64 {
-        sys::option(self.fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, [0u32; 9])
-            .map_or(0, |info| u64::from(info[MEMINFO_DROPS]))
+        dropped(self.fd()).wrapping_sub(self.dropped_before).into()
     }
+}
+
+/// What the kernel has dropped since the socket was opened, whatever process had it.
+fn dropped(fd: BorrowedFd<'_>) -> u32 {
+    sys::option(fd, libc::SOL_SOCKET, libc::SO_MEMINFO, [0u32; 9])
+        .map_or(0, |info| info[MEMINFO_DROPS])
 }
 
 /// What the kernel writes from now on.
