@@ -167,6 +167,8 @@ pub struct UdpPort {
     other: usize,
     /// Calls of [`UdpPort::receive`].
     calls: u32,
+    /// The caller has slept since: any socket may be what it slept on.
+    has_slept: bool,
     /// How often sockets were added or closed.
     changes: u64,
     /// That number when copies were taken.
@@ -200,6 +202,7 @@ impl UdpPort {
             busy: 0,
             other: 0,
             calls: 0,
+            has_slept: false,
             changes: 0,
             copied_at: None,
             stats: UdpStats::default(),
@@ -312,7 +315,11 @@ impl UdpPort {
     /// each within `4 * addresses` calls. To ask all of them would take a system call each, and
     /// with an epoll instance the kernel would walk its wait queue for every datagram. Where the
     /// kernel counts what arrives, a look asks only when something may be there, and now and then.
+    /// The first call after a [sleep](Self::awake) looks at all of them.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
+        if std::mem::take(&mut self.has_slept) {
+            return self.receive_from_all(out);
+        }
         self.calls = self.calls.wrapping_add(1);
         let busy = self.busy;
         let is_others_turn =
@@ -320,6 +327,20 @@ impl UdpPort {
         // First: the busy one may fill all the room in every call.
         let from_other = if is_others_turn { self.receive_from_other(out) } else { 0 };
         from_other + self.receive_from(busy, &mut out[from_other..])
+    }
+
+    /// The busy one last: it may fill all the room.
+    fn receive_from_all(&mut self, out: &mut [RxTrain]) -> usize {
+        let (first, count) = (self.busy + 1, self.sockets.len());
+        let mut filled = 0;
+        for index in (first..first + count).map(|at| at % count) {
+            let found = self.receive_from(index, &mut out[filled..]);
+            if found > 0 {
+                self.busy = index;
+            }
+            filled += found;
+        }
+        filled
     }
 
     fn receive_from_other(&mut self, out: &mut [RxTrain]) -> usize {
@@ -369,6 +390,7 @@ impl UdpPort {
     /// The caller has slept on the [descriptors](Self::fds): one of the sockets may have something,
     /// whatever was counted before.
     pub fn awake(&mut self) {
+        self.has_slept = true;
         self.sockets.iter_mut().flatten().for_each(Socket::may_be_behind);
     }
 
