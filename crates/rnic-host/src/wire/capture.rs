@@ -2,9 +2,10 @@
 //!
 //! A wire around the links, within the injected faults: it shows what was on the wire. Where a link
 //! has no Ethernet header, or does not show it, one is made up. What the device sends to itself
-//! shows once, when it arrives. Without watchers it costs one branch a call.
+//! shows once, when it arrives, and what no link can send not at all. Without watchers it costs one
+//! branch a call.
 
-use super::{LOOPBACK, datagrams};
+use super::{DISCARD, LOOPBACK, datagrams};
 use crate::observe::{Captured, Watcher, Watchers, Way};
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, Wire, WireCaps};
 use rnic_net::{Hop, HopTable};
@@ -75,7 +76,8 @@ impl<W: Wire> CaptureWire<W> {
     fn copy_sent(&mut self) {
         let rule = self.inner.caps().tx_ip_id;
         for (train, slot) in self.reserved.drain(..) {
-            if slot.arena == LOOPBACK {
+            // Shown when it arrives; and never on a wire, with trains that overlap in memory.
+            if matches!(slot.arena, LOOPBACK | DISCARD) {
                 continue;
             }
             let macs = macs_of(&self.hops, &train);

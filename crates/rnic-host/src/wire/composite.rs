@@ -189,7 +189,7 @@ impl Composite {
 
     /// Somewhere, to be forgotten.
     fn discard(&mut self, train: &TxTrain) -> Option<TxSlot> {
-        self.discarded += 1;
+        self.discarded += u64::from(train.segments);
         // Slots differ, so that each can be cancelled.
         let offset = self.reserved.len() as u32 * 4;
         let end = offset.checked_add(train_len(train)?)?;

@@ -180,6 +180,8 @@ fn what_has_no_way_out_is_swallowed() {
     let Some((_pair, mut from, mut to)) = pair_of(NATIVE, UDP, 4200) else { return };
     let mut nowhere = from.path(0);
     nowhere.hop = HopId(4711);
+    let (watcher, sent) = observe::watch(FRAMES);
+    from.wire.observe(&watcher);
     let one = Shape { count: 1, len: 100, last: 100 };
     let lost = exchange::put(&mut from.wire, &nowhere, 0, 0, one).unwrap();
     exchange::put(&mut from.wire, &nowhere, 0, 1, one).unwrap();
@@ -191,6 +193,7 @@ fn what_has_no_way_out_is_swallowed() {
     let mut seen = Seen::default();
     exchange::take_all(&mut to.wire, &path.flow, &mut seen, 1);
     assert_eq!(seen.numbers, [3]);
+    assert_eq!(sent.frames().len(), 1, "what was not on the wire is captured");
     let swallowed = from.wire.counters().iter().find(|(n, _)| *n == "link_tx_no_route").copied();
     assert_eq!(swallowed, Some(("link_tx_no_route", 3)));
 }
