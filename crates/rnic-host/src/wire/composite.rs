@@ -99,6 +99,8 @@ impl Composite {
 
     /// The thread may have slept.
     pub(super) fn awake(&mut self) {
+        // It may be the local link that has something.
+        self.looks = LOOK_EVERY - 1;
         self.links_mut().for_each(|link| link.awake());
     }
 
