@@ -54,6 +54,23 @@ const AROUND: &[(&str, &str)] = &[
         "link_reopen_failed",
         "Times that the link could not be opened on an interface that was made anew.",
     ),
+    (
+        "local_rx_trains",
+        "Reads from the sockets to other engines of this host that brought datagrams (beside af-packet, af-xdp).",
+    ),
+    ("local_rx_bytes", "Bytes received from those sockets."),
+    ("local_rx_malformed", "Datagrams from those sockets that were cut short."),
+    ("local_rx_errors", "Errors of the kernel on receiving from those sockets."),
+    (
+        "local_rx_no_buffer",
+        "Datagrams that the kernel dropped because the engine did not read those sockets in time.",
+    ),
+    ("local_tx_trains", "Writes to those sockets, of one or more datagrams each."),
+    (
+        "local_tx_backpressure",
+        "How often those sockets took no more, so that the engine had to wait.",
+    ),
+    ("local_tx_errors", "Writes to those sockets that the kernel refused."),
     ("fault_dropped", "Datagrams dropped by `rnic fault`."),
     ("fault_duplicated", "Datagrams doubled by `rnic fault`."),
     ("fault_reordered", "Datagrams that `rnic fault` let others overtake."),
@@ -78,8 +95,16 @@ mod tests {
 
     /// Counters are pairs of a name and a number in the source of links and engines.
     fn named_in(folder: &Path, names: &mut BTreeSet<String>) {
-        const PREFIXES: [&str; 7] =
-            ["link_", "fault_", "loopback_", "shard_rx_", "shard_tx_", "shard_cut_off_", "driven_"];
+        const PREFIXES: [&str; 8] = [
+            "local_",
+            "link_",
+            "fault_",
+            "loopback_",
+            "shard_rx_",
+            "shard_tx_",
+            "shard_cut_off_",
+            "driven_",
+        ];
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {

@@ -143,6 +143,10 @@ impl Composite {
         if let Some(link) = &mut self.outside {
             counters.extend(link.counters());
         }
+        if let Some(link) = &mut self.local {
+            let own = |(name, count)| Some((local_name(name)?, count));
+            counters.extend(link.counters().into_iter().filter_map(own));
+        }
         counters
     }
 
@@ -296,6 +300,22 @@ impl Wire for Composite {
         self.links_mut().for_each(|link| link.submit());
     }
 }
+
+/// What a counter of the local link is called beside those of the way outside.
+fn local_name(of_link: &str) -> Option<&'static str> {
+    LOCAL_NAMES.iter().find(|(_, name)| *name == of_link).map(|(local, _)| *local)
+}
+
+const LOCAL_NAMES: [(&str, &str); 8] = [
+    ("local_rx_trains", "link_rx_trains"),
+    ("local_rx_bytes", "link_rx_bytes"),
+    ("local_rx_malformed", "link_rx_malformed"),
+    ("local_rx_errors", "link_rx_errors"),
+    ("local_rx_no_buffer", "link_rx_no_buffer"),
+    ("local_tx_trains", "link_tx_trains"),
+    ("local_tx_backpressure", "link_tx_backpressure"),
+    ("local_tx_errors", "link_tx_errors"),
+];
 
 /// How many calls look at the local link once.
 const LOOK_EVERY: u32 = 32;

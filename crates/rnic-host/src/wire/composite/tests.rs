@@ -54,14 +54,18 @@ impl Link for Busy {
     fn leave(&mut self, _: IpAddr) {}
 
     fn counters(&mut self) -> LinkCounters {
-        Vec::new()
+        vec![("link_rx_no_buffer", 3), ("link_rx_frames", 4)]
     }
+}
+
+fn with_both() -> Composite {
+    let (outside, local) = (Some(Box::new(Busy) as Box<dyn Link>), Some(Box::new(Busy) as _));
+    Composite::new(Links { outside, local, ..Links::default() })
 }
 
 #[test]
 fn each_way_is_heard_beside_the_others() {
-    let (outside, local) = (Some(Box::new(Busy) as Box<dyn Link>), Some(Box::new(Busy) as _));
-    let mut wire = Composite::new(Links { outside, local, ..Links::default() });
+    let mut wire = with_both();
     let train = train_to_itself(16);
     let mut heard = [0; 3];
     let mut trains = Vec::with_capacity(64);
@@ -76,4 +80,33 @@ fn each_way_is_heard_beside_the_others() {
         wire.release();
     }
     assert!(heard.iter().all(|heard| *heard > 0), "{heard:?}");
+}
+
+#[test]
+fn the_local_link_is_heard_after_a_sleep() {
+    let mut wire = with_both();
+    let mut trains = Vec::with_capacity(64);
+    for _ in 0..3 {
+        wire.awake();
+        trains.clear();
+        wire.receive(&mut trains);
+        assert!(trains.iter().any(|train| train.arena == LOCAL));
+        wire.release();
+    }
+}
+
+#[test]
+fn both_links_are_counted() {
+    let counters = with_both().counters();
+    let of_links: Vec<_> = counters.iter().filter(|(_, count)| *count > 0).copied().collect();
+    let expected = [("link_rx_no_buffer", 3), ("link_rx_frames", 4), ("local_rx_no_buffer", 3)];
+    assert_eq!(of_links, expected);
+}
+
+#[test]
+fn each_datagram_that_has_no_way_is_counted() {
+    let mut wire = Composite::new(Links::default());
+    let train = TxTrain { hop: HopId(4711), segments: 5, ..train_to_itself(16) };
+    assert_eq!(wire.reserve(&train).unwrap().arena, DISCARD);
+    assert!(wire.counters().contains(&("link_tx_no_route", 5)));
 }
