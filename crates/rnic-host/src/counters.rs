@@ -38,6 +38,10 @@ const AROUND: &[(&str, &str)] = &[
     ("link_rx_bytes", "Bytes received from the link (udp, af-packet)."),
     ("link_rx_malformed", "Frames or datagrams that are no RoCEv2 datagram, or cut short."),
     ("link_rx_foreign_mac", "Frames for another MAC address (af-packet, af-xdp)."),
+    (
+        "link_rx_foreign_vlan",
+        "Frames of a VLAN that has no interface on this host (af-packet, af-xdp).",
+    ),
     ("link_rx_foreign_ip", "Datagrams for another IP address (af-packet)."),
     ("link_rx_errors", "Errors of the kernel on receiving."),
     ("link_rx_dropped", "Frames that the kernel dropped in front of the AF_XDP socket."),

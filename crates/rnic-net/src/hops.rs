@@ -30,6 +30,8 @@ const PRIORITY_SHIFT: u32 = 48;
 const MAC_MASK: u64 = (1 << 48) - 1;
 /// Of VLANs (IEEE 802.1Q): a field of three bits.
 const PRIORITIES: u8 = 8;
+/// An id has twelve.
+const VLAN_WORDS: usize = (1 << 12) / 64;
 
 /// Where frames go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +61,8 @@ pub struct HopTable {
     words: Arc<[Words]>,
     /// Own Ethernet addresses; zero where there is none.
     own: Arc<[AtomicU64; MAX_OWN]>,
+    /// A bit for each VLAN id that has an interface.
+    vlans: Arc<[AtomicU64; VLAN_WORDS]>,
     /// The wire has no way to the network.
     wire_is_lost: Arc<AtomicBool>,
     known: Arc<Mutex<Known>>,
@@ -121,8 +125,9 @@ impl Drop for Hold {
 impl Default for HopTable {
     fn default() -> Self {
         let words = (0..MAX_HOPS).map(|_| Words::default()).collect();
+        let vlans = Arc::new([const { AtomicU64::new(0) }; VLAN_WORDS]);
         let (own, wire_is_lost, known) = (Arc::default(), Arc::default(), Arc::default());
-        Self { words, own, wire_is_lost, known }
+        Self { words, own, vlans, wire_is_lost, known }
     }
 }
 
@@ -149,6 +154,25 @@ impl HopTable {
     pub fn is_own(&self, mac: MacAddr) -> bool {
         let wanted = word(mac);
         wanted != 0 && self.own.iter().any(|own| own.load(Ordering::Relaxed) == wanted)
+    }
+
+    /// Whether frames with this tag are for us: the VLAN has an interface here, or the tag only
+    /// gives a priority.
+    #[inline]
+    pub fn serves_vlan(&self, tag: VlanTag) -> bool {
+        let id = usize::from(tag.id());
+        id == 0 || self.vlans[id / 64].load(Ordering::Relaxed) >> (id % 64) & 1 != 0
+    }
+
+    /// Sets the VLANs that have an interface.
+    pub(super) fn set_vlans(&self, ids: impl Iterator<Item = u16>) {
+        let mut words = [0; VLAN_WORDS];
+        for id in ids.map(|id| VlanTag::new(0, id)).map(|tag| usize::from(tag.id())) {
+            words[id / 64] |= 1 << (id % 64);
+        }
+        for (place, word) in self.vlans.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
     }
 
     /// The interface's Ethernet address; zero where there is none.
@@ -339,6 +363,19 @@ mod tests {
         assert!(hops.is_own(A) && !hops.is_own(B) && !hops.is_own(MacAddr::default()));
         hops.set_own(&[B]);
         assert!(hops.is_own(B) && !hops.is_own(A));
+    }
+
+    #[test]
+    fn vlans_with_an_interface_are_served() {
+        let hops = HopTable::default();
+        hops.set_vlans([1, 64, 4095].into_iter());
+        let served = |ids: &[u16]| {
+            ids.iter().map(|id| hops.serves_vlan(VlanTag::new(7, *id))).collect::<Vec<_>>()
+        };
+        assert_eq!(served(&[1, 64, 4095, 0]), [true; 4], "0 only has a priority");
+        assert_eq!(served(&[2, 63, 65, 4094]), [false; 4]);
+        hops.set_vlans([2].into_iter());
+        assert_eq!(served(&[1, 2]), [false, true]);
     }
 
     #[test]

@@ -208,6 +208,7 @@ impl Shared {
         let before = state.change(false);
         let gids_changed = state.follow(&self.config, &self.hops, interfaces, addresses);
         self.hops.set_own(&state.macs());
+        self.hops.set_vlans(state.vlans.values().filter_map(|vlan| Some(vlan.vlan?.1)));
         self.hops.move_sources(&state.own().map(|own| (own.index, own.mac)).collect());
         let after = state.change(gids_changed);
         (before != after).then_some(after)

@@ -209,6 +209,8 @@ fn a_vlan_changes_its_own_ethernet_address() {
     assert_eq!(shared.hops.get(hop).unwrap().src_mac, MAC[1]);
     assert_eq!(shared.hops.get(below).unwrap().src_mac, MAC[0]);
     assert!(shared.hops.is_own(MAC[0]) && shared.hops.is_own(MAC[1]));
+    let served = [7, 8].map(|id| shared.hops.serves_vlan(VlanTag::new(0, id)));
+    assert_eq!(served, [true, false]);
 }
 
 #[test]

@@ -11,6 +11,8 @@ use xdp_io::TxRefusal;
 pub(super) struct RefusedFrames {
     /// For another Ethernet address.
     pub(super) foreign: u64,
+    /// Of a VLAN that has no interface here.
+    pub(super) vlan: u64,
     /// Not RoCEv2, or with broken headers.
     pub(super) malformed: u64,
 }
@@ -36,6 +38,11 @@ impl Ethernet {
         };
         if frame.dst_mac.0[0] & MULTICAST == 0 && !self.hops.is_own(frame.dst_mac) {
             self.refused.foreign += 1;
+            return None;
+        }
+        // The kernel would drop it: the network that it comes from is not one of this host.
+        if frame.vlan.is_some_and(|tag| !self.hops.serves_vlan(tag)) {
+            self.refused.vlan += 1;
             return None;
         }
         let payload = frame.payload_range();
@@ -73,3 +80,33 @@ pub(super) fn pad(frame: &mut [u8], used: usize) {
 pub(super) const MIN_FRAME: usize = 60;
 /// The group bit of an Ethernet address.
 const MULTICAST: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roce_wire::{Flow, MacAddr, VlanTag};
+    use std::net::IpAddr;
+
+    /// To a group, which is for every Ethernet address.
+    fn frame(vlan: Option<VlanTag>) -> Vec<u8> {
+        let [src, dst] = ["10.88.0.2", "239.1.2.3"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let (dst_mac, src_mac) = (MacAddr::of_group(dst), MacAddr([2; 6]));
+        let header = FrameHeader { dst_mac, src_mac, vlan, flow: Flow::new(src, dst, 0xc001) };
+        let mut frame = vec![0; header.len() + 16];
+        header.emit(0, 16, &mut frame);
+        frame
+    }
+
+    #[test]
+    fn frames_of_a_vlan_without_an_interface_are_refused() {
+        let mut ethernet = Ethernet::new(HopTable::default());
+        let mut takes = |vlan| {
+            let frame = frame(vlan);
+            ethernet.strip(&frame, 0, frame.len()).is_some()
+        };
+        assert!(takes(None));
+        assert!(takes(Some(VlanTag::new(5, 0))), "a tag that only gives a priority");
+        assert!(!takes(Some(VlanTag::new(5, 7))));
+        assert_eq!((ethernet.refused.vlan, ethernet.refused.malformed), (1, 0));
+    }
+}

@@ -191,6 +191,7 @@ impl Link for PacketWire {
             ("link_rx_bytes", stats.rx_bytes),
             ("link_rx_malformed", stats.rx_malformed + self.ethernet.refused.malformed),
             ("link_rx_foreign_mac", self.ethernet.refused.foreign),
+            ("link_rx_foreign_vlan", self.ethernet.refused.vlan),
             ("link_rx_foreign_ip", self.not_ours),
             ("link_rx_errors", stats.rx_errors),
             ("link_rx_no_buffer", stats.rx_kernel_drops),

@@ -252,6 +252,7 @@ impl Link for XdpWire {
             ("link_rx_frames", rx_frames),
             ("link_rx_malformed", self.ethernet.refused.malformed),
             ("link_rx_foreign_mac", self.ethernet.refused.foreign),
+            ("link_rx_foreign_vlan", self.ethernet.refused.vlan),
             ("link_rx_dropped", rx_dropped),
             ("link_rx_no_buffer", rx_no_buffer),
             ("link_tx_frames", tx_frames),
