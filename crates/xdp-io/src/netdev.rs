@@ -30,6 +30,18 @@ pub fn mtu(name: &str) -> Result<u32> {
     Ok(u32::from_ne_bytes([value[0], value[1], value[2], value[3]]))
 }
 
+/// Receive queues in use. `None` where sysfs shows another network namespace, or nothing.
+#[must_use]
+pub fn rx_queues(name: &str) -> Option<usize> {
+    let folder = format!("/sys/class/net/{name}");
+    let shown = std::fs::read_to_string(format!("{folder}/ifindex")).ok()?;
+    if shown.trim().parse() != Ok(index(name).ok()?) {
+        return None;
+    }
+    let queues = std::fs::read_dir(format!("{folder}/queues")).ok()?.flatten();
+    Some(queues.filter(|queue| queue.file_name().as_encoded_bytes().starts_with(b"rx-")).count())
+}
+
 /// Ethernet address.
 ///
 /// # Errors
@@ -60,6 +72,8 @@ mod tests {
         assert_eq!(name(loopback).unwrap(), "lo");
         assert!(mtu("lo").unwrap() >= 1280);
         assert_eq!(mac("lo").unwrap(), [0; 6]);
+        assert!(rx_queues("lo").is_none_or(|queues| queues == 1));
+        assert_eq!(rx_queues("no-such-if0"), None);
     }
 
     #[test]

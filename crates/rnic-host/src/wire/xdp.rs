@@ -280,15 +280,30 @@ fn open_further(ports: &mut Vec<XskPort>, mut config: XskConfig) -> xdp_io::Resu
         config.queue = ports.len() as u32;
         match XskPort::open_queue(&config, Arc::clone(&program)) {
             Ok(port) => ports.push(port),
-            Err(xdp_io::Error::QueueMissing { .. }) => return Ok(()),
+            // There is none, or the kernel refuses it with the same words.
+            Err(xdp_io::Error::QueueMissing { .. }) => break,
             Err(error) => return Err(error),
         }
     }
-    tracing::warn!(
-        "only {MAX_QUEUES} queues of {0} are served; use `ethtool -L {0} combined {MAX_QUEUES}`",
-        config.interface
-    );
+    let there = xdp_io::netdev::rx_queues(&config.interface);
+    if let Some(text) = unserved(&config.interface, ports.len(), there) {
+        tracing::warn!("{text}");
+    }
     Ok(())
+}
+
+/// What to tell the user about queues that have no socket: RoCEv2 frames that the interface puts
+/// there are lost. Where it is not known how many there are, only that there may be too many.
+fn unserved(interface: &str, served: usize, there: Option<usize>) -> Option<String> {
+    let there = match there {
+        Some(there) if there > served => there.to_string(),
+        None if served == MAX_QUEUES => format!("{MAX_QUEUES} or more"),
+        _ => return None,
+    };
+    Some(format!(
+        "only {served} of the {there} receive queues of {interface} take part: RoCEv2 packets that \
+         arrive on the others are lost; use `ethtool -L {interface} combined {served}`"
+    ))
 }
 
 fn arena_of(queue: usize) -> ArenaId {
@@ -304,3 +319,20 @@ const MAX_QUEUES: usize = 64;
 /// Memory of a queue behind the first, which does not send.
 const FURTHER_RX_FRAMES: usize = 2048;
 const FURTHER_TX_FRAMES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_without_a_socket_are_named() {
+        let text = unserved("eth9", 4, Some(8)).unwrap();
+        assert!(text.starts_with("only 4 of the 8 receive queues of eth9"), "{text}");
+        assert!(text.ends_with("`ethtool -L eth9 combined 4`"), "{text}");
+        let text = unserved("eth9", MAX_QUEUES, None).unwrap();
+        assert!(text.contains("only 64 of the 64 or more"), "{text}");
+        for (served, there) in [(4, Some(4)), (MAX_QUEUES, Some(MAX_QUEUES)), (4, None)] {
+            assert_eq!(unserved("eth9", served, there), None);
+        }
+    }
+}
