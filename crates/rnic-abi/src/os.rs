@@ -2,6 +2,7 @@
 //! socket is.
 
 mod address;
+pub mod blocking;
 mod connection;
 mod descriptor;
 pub mod discovery;
@@ -18,6 +19,7 @@ mod of_process;
 pub mod paths;
 pub mod peer;
 pub mod process;
+pub mod signals;
 mod socket_file;
 
 pub use connection::{Connection, Descriptors, has_hung_up};

@@ -3,10 +3,9 @@
 //! Threads of the program call this. Their table of descriptors is not the function's, so they have
 //! copies of its sockets, which the function offers them. Only they can close these.
 
-use crate::signals;
 use crate::stack::Stack;
 use rnic_abi::os::driving::{Driving, Offer, State, Turned};
-use rnic_abi::os::{Connection, Descriptor, Descriptors};
+use rnic_abi::os::{Connection, Descriptor, Descriptors, signals};
 use rnic_host::shard::ProgramsEngine;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::io;

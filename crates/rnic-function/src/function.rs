@@ -1,13 +1,13 @@
 //! One function: a satellite of the daemon, and the threads that it lives in.
 
+use crate::descriptors;
 use crate::driver::Driver;
 use crate::table::Table;
-use crate::{descriptors, signals};
 use crossbeam_channel::{Sender, bounded};
 use rnic_abi::ABI_VERSION;
 use rnic_abi::control::{Answer, Reply, Request};
 use rnic_abi::os::driving::{Driving, State};
-use rnic_abi::os::{Connection, Descriptor, Descriptors};
+use rnic_abi::os::{Connection, Descriptor, Descriptors, signals};
 use rnic_host::satellite::{Place, Satellite, receive_start};
 use rnic_host::server::ClientMemory;
 use rnic_host::shard::{Driven, ProgramsEngine};

@@ -7,7 +7,6 @@
 mod descriptors;
 mod driver;
 mod function;
-mod signals;
 mod stack;
 mod table;
 #[cfg(test)]

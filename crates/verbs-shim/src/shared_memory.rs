@@ -22,7 +22,7 @@ use std::{
 };
 
 use rnic_abi::{
-    os::{Descriptor, memory},
+    os::{Descriptor, memory, signals},
     verbs::AccessFlags,
 };
 
@@ -206,9 +206,14 @@ fn file_size_is_limited() -> bool {
 fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
     let length = pages.len();
     let file = memory::reserve("rnic-registered", length as u64 + ROOM_TO_GROW)?;
-    // Between the copy and the mapping nothing may write to the pages. They can be heap, so
-    // allocate nothing here and block all signal handlers.
-    let _quiet = SignalsBlocked::new();
+    // Between the copy and the mapping nothing may write to the pages: no handler of a signal, and
+    // since they can be heap, no allocation.
+    signals::without(|| replace(pages, &file))?;
+    Ok(file)
+}
+
+fn replace(pages: &Range<usize>, file: &OwnedFd) -> io::Result<()> {
+    let length = pages.len();
     let mut done = 0;
     while done < length {
         let from = ptr::with_exposed_provenance(pages.start + done);
@@ -233,29 +238,7 @@ fn exchange(pages: &Range<usize>) -> io::Result<OwnedFd> {
             0,
         )
     };
-    if map == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(file) }
-}
-
-/// Blocks all signal handlers while it lives.
-struct SignalsBlocked(libc::sigset_t);
-
-impl SignalsBlocked {
-    fn new() -> Self {
-        // SAFETY: both sets are written before they are used; all-zero bytes are an empty one.
-        unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self(before)
-        }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the set that was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
-    }
+    if map == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Each file takes one of the program's descriptors, of which it may have only 1024.

@@ -31,39 +31,60 @@ const fn bit(signal: i32) -> u64 {
 /// Runs this, and the threads that it starts, without the program's signals but those that tell of
 /// a thread's own faults and of calls that a sandbox carries out itself, which the kernel would
 /// otherwise answer by ending the process.
-pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
+pub fn without<T>(work: impl FnOnce() -> T) -> T {
     let mut before = 0;
-    set_mask(&OTHERS, &raw mut before);
+    change_mask(libc::SIG_SETMASK, Some(&OTHERS), &raw mut before);
     let result = work();
-    set_mask(&before, null_mut());
+    change_mask(libc::SIG_SETMASK, Some(&before), null_mut());
     result
 }
 
 /// The C library would first take its own signals out of the set, and clear the rest of it.
 #[inline]
-fn set_mask(mask: &u64, before: *mut u64) {
-    // SAFETY: both are sets of that many bytes, and live; a set has so many on all processors that
-    // this is written for.
+fn change_mask(how: i32, mask: Option<&u64>, before: *mut u64) {
+    let (mask, len) = (mask.map_or(null(), std::ptr::from_ref), size_of::<u64>());
+    // SAFETY: both are sets of that many bytes, and live, or null; a set has so many on all
+    // processors that this is written for.
     unsafe {
-        let (how, len) = (libc::SIG_SETMASK, size_of::<u64>());
-        libc::syscall(libc::SYS_rt_sigprocmask, how, std::ptr::from_ref(mask), before, len);
+        libc::syscall(libc::SYS_rt_sigprocmask, how, mask, before, len);
     }
 }
 
 /// Whether a handler of the program may run in any of its threads, other than for a fault of that
 /// very thread. True where that cannot be found out, and for a sandbox that carries out calls
 /// itself: a thread that blocks its signal would be ended.
-pub(crate) fn are_handled() -> bool {
-    let looked_for = OTHERS | bit(libc::SIGSYS);
-    (1..=SIGNALS).filter(|signal| looked_for & bit(*signal) != 0).any(|signal| {
-        let mut action = MaybeUninit::<libc::sigaction>::uninit();
+#[must_use]
+pub fn are_handled() -> bool {
+    actions(OTHERS | bit(libc::SIGSYS))
+        .any(|action| action.is_none_or(|action| has_handler(&action)))
+}
+
+/// Whether a call that a signal has interrupted goes on, as the kernel's own calls do: every handler
+/// that may have run in this thread was installed with `SA_RESTART`. The kernel does not say which
+/// one it was, and never lets `poll` and `epoll_wait` go on by itself.
+#[must_use]
+pub fn restarts() -> bool {
+    let mut blocked = 0;
+    change_mask(libc::SIG_BLOCK, None, &raw mut blocked);
+    actions(OTHERS & !blocked)
+        .flatten()
+        .all(|action| action.sa_flags & libc::SA_RESTART != 0 || !has_handler(&action))
+}
+
+/// What the program has installed for these signals; `None` where that cannot be found out.
+fn actions(signals: u64) -> impl Iterator<Item = Option<libc::sigaction>> {
+    (1..=SIGNALS).filter(move |signal| signals & bit(*signal) != 0).map(|signal| {
+        let mut action = MaybeUninit::uninit();
         // SAFETY: it is written where the call succeeds, and only used then.
-        let action = unsafe {
+        unsafe {
             let failed = libc::sigaction(signal, null(), action.as_mut_ptr());
-            (failed == 0).then(|| action.assume_init().sa_sigaction)
-        };
-        action.is_none_or(|action| !matches!(action, libc::SIG_DFL | libc::SIG_IGN))
+            (failed == 0).then(|| action.assume_init())
+        }
     })
+}
+
+fn has_handler(action: &libc::sigaction) -> bool {
+    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
 }
 
 #[cfg(test)]
@@ -74,14 +95,22 @@ mod tests {
 
     /// Installs a handler in a child, which then says whether any are found.
     fn found_with(handler: libc::sighandler_t, signal: i32) -> bool {
+        in_child(|| {
+            // SAFETY: a handler that does nothing, or none.
+            unsafe { libc::signal(signal, handler) };
+            are_handled()
+        })
+    }
+
+    /// What a child without handlers finds.
+    fn in_child(look: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child only makes system calls and ends.
         unsafe {
             let child = libc::fork();
             if child == 0 {
                 // Whatever the tests' process has.
                 (1..=SIGNALS).for_each(|other| _ = libc::signal(other, libc::SIG_DFL));
-                libc::signal(signal, handler);
-                libc::_exit(are_handled().into());
+                libc::_exit(look().into());
             }
             let mut status = 0;
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
@@ -103,14 +132,41 @@ mod tests {
     }
 
     #[test]
+    fn a_call_goes_on_where_every_handler_wants_it() {
+        let install = |signal, flags| {
+            // SAFETY: all of it may be zero; the handler does nothing.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = ignore as *const () as libc::sighandler_t;
+                action.sa_flags = flags;
+                libc::sigaction(signal, &raw const action, null_mut());
+            }
+        };
+        assert!(in_child(restarts), "the process was stopped and goes on");
+        assert!(in_child(|| {
+            install(libc::SIGUSR1, libc::SA_RESTART);
+            install(libc::SIGSEGV, 0);
+            restarts()
+        }));
+        let installs_both = || {
+            install(libc::SIGUSR1, libc::SA_RESTART);
+            install(libc::SIGUSR2, 0);
+        };
+        assert!(!in_child(|| {
+            installs_both();
+            restarts()
+        }));
+        assert!(in_child(|| {
+            installs_both();
+            without(restarts)
+        }));
+    }
+
+    #[test]
     fn signals_are_blocked_meanwhile_but_those_of_faults() {
         let blocked = || {
-            let mut now = 0u64;
-            // SAFETY: writes one set.
-            unsafe {
-                let (set, len) = (null::<u64>(), size_of::<u64>());
-                libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, set, &raw mut now, len);
-            }
+            let mut now = 0;
+            change_mask(libc::SIG_BLOCK, None, &raw mut now);
             now
         };
         let before = blocked();
