@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rnic_abi::os::OfProcess;
+use rnic_abi::os::{OfProcess, signals};
 
 use super::{
     stream::{Phase, Stream},
@@ -29,7 +29,9 @@ pub(crate) fn watch(stream: &Arc<Stream>) {
     let is_first = watched.is_empty();
     watched.push(Watched { stream: weak, last: Instant::now() });
     if is_first {
-        let started = thread::Builder::new().name("rsocket-alive".into()).spawn(run);
+        let thread = thread::Builder::new().name("rsocket-alive".into());
+        // The program's signals are for the program's threads.
+        let started = signals::without(|| thread.spawn(run));
         if started.is_err() {
             watched.clear();
         }

@@ -9,6 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use rnic_abi::os::{blocking, signals};
 use verbs_abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event};
 
 use super::{
@@ -63,8 +64,6 @@ impl Stream {
             Phase::Bound => {}
             _ => return Err(Errno(libc::EINVAL)),
         }
-        // SAFETY: the identifier is the stream's.
-        done(unsafe { rdma_listen(self.raw_id(), backlog.max(1)) })?;
         let most = usize::try_from(backlog).unwrap_or(0).clamp(1, MOST_WAITING);
         let shared = Shared {
             accepted: Mutex::default(),
@@ -74,11 +73,12 @@ impl Stream {
             most,
             options: Mutex::new(core.options),
         };
-        let shared = Arc::new(shared);
-        let of_thread = shared.clone();
-        let thread = thread::Builder::new().name("rsocket-listen".into());
-        let thread = thread.spawn(move || of_thread.run())?;
-        if self.listener.set(Listener { shared, thread: Some(thread) }).is_err() {
+        let listener = Listener::start(shared)?;
+        // Last: an identifier that listens cannot be made to again, as a program may try where there
+        // was no descriptor or thread left.
+        // SAFETY: the identifier is the stream's.
+        done(unsafe { rdma_listen(self.raw_id(), backlog.max(1)) })?;
+        if self.listener.set(listener).is_err() {
             return Err(Errno(libc::EINVAL));
         }
         core.phase = Phase::Listening;
@@ -96,9 +96,12 @@ impl Stream {
                 return Err(Errno(libc::EAGAIN));
             }
             let mut polled = [readable(listener.fd()), readable(listener.shared.stop.as_raw_fd())];
-            // SAFETY: two descriptors.
-            if unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) } < 0 {
-                return Err(Errno::last());
+            if blocking::poll(&mut polled, -1) < 0 {
+                let error = Errno::last();
+                if error == Errno(libc::EINTR) && signals::restarts() {
+                    continue;
+                }
+                return Err(error);
             }
             if polled[1].revents != 0 {
                 return Err(Errno(libc::EINVAL));
@@ -108,6 +111,16 @@ impl Stream {
 }
 
 impl Listener {
+    fn start(shared: Shared) -> Result<Self> {
+        let shared = Arc::new(shared);
+        let of_thread = shared.clone();
+        let thread = thread::Builder::new().name("rsocket-listen".into());
+        // A thread inherits the signals that are blocked. The program's handlers run in the program's
+        // threads: they may be waited for there, or use what these have.
+        let thread = signals::without(|| thread.spawn(move || of_thread.run()))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
     /// Readable while a connection waits.
     pub(crate) fn fd(&self) -> c_int {
         self.shared.ready.as_raw_fd()
@@ -162,8 +175,7 @@ impl Shared {
         let fd = unsafe { (*self.channel.0).public.fd };
         loop {
             let mut polled = [readable(fd), readable(self.stop.as_raw_fd())];
-            // SAFETY: two descriptors.
-            let slept = unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
+            let slept = blocking::poll(&mut polled, -1);
             if polled[1].revents != 0 || (slept < 0 && Errno::last() != Errno(libc::EINTR)) {
                 return;
             }
