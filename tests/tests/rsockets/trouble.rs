@@ -220,6 +220,37 @@ else:
     lib.rclose(second)
 ";
 
+/// Both ends of a stream whose client has sent and closed before the server knows that the
+/// connection is up: the message that says so is lost. The last argument is `rnic`.
+const LOST_RTU: &str = "
+import ctypes, os, socket, struct, subprocess, sys
+lib = ctypes.CDLL('librdmacm.so.1', use_errno=True)
+lib.rrecv.restype = ctypes.c_ssize_t
+end, address, port, rnic = sys.argv[1:]
+at = struct.pack('=HH4s8x', socket.AF_INET, socket.htons(int(port)), socket.inet_aton(address))
+room = ctypes.create_string_buffer(64)
+stream = lib.rsocket(socket.AF_INET, socket.SOCK_STREAM, 0)
+if end == 'server':
+    assert lib.rbind(stream, at, 16) == 0 and lib.rlisten(stream, 1) == 0
+    stream = lib.raccept(stream, None, None)
+    got = b''
+    while (now := lib.rrecv(stream, room, 64, 0)) > 0: got += room.raw[:now]
+    assert now == 0 and got == b'hello', (now, ctypes.get_errno(), got)
+else:
+    # The first is the REQ.
+    subprocess.run([rnic, 'fault', 'add', 'drop,dir=sent,qp=1,nth=2'], check=True, capture_output=True)
+    assert lib.rconnect(stream, at, 16) == 0, ctypes.get_errno()
+    assert lib.rsend(stream, b'hello', 5, 0) == 5
+    lib.rclose(stream)
+";
+
+#[test]
+fn what_was_sent_arrives_though_the_last_message_of_connecting_is_lost() -> Result<()> {
+    let rnic = Dist::get()?.bin("rnic").display().to_string();
+    let name = "what_was_sent_arrives_though_the_last_message_of_connecting_is_lost";
+    ends_well(name, LOST_RTU, &[&rnic])
+}
+
 /// A program without a descriptor left hears so, and goes on with what it has, and so does one that
 /// may not make large files.
 #[test]

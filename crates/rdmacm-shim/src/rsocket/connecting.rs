@@ -153,7 +153,10 @@ impl Stream {
                 core.phase = Phase::Open;
                 Ok(())
             }
-            (Phase::Open, RDMA_CM_EVENT_DISCONNECTED) => {
+            // Where the message was lost that says that the connection is up, the other end may have
+            // sent and closed before it is known here.
+            (Phase::Open | Phase::Accepting, RDMA_CM_EVENT_DISCONNECTED) => {
+                core.phase = Phase::Open;
                 if let Some(link) = &mut core.link {
                     // What came before is in the completion queue.
                     link.progress();
