@@ -240,6 +240,10 @@ impl Datagram {
         let len = if flags & libc::MSG_TRUNC == 0 { copied } else { first.data.len() };
         let from = first.from;
         if flags & libc::MSG_PEEK == 0 {
+            if core.arrived.len() >= MOST_WAITING {
+                // Threads that sleep may take more by UDP again.
+                core.sleepers.tell();
+            }
             core.arrived.pop_front();
         }
         Ok((len, is_cut, Some(from)))
@@ -348,9 +352,11 @@ impl Waits for Datagram {
         newly
     }
 
-    /// Datagrams by UDP, and completions.
+    /// Datagrams by UDP, and completions. Without room for more the former stay where they are, and
+    /// would wake a thread at once, again and again.
     fn descriptors(&self, core: &Core) -> [c_int; 2] {
-        [self.fd(), core.nic.as_ref().map_or(-1, |nic| nic.completions.fd())]
+        let by_udp = if core.arrived.len() < MOST_WAITING { self.fd() } else { -1 };
+        [by_udp, core.nic.as_ref().map_or(-1, |nic| nic.completions.fd())]
     }
 
     fn take(&self, core: &mut Core, [_, completion]: [bool; 2]) {

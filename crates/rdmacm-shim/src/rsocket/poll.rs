@@ -7,6 +7,7 @@ use std::{
 };
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, pollfd};
+use rnic_abi::os::blocking;
 
 use super::{
     datagram::Datagram,
@@ -90,7 +91,7 @@ impl<'a> Asleep<'a> {
         let mut polled = Vec::with_capacity(fds.len() * 3);
         for (fd, socket) in fds.iter().zip(sockets) {
             match socket {
-                Some(socket) => polled.extend(socket.asleep(waker)),
+                Some(socket) => polled.extend(socket.asleep(waker, fd.events)),
                 None => polled.push(pollfd { revents: 0, ..*fd }),
             }
         }
@@ -118,9 +119,7 @@ impl Drop for Asleep<'_> {
 }
 
 fn poll_others(fds: &mut [pollfd], timeout: c_int) -> Result<()> {
-    // SAFETY: so many descriptors.
-    let polled = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
-    if polled < 0 { Err(Errno::last()) } else { Ok(()) }
+    if blocking::poll(fds, timeout) < 0 { Err(Errno::last()) } else { Ok(()) }
 }
 
 impl Socket {
@@ -148,9 +147,17 @@ impl Socket {
         }
     }
 
-    fn asleep(&self, waker: Option<&Waker>) -> [pollfd; 3] {
+    fn asleep(&self, waker: Option<&Waker>, events: i16) -> [pollfd; 3] {
         match self {
-            Self::Stream(stream) => stream.asleep(&mut stream.lock(), waker),
+            Self::Stream(stream) => {
+                let mut polled = stream.asleep(&mut stream.lock(), waker);
+                // A connection that waits stays readable: a thread that does not ask for it would
+                // wake at once, again and again.
+                if stream.listener.get().is_some() && events & POLLIN == 0 {
+                    polled[0].fd = -1;
+                }
+                polled
+            }
             Self::Datagram(datagram) => datagram.asleep(&mut datagram.lock(), waker),
         }
     }
