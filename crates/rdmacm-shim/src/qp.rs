@@ -134,14 +134,21 @@ fn prepare(
         return Err(Errno(libc::EINVAL));
     }
     id.public.qp_type = qp_type;
-    if send_cq.is_null() && qp_type != IBV_QPT_XRC_RECV {
+    let makes_send_cq = send_cq.is_null() && qp_type != IBV_QPT_XRC_RECV;
+    if makes_send_cq {
         let made = make_cq_of(id, sends)?;
         (id.public.send_cq_channel, id.public.send_cq) = made;
         *send_cq = made.1;
     }
     // Receives of XRC complete where the shared receive queue says.
     if recv_cq.is_null() && !matches!(qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) {
-        provide_recv_cq(id, receives)?;
+        provide_recv_cq(id, receives).inspect_err(|_| {
+            // The program may try again, and would lose the first one.
+            destroy_cqs(id);
+            if makes_send_cq {
+                *send_cq = ptr::null_mut();
+            }
+        })?;
         *recv_cq = id.public.recv_cq;
     }
     Ok(())
