@@ -1,40 +1,22 @@
-/* cm ADDRESS ABSENT
+/* cm ADDRESS ABSENT [threads]
  *
  * What librdmacm answers to calls that make sense and to calls that do not, between identifiers of
  * one process at an address of the device. ABSENT is an address of its network without a host.
- * Prints each answer that is wrong. */
+ * Prints each answer that is wrong. With `threads`, what becomes of threads that sleep. */
+#include "cm.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100, LIMIT_MS = 600 };
 
-static const char *address, *absent;
-static int failures;
+const char *address, *absent;
+int failures;
 
-#define EXPECT(want, call) do { \
-	errno = 0; \
-	int got = (call) ? errno : 0; \
-	if (got != (want)) { \
-		fprintf(stderr, "%d: %s: %s instead of %s\n", __LINE__, #call, strerror(got), strerror(want)); \
-		failures++; \
-	} } while (0)
-#define HOLDS(what) do { \
-	if (!(what)) { \
-		fprintf(stderr, "%d: not so: %s\n", __LINE__, #what); \
-		failures++; \
-	} } while (0)
-
-static struct sockaddr *at(const char *ip, int port)
+struct sockaddr *at(const char *ip, int port)
 {
 	static struct sockaddr_in found[4];
 	static int next;
@@ -44,7 +26,7 @@ static struct sockaddr *at(const char *ip, int port)
 	return (struct sockaddr *)in;
 }
 
-static struct rdma_cm_id *new_id(struct rdma_event_channel *channel, enum rdma_port_space space)
+struct rdma_cm_id *new_id(struct rdma_event_channel *channel, enum rdma_port_space space)
 {
 	struct rdma_cm_id *id = NULL;
 	EXPECT(0, rdma_create_id(channel, &id, NULL, space));
@@ -69,7 +51,7 @@ static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_
 }
 #define COMES(channel, what) EXPECT(0, rdma_ack_cm_event(next(channel, what, __LINE__)))
 
-static void is_silent(struct rdma_event_channel *channel)
+void is_silent(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_event *event;
 	int flags = fcntl(channel->fd, F_GETFL);
@@ -152,7 +134,7 @@ static void advance(struct pair *p, int steps)
 		}
 }
 
-static void destroy(struct rdma_cm_id *id)
+void destroy(struct rdma_cm_id *id)
 {
 	if (!id)
 		return;
@@ -174,6 +156,22 @@ static void states(void)
 			rdma_destroy_event_channel(p.listens);
 			rdma_destroy_event_channel(p.calls);
 		}
+}
+
+/* What was made for a queue pair that could not be made is gone. */
+static void retries(void)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = 1 << 30, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id = new_id(channel, RDMA_PS_TCP);
+	EXPECT(0, rdma_bind_addr(id, at(address, 0)));
+	EXPECT(EINVAL, rdma_create_qp(id, NULL, &attr));
+	HOLDS(!id->send_cq && !id->send_cq_channel && !attr.send_cq);
+	attr.cap.max_recv_wr = DEPTH;
+	EXPECT(0, rdma_create_qp(id, NULL, &attr));
+	destroy(id);
+	rdma_destroy_event_channel(channel);
 }
 
 static void mistakes(void)
@@ -364,11 +362,16 @@ static void leaves(void)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3)
+	if (argc < 3)
 		return 2;
 	address = argv[1];
 	absent = argv[2];
+	if (argc > 3) {
+		threads();
+		return failures != 0;
+	}
 	mistakes();
+	retries();
 	states();
 	offers();
 	migrates();

@@ -11,7 +11,10 @@ use std::{
     },
 };
 
-use rnic_abi::control::CmRequest;
+use rnic_abi::{
+    control::CmRequest,
+    os::{blocking, signals},
+};
 use verbs_abi::{
     RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_id, rdma_event_channel,
     rdma_port_space,
@@ -155,15 +158,17 @@ impl Channel {
     /// Waits until there is a message, unless the descriptor does not block: where it is.
     fn readable(&self) -> Result<RawFd> {
         let (fd, mut event) = (self.public.fd, libc::epoll_event { events: 0, u64: 0 });
-        // SAFETY: no pointers, and a local variable.
-        let ready = unsafe {
-            let is_nonblocking = libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0;
-            libc::epoll_wait(fd, &raw mut event, 1, if is_nonblocking { 0 } else { -1 })
-        };
-        match ready {
-            1 => Ok(event.u64 as RawFd),
-            0 => Err(Errno(libc::EAGAIN)),
-            _ => Err(Errno::last()),
+        // SAFETY: no pointers.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        let timeout = if flags & libc::O_NONBLOCK != 0 { 0 } else { -1 };
+        loop {
+            match blocking::epoll_wait(fd, &mut event, timeout) {
+                1 => return Ok(event.u64 as RawFd),
+                0 => return Err(Errno(libc::EAGAIN)),
+                // With one device the kernel itself lets the call go on.
+                _ if Errno::last() == Errno(libc::EINTR) && signals::restarts() => {}
+                _ => return Err(Errno::last()),
+            }
         }
     }
 
@@ -308,9 +313,7 @@ impl Part {
 }
 
 fn receive(socket: RawFd, buffer: &mut [u8], flags: c_int) -> Result<usize> {
-    // SAFETY: the buffer has that length.
-    let got = unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), flags) };
-    match usize::try_from(got) {
+    match usize::try_from(blocking::recv(socket, buffer, flags)) {
         Err(_) => Err(Errno::last()),
         // The daemon is gone.
         Ok(0) => Err(Errno(libc::EIO)),

@@ -108,7 +108,7 @@ fn bind_at(id: &mut Id, device: &'static Device, local: SocketAddr) -> Result<()
 
 /// # Safety
 /// `id` is one, `address` a socket address.
-pub(crate) unsafe extern "C" fn rdma_bind_addr(
+pub(crate) unsafe extern "C-unwind" fn rdma_bind_addr(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
 ) -> c_int {
@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
 
 /// # Safety
 /// `id` is one, both addresses socket addresses or null.
-pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+pub(crate) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut sockaddr,
     destination: *mut sockaddr,
@@ -206,7 +206,10 @@ fn flow_label(local: u16, remote: u16) -> u32 {
 
 /// # Safety
 /// `id` is one whose address is resolved.
-pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_resolve_route(
+    id: *mut rdma_cm_id,
+    _timeout: c_int,
+) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
         id.remote().ok_or(Errno(libc::EINVAL))?;
@@ -218,7 +221,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout
 
 /// # Safety
 /// `id` is one, `param` null or parameters.
-pub(crate) unsafe extern "C" fn rdma_connect(
+pub(crate) unsafe extern "C-unwind" fn rdma_connect(
     id: *mut rdma_cm_id,
     param: *mut rdma_conn_param,
 ) -> c_int {
@@ -289,7 +292,7 @@ fn target(id: &Id) -> Result<CmTarget> {
 
 /// # Safety
 /// `id` came with a CONNECT_REQUEST, `param` is null or parameters.
-pub(crate) unsafe extern "C" fn rdma_accept(
+pub(crate) unsafe extern "C-unwind" fn rdma_accept(
     id: *mut rdma_cm_id,
     param: *mut rdma_conn_param,
 ) -> c_int {
@@ -408,7 +411,7 @@ pub(crate) unsafe fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
 
 /// # Safety
 /// `id` came with a CONNECT_REQUEST, `data` has so many bytes.
-pub(crate) unsafe extern "C" fn rdma_reject(
+pub(crate) unsafe extern "C-unwind" fn rdma_reject(
     id: *mut rdma_cm_id,
     data: *const c_void,
     len: u8,
@@ -423,7 +426,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
 
 /// # Safety
 /// `id` is one.
-pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| {
         let place = id.place()?;

@@ -29,7 +29,7 @@ unsafe impl Send for Model {}
 
 /// # Safety
 /// `result` is writable, `info` came from `rdma_getaddrinfo`, `pd` and `attr` are null or valid.
-pub(crate) unsafe extern "C" fn rdma_create_ep(
+pub(crate) unsafe extern "C-unwind" fn rdma_create_ep(
     result: *mut *mut rdma_cm_id,
     info: *mut rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -86,7 +86,7 @@ unsafe fn prepare(
 
 /// # Safety
 /// `id` came from [`rdma_create_ep`] or [`rdma_get_request`].
-pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+pub(crate) unsafe extern "C-unwind" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: by contract.
     unsafe {
         rdma_destroy_qp(id);
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 
 /// # Safety
 /// `listener` listens and has a channel of its own, `result` is writable.
-pub(crate) unsafe extern "C" fn rdma_get_request(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
     listener: *mut rdma_cm_id,
     result: *mut *mut rdma_cm_id,
 ) -> c_int {

@@ -34,7 +34,7 @@ struct Event {
 
 /// # Safety
 /// `channel` is one, `result` writable.
-pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     result: *mut *mut rdma_cm_event,
 ) -> c_int {
@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
 
 /// # Safety
 /// `event` is null or came from [`rdma_get_cm_event`], and is not used any more.
-pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
         return code(Err(Errno(libc::EINVAL)));
     }
@@ -361,7 +361,7 @@ pub(crate) fn establish(id: &Id) -> Result<()> {
 
 /// # Safety
 /// `id` is one.
-pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: by contract.
     code(unsafe { id::of(id) }.and_then(|id| match id.public.qp.is_null() {
         true => establish(id),
@@ -372,7 +372,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 /// # Safety
 /// `id` is one.
-pub(crate) unsafe extern "C" fn rdma_notify(
+pub(crate) unsafe extern "C-unwind" fn rdma_notify(
     id: *mut rdma_cm_id,
     event: verbs_abi::ibv_event_type,
 ) -> c_int {

@@ -38,7 +38,7 @@ pub(crate) struct Membership {
 
 /// # Safety
 /// `id` is one, `address` a socket address.
-pub(crate) unsafe extern "C" fn rdma_join_multicast(
+pub(crate) unsafe extern "C-unwind" fn rdma_join_multicast(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
     context: *mut c_void,
@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
 
 /// # Safety
 /// `id` is one, `attr` null or attributes with a socket address.
-pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
+pub(crate) unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
@@ -124,7 +124,7 @@ pub(crate) fn address_vector(id: &Id, membership: &Membership) -> ibv_ah_attr {
 
 /// # Safety
 /// `id` is one, `address` a socket address.
-pub(crate) unsafe extern "C" fn rdma_leave_multicast(
+pub(crate) unsafe extern "C-unwind" fn rdma_leave_multicast(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
 ) -> c_int {

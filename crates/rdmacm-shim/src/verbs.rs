@@ -23,8 +23,6 @@ unsafe extern "C" {
     pub(crate) fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
     pub(crate) fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, of: *mut c_void,
         channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq;
-    pub(crate) fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq,
-        of: *mut *mut c_void) -> c_int;
     pub(crate) fn ibv_ack_cq_events(cq: *mut ibv_cq, number: c_uint);
     pub(crate) fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
     pub(crate) fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
@@ -36,4 +34,13 @@ unsafe extern "C" {
     pub(crate) fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub(crate) fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub(crate) fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> c_int;
+}
+
+unsafe extern "C-unwind" {
+    /// A thread may be cancelled there.
+    pub(crate) fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel,
+        cq: *mut *mut ibv_cq,
+        of: *mut *mut c_void,
+    ) -> c_int;
 }

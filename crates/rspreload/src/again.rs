@@ -282,7 +282,7 @@ fn comes(listener: c_int, client: c_int, mut until: Instant) -> bool {
     }
 }
 
-type Name = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+type Name = unsafe extern "C-unwind" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
 /// The address of a TCP socket, or of its peer.
 fn name(fd: c_int, of_peer: bool) -> Option<(sockaddr_storage, socklen_t)> {

@@ -29,7 +29,7 @@ unsafe fn transmit(socket: c_int, data: *const c_void, len: usize, flags: c_int)
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn read(fd: c_int, data: *mut c_void, len: usize) -> ssize_t {
+unsafe extern "C-unwind" fn read(fd: c_int, data: *mut c_void, len: usize) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => unsafe { receive(socket, data, len, 0) },
@@ -43,7 +43,12 @@ unsafe extern "C" fn read(fd: c_int, data: *mut c_void, len: usize) -> ssize_t {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __read_chk(fd: c_int, data: *mut c_void, len: usize, room: usize) -> ssize_t {
+unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    data: *mut c_void,
+    len: usize,
+    room: usize,
+) -> ssize_t {
     match fork::for_data(fd).filter(|_| len <= room) {
         // SAFETY: by contract.
         Some(socket) => unsafe { receive(socket, data, len, 0) },
@@ -58,7 +63,12 @@ unsafe extern "C" fn __read_chk(fd: c_int, data: *mut c_void, len: usize, room: 
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn recv(fd: c_int, data: *mut c_void, len: usize, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn recv(
+    fd: c_int,
+    data: *mut c_void,
+    len: usize,
+    flags: c_int,
+) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => unsafe { receive(socket, data, len, flags) },
@@ -73,7 +83,7 @@ unsafe extern "C" fn recv(fd: c_int, data: *mut c_void, len: usize, flags: c_int
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __recv_chk(
+unsafe extern "C-unwind" fn __recv_chk(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -91,7 +101,7 @@ unsafe extern "C" fn __recv_chk(
     }
 }
 
-type ReceiveFrom = unsafe extern "C" fn(
+type ReceiveFrom = unsafe extern "C-unwind" fn(
     c_int,
     *mut c_void,
     usize,
@@ -103,7 +113,7 @@ type ReceiveFrom = unsafe extern "C" fn(
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn recvfrom(
+unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -127,7 +137,7 @@ unsafe extern "C" fn recvfrom(
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __recvfrom_chk(
+unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -152,7 +162,7 @@ unsafe extern "C" fn __recvfrom_chk(
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => inside(|| unsafe { rrecvmsg(socket, message, flags) }),
@@ -167,7 +177,7 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => inside(|| unsafe { rreadv(socket, iov, count) }),
@@ -179,7 +189,7 @@ unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn write(fd: c_int, data: *const c_void, len: usize) -> ssize_t {
+unsafe extern "C-unwind" fn write(fd: c_int, data: *const c_void, len: usize) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => unsafe { transmit(socket, data, len, 0) },
@@ -191,7 +201,12 @@ unsafe extern "C" fn write(fd: c_int, data: *const c_void, len: usize) -> ssize_
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn send(fd: c_int, data: *const c_void, len: usize, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn send(
+    fd: c_int,
+    data: *const c_void,
+    len: usize,
+    flags: c_int,
+) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => unsafe { transmit(socket, data, len, flags) },
@@ -206,7 +221,7 @@ unsafe extern "C" fn send(fd: c_int, data: *const c_void, len: usize, flags: c_i
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn sendto(
+unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     data: *const c_void,
     len: usize,
@@ -230,7 +245,7 @@ unsafe extern "C" fn sendto(
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => inside(|| unsafe { rsendmsg(socket, message, flags) }),
@@ -245,7 +260,7 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     match fork::for_data(fd) {
         // SAFETY: by contract.
         Some(socket) => inside(|| unsafe { rwritev(socket, iov, count) }),
@@ -257,7 +272,12 @@ unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count: usize) -> ssize_t {
+unsafe extern "C-unwind" fn sendfile(
+    to: c_int,
+    from: c_int,
+    at: *mut off_t,
+    count: usize,
+) -> ssize_t {
     match fork::for_data(to) {
         // SAFETY: by contract.
         Some(socket) => unsafe { copy_file(socket, from, at, count) },
@@ -272,7 +292,12 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count: usi
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn sendfile64(to: c_int, from: c_int, at: *mut off_t, count: usize) -> ssize_t {
+unsafe extern "C-unwind" fn sendfile64(
+    to: c_int,
+    from: c_int,
+    at: *mut off_t,
+    count: usize,
+) -> ssize_t {
     // SAFETY: by contract; offsets are the same where pointers have 64 bits.
     unsafe { sendfile(to, from, at, count) }
 }

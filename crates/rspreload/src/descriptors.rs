@@ -13,7 +13,7 @@ use crate::{
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     // First, so that the connection does not become an rsocket between the two.
     fork::forget(fd);
     if table::find(fd).is_some() {
@@ -26,7 +26,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: no pointers.
     let new = unsafe { real!(dup: fn(c_int) -> c_int)(fd) };
     if new >= 0 {
@@ -38,7 +38,7 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
     let call = || {
         // SAFETY: no pointers.
         unsafe { real!(dup2: fn(c_int, c_int) -> c_int)(fd, to) }
@@ -49,7 +49,7 @@ unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     let call = || {
         // SAFETY: no pointers.
         unsafe { real!(dup3: fn(c_int, c_int, c_int) -> c_int)(fd, to, flags) }
@@ -82,7 +82,7 @@ fn duplicated(fd: c_int, new: c_int) {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let copies = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
     let Some(socket) = table::find(fd).filter(|_| !copies) else {
         let call = real!(fcntl: fn(c_int, c_int, c_long) -> c_int);
@@ -112,7 +112,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: by contract; both are the same where pointers have 64 bits.
     unsafe { fcntl(fd, command, argument) }
 }
@@ -120,7 +120,7 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_i
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let Some(socket) = table::find(fd) else {
         let call = real!(ioctl: fn(c_int, c_ulong, *mut c_void) -> c_int);
         // SAFETY: by contract.
@@ -140,7 +140,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fstat(fd: c_int, about: *mut stat) -> c_int {
+unsafe extern "C-unwind" fn fstat(fd: c_int, about: *mut stat) -> c_int {
     // SAFETY: by contract.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd, about) };
     if result == 0 && table::find(fd).is_some() {
@@ -153,7 +153,7 @@ unsafe extern "C" fn fstat(fd: c_int, about: *mut stat) -> c_int {
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fstat64(fd: c_int, about: *mut stat) -> c_int {
+unsafe extern "C-unwind" fn fstat64(fd: c_int, about: *mut stat) -> c_int {
     // SAFETY: by contract; both are the same where pointers have 64 bits.
     unsafe { fstat(fd, about) }
 }

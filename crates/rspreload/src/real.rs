@@ -8,11 +8,11 @@ use std::{
 
 use libc::{fd_set, msghdr, nfds_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
 
-/// libc's function of this name.
+/// libc's function of this name. Threads may be cancelled in it, which unwinds their stacks.
 macro_rules! real {
     ($name:ident: fn($($arg:ty),*) -> $result:ty) => {{
         // A function of its own, outside of the caller's unsafe block.
-        fn find() -> unsafe extern "C" fn($($arg),*) -> $result {
+        fn find() -> unsafe extern "C-unwind" fn($($arg),*) -> $result {
             static AT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
             let at = $crate::real::look_up(&AT, concat!(stringify!($name), "\0"));
             // SAFETY: libc's function has this signature; every libc that this runs on has it.
@@ -37,7 +37,7 @@ pub(crate) fn look_up(known: &AtomicUsize, name: &'static str) -> usize {
 }
 
 #[rustfmt::skip]
-unsafe extern "C" {
+unsafe extern "C-unwind" {
     pub(crate) fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     pub(crate) fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     pub(crate) fn rlisten(fd: c_int, backlog: c_int) -> c_int;
@@ -76,10 +76,18 @@ pub(crate) fn is_inside() -> bool {
 
 /// Calls librdmacm.
 pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
-    let before = INSIDE.with(|inside| inside.replace(true));
-    let result = call();
-    INSIDE.with(|inside| inside.set(before));
-    result
+    let _before = Before(INSIDE.with(|inside| inside.replace(true)));
+    call()
+}
+
+/// Whether this thread was inside before. A thread that is cancelled inside comes out of it, too: the
+/// program's handlers may call anything.
+struct Before(bool);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        INSIDE.with(|inside| inside.set(self.0));
+    }
 }
 
 pub(crate) fn errno() -> c_int {

@@ -100,7 +100,7 @@ impl Context {
 ///
 /// # Safety
 /// `context` is open and `event` is writable.
-pub(crate) unsafe extern "C" fn ibv_get_async_event(
+pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {

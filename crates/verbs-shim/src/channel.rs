@@ -12,7 +12,7 @@ use std::{
 
 use rnic_abi::{
     control::{CompletionEvent, Reply, Request},
-    os::Descriptor,
+    os::{Descriptor, blocking},
 };
 use verbs_abi::{ibv_comp_channel, ibv_context, ibv_cq};
 
@@ -133,8 +133,7 @@ pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Op
     let mut bytes = [0; N];
     loop {
         let Some(socket) = socket.get() else { return Ok(None) };
-        // SAFETY: the kernel writes at most N bytes to a live buffer.
-        let length = unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), N, 0) };
+        let length = blocking::recv(socket.as_raw_fd(), &mut bytes, 0);
         match usize::try_from(length) {
             Ok(0) => return Ok(None),
             Ok(length) if length == N => return Ok(Some(bytes)),
@@ -197,7 +196,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
 ///
 /// # Safety
 /// `channel` is a channel of this library; `cq` and `cq_context` are writable.
-pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,

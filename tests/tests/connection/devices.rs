@@ -3,7 +3,8 @@
 use anyhow::{Result, ensure};
 use system_tests::daemon::{Daemon, Io, Spec};
 use system_tests::dist::Dist;
-use system_tests::lab::{Lab, Need, own_loopback};
+use system_tests::lab::{Lab, Need, Pair, own_loopback};
+use system_tests::native;
 use system_tests::place::{Host, Node, Place};
 
 use super::{PATIENCE, all_identifiers_end, once_it_listens};
@@ -14,7 +15,8 @@ use super::{PATIENCE, all_identifiers_end, once_it_listens};
 fn a_program_connects_by_the_devices_of_two_daemons() -> Result<()> {
     let name = "a_program_connects_by_the_devices_of_two_daemons";
     let Some(lab) = Lab::open(name, Need::Root, &["rping", "python3"])? else { return Ok(()) };
-    let pair = lab.pair(Io::Udp, 4200)?;
+    let tools = lab.tools.clone().with_built(native::cm()?);
+    let pair = Pair::start(Dist::get()?, &tools, Io::Udp, 4200)?;
     // Beside the first daemon, in its namespace.
     let [first, second] = [pair.left.address(), own_loopback()];
     let netns = Some(pair.net.left.netns.name().to_owned());
@@ -30,6 +32,9 @@ fn a_program_connects_by_the_devices_of_two_daemons() -> Result<()> {
         lib.rdma_get_devices(ctypes.byref(n)); print(n.value)";
     let counted = start("python3", &["-c", count])?.wait()?;
     ensure!(counted.stdout == "2\n", "{counted}");
+    // An event channel is another kind of descriptor then.
+    let slept = start(native::CM, &[&first.to_string(), "10.77.0.99", "threads"])?.wait()?;
+    ensure!(slept.success(), "{slept}");
     let port = system_tests::programs::next_port().to_string();
     let [to_first, to_second] = [first, second].map(|address| address.to_string());
     for bound in [&[][..], &["-a", &to_second]] {

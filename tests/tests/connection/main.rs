@@ -328,6 +328,20 @@ fn calls_of_librdmacm_answer_as_rdma_core_does() -> Result<()> {
     pair.stop()
 }
 
+/// Threads that sleep in calls of librdmacm, its rsockets and libibverbs may be cancelled, and hear of
+/// signals as in the kernel's calls; what they used stays usable.
+#[test]
+fn threads_that_sleep_are_cancelled_and_hear_of_signals() -> Result<()> {
+    let name = "threads_that_sleep_are_cancelled_and_hear_of_signals";
+    let Some(lab) = Lab::open(name, Need::Root, &PROGRAMS)? else { return Ok(()) };
+    let tools = lab.tools.clone().with_built(native::cm()?);
+    let pair = Pair::start(Dist::get()?, &tools, Io::Udp, 4200)?;
+    let args = [pair.left.address().to_string(), "10.77.0.99".to_owned(), "threads".to_owned()];
+    let output = pair.left.start(native::CM, &args, Duration::from_secs(60))?.wait()?;
+    ensure!(output.success(), "{output}");
+    pair.stop()
+}
+
 /// Datagrams to a group, by `rdma_join_multicast`.
 #[test]
 fn members_of_a_group_hear_what_is_sent_to_it() -> Result<()> {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A new rsocket.
-pub(crate) extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(crate) extern "C-unwind" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     number(make(domain, kind, protocol).map(i64::from), -1)
 }
 
@@ -110,7 +110,11 @@ pub(super) unsafe fn tell(value: SocketAddr, is_v6: bool, to: *mut sockaddr, len
 
 /// # Safety
 /// `addr` is null or has `len` bytes.
-pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rbind(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
     code(table::of(fd).and_then(|socket| {
         // SAFETY: by contract.
         let address = unsafe { address(addr, len) }?;
@@ -121,13 +125,13 @@ pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: soc
     }))
 }
 
-pub(crate) extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+pub(crate) extern "C-unwind" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
     code(stream(fd).and_then(|stream| stream.listen(backlog)))
 }
 
 /// # Safety
 /// Both are null or writable.
-pub(crate) unsafe extern "C" fn raccept(
+pub(crate) unsafe extern "C-unwind" fn raccept(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -149,7 +153,7 @@ pub(crate) unsafe extern "C" fn raccept(
 
 /// # Safety
 /// `addr` is null or has `len` bytes.
-pub(crate) unsafe extern "C" fn rconnect(
+pub(crate) unsafe extern "C-unwind" fn rconnect(
     fd: c_int,
     addr: *const sockaddr,
     len: socklen_t,
@@ -164,7 +168,7 @@ pub(crate) unsafe extern "C" fn rconnect(
     }))
 }
 
-pub(crate) extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+pub(crate) extern "C-unwind" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     code(table::of(fd).and_then(|socket| {
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             return Err(Errno(libc::EINVAL));
@@ -184,7 +188,7 @@ pub(crate) extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     }))
 }
 
-pub(crate) extern "C" fn rclose(fd: c_int) -> c_int {
+pub(crate) extern "C-unwind" fn rclose(fd: c_int) -> c_int {
     code(table::remove(fd).ok_or(Errno(libc::EBADF)).map(|socket| match socket {
         // Its parent goes on with it: only the number is free here.
         inherited if inherited.is_inherited() => {
@@ -211,7 +215,7 @@ pub(super) fn stream(fd: c_int) -> Result<Arc<Stream>> {
 
 /// # Safety
 /// Both are null or writable.
-pub(crate) unsafe extern "C" fn rgetpeername(
+pub(crate) unsafe extern "C-unwind" fn rgetpeername(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -232,7 +236,7 @@ pub(crate) unsafe extern "C" fn rgetpeername(
 
 /// # Safety
 /// Both are null or writable.
-pub(crate) unsafe extern "C" fn rgetsockname(
+pub(crate) unsafe extern "C-unwind" fn rgetsockname(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -250,7 +254,7 @@ pub(crate) unsafe extern "C" fn rgetsockname(
 
 /// # Safety
 /// `value` is null or has `len` bytes.
-pub(crate) unsafe extern "C" fn rsetsockopt(
+pub(crate) unsafe extern "C-unwind" fn rsetsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -269,7 +273,7 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
 
 /// # Safety
 /// Both are null or writable, the value for as many bytes as the length says.
-pub(crate) unsafe extern "C" fn rgetsockopt(
+pub(crate) unsafe extern "C-unwind" fn rgetsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -290,7 +294,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
 }
 
 /// The argument is there only where the command has one.
-pub(crate) extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub(crate) extern "C-unwind" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let done = table::of(fd).and_then(|socket| {
         let (nonblocking, descriptor) = match &socket {
             Socket::Stream(stream) => (&stream.nonblocking, &stream.descriptor_flags),
@@ -319,7 +323,11 @@ pub(crate) extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> 
 
 /// # Safety
 /// `fds` has `count` entries.
-pub(crate) unsafe extern "C" fn rpoll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn rpoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
     let fds = match fds.is_null() || count == 0 {
         true => &mut [],
@@ -332,7 +340,7 @@ pub(crate) unsafe extern "C" fn rpoll(fds: *mut pollfd, count: nfds_t, timeout: 
 
 /// # Safety
 /// All are null or valid.
-pub(crate) unsafe extern "C" fn rselect(
+pub(crate) unsafe extern "C-unwind" fn rselect(
     count: c_int,
     read: *mut libc::fd_set,
     write: *mut libc::fd_set,

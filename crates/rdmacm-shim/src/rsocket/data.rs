@@ -17,7 +17,7 @@ use crate::error::{Errno, Result, code};
 
 /// # Safety
 /// As `recv`.
-pub(crate) unsafe extern "C" fn rrecv(
+pub(crate) unsafe extern "C-unwind" fn rrecv(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn rrecv(
 
 /// # Safety
 /// As `recvfrom`.
-pub(crate) unsafe extern "C" fn rrecvfrom(
+pub(crate) unsafe extern "C-unwind" fn rrecvfrom(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -77,7 +77,11 @@ unsafe fn receive(
 
 /// # Safety
 /// As `recvmsg`.
-pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(crate) unsafe extern "C-unwind" fn rrecvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
     // SAFETY: by contract.
     let Some(message) = (unsafe { message.as_mut() }) else {
         return number(Err(Errno(libc::EFAULT)), -1);
@@ -100,7 +104,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
 
 /// # Safety
 /// As `send`.
-pub(crate) unsafe extern "C" fn rsend(
+pub(crate) unsafe extern "C-unwind" fn rsend(
     fd: c_int,
     data: *const c_void,
     len: usize,
@@ -112,7 +116,7 @@ pub(crate) unsafe extern "C" fn rsend(
 
 /// # Safety
 /// As `sendto`.
-pub(crate) unsafe extern "C" fn rsendto(
+pub(crate) unsafe extern "C-unwind" fn rsendto(
     fd: c_int,
     data: *const c_void,
     len: usize,
@@ -169,7 +173,7 @@ unsafe fn gather(pieces: &[Piece]) -> Vec<u8> {
 
 /// # Safety
 /// As `sendmsg`.
-pub(crate) unsafe extern "C" fn rsendmsg(
+pub(crate) unsafe extern "C-unwind" fn rsendmsg(
     fd: c_int,
     message: *const msghdr,
     flags: c_int,
@@ -206,21 +210,29 @@ unsafe fn pieces(iov: *const iovec, count: usize) -> Result<Vec<Piece>> {
 
 /// # Safety
 /// As `read`.
-pub(crate) unsafe extern "C" fn rread(fd: c_int, data: *mut c_void, len: usize) -> ssize_t {
+pub(crate) unsafe extern "C-unwind" fn rread(fd: c_int, data: *mut c_void, len: usize) -> ssize_t {
     // SAFETY: by contract.
     unsafe { rrecv(fd, data, len, 0) }
 }
 
 /// # Safety
 /// As `write`.
-pub(crate) unsafe extern "C" fn rwrite(fd: c_int, data: *const c_void, len: usize) -> ssize_t {
+pub(crate) unsafe extern "C-unwind" fn rwrite(
+    fd: c_int,
+    data: *const c_void,
+    len: usize,
+) -> ssize_t {
     // SAFETY: by contract.
     unsafe { rsend(fd, data, len, 0) }
 }
 
 /// # Safety
 /// As `readv`.
-pub(crate) unsafe extern "C" fn rreadv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe extern "C-unwind" fn rreadv(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+) -> ssize_t {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let none = std::ptr::null_mut;
     // SAFETY: by contract.
@@ -233,7 +245,11 @@ pub(crate) unsafe extern "C" fn rreadv(fd: c_int, iov: *const iovec, count: c_in
 
 /// # Safety
 /// As `writev`.
-pub(crate) unsafe extern "C" fn rwritev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe extern "C-unwind" fn rwritev(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+) -> ssize_t {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     // SAFETY: by contract.
     let sent = unsafe { pieces(iov, count) }.and_then(|pieces| {
@@ -247,7 +263,7 @@ pub(crate) unsafe extern "C" fn rwritev(fd: c_int, iov: *const iovec, count: c_i
 ///
 /// # Safety
 /// The buffer stays until it is unmapped.
-pub(crate) unsafe extern "C" fn riomap(
+pub(crate) unsafe extern "C-unwind" fn riomap(
     fd: c_int,
     data: *mut c_void,
     len: usize,
@@ -258,13 +274,13 @@ pub(crate) unsafe extern "C" fn riomap(
     number(stream(fd).and_then(|stream| stream.map(data, len, prot, offset)), -1)
 }
 
-pub(crate) extern "C" fn riounmap(fd: c_int, data: *mut c_void, len: usize) -> c_int {
+pub(crate) extern "C-unwind" fn riounmap(fd: c_int, data: *mut c_void, len: usize) -> c_int {
     code(stream(fd).and_then(|stream| stream.unmap(data, len)))
 }
 
 /// # Safety
 /// `data` has `len` bytes.
-pub(crate) unsafe extern "C" fn riowrite(
+pub(crate) unsafe extern "C-unwind" fn riowrite(
     fd: c_int,
     data: *const c_void,
     len: usize,

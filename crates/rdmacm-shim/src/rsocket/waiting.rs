@@ -17,6 +17,7 @@ use std::{
 };
 
 use libc::{POLLIN, pollfd};
+use rnic_abi::os::{blocking, signals};
 
 use super::settings::Settings;
 use crate::error::{Errno, Result};
@@ -206,16 +207,31 @@ fn sleep<'a, W: Waits>(
     until: Option<Instant>,
 ) -> Result<MutexGuard<'a, W::Core>> {
     let waker = Waker::own();
-    let mut polled = of.asleep(&mut core, waker.as_ref());
+    let polled = of.asleep(&mut core, waker.as_ref());
     drop(core);
+    let mut asleep = Asleep { of, waker, polled };
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    let timeout = timeout(left, waker.as_ref());
-    // SAFETY: three descriptors.
-    let slept = unsafe { libc::poll(polled.as_mut_ptr(), 3, timeout) };
+    let timeout = timeout(left, asleep.waker.as_ref());
+    let slept = blocking::poll(&mut asleep.polled, timeout);
     let error = Errno::last();
-    let mut core = of.lock();
-    of.awake(&mut core, waker.as_ref(), &polled);
-    if slept < 0 { Err(error) } else { Ok(core) }
+    drop(asleep);
+    if slept < 0 && !(error == Errno(libc::EINTR) && signals::restarts()) {
+        return Err(error);
+    }
+    Ok(of.lock())
+}
+
+/// This thread sleeps. It may be cancelled then, and does not sleep any more either.
+struct Asleep<'a, W: Waits> {
+    of: &'a W,
+    waker: Option<Waker>,
+    polled: [pollfd; 3],
+}
+
+impl<W: Waits> Drop for Asleep<'_, W> {
+    fn drop(&mut self) {
+        self.of.awake(&mut self.of.lock(), self.waker.as_ref(), &self.polled);
+    }
 }
 
 /// For `poll`: at least so much time. A thread that cannot be woken looks itself now and then.
@@ -234,9 +250,7 @@ pub(crate) fn readable(fd: c_int) -> pollfd {
 
 /// Whether it is readable now.
 pub(crate) fn is_readable(fd: c_int) -> bool {
-    let mut polled = readable(fd);
-    // SAFETY: one descriptor.
-    unsafe { libc::poll(&raw mut polled, 1, 0) == 1 }
+    blocking::poll(&mut [readable(fd)], 0) == 1
 }
 
 /// A descriptor that is readable once it is signalled.
@@ -250,17 +264,19 @@ pub(crate) fn event_descriptor(flags: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// By no function of the C library, at which a thread may be cancelled: this one holds locks.
 pub(crate) fn signal(event: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: eight bytes. It cannot fail: the counter never comes near its limit.
-    unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+    unsafe { libc::syscall(libc::SYS_write, event.as_raw_fd(), &raw const one, 8) };
 }
 
-/// Takes one signal, or all of an event without `EFD_SEMAPHORE`; false when there is none.
+/// Takes one signal, or all of an event without `EFD_SEMAPHORE`; false when there is none. As
+/// [`signal`], it is no place where a thread may be cancelled.
 pub(crate) fn drain(event: &OwnedFd) -> bool {
     let mut count = 0_u64;
     // SAFETY: eight bytes.
-    unsafe { libc::read(event.as_raw_fd(), (&raw mut count).cast(), 8) == 8 }
+    unsafe { libc::syscall(libc::SYS_read, event.as_raw_fd(), &raw mut count, 8) == 8 }
 }
 
 #[cfg(test)]
