@@ -181,7 +181,7 @@ impl Sets {
     /// As `select`.
     ///
     /// # Safety
-    /// Each set is null or valid.
+    /// Each set is null, or has so many bits.
     pub(crate) unsafe fn select(&self, count: c_int, timeout: Option<Duration>) -> Result<c_int> {
         let count = count.clamp(0, libc::FD_SETSIZE as c_int);
         let all = [(self.read, POLLIN), (self.write, POLLOUT), (self.except, POLLPRI)];
@@ -205,8 +205,9 @@ impl Sets {
             if set.is_null() {
                 continue;
             }
-            // SAFETY: by contract.
-            unsafe { libc::FD_ZERO(set) };
+            // A program may have made no more room than for the bits that it names.
+            // SAFETY: by contract, and below the size of sets.
+            (0..count).for_each(|fd| unsafe { libc::FD_CLR(fd, set) });
             for fd in fds.iter().filter(|fd| fd.events & event != 0 && fd.revents & means != 0) {
                 // SAFETY: by contract, and below the size of sets.
                 unsafe { libc::FD_SET(fd.fd, set) };
@@ -214,5 +215,31 @@ impl Sets {
             }
         }
         Ok(ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::fd::AsRawFd, os::unix::net::UnixDatagram};
+
+    #[test]
+    fn sets_are_written_as_far_as_they_are_named() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        theirs.send(b"x").unwrap();
+        let [fd, idle] = [ours.as_raw_fd(), theirs.as_raw_fd()];
+        let count = fd.max(idle) + 1;
+        // SAFETY: a set of bits.
+        let mut read: fd_set = unsafe { std::mem::zeroed() };
+        let set = &raw mut read;
+        // SAFETY: a local set; what is behind the named bits is the program's.
+        unsafe {
+            [fd, idle, count, 1000].into_iter().for_each(|fd| libc::FD_SET(fd, set));
+            let sets =
+                Sets { read: set, write: std::ptr::null_mut(), except: std::ptr::null_mut() };
+            assert_eq!(sets.select(count, Some(Duration::ZERO)), Ok(1));
+            let left = [fd, idle, count, 1000].map(|fd| libc::FD_ISSET(fd, set));
+            assert_eq!(left, [true, false, true, true]);
+        }
     }
 }
