@@ -14,6 +14,8 @@ mod data;
 mod descriptors;
 mod fork;
 mod real;
+mod select;
+mod signals;
 mod sockets;
 mod table;
 mod waiting;

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use libc::{fd_set, msghdr, nfds_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{msghdr, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 
 /// libc's function of this name. Threads may be cancelled in it, which unwinds their stacks.
 macro_rules! real {
@@ -54,8 +54,6 @@ unsafe extern "C-unwind" {
     pub(crate) fn rreadv(fd: c_int, iov: *const libc::iovec, count: c_int) -> ssize_t;
     pub(crate) fn rwritev(fd: c_int, iov: *const libc::iovec, count: c_int) -> ssize_t;
     pub(crate) fn rpoll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
-    pub(crate) fn rselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
-        timeout: *mut timeval) -> c_int;
     pub(crate) fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     pub(crate) fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     pub(crate) fn rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
