@@ -330,7 +330,7 @@ impl Cm {
         self.tell(handle, Happening::Established, PrivateData::NONE);
     }
 
-    /// Ends a connection. One that is over stays so.
+    /// Ends a connection. One that is over stays so, however long it has been.
     ///
     /// # Errors
     /// [`CmError`].
@@ -342,6 +342,7 @@ impl Cm {
                 Ok(())
             }
             State::DreqSent | State::Timewait => Ok(()),
+            State::Idle if id.was_connected => Ok(()),
             _ => Err(CmError::State),
         }
     }

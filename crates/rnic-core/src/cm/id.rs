@@ -19,6 +19,8 @@ pub(super) struct Id {
     pub(super) port: Option<Port>,
     pub(super) state: State,
     pub(super) link: Option<Link>,
+    /// It has had a connection.
+    pub(super) was_connected: bool,
     /// When something is due.
     pub(super) deadline: Option<Instant>,
 }
@@ -26,7 +28,7 @@ pub(super) struct Id {
 impl Id {
     pub(super) fn new(owner: Owner, state: State) -> Self {
         let (user, owner) = (owner.user, Some(owner));
-        Self { owner, user, port: None, state, link: None, deadline: None }
+        Self { owner, user, port: None, state, link: None, was_connected: false, deadline: None }
     }
 }
 

@@ -272,6 +272,7 @@ impl Cm {
     fn enter(&mut self, handle: u32, state: State) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         let before = std::mem::replace(&mut id.state, state);
+        id.was_connected |= matches!(state, State::Established | State::DreqSent | State::Timewait);
         if before.listens() {
             self.listeners = self.listeners.saturating_sub(1);
         }

@@ -31,6 +31,7 @@ fn a_connection_comes_up_and_goes_down() {
     assert_eq!(talk.event(id), Happening::Disconnected);
     talk.pass(1000);
     assert_eq!(talk.event(id), Happening::TimewaitExit);
+    assert_eq!(talk.cm.disconnect(talk.now, id), Ok(()), "it is over, however long");
     talk.cm.release(talk.now, id).expect("it is there");
     assert_eq!(talk.cm.len(), 1, "the listener");
 }
