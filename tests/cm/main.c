@@ -51,6 +51,13 @@ static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_
 }
 #define COMES(channel, what) EXPECT(0, rdma_ack_cm_event(next(channel, what, __LINE__)))
 
+static double now(void)
+{
+	struct timespec at;
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	return at.tv_sec + at.tv_nsec / 1e9;
+}
+
 void is_silent(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_event *event;
@@ -287,6 +294,124 @@ static void migrates(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* What the peer said comes along. */
+static void migrates_with_data(void)
+{
+	static const char data[] = "not here";
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct pair p;
+	open_channels(&p);
+	advance(&p, 4);
+	EXPECT(0, rdma_reject(p.called, data, sizeof data));
+	usleep(WAIT_MS * 1000);
+	EXPECT(0, rdma_migrate_id(p.caller, channel));
+	is_silent(p.calls);
+	event = next(channel, RDMA_CM_EVENT_REJECTED, __LINE__);
+	HOLDS(event->status && event->param.conn.private_data_len >= sizeof data);
+	HOLDS(event->param.conn.private_data && !memcmp(event->param.conn.private_data, data, sizeof data));
+	EXPECT(0, rdma_ack_cm_event(event));
+	destroy(p.caller);
+	destroy(p.called);
+	destroy(p.listener);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+	rdma_destroy_event_channel(channel);
+}
+
+/* An identifier that got a channel of its own from an endpoint, and lends itself to another one. */
+static void leaves_own_channel(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *listener, *called;
+	struct pair p;
+	EXPECT(0, rdma_create_id(NULL, &listener, NULL, RDMA_PS_TCP));
+	EXPECT(0, rdma_bind_addr(listener, at(address, PORT + 1)));
+	EXPECT(0, rdma_listen(listener, 8));
+	open_channels(&p);
+	p.caller = new_id(p.calls, RDMA_PS_TCP);
+	EXPECT(0, rdma_resolve_addr(p.caller, NULL, at(address, PORT + 1), 2000));
+	COMES(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED);
+	EXPECT(0, rdma_resolve_route(p.caller, 2000));
+	COMES(p.calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	make_qp(p.caller);
+	EXPECT(0, rdma_connect(p.caller, NULL));
+	EXPECT(0, rdma_get_request(listener, &called));
+	HOLDS(called->event);
+	EXPECT(0, rdma_migrate_id(called, channel));
+	HOLDS(!called->event);
+	destroy(listener);
+	destroy(called);
+	COMES(p.calls, RDMA_CM_EVENT_REJECTED);
+	destroy(p.caller);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+	rdma_destroy_event_channel(channel);
+}
+
+/* Peers that a program has not heard of hear at once that its listener is gone, or its channel. A
+ * request that it has read is its own. */
+static void unread(void)
+{
+	for (int closes = 0; closes < 2; closes++) {
+		struct rdma_event_channel *known = rdma_create_event_channel();
+		struct rdma_cm_id *other;
+		struct pair p;
+		double began;
+		open_channels(&p);
+		advance(&p, 4);
+		other = new_id(known, RDMA_PS_TCP);
+		EXPECT(0, rdma_resolve_addr(other, NULL, at(address, PORT), 2000));
+		COMES(known, RDMA_CM_EVENT_ADDR_RESOLVED);
+		EXPECT(0, rdma_resolve_route(other, 2000));
+		COMES(known, RDMA_CM_EVENT_ROUTE_RESOLVED);
+		make_qp(other);
+		EXPECT(0, rdma_connect(other, NULL));
+		usleep(WAIT_MS * 1000);
+		if (closes) {
+			EXPECT(0, rdma_migrate_id(p.listener, p.calls));
+			destroy(p.called);
+			rdma_destroy_event_channel(p.listens);
+		} else {
+			destroy(p.listener);
+		}
+		began = now();
+		COMES(known, RDMA_CM_EVENT_REJECTED);
+		HOLDS(now() - began < 1);
+		if (closes) {
+			COMES(p.calls, RDMA_CM_EVENT_REJECTED);
+			destroy(p.listener);
+		} else {
+			EXPECT(0, rdma_accept(p.called, NULL));
+			COMES(p.calls, RDMA_CM_EVENT_ESTABLISHED);
+			/* What the program reads now is of no listener any more. */
+			COMES(p.listens, RDMA_CM_EVENT_ESTABLISHED);
+			destroy(p.called);
+			rdma_destroy_event_channel(p.listens);
+		}
+		destroy(p.caller);
+		destroy(other);
+		rdma_destroy_event_channel(p.calls);
+		rdma_destroy_event_channel(known);
+	}
+}
+
+/* As in the kernel, a connection that is over can be ended again. */
+static void disconnects_again(void)
+{
+	struct pair p;
+	open_channels(&p);
+	advance(&p, 8);
+	/* By now it is over for longer than packets may be on the way. */
+	COMES(p.calls, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+	EXPECT(0, rdma_disconnect(p.caller));
+	destroy(p.caller);
+	destroy(p.called);
+	destroy(p.listener);
+	rdma_destroy_event_channel(p.listens);
+	rdma_destroy_event_channel(p.calls);
+}
+
 static bool is_gone;
 
 static void *destroys(void *id)
@@ -313,13 +438,6 @@ static void waits(void)
 	destroy(p.listener);
 	rdma_destroy_event_channel(p.listens);
 	rdma_destroy_event_channel(p.calls);
-}
-
-static double now(void)
-{
-	struct timespec at;
-	clock_gettime(CLOCK_MONOTONIC, &at);
-	return at.tv_sec + at.tv_nsec / 1e9;
 }
 
 /* A neighbour that does not answer is waited for as long as the program wants; others are found
@@ -375,6 +493,10 @@ int main(int argc, char **argv)
 	states();
 	offers();
 	migrates();
+	migrates_with_data();
+	leaves_own_channel();
+	unread();
+	disconnects_again();
 	waits();
 	limits();
 	leaves();

@@ -24,6 +24,7 @@ use crate::{
     error::{Errno, Result, code, pointer},
     events,
     id::{self, Id},
+    listen,
     session::{self, Device},
 };
 
@@ -375,12 +376,12 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     code(unsafe { id::of(id) }.and_then(|_| {
         // SAFETY: by contract; it was made by `Id::new`.
         let mut id = unsafe { Box::from_raw(id.cast::<Id>()) };
-        if !id.public.event.is_null() {
-            // SAFETY: it is the identifier's own.
-            unsafe { events::rdma_ack_cm_event(id.public.event) };
-        }
+        acknowledge_own(&mut id);
         let places = std::mem::take(&mut id.inner().places);
         id::forget(&raw mut *id, &places);
+        if id.inner().is_listening {
+            places.iter().for_each(listen::refuse_unread);
+        }
         // All of them, whatever becomes of the first. Of several daemons some may be gone.
         let is_fine = |result: &Result<()>| places.len() < 2 || *result != Err(Errno(libc::EIO));
         let released = places.iter().map(id::Place::release).filter(is_fine);
@@ -413,11 +414,22 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
         let old = std::mem::replace(&mut id.public.channel, channel.cast());
         let was_sync = std::mem::replace(&mut id.inner().is_sync, is_sync);
         if was_sync {
+            acknowledge_own(id);
             // SAFETY: it was the identifier's own.
             unsafe { Channel::close(old.cast()) };
         }
         Ok(())
     }))
+}
+
+/// Lets go of the event that an identifier with a channel of its own keeps. Without such a channel
+/// no call would, and neither it nor the listener of its request could be destroyed.
+fn acknowledge_own(id: &mut Id) {
+    let event = std::mem::replace(&mut id.public.event, ptr::null_mut());
+    if !event.is_null() {
+        // SAFETY: it is the identifier's own.
+        unsafe { events::rdma_ack_cm_event(event) };
+    }
 }
 
 /// Moves all places of an identifier, or none. Those whose daemons are gone do not count where
@@ -469,12 +481,7 @@ pub(crate) fn complete(id: &mut Id) -> Result<()> {
     if !id.inner().is_sync {
         return Ok(());
     }
-    if !id.public.event.is_null() {
-        // SAFETY: it is the identifier's own.
-        unsafe {
-            events::rdma_ack_cm_event(std::mem::replace(&mut id.public.event, ptr::null_mut()))
-        };
-    }
+    acknowledge_own(id);
     let event = events::next(id.public.channel.cast())?;
     id.public.event = event;
     // SAFETY: just made.

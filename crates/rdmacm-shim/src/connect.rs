@@ -6,7 +6,7 @@ use std::{
 };
 
 use libc::sockaddr;
-use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget, Reply};
+use rnic_abi::control::{CmHappening, CmNotice, CmOffer, CmRequest, CmService, CmTarget, Reply};
 use verbs_abi::{
     IBV_QPT_UC, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, RDMA_CM_EVENT_ROUTE_RESOLVED,
     RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, RDMA_UDP_QKEY, rdma_cm_event_type, rdma_cm_id,
@@ -165,8 +165,10 @@ fn mtu_of(id: &Id) -> Result<u8> {
 }
 
 /// The event follows on the channel, as of a request that takes its time.
-fn post(id: &Id, what: rdma_cm_event_type, status: c_int) -> Result<()> {
-    id.place()?.done(|id| CmRequest::Post { id, what, status })
+pub(crate) fn post(id: &Id, what: rdma_cm_event_type, status: c_int) -> Result<()> {
+    let what = CmHappening::Posted(what, status);
+    let private = Vec::new();
+    id.place()?.done(|id| CmRequest::Post(CmNotice { id, what, private }))
 }
 
 /// A loopback address that no device has stands for the first address of the first device: programs

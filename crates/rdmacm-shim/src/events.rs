@@ -65,15 +65,15 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
         let Ok(notice) = decode::<CmNotice>(&buffer[..len]) else {
             return Err(Errno(libc::EPROTO));
         };
-        let event = of_notice(device, notice);
-        if let Some(event) = event.filter(|event| !event.is_of_other_channel(&channel)) {
+        if let Some(event) = of_notice(&channel, device, notice) {
             return Ok(Box::into_raw(event).cast());
         }
     }
 }
 
-/// `None` for what is about an identifier that is gone, or what no program is told.
-fn of_notice(device: &'static Device, notice: CmNotice) -> Option<Box<Event>> {
+/// `None` for what is about an identifier that is gone or has another channel by now, or what no
+/// program is told.
+fn of_notice(channel: &Channel, device: &'static Device, notice: CmNotice) -> Option<Box<Event>> {
     let CmNotice { id, what, private } = notice;
     let place = Place { device, handle: id };
     let of = match what {
@@ -87,6 +87,13 @@ fn of_notice(device: &'static Device, notice: CmNotice) -> Option<Box<Event>> {
         _ => OfId::find(&place)?,
     };
     let known = of.id();
+    let is_new = matches!(what, CmHappening::Request { .. } | CmHappening::Lookup { .. });
+    // SAFETY: it has this event, so that it is not destroyed.
+    if !is_new && !ptr::eq(unsafe { (*known).public.channel }.cast(), channel) {
+        // It was on its way when its identifier got that one. It is lost only with the daemon.
+        let _ = place.done(|id| CmRequest::Post(CmNotice { id, what, private }));
+        return None;
+    }
     let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private, _of: of });
     match what {
         CmHappening::Request { from, service, offer, starting_psn, psn, .. } => {
@@ -210,29 +217,6 @@ impl Event {
         self.public.id = id.cast();
         self.public.event = event;
         self.public.status = status;
-    }
-
-    /// True for what was on its way when its identifier got another channel: it follows there.
-    fn is_of_other_channel(&self, channel: &Channel) -> bool {
-        // These are more than their numbers.
-        let whole = [
-            RDMA_CM_EVENT_CONNECT_REQUEST,
-            RDMA_CM_EVENT_MULTICAST_JOIN,
-            RDMA_CM_EVENT_MULTICAST_ERROR,
-        ];
-        if whole.contains(&self.public.event) {
-            return false;
-        }
-        // SAFETY: it has this event, so that it is not destroyed.
-        let id = unsafe { &*self.public.id.cast::<Id>() };
-        if ptr::eq(id.public.channel.cast(), channel) {
-            return false;
-        }
-        let rdma_cm_event { event: what, status, .. } = self.public;
-        // Without what the peer's program added to a refusal.
-        let follows =
-            id.place().and_then(|place| place.done(|id| CmRequest::Post { id, what, status }));
-        follows.is_ok()
     }
 
     fn private(&self) -> (*const std::ffi::c_void, u8) {

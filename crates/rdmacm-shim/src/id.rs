@@ -260,6 +260,11 @@ pub(crate) fn set_channel(places: &[Place], channel: *const Channel) {
     }
 }
 
+/// Whether there is an identifier for what the device says of this handle.
+pub(crate) fn is_known(place: &Place) -> bool {
+    ids().known.contains_key(&place.key())
+}
+
 /// Whether identifiers of a channel are at a device.
 pub(crate) fn are_at(device: &'static Device, channel: *const Channel) -> bool {
     ids().at(device).any(|known| known.channel == channel as usize)

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, net::SocketAddr};
 
-use rnic_abi::control::CmRequest;
+use rnic_abi::control::{CmRequest, Reply};
 use verbs_abi::rdma_cm_id;
 
 use crate::{
@@ -52,6 +52,22 @@ fn listen_at(places: &[Place], backlog: u32) -> Result<()> {
     if listening.is_empty() { Err(Errno(libc::EIO)) } else { Ok(()) }
 }
 
+/// Refuses what peers ask a listener for, and the program has not read. It is not read for this
+/// listener any more: its peers would wait until the program reads other events.
+pub(crate) fn refuse_unread(place: &Place) {
+    // Before it is looked at what there is: more would come meanwhile.
+    let stopped = place.done(|id| CmRequest::StopListening { id });
+    let asked = stopped.and_then(|()| place.device.call(CmRequest::Undecided { id: place.handle }));
+    let Ok((Reply::Handles(handles), _)) = asked else { return };
+    for handle in handles {
+        let request = Place { handle, ..*place };
+        if !id::is_known(&request) {
+            // Fails only where the peer was first.
+            let _ = request.release();
+        }
+    }
+}
+
 /// Requests that may wait where a program leaves that open, as Linux has it.
 const DEFAULT_BACKLOG: u32 = 1024;
 
@@ -60,7 +76,7 @@ mod tests {
     use super::*;
     use crate::session::tests::with_daemon;
     use rnic_abi::{
-        control::{Answer, Refusal, Reply, Request},
+        control::{Answer, Refusal, Request},
         os::Connection,
     };
 

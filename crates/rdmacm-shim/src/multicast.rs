@@ -9,7 +9,6 @@ use std::{
 };
 
 use libc::sockaddr;
-use rnic_abi::control::CmRequest;
 use verbs_abi::{
     RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
     RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, ibv_ah_attr, rdma_cm_id,
@@ -18,6 +17,7 @@ use verbs_abi::{
 
 use crate::{
     channel::complete,
+    connect::post,
     error::{Errno, Result, code},
     id::{self, Id, read_address},
     session::gid_of,
@@ -74,12 +74,11 @@ fn join(id: &mut Id, address: *mut sockaddr, context: *mut c_void, sends_only: b
     if !id.is_datagram() || id.public.verbs.is_null() {
         return Err(Errno(libc::EINVAL));
     }
-    let place = id.place()?;
+    id.place()?;
     let new =
         Membership { group, context: context.addr(), sends_only, told: false, attached: false };
     id.inner().groups.push(new);
-    let what = RDMA_CM_EVENT_MULTICAST_JOIN;
-    let posted = place.done(|id| CmRequest::Post { id, what, status: 0 });
+    let posted = post(id, RDMA_CM_EVENT_MULTICAST_JOIN, 0);
     if posted.is_err() {
         id.inner().groups.pop();
     }

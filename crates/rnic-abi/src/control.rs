@@ -338,6 +338,8 @@ pub enum Reply {
     Done,
     /// A new object.
     Handle(u32),
+    /// Objects.
+    Handles(Vec<u32>),
     /// A memory region.
     Mr {
         /// Handle.

@@ -2,7 +2,7 @@
 
 use crate::random::{one_of, word};
 use fastrand::Rng;
-use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget};
+use rnic_abi::control::{CmHappening, CmNotice, CmOffer, CmRequest, CmService, CmTarget};
 use rnic_host::satellite::protocol::{Call, FromEngine};
 use std::net::Ipv4Addr;
 
@@ -26,7 +26,7 @@ fn request(random: &mut Rng) -> CmRequest {
     let offer = CmOffer { qpn: word(random) as u32, ..CmOffer::default() };
     let (what, backlog) = (random.u32(..20), word(random) as u32);
     let to = target(port, random);
-    match random.u8(..14) {
+    match random.u8(..15) {
         0 => CmRequest::OpenChannel,
         1 => CmRequest::CloseChannel { channel },
         2..=4 => CmRequest::Bind {
@@ -57,7 +57,11 @@ fn request(random: &mut Rng) -> CmRequest {
         9 => CmRequest::Answer { id, qpn: offer.qpn, qkey: what, private },
         10 => CmRequest::Reject { id, private },
         11 => CmRequest::Release { id },
-        12 => CmRequest::Post { id, what, status: 0 },
+        12 => {
+            let what = CmHappening::Posted(what, 0);
+            CmRequest::Post(CmNotice { id, what, private })
+        }
+        13 => CmRequest::Undecided { id },
         _ => CmRequest::Move { id, channel },
     }
 }

@@ -14,7 +14,8 @@ pub const MAX_CM_EVENT: usize = 512;
 pub enum CmRequest {
     /// Answer: [`Reply::Handle`](super::Reply::Handle) with one descriptor, on which events come.
     OpenChannel,
-    /// Its identifiers must be gone. Answer: [`Reply::Done`](super::Reply::Done), as to all that
+    /// Those of its identifiers that are left are released: they are of requests that the program has
+    /// not read. Answer: [`Reply::Done`](super::Reply::Done), as to all that
     /// follow but those that say otherwise.
     CloseChannel {
         /// Handle.
@@ -51,6 +52,12 @@ pub enum CmRequest {
     },
     /// Peers may not connect to it any more.
     StopListening {
+        /// Identifier.
+        id: u32,
+    },
+    /// What peers ask a listener for, and its program has not decided. Answer:
+    /// [`Reply::Handles`](super::Reply::Handles).
+    Undecided {
         /// Identifier.
         id: u32,
     },
@@ -132,15 +139,8 @@ pub enum CmRequest {
         /// Handle.
         channel: u32,
     },
-    /// Sends an event to the channel of the identifier: a program waits for it as for others.
-    Post {
-        /// Identifier.
-        id: u32,
-        /// What [`CmHappening::Posted`] will say.
-        what: u32,
-        /// The same.
-        status: i32,
-    },
+    /// Sends this to the channel of the identifier: a program waits for it as for other events.
+    Post(CmNotice),
 }
 
 /// Kinds of connected queue pairs.
@@ -250,7 +250,7 @@ pub enum CmHappening {
     Disconnected,
     /// The queue pair may be used again.
     TimewaitExit,
-    /// What a [`CmRequest::Post`] asked for, and its status.
+    /// An event that the library makes itself, and its status.
     Posted(u32, i32),
 }
 

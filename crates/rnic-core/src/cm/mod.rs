@@ -186,6 +186,13 @@ impl Cm {
         self.by_owner.range(all).map(|(_, handle)| *handle)
     }
 
+    /// Whether a peer asks this listener for it, and the program has not decided.
+    pub fn is_undecided(&self, id: u32, listener: u32) -> bool {
+        let pending = self.ids.get(id).filter(|id| id.state.is_pending());
+        let link = pending.and_then(|id| id.link.as_ref());
+        link.is_some_and(|link| link.listener == Some(listener))
+    }
+
     /// The queue pairs of an open connection: the own and the peer's.
     pub fn open_qpns(&self, id: u32) -> Option<(Qpn, Qpn)> {
         let id = self.ids.get(id).filter(|id| id.state.is_open())?;

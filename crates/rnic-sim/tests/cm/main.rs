@@ -48,10 +48,13 @@ fn commands_that_do_not_fit_the_state_are_refused() {
     assert_eq!(talk.cm.establish(listener), Err(CmError::State));
     assert_eq!(talk.cm.release(now, 12_345), Err(CmError::NoSuchId));
     let id = talk.requested();
+    assert_eq!(talk.cm.disconnect(now, id), Err(CmError::State), "it never was up");
+    assert!(talk.cm.is_undecided(id, listener) && !talk.cm.is_undecided(listener, listener));
     let long = PrivateData::new(&[1; 196]).expect("fits a REP");
     assert_eq!(talk.cm.reject(now, id, &long), Err(CmError::Invalid));
     assert_eq!(talk.cm.accept(now, id, &offer(1), &none), Err(CmError::Invalid), "QP1");
     assert_eq!(talk.cm.listen(id, 1), Err(CmError::State));
     talk.accept(id, 0x300);
+    assert!(!talk.cm.is_undecided(id, listener));
     assert_eq!(talk.cm.reject(now, id, &none), Err(CmError::State));
 }

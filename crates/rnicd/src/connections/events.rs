@@ -111,12 +111,6 @@ impl Events {
         }
     }
 
-    /// An event that the program itself has asked for; false when it does not read.
-    pub(super) fn post(&mut self, owner: Owner, id: u32, (what, status): (u32, i32)) -> bool {
-        let what = CmHappening::Posted(what, status);
-        self.send(owner, &CmNotice { id, what, private: Vec::new() })
-    }
-
     /// The way to a peer is found, or is not; false when the program does not read.
     pub(super) fn resolved(&mut self, owner: Owner, id: u32, errno: i32) -> bool {
         let what = CmHappening::Resolved(errno);
@@ -130,7 +124,8 @@ impl Events {
         self.send(event.owner, &notice)
     }
 
-    fn send(&mut self, owner: Owner, notice: &CmNotice) -> bool {
+    /// As [`tell`](Self::tell).
+    pub(super) fn send(&mut self, owner: Owner, notice: &CmNotice) -> bool {
         let Some(channel) = self.channels.get_mut(&owner) else { return false };
         let Ok(bytes) = encode(notice) else { return false };
         let Some(held) = self.users.get_mut(&owner.user) else { return false };

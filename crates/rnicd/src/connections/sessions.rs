@@ -3,7 +3,9 @@
 use super::known::Answer;
 use super::ways::key_of;
 use super::{Connections, Rights, State};
-use rnic_abi::control::{CmOffer, CmRequest, CmService, CmTarget, Reply};
+use rnic_abi::control::{
+    CmNotice, CmOffer, CmRequest, CmService, CmTarget, MAX_CM_EVENT, Reply, encode,
+};
 use rnic_core::cm::{CmError, Connect, Offer, Owner, PrivateData, Route};
 use rnic_core::qpn::shard_of;
 use rnic_host::refusal::{Refused, refuse, refused_by_kernel};
@@ -49,14 +51,43 @@ impl CmSession {
         Ok((Reply::Handle(channel), Some(theirs)))
     }
 
+    /// The program has destroyed its identifiers. Those that are left are of requests that it has not
+    /// read: their peers would wait until they give up, and the program's user would run out of
+    /// identifiers.
     fn close_channel(&self, state: &mut State, channel: u32) -> Result<Reply, Refused> {
-        let owner = self.owner(channel);
-        if state.cm.owned(owner..=owner).next().is_some() {
-            return Err(refuse(libc::EBUSY, "identifiers use the event channel"));
+        let owner = self.channel(state, channel)?;
+        self.release_all(state, owner..=owner);
+        state.events.close(owner);
+        Ok(Reply::Done)
+    }
+
+    fn release_all(&self, state: &mut State, of: RangeInclusive<Owner>) {
+        let ids: Vec<u32> = state.cm.owned(of).collect();
+        for id in ids {
+            state.askers.remove(id);
+            // Fails only for one that is not there.
+            let _ = state.cm.release(monotonic(), id);
+            self.manager.flush(state);
         }
-        match state.events.close(owner) {
+    }
+
+    /// What peers ask an identifier for, and its program has not decided.
+    fn undecided(&self, state: &State, id: u32) -> Result<Reply, Refused> {
+        let listener = self.own(state, id)?;
+        let all = state.cm.owned(self.owners());
+        Ok(Reply::Handles(all.filter(|id| state.cm.is_undecided(*id, listener)).collect()))
+    }
+
+    /// Tells the program what it asks to be told.
+    fn post(&self, state: &mut State, notice: &CmNotice) -> Result<Reply, Refused> {
+        let id = self.own(state, notice.id)?;
+        let owner = state.cm.owner_of(id).unwrap_or(self.owner(0));
+        if encode(notice).map_or(true, |bytes| bytes.len() > MAX_CM_EVENT) {
+            return Err(refuse(libc::EINVAL, "the event is longer than events are"));
+        }
+        match state.events.send(owner, notice) {
             true => Ok(Reply::Done),
-            false => Err(refuse(libc::EINVAL, "there is no such event channel")),
+            false => Err(does_not_read()),
         }
     }
 
@@ -229,14 +260,6 @@ impl CmSession {
                 let (id, owner) = (self.own(state, id)?, self.channel(state, channel)?);
                 state.cm.set_owner(id, owner)
             }
-            CmRequest::Post { id, what, status } => {
-                let id = self.own(state, id)?;
-                let owner = state.cm.owner_of(id).unwrap_or(self.owner(0));
-                if !state.events.post(owner, id, (what, status)) {
-                    return Err(does_not_read());
-                }
-                Ok(())
-            }
             _ => return Err(unexpected()),
         };
         done.map(|()| Reply::Done).map_err(refused)
@@ -253,6 +276,8 @@ impl ConnectionSession for CmSession {
             CmRequest::Bind { .. } => self.bind(&mut state, &request),
             CmRequest::Resolve { .. } => self.resolve(&mut state, &request),
             CmRequest::Connect { .. } => self.connect(&mut state, &request),
+            CmRequest::Undecided { id } => self.undecided(&state, *id),
+            CmRequest::Post(notice) => self.post(&mut state, notice),
             _ => self.command(&mut state, request),
         };
         manager.flush(&mut state);
@@ -265,13 +290,7 @@ impl ConnectionSession for CmSession {
 impl Drop for CmSession {
     fn drop(&mut self) {
         let mut state = self.manager.state();
-        let ids: Vec<u32> = state.cm.owned(self.owners()).collect();
-        for id in ids {
-            state.askers.remove(id);
-            // Fails only for one that is not there.
-            let _ = state.cm.release(monotonic(), id);
-            self.manager.flush(&mut state);
-        }
+        self.release_all(&mut state, self.owners());
         state.events.close_all(self.owners());
         drop(state);
         self.manager.look_at_timers();

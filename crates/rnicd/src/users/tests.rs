@@ -5,7 +5,7 @@ mod timing;
 
 use super::inspect::believed;
 use super::*;
-use rnic_abi::control::{CmOffer, CmRequest, CmTarget, encode};
+use rnic_abi::control::{CmHappening, CmNotice, CmOffer, CmRequest, CmTarget, encode};
 use rnic_abi::os::memory;
 use rnic_core::EngineConfig;
 use rnic_core::config::default_limits;
@@ -427,7 +427,7 @@ fn request(random: &mut fastrand::Rng) -> CmRequest {
     let qpn = random.u32(..);
     let offer = CmOffer { qpn, ..CmOffer::default() };
     let port = random.u16(..) >> random.u32(0..16);
-    match random.u8(0..10) {
+    match random.u8(0..11) {
         0 | 1 => CmRequest::OpenChannel,
         2 => CmRequest::CloseChannel { channel },
         3 | 4 => {
@@ -441,7 +441,11 @@ fn request(random: &mut fastrand::Rng) -> CmRequest {
         }
         7 => CmRequest::Accept { id, offer, private },
         8 => CmRequest::StopListening { id },
-        _ => CmRequest::Post { id, what: qpn, status: 0 },
+        9 => CmRequest::Undecided { id },
+        _ => {
+            let what = CmHappening::Posted(qpn, 0);
+            CmRequest::Post(CmNotice { id, what, private })
+        }
     }
 }
 
