@@ -149,10 +149,11 @@ fn change(fd: c_int, make: impl FnOnce(bool) -> Option<c_int>) {
     set(&of_socket(before, &changing), during, &changing);
     drop(changing);
     let socket = make(accepts);
-    let changing = table::changing();
+    let mut changing = table::changing();
     // Some may be new, and others closed.
     let descriptors = of_socket(during, &changing);
-    let unused = socket.filter(|socket| !table::become_rsocket(&descriptors, *socket, &changing));
+    let unused =
+        socket.filter(|socket| !table::become_rsocket(&descriptors, *socket, &mut changing));
     if let Some(fd) = descriptors.first().filter(|_| unused.is_some()) {
         shut(*fd);
     }

@@ -3,10 +3,10 @@
 use std::{
     ffi::{c_int, c_void},
     mem::size_of,
-    ptr,
+    ptr, slice,
 };
 
-use libc::{sockaddr, socklen_t};
+use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use crate::{
     config,
@@ -20,6 +20,8 @@ use crate::{
 
 /// Level of options of rsockets.
 const SOL_RDMA: c_int = 0x10000;
+/// No option that an rsocket takes is longer.
+const MOST_BYTES: socklen_t = 64;
 
 /// # Safety
 /// As libc's.
@@ -62,11 +64,10 @@ fn stand_for(socket: c_int, close_on_exec: bool) -> c_int {
     })
 }
 
-/// Makes an ordinary socket of one that cannot be an rsocket where the program wants to use it.
-/// False when that does not work either.
-fn become_ordinary(socket: c_int) -> bool {
-    let (sol, tcp) = (libc::SOL_SOCKET, libc::IPPROTO_TCP);
-    let domain = option(socket, sol, libc::SO_DOMAIN).unwrap_or(libc::AF_INET);
+/// Makes an ordinary socket of one that cannot be an rsocket where the program wants to use it, with
+/// its options, and bound as it is, to this port. False when that does not work either.
+fn become_ordinary(socket: c_int, port: [u8; 2]) -> bool {
+    let domain = option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(libc::AF_INET);
     // SAFETY: no pointers.
     let flags = inside(|| unsafe { rfcntl(socket, libc::F_GETFL, 0) });
     let kind = libc::SOCK_STREAM | flags.max(0) & libc::O_NONBLOCK;
@@ -75,22 +76,41 @@ fn become_ordinary(socket: c_int) -> bool {
     if new < 0 {
         return false;
     }
-    let options = [
-        (sol, libc::SO_REUSEADDR),
-        (sol, libc::SO_KEEPALIVE),
-        (tcp, libc::TCP_NODELAY),
-        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
-    ];
-    for (level, name) in options {
-        if let Some(value) = option(socket, level, name).filter(|value| *value != 0) {
-            let len = size_of::<c_int>() as socklen_t;
-            let set = real!(setsockopt: fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
-            // SAFETY: a number.
-            unsafe { set(new, level, name, (&raw const value).cast(), len) };
-        }
+    let given = table::given(socket);
+    for (level, name, value) in &given.options {
+        let set = real!(setsockopt: fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
+        // SAFETY: a value of that length. What TCP does not know it does without.
+        unsafe { set(new, *level, *name, value.as_ptr().cast(), value.len() as socklen_t) };
+    }
+    if !bind_again(new, given.address.as_deref(), port) {
+        // SAFETY: just made.
+        unsafe { real!(close: fn(c_int) -> c_int)(new) };
+        return false;
     }
     table::replace(socket, new);
     true
+}
+
+/// Binds a socket to the address that the program gave another one, if it did.
+fn bind_again(new: c_int, address: Option<&[u8]>, port: [u8; 2]) -> bool {
+    let Some(mut address) = address.map(<[u8]>::to_vec) else { return true };
+    // Behind the family, in both of them. The program may have asked which one it got.
+    if let Some(at) = address.get_mut(2..4) {
+        at.copy_from_slice(&port);
+    }
+    let bind = real!(bind: fn(c_int, *const sockaddr, socklen_t) -> c_int);
+    // SAFETY: an address of that length.
+    unsafe { bind(new, address.as_ptr().cast(), address.len() as socklen_t) == 0 }
+}
+
+/// The port of an rsocket, as addresses have it.
+fn port_of(socket: c_int) -> [u8; 2] {
+    let mut storage = [0_u8; size_of::<sockaddr_storage>()];
+    let mut len = storage.len() as socklen_t;
+    let at = storage.as_mut_ptr().cast();
+    // SAFETY: local variables.
+    inside(|| unsafe { rgetsockname(socket, at, &raw mut len) });
+    [storage[2], storage[3]]
 }
 
 /// Whether it is a stream, which TCP can be instead.
@@ -107,6 +127,15 @@ fn option(socket: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (got == 0).then_some(value)
 }
 
+/// A copy.
+///
+/// # Safety
+/// There are so many bytes.
+unsafe fn bytes(at: *const u8, len: socklen_t) -> Vec<u8> {
+    // SAFETY: by contract.
+    unsafe { slice::from_raw_parts(at, len as usize) }.to_vec()
+}
+
 /// # Safety
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -114,9 +143,17 @@ unsafe extern "C-unwind" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_
     if let Some(socket) = table::find(fd) {
         // SAFETY: by contract.
         let bound = inside(|| unsafe { rbind(socket, addr, len) });
+        if bound == 0 {
+            // SAFETY: by contract: it was read just now.
+            let address = unsafe { bytes(addr.cast(), len) };
+            table::note(socket, |given| given.address = Some(address));
+            return bound;
+        }
+        let error = errno();
         // An address that the device does not have may be one of the host.
-        let elsewhere = bound < 0 && matches!(errno(), libc::EADDRNOTAVAIL | libc::ENODEV);
-        if !elsewhere || !is_stream(socket) || !become_ordinary(socket) {
+        let elsewhere = matches!(error, libc::EADDRNOTAVAIL | libc::ENODEV);
+        if !elsewhere || !is_stream(socket) || !become_ordinary(socket, [0; 2]) {
+            set_errno(error);
             return bound;
         }
     }
@@ -204,8 +241,11 @@ unsafe fn take(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if let Some(socket) = table::find(fd) {
+        // Connecting gives it one, too.
+        let port = port_of(socket);
         // SAFETY: by contract.
         let connected = inside(|| unsafe { rconnect(socket, addr, len) });
+        let error = errno();
         let goes_on = [
             libc::EINPROGRESS,
             libc::EALREADY,
@@ -214,11 +254,10 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
             libc::EFAULT,
             libc::EINVAL,
         ];
-        if connected == 0 || goes_on.contains(&errno()) || !is_stream(socket) {
-            return connected;
-        }
+        let is_left = connected == 0 || goes_on.contains(&error) || !is_stream(socket);
         // Where no rsocket answers there may be a TCP server.
-        if !become_ordinary(socket) {
+        if is_left || !become_ordinary(socket, port) {
+            set_errno(error);
             return connected;
         }
     }
@@ -290,8 +329,19 @@ unsafe extern "C-unwind" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     match table::find(fd) {
-        // SAFETY: by contract.
-        Some(socket) => inside(|| unsafe { rsetsockopt(socket, level, name, value, len) }),
+        Some(socket) => {
+            // SAFETY: by contract.
+            let result = inside(|| unsafe { rsetsockopt(socket, level, name, value, len) });
+            if result == 0 && level != SOL_RDMA && len <= MOST_BYTES {
+                // SAFETY: by contract: it was read just now.
+                let value = unsafe { bytes(value.cast(), len) };
+                table::note(socket, |given| {
+                    given.options.retain(|option| (option.0, option.1) != (level, name));
+                    given.options.push((level, name, value));
+                });
+            }
+            result
+        }
         None => {
             let set = real!(setsockopt: fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
             // SAFETY: by contract.

@@ -200,6 +200,50 @@ fn no_listener(node: &Node) -> Result<()> {
     wait_until("the end of a listener", SOON, || Ok(node.cm_listeners()? == Some(0)))
 }
 
+/// Both ends of a connection by TCP: the end, the address, the port, and the client's own address.
+const BY_TCP: &str = "
+import socket, struct, sys
+end, address, port, own = sys.argv[1:]
+if end == 'server':
+    listener = socket.create_server((address, int(port)))
+    connection, peer = listener.accept()
+    connection.sendall(b'%d' % peer[1])
+else:
+    stream = socket.socket()
+    linger, options = struct.pack('ii', 1, 7), [(socket.SO_SNDBUF, 40000), (socket.SO_RCVBUF, 50000)]
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
+    for option in options: stream.setsockopt(socket.SOL_SOCKET, *option)
+    stream.bind((own, 0))
+    bound = stream.getsockname()
+    assert bound[0] == own and bound[1] != 0, bound
+    stream.connect((address, int(port)))
+    assert stream.getsockname() == bound, (stream.getsockname(), bound)
+    assert stream.recv(10) == b'%d' % bound[1]
+    assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == linger
+    assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
+    got = [stream.getsockopt(socket.SOL_SOCKET, option) for option, _ in options]
+    assert got == [80000, 100000], got
+";
+
+/// A preloaded program that connects by TCP has the address and the options that it has set.
+#[test]
+fn a_connection_by_tcp_has_what_its_program_has_set() -> Result<()> {
+    let name = "a_connection_by_tcp_has_what_its_program_has_set";
+    let Some(lab) = Lab::open(name, Need::Root, &["python3"])? else { return Ok(()) };
+    let pair = lab.pair(Io::Udp, 4200)?;
+    let number = next_port();
+    let (address, port) = (pair.left.address().to_string(), number.to_string());
+    let own = pair.right.address().to_string();
+    let args = |end| ["-c", BY_TCP, end, &address, &port, &own];
+    let server = pair.left.start("python3", &args("server").map(str::to_owned), LIMIT)?;
+    wait_until("a server", SOON, || pair.left.listens(number))?;
+    let client = preloaded(&pair.right, "python3", &args("client"), LIMIT)?.wait()?;
+    ensure!(client.success(), "{client}\n{}", server.said());
+    server.wait()?;
+    pair.stop()
+}
+
 /// Where no rsocket answers, a preloaded program connects by TCP.
 #[test]
 fn a_tcp_server_is_reached_by_tcp() -> Result<()> {
