@@ -78,8 +78,8 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Whether this thread was inside before. A thread that is cancelled inside comes out of it, too: the
-/// program's handlers may call anything.
+/// Whether this thread was inside before. A thread that is cancelled inside comes out of it, too:
+/// the program's handlers may call anything.
 struct Before(bool);
 
 impl Drop for Before {

@@ -1,8 +1,8 @@
 //! The signals that `ppoll` and `pselect` let come while they wait.
 //!
-//! The kernel unblocks these and sleeps in one step. librdmacm's `rpoll` cannot: a signal that comes
-//! between the two would be lost, and so would be all that came before. So they stay blocked, a
-//! descriptor says when one is there, and only then they are unblocked.
+//! The kernel unblocks these and sleeps in one step. librdmacm's `rpoll` cannot: a signal that
+//! comes between the two would be lost, and so would be all that came before. So they stay blocked,
+//! a descriptor says when one is there, and only then they are unblocked.
 
 use std::{
     ffi::c_int,

@@ -64,8 +64,8 @@ fn stand_for(socket: c_int, close_on_exec: bool) -> c_int {
     })
 }
 
-/// Makes an ordinary socket of one that cannot be an rsocket where the program wants to use it, with
-/// its options, and bound as it is, to this port. False when that does not work either.
+/// Makes an ordinary socket of one that cannot be an rsocket where the program wants to use it,
+/// with its options, and bound as it is, to this port. False when that does not work either.
 fn become_ordinary(socket: c_int, port: [u8; 2]) -> bool {
     let domain = option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(libc::AF_INET);
     // SAFETY: no pointers.

@@ -22,7 +22,8 @@ unsafe fn has_rsockets(fds: *const pollfd, count: nfds_t) -> bool {
             .any(|polled| table::find(polled.fd).is_some())
 }
 
-/// Whether an array that compilers know the size of has so many entries; else libc ends the program.
+/// Whether an array that compilers know the size of has so many entries; else libc ends the
+/// program.
 fn fits(count: nfds_t, room: usize) -> bool {
     usize::try_from(count).is_ok_and(|count| count <= room / size_of::<pollfd>())
 }

@@ -328,8 +328,8 @@ fn calls_of_librdmacm_answer_as_rdma_core_does() -> Result<()> {
     pair.stop()
 }
 
-/// Threads that sleep in calls of librdmacm, its rsockets and libibverbs may be cancelled, and hear of
-/// signals as in the kernel's calls; what they used stays usable.
+/// Threads that sleep in calls of librdmacm, its rsockets and libibverbs may be cancelled, and hear
+/// of signals as in the kernel's calls; what they used stays usable.
 #[test]
 fn threads_that_sleep_are_cancelled_and_hear_of_signals() -> Result<()> {
     let name = "threads_that_sleep_are_cancelled_and_hear_of_signals";

@@ -153,8 +153,8 @@ impl Stream {
                 core.phase = Phase::Open;
                 Ok(())
             }
-            // Where the message was lost that says that the connection is up, the other end may have
-            // sent and closed before it is known here.
+            // Where the message was lost that says that the connection is up, the other end may
+            // have sent and closed before it is known here.
             (Phase::Open | Phase::Accepting, RDMA_CM_EVENT_DISCONNECTED) => {
                 core.phase = Phase::Open;
                 if let Some(link) = &mut core.link {

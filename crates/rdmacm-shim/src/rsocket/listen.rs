@@ -74,8 +74,8 @@ impl Stream {
             options: Mutex::new(core.options),
         };
         let listener = Listener::start(shared)?;
-        // Last: an identifier that listens cannot be made to again, as a program may try where there
-        // was no descriptor or thread left.
+        // Last: an identifier that listens cannot be made to again, as a program may try where
+        // there was no descriptor or thread left.
         // SAFETY: the identifier is the stream's.
         done(unsafe { rdma_listen(self.raw_id(), backlog.max(1)) })?;
         if self.listener.set(listener).is_err() {
@@ -115,8 +115,8 @@ impl Listener {
         let shared = Arc::new(shared);
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("rsocket-listen".into());
-        // A thread inherits the signals that are blocked. The program's handlers run in the program's
-        // threads: they may be waited for there, or use what these have.
+        // A thread inherits the signals that are blocked. The program's handlers run in the
+        // program's threads: signals may be waited for there, and handlers use what these have.
         let thread = signals::without(|| thread.spawn(move || of_thread.run()))?;
         Ok(Self { shared, thread: Some(thread) })
     }

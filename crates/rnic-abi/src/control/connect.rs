@@ -14,9 +14,9 @@ pub const MAX_CM_EVENT: usize = 512;
 pub enum CmRequest {
     /// Answer: [`Reply::Handle`](super::Reply::Handle) with one descriptor, on which events come.
     OpenChannel,
-    /// Those of its identifiers that are left are released: they are of requests that the program has
-    /// not read. Answer: [`Reply::Done`](super::Reply::Done), as to all that
-    /// follow but those that say otherwise.
+    /// Those of its identifiers that are left are released: they are of requests that the program
+    /// has not read. Answer: [`Reply::Done`](super::Reply::Done), as to all that follow but those
+    /// that say otherwise.
     CloseChannel {
         /// Handle.
         channel: u32,

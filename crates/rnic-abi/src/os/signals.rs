@@ -59,9 +59,9 @@ pub fn are_handled() -> bool {
         .any(|action| action.is_none_or(|action| has_handler(&action)))
 }
 
-/// Whether a call that a signal has interrupted goes on, as the kernel's own calls do: every handler
-/// that may have run in this thread was installed with `SA_RESTART`. The kernel does not say which
-/// one it was, and never lets `poll` and `epoll_wait` go on by itself.
+/// Whether a call that a signal has interrupted goes on, as the kernel's own calls do: every
+/// handler that may have run in this thread was installed with `SA_RESTART`. The kernel does not
+/// say which one it was, and never lets `poll` and `epoll_wait` go on by itself.
 #[must_use]
 pub fn restarts() -> bool {
     let mut blocked = 0;

@@ -51,9 +51,9 @@ impl CmSession {
         Ok((Reply::Handle(channel), Some(theirs)))
     }
 
-    /// The program has destroyed its identifiers. Those that are left are of requests that it has not
-    /// read: their peers would wait until they give up, and the program's user would run out of
-    /// identifiers.
+    /// The program has destroyed its identifiers. Those that are left are of requests that it has
+    /// not read: their peers would wait until they give up, and the program's user would run out
+    /// of identifiers.
     fn close_channel(&self, state: &mut State, channel: u32) -> Result<Reply, Refused> {
         let owner = self.channel(state, channel)?;
         self.release_all(state, owner..=owner);
