@@ -4,36 +4,12 @@
  * one process at an address of the device. ABSENT is an address of its network without a host.
  * Prints each answer that is wrong. With `threads`, what becomes of threads that sleep. */
 #include "cm.h"
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <rdma/rdma_verbs.h>
 #include <stdlib.h>
 #include <time.h>
 
 enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100, LIMIT_MS = 600 };
-
-const char *address, *absent;
-int failures;
-
-struct sockaddr *at(const char *ip, int port)
-{
-	static struct sockaddr_in found[4];
-	static int next;
-	struct sockaddr_in *in = &found[next++ % 4];
-	*in = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port) };
-	inet_pton(AF_INET, ip, &in->sin_addr);
-	return (struct sockaddr *)in;
-}
-
-struct rdma_cm_id *new_id(struct rdma_event_channel *channel, enum rdma_port_space space)
-{
-	struct rdma_cm_id *id = NULL;
-	EXPECT(0, rdma_create_id(channel, &id, NULL, space));
-	if (!id)
-		exit(1);
-	return id;
-}
 
 static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted, int line)
 {
@@ -56,15 +32,6 @@ static double now(void)
 	struct timespec at;
 	clock_gettime(CLOCK_MONOTONIC, &at);
 	return at.tv_sec + at.tv_nsec / 1e9;
-}
-
-void is_silent(struct rdma_event_channel *channel)
-{
-	struct rdma_cm_event *event;
-	int flags = fcntl(channel->fd, F_GETFL);
-	fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK);
-	EXPECT(EAGAIN, rdma_get_cm_event(channel, &event));
-	fcntl(channel->fd, F_SETFL, flags);
 }
 
 static void make_qp(struct rdma_cm_id *id)
@@ -139,15 +106,6 @@ static void advance(struct pair *p, int steps)
 			COMES(p->listens, RDMA_CM_EVENT_DISCONNECTED);
 			break;
 		}
-}
-
-void destroy(struct rdma_cm_id *id)
-{
-	if (!id)
-		return;
-	if (id->qp)
-		rdma_destroy_qp(id);
-	EXPECT(0, rdma_destroy_id(id));
 }
 
 static void states(void)
