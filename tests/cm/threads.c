@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <rdma/rsocket.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -173,6 +174,22 @@ static void connect_ends(void)
 	HOLDS(ends[1] >= 0);
 }
 
+/* A program without descriptors may listen once it has some. */
+static void listens_later(void)
+{
+	int late = rsocket(AF_INET, SOCK_STREAM, 0);
+	struct rlimit before, none;
+	EXPECT(0, rbind(late, at(address, SOCKET_PORT + 1), sizeof(struct sockaddr_in)));
+	EXPECT(0, getrlimit(RLIMIT_NOFILE, &before));
+	none = before;
+	none.rlim_cur = 3;
+	EXPECT(0, setrlimit(RLIMIT_NOFILE, &none));
+	EXPECT(EMFILE, rlisten(late, 4));
+	EXPECT(0, setrlimit(RLIMIT_NOFILE, &before));
+	EXPECT(0, rlisten(late, 4));
+	EXPECT(0, rclose(late));
+}
+
 static double own_time(void)
 {
 	struct timespec at;
@@ -265,6 +282,7 @@ void threads(void)
 		wait_wakes(&waits[i]);
 	signals_are_the_programs();
 	polls_sleep();
+	listens_later();
 	destroy(id);
 	all_is_usable();
 }
