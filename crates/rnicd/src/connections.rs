@@ -58,8 +58,8 @@ type Next = (Option<Mad>, Option<Searched>);
 /// What a user may have of the connection manager.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rights {
-    /// What its identifiers are known by: an engine of the user.
-    pub(crate) shard: u8,
+    /// What its identifiers are known by: [`OWNER`], or an engine of another user.
+    pub(crate) user: u8,
     /// All engines that queue pairs of the user may be in, a bit each.
     pub(crate) engines: u128,
     /// The lowest port that programs may ask for.
@@ -68,6 +68,10 @@ pub(crate) struct Rights {
     pub(crate) max_channels: u64,
 }
 
+/// The daemon's own user, wherever the engines of its programs are: they share ports, and their
+/// number of identifiers.
+pub(crate) const OWNER: u8 = 0;
+
 /// The manager, as sessions of the daemon's own user have it.
 pub(crate) struct OwnConnections(pub(crate) Arc<Connections>);
 
@@ -75,7 +79,7 @@ impl server::Connections for OwnConnections {
     fn open(&self) -> Box<dyn ConnectionSession> {
         // Sessions are charged for their channels.
         let engines = self.0.own_engines();
-        self.0.open(Rights { shard: 0, engines, first_port: 0, max_channels: u64::MAX })
+        self.0.open(Rights { user: OWNER, engines, first_port: 0, max_channels: u64::MAX })
     }
 
     fn counters(&self) -> Numbers {

@@ -33,7 +33,7 @@ impl CmSession {
 
     fn owner(&self, channel: u32) -> Owner {
         let place = u64::from(self.number) << 32 | u64::from(channel);
-        Owner { user: self.rights.shard, place }
+        Owner { user: self.rights.user, place }
     }
 
     /// All channels of this session.
@@ -153,7 +153,7 @@ impl CmSession {
         let key = key_of(&self.way(to)?);
         let until = monotonic().after(Duration::from_millis((*limit_ms).into()));
         state.askers.add(id, key, until);
-        let user = self.rights.shard;
+        let user = self.rights.user;
         match self.manager.ways.ask(key, user) {
             Answer::Known => {
                 state.askers.remove(id);

@@ -8,7 +8,7 @@
 
 use super::Users;
 use super::engine::{EngineProcess, Place};
-use crate::connections::{Connections, Rights};
+use crate::connections::{Connections, OWNER, Rights};
 use rnic_abi::control::{CmRequest, Refusal, Reply};
 use rnic_host::quota::Resource;
 use rnic_host::refusal::refuse;
@@ -35,7 +35,7 @@ impl Sessions {
             Place::Process | Place::Program => 1 << engine.number(),
         };
         let rights = Rights {
-            shard: engine.number(),
+            user: if engine.is_own() { OWNER } else { engine.number() },
             engines,
             // As programs that the daemon itself serves.
             first_port: if engine.is_own() { 0 } else { first_port() },

@@ -43,7 +43,10 @@ impl Engine {
 /// `None` when no daemon answers there.
 fn lends_its_port(socket: &Path) -> Option<bool> {
     let client = Client::at(socket).ok()?;
+    // A report takes a daemon with busy users some time.
+    if !client.is_of_this_user() {
+        return Some(false);
+    }
     let status: Result<Status> = client.inspect(Inspect::Status);
-    let sends_by_udp = status.is_ok_and(|status| status.io == "udp");
-    Some(sends_by_udp && client.is_of_this_user())
+    Some(status.is_ok_and(|status| status.io == "udp"))
 }
