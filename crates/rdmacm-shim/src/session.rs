@@ -336,6 +336,10 @@ fn explain(path: &Path, error: &io::Error) {
              -CONT). Until it answers programs use other devices, or wait where there is no other"
         ),
         io::ErrorKind::Unsupported => format!("the daemon at {path}: {error}"),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => return,
+        _ if matches!(Engine::wanted(), Ok(Engine::Program)) => {
+            format!("this program has no engine of its own: {error}")
+        }
         _ => return,
     };
     ONCE.call_once(|| crate::stubs::say(&text));

@@ -21,9 +21,9 @@ pub(crate) unsafe fn alone_with<const N: usize>(
     order.sort_unstable();
     own_table(order[N - 1])?;
     for between in order.windows(2) {
-        close(between[0] + 1, between[1] - 1);
+        close(between[0] + 1, between[1] - 1)?;
     }
-    close(0, order[0] - 1);
+    close(0, order[0] - 1)?;
     occupy_standard(order[0]);
     // SAFETY: they are this thread's now: those of the starter are in another table.
     Ok(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }.into()))
@@ -49,29 +49,28 @@ fn own_table(number: RawFd) -> io::Result<()> {
         );
         return Err(io::Error::new(error.kind(), text));
     }
-    close(number + 1, RawFd::MAX);
-    Ok(())
+    close(number + 1, RawFd::MAX)
 }
 
 /// Closes a range, which may be empty, in the table of this thread alone.
-fn close(from: RawFd, to: RawFd) {
+fn close(from: RawFd, to: RawFd) -> io::Result<()> {
     if from > to {
-        return;
+        return Ok(());
     }
     // SAFETY: as above.
     if unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } != 0 {
-        for number in open_ones().filter(|number| (from..=to).contains(number)) {
+        for number in open_ones()?.into_iter().filter(|number| (from..=to).contains(number)) {
             // SAFETY: as above.
             unsafe { libc::close(number) };
         }
     }
+    Ok(())
 }
 
 /// The descriptors of this thread, one of which is closed again.
-fn open_ones() -> impl Iterator<Item = RawFd> {
-    let entries = fs::read_dir("/proc/thread-self/fd").into_iter().flatten();
-    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    numbers.collect::<Vec<_>>().into_iter()
+fn open_ones() -> io::Result<Vec<RawFd>> {
+    let entries = fs::read_dir("/proc/thread-self/fd")?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// What goes to standard error, such as the message of a panic, must not get into a socket that

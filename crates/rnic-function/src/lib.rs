@@ -22,7 +22,7 @@ use std::ptr::null;
 
 /// Connects to the function of this process at the daemon with a socket at this path, which is
 /// started where there is none. Returns a descriptor, or a negative error number; then there is a
-/// text at `text`, with a final zero byte.
+/// text at `text`, with a final zero byte, and with `or_daemon` there is never one.
 ///
 /// # Safety
 /// `path` names `path_len` bytes, and `text` room for `room`.
@@ -32,10 +32,11 @@ pub unsafe extern "C" fn rnic_function_connect(
     path_len: usize,
     text: *mut u8,
     room: usize,
+    or_daemon: bool,
 ) -> c_int {
     // SAFETY: by contract.
     let path = unsafe { std::slice::from_raw_parts(path, path_len) };
-    match table::connect(Path::new(OsStr::from_bytes(path))) {
+    match table::connect(Path::new(OsStr::from_bytes(path)), or_daemon) {
         Ok(connection) => connection.into_raw_fd(),
         Err(error) => {
             let said = error.to_string();

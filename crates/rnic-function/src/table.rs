@@ -21,6 +21,9 @@ pub(crate) struct Table {
     process: u32,
     agreements: Mutex<Agreements>,
     functions: Mutex<Vec<Known>>,
+    /// Daemons that have refused one, whose engine this program has then. A later one would not know
+    /// the queue pairs that are there.
+    without: Mutex<Vec<PathBuf>>,
     /// Told when one has been started, or could not be.
     started: Condvar,
 }
@@ -65,12 +68,12 @@ fn table() -> &'static Table {
     }
 }
 
-/// A client of the function at this daemon.
-pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+/// A client of the function at this daemon. `or_daemon`: once there cannot be one there never is.
+pub(crate) fn connect(path: &Path, or_daemon: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) = Connection::pair()?;
     let table = table();
     loop {
-        let door = table.door(path)?;
+        let door = table.door(path, or_daemon)?;
         match table.send(&door, theirs.as_fd()) {
             Ok(()) => return Ok(ours.into()),
             // Without the lock: the function may want it.
@@ -113,13 +116,17 @@ impl Table {
         self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn without(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.without.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// One for a function that is about to start.
     pub(crate) fn agreement(&self) -> io::Result<&'static Driving> {
         self.agreements.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     /// That of the function at this daemon, which is started where there is none.
-    fn door(&'static self, path: &Path) -> io::Result<Arc<Door>> {
+    fn door(&'static self, path: &Path, or_daemon: bool) -> io::Result<Arc<Door>> {
         driver::tidy();
         let mut functions = self.functions();
         loop {
@@ -130,9 +137,15 @@ impl Table {
             }
             functions = self.started.wait(functions).unwrap_or_else(PoisonError::into_inner);
         }
+        if or_daemon && self.without().iter().any(|known| known == path) {
+            return Err(io::Error::other("the daemon's has served this program before"));
+        }
         functions.push(Known { path: path.to_owned(), door: None, is_over: false });
         drop(functions);
         let door = function::start(path, self).map(Arc::new);
+        if or_daemon && door.is_err() {
+            self.without().push(path.to_owned());
+        }
         let mut functions = self.functions();
         functions.retain(|known| known.path != path || known.door.is_some());
         if let Ok(door) = &door {

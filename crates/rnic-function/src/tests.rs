@@ -39,7 +39,7 @@ fn settle() {
         assert!(Instant::now() < until, "{} threads of functions", threads());
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(connect(Path::new("/no daemon")).is_err());
+    assert!(connect(Path::new("/no daemon"), false).is_err());
 }
 
 /// A socket that a daemon listens at.
@@ -134,7 +134,7 @@ impl Daemon {
 fn connecting(path: &Path) -> Receiver<std::io::Result<OwnedFd>> {
     let (tell, told) = channel();
     let path = path.to_path_buf();
-    std::thread::spawn(move || tell.send(connect(&path)));
+    std::thread::spawn(move || tell.send(connect(&path, false)));
     told
 }
 

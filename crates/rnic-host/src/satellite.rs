@@ -172,7 +172,7 @@ impl Satellite {
     /// Does what the daemon says, until it says that this is the end, is gone, or the place ends.
     ///
     /// # Errors
-    /// When the daemon is gone.
+    /// When the daemon is gone, or the engine.
     pub fn attend(&self, place: &mut impl Place) -> Result<()> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let mut clients = Clients::new();
@@ -216,17 +216,21 @@ impl Satellite {
         }
     }
 
-    /// Waits for the daemon, for the end of a session, and for what is given back.
+    /// Waits for the daemon, for the end of a session or of the engine, and for what is given back.
     fn wait(&self, door: Option<&Connection>, timeout: Duration) -> Result<()> {
         let ended = self.service.registry.ended();
         let given = self.upstream.wake();
-        let fds = [self.upstream.socket().as_fd(), ended.as_fd(), given.as_fd()];
+        let gone = self.engine.gone();
+        let fds = [gone.as_fd(), self.upstream.socket().as_fd(), ended.as_fd(), given.as_fd()];
         let fds = fds.into_iter().chain(door.map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let timeout = Timespec::try_from(timeout + Duration::from_millis(1)).ok();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => bail!("poll: {error}"),
+        }
+        if !fds[0].revents().is_empty() {
+            bail!("the engine has ended");
         }
         let _ = ended.drain();
         let _ = given.drain();

@@ -17,8 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// What `rnic_function_connect` of the library is: path of the daemon's socket, room for a text
-/// that says what is wrong. Returns a descriptor, or a negative error number.
-pub type Connect = unsafe extern "C" fn(*const u8, usize, *mut u8, usize) -> c_int;
+/// that says what is wrong, and whether the program then has the daemon's engine: a later call says
+/// the same, so that all libraries of the program go to one engine. Returns a descriptor, or a
+/// negative error number.
+pub type Connect = unsafe extern "C" fn(*const u8, usize, *mut u8, usize, bool) -> c_int;
 
 /// Its name.
 pub const CONNECT: &CStr = c"rnic_function_connect";
@@ -46,12 +48,6 @@ pub struct Connected {
     pub why_not: Option<io::Error>,
 }
 
-impl Connected {
-    fn with_daemon(connection: Connection, why_not: Option<io::Error>) -> Self {
-        Self { connection, in_program: false, why_not }
-    }
-}
-
 /// Connects to the engine that this program is to use, at the daemon with this socket.
 ///
 /// # Errors
@@ -59,22 +55,21 @@ impl Connected {
 /// it from that.
 pub fn connect(socket: &Path) -> io::Result<Connected> {
     let engine = Engine::wanted()?;
-    if engine == Engine::Daemon || engine == Engine::Either && without::contains(socket) {
-        return Ok(Connected::with_daemon(Connection::connect(socket)?, None));
+    let with_daemon = |why_not| -> io::Result<Connected> {
+        let connection = Connection::connect(socket)?;
+        Ok(Connected { connection, in_program: false, why_not })
+    };
+    if engine == Engine::Daemon {
+        return with_daemon(None);
     }
-    match connect_in_program(socket) {
+    match connect_in_program(socket, engine == Engine::Either) {
         Ok(connection) => Ok(Connected { connection, in_program: true, why_not: None }),
-        Err(why) if engine == Engine::Either => {
-            let connection = Connection::connect(socket)?;
-            // All parts of the program must go to the same engine.
-            without::insert(socket);
-            Ok(Connected::with_daemon(connection, Some(why)))
-        }
+        Err(why) if engine == Engine::Either => with_daemon(Some(why)),
         Err(why) => Err(why),
     }
 }
 
-fn connect_in_program(socket: &Path) -> io::Result<Connection> {
+fn connect_in_program(socket: &Path, or_daemon: bool) -> io::Result<Connection> {
     let library = match LIBRARY.get() {
         Some(library) => library,
         None => LIBRARY.get_or_init({
@@ -84,8 +79,9 @@ fn connect_in_program(socket: &Path) -> io::Result<Connection> {
     };
     let (path, mut text) = (socket.as_os_str().as_bytes(), [0u8; TEXT]);
     // SAFETY: both name live memory of that length.
-    let result =
-        unsafe { (library.connect)(path.as_ptr(), path.len(), text.as_mut_ptr(), text.len()) };
+    let result = unsafe {
+        (library.connect)(path.as_ptr(), path.len(), text.as_mut_ptr(), text.len(), or_daemon)
+    };
     if result >= 0 {
         // SAFETY: the library has opened it for its caller.
         return Ok(Connection::from(unsafe { OwnedFd::from_raw_fd(result) }));
@@ -95,42 +91,6 @@ fn connect_in_program(socket: &Path) -> io::Result<Connection> {
     match said.is_empty() {
         true => Err(io::Error::from_raw_os_error(-result)),
         false => Err(io::Error::new(kind, said.to_string_lossy())),
-    }
-}
-
-/// Daemons at which this program has no engine of its own although it may have one.
-mod without {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    use std::path::Path;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    /// Without a lock, which another thread could hold during a fork.
-    static SOCKETS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
-
-    fn key(socket: &Path) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        socket.hash(&mut hasher);
-        hasher.finish().max(1)
-    }
-
-    pub(super) fn contains(socket: &Path) -> bool {
-        let key = key(socket);
-        SOCKETS.iter().any(|known| known.load(Ordering::Acquire) == key)
-    }
-
-    /// Where there is no room for more, a program of so many daemons asks each time.
-    pub(super) fn insert(socket: &Path) {
-        let key = key(socket);
-        let is_taken = |known: &AtomicU64| match known.compare_exchange(
-            0,
-            key,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => true,
-            Err(other) => other == key,
-        };
-        let _ = SOCKETS.iter().any(is_taken);
     }
 }
 

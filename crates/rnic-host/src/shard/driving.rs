@@ -59,6 +59,8 @@ pub(super) struct Policy {
     compared: Instant,
     /// When a turn of the program has received and left sending to the next one.
     owes: Option<Instant>,
+    /// The thread that drove cannot copy: it keeps away what tells of missing pages.
+    is_unfit: bool,
     /// The program may drive again from then on.
     not_before: Instant,
     /// How long the program was kept from driving the last time that it had made packets or posts
@@ -113,9 +115,10 @@ impl Policy {
             watch: None,
             keeps_on: false,
             since: Instant::ZERO,
-            pace: Pace::default(),
+            pace: Pace::new(Instant::ZERO),
             compared: Instant::ZERO,
             owes: None,
+            is_unfit: false,
             not_before: Instant::ZERO,
             pause: Duration::ZERO,
             offers: 0,
@@ -126,7 +129,7 @@ impl Policy {
         self.look_for_handlers();
         self.since = now;
         self.put_off_at = now;
-        self.pace = Pace::new(now);
+        self.pace = self.pace.again(now);
         self.offers = 0;
         self.driven.driving.set_state(State::Driven);
         self.watch = Some(self.new_watch(now));
@@ -171,7 +174,8 @@ impl Policy {
         if now.since(self.since) > STEADY {
             self.pause = Duration::ZERO;
         }
-        if waited || self.pace.is_slow() {
+        let was_unfit = std::mem::take(&mut self.is_unfit);
+        if waited || was_unfit || self.pace.is_slow() {
             self.pause = (self.pause * 2).clamp(PAUSE.0, PAUSE.1);
         }
         self.not_before = now.after(self.pause.max(AGAIN));
@@ -356,8 +360,11 @@ impl Shard {
         self.nic.dma.begin_turn(now);
         // Where this thread blocks the signals of missing pages the kernel would have to copy,
         // which a sandbox may forbid.
-        if policy.pace.is_slow() || !self.nic.dma.copies_plainly() {
+        let copies_plainly = self.nic.dma.copies_plainly();
+        if policy.pace.is_slow() || !copies_plainly {
             // The engine's thread takes the engine back.
+            policy.is_unfit = !copies_plainly;
+            self.nic.dma.change_thread();
             policy.driven.driving.withdraw();
             return withdrawn.with(Turned::WAKE, true);
         }

@@ -21,21 +21,22 @@ impl Held {
         // Descriptors are numbers of this thread's table: no other thread may close them.
         let _end = End(self);
         let mut held = self.lock();
-        while let Some(shard) = held.as_mut().filter(|shard| !shard.stopping) {
-            // A thread of the program has panicked in a turn: what that has left may be anything.
-            if self.0.is_poisoned() {
-                return;
-            }
+        while let Some(shard) = held.as_mut().filter(|shard| !shard.stopping && !self.is_broken()) {
             let Some(mut sleep) = shard.step() else { continue };
             drop(held);
             let met = sleep.wait();
             held = self.lock();
-            if let Some(shard) = held.as_mut() {
+            if let Some(shard) = held.as_mut().filter(|_| !self.is_broken()) {
                 let was_called = matches!(met, Ok(true));
                 sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
                 shard.woke(met);
             }
         }
+    }
+
+    /// A thread of the program has panicked in a turn: what that has left may be anything.
+    fn is_broken(&self) -> bool {
+        self.0.is_poisoned()
     }
 
     /// The shard, unless another thread has it, or one has panicked with it.

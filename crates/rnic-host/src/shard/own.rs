@@ -9,9 +9,11 @@ use super::{Shard, ShardHandle, ShardMessage, ShardPort, channel};
 use crate::inspect::{Found, Question, Seen};
 use crate::settings::Settings;
 use crate::thread::{self, STACK};
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use rnic_abi::os::EventFd;
 use rnic_core::EngineConfig;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// See the [module](self).
@@ -20,6 +22,8 @@ pub struct OwnEngine {
     shard: ShardHandle,
     /// Disconnected when it does not run any more.
     ended: Receiver<()>,
+    /// Readable from then on.
+    gone: Arc<EventFd>,
     /// For the program that drives it.
     programs: Option<ProgramsEngine>,
 }
@@ -47,8 +51,11 @@ impl OwnEngine {
         let (shard, inbox) = channel()?;
         let (report, ready) = bounded(1);
         let (running, ended) = bounded::<()>(0);
+        let gone = Arc::new(EventFd::new()?);
+        let end = End { _running: running, gone: Arc::clone(&gone) };
         let number = engine.shard;
         thread::spawn(&format!("rnic-engine-{number}"), STACK, move || {
+            let _end = end;
             match Shard::new(engine, port, inbox, &settings, driven) {
                 Ok(shard) => {
                     let held = Held::new(shard);
@@ -59,16 +66,20 @@ impl OwnEngine {
                     let _ = report.send(Err(error));
                 }
             }
-            drop(running);
         })?;
         let held = ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
         let programs = driving.map(|driving| ProgramsEngine::new(held, driving));
-        Ok(Self { number, shard, ended, programs })
+        Ok(Self { number, shard, ended, gone, programs })
     }
 
     /// The number of its shard.
     pub fn number(&self) -> u8 {
         self.number
+    }
+
+    /// Becomes readable when it does not run any more, also after a panic.
+    pub fn gone(&self) -> &EventFd {
+        &self.gone
     }
 
     /// The way to it.
@@ -99,6 +110,19 @@ impl OwnEngine {
         if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("an engine does not end: it waits for memory of a client");
         }
+    }
+}
+
+/// Tells of the end of an engine's thread, however it comes.
+struct End {
+    _running: Sender<()>,
+    gone: Arc<EventFd>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // A failure leaves those that wait for it to the sockets that the shard has closed.
+        let _ = self.gone.wake();
     }
 }
 

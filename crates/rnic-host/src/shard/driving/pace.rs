@@ -41,9 +41,14 @@ pub(super) const PATIENCE: Duration = Duration::from_micros(50);
 const UNANSWERED: u32 = 4;
 
 impl Pace {
-    /// Of a program that begins to drive.
+    /// Of a program that begins to drive for the first time.
     pub(super) fn new(now: Instant) -> Self {
         Self { left: now, unanswered: UNANSWERED, ..Self::default() }
+    }
+
+    /// Of the same program when it begins again: it is known whether it answers.
+    pub(super) fn again(&self, now: Instant) -> Self {
+        Self { unanswered: self.unanswered, ..Self::new(now) }
     }
 
     /// It polls, and found nothing before. True when it does nothing between its polls.
@@ -182,5 +187,7 @@ mod tests {
         let rounds = [30_000, 40_000, 50_000, 60_000];
         let quiet = rounds.map(|start| answers(&mut pace, start, 2, false));
         assert_eq!(quiet, [true, true, true, false]);
+        assert!(answers(&mut pace, 70_000, 2, true));
+        assert!(pace.again(at(90_000)).answers(), "it has begun again");
     }
 }
