@@ -28,17 +28,17 @@ pub struct Way {
     pub environment: &'static [&'static str],
 }
 
-/// Reliable connections, chosen by UCX.
+/// Reliable connections, chosen by UCX. Ranks have engines of their own, as `rnic run` gives them.
 pub const UCX_RC: Way = Way {
     name: "UCX over RC",
     options: "--mca pml ucx",
     environment: &["UCX_TLS=rc_v,self", "UCX_NET_DEVICES=rnic0:1"],
 };
-/// The same, each rank with an engine of its own.
-pub const UCX_FUNCTIONS: Way = Way {
-    name: "UCX over RC, engines in the ranks",
+/// The same with the daemons' engines.
+pub const UCX_DAEMONS: Way = Way {
+    name: "UCX over RC, engines in the daemons",
     options: "--mca pml ucx",
-    environment: &["UCX_TLS=rc_v,self", "UCX_NET_DEVICES=rnic0:1", "RNIC_ENGINE=program"],
+    environment: &["UCX_TLS=rc_v,self", "UCX_NET_DEVICES=rnic0:1", "RNIC_ENGINE=daemon"],
 };
 /// Datagrams.
 pub const UCX_UD: Way = Way {
@@ -159,12 +159,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the daemons, none of which may have failed.
+    /// Ends the daemons, none of which may have failed. Whether programs of each have had engines of
+    /// their own.
     ///
     /// # Errors
     /// When one has.
-    pub fn stop(self) -> Result<()> {
-        self.hosts.into_iter().try_for_each(|(_, daemon)| daemon.stop().map(drop))
+    pub fn stop(self) -> Result<Vec<bool>> {
+        let ended = self.hosts.into_iter().map(|(_, daemon)| daemon.stop());
+        ended.map(|log| Ok(log?.contains("the function of process "))).collect()
     }
 
     fn agent(&self) -> PathBuf {

@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     cluster.inject(&format!("drop={}%", options.loss))?;
     measure(&format!("{}, {} % lost", UCX_RC.name, options.loss), UCX_RC)?;
     cluster.clear_faults()?;
-    cluster.stop()
+    cluster.stop().map(drop)
 }
 
 fn show(name: &str, times: Times, tcp: Times) {
