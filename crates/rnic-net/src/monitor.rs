@@ -159,12 +159,20 @@ impl Follower {
         }
     }
 
+    /// Tells what is known already.
+    fn say_again(&self) {
+        // A statement of its own, which ends the lock: what is told asks for the network in turn,
+        // and other threads do so with locks that it takes. All of them would wait for ever.
+        let change = self.shared.lock().change(false);
+        (self.on_change)(change);
+    }
+
     /// Reads what the kernel knows about the neighbours in use, and has it look for them.
     fn remind(&mut self) {
         self.next_reminder = Instant::now() + REMIND;
         if self.shared.hops.wire_is_lost() {
             // What kept it from the new interface may be over.
-            (self.on_change)(self.shared.lock().change(false));
+            self.say_again();
         }
         for (ip, ifindex) in self.shared.hops.neighbours() {
             if ip.is_multicast() {
@@ -182,4 +190,38 @@ impl Follower {
 fn borrow(socket: &Socket) -> BorrowedFd<'_> {
     // SAFETY: the descriptor belongs to `socket`, which the result borrows.
     unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MAC, interface, shared};
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Of a device on one interface.
+    fn follower(on_change: impl Fn(&Shared) + Send + 'static) -> Follower {
+        let shared = Arc::new(shared(vec![interface(3, "eth0", MAC[0], None)]));
+        let told = Arc::clone(&shared);
+        Follower {
+            listener: Monitor::listen().unwrap(),
+            netlink: Netlink::open().unwrap(),
+            shared,
+            on_change: Box::new(move |_| on_change(&told)),
+            stop: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            next_reminder: Instant::now() + REMIND,
+        }
+    }
+
+    #[test]
+    fn what_follows_a_lost_wire_may_ask_for_the_network() {
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&told);
+        let mut follower = follower(move |shared| {
+            assert!(shared.state.try_lock().is_ok(), "it would wait for ever");
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        follower.shared.hops.set_wire_is_lost(true);
+        follower.remind();
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+    }
 }

@@ -174,14 +174,19 @@ fn addresses_of_vlans_are_served_and_tagged() {
 }
 
 /// Of the kernel's list.
-fn interface(index: u32, name: &str, mac: MacAddr, vlan: Option<(u32, u16)>) -> Interface {
+pub(super) fn interface(
+    index: u32,
+    name: &str,
+    mac: MacAddr,
+    vlan: Option<(u32, u16)>,
+) -> Interface {
     let (name, kind) = (name.to_owned(), vlan.map(|_| "vlan".to_owned()));
     let (mtu, up, loopback, has_neighbours) = (4200, true, false, true);
     Interface { name, index, mac, mtu, up, loopback, has_neighbours, kind, vlan }
 }
 
 /// A device on these interfaces, of which the first is its own.
-fn shared(interfaces: Vec<Interface>) -> Shared {
+pub(super) fn shared(interfaces: Vec<Interface>) -> Shared {
     let state = State::new(interfaces[0].clone());
     let (config, hops, kernel_sends) = (on_eth0(), HopTable::default(), AtomicBool::new(false));
     let shared = Shared { config, hops, kernel_sends, state: Mutex::new(state) };
@@ -189,7 +194,7 @@ fn shared(interfaces: Vec<Interface>) -> Shared {
     shared
 }
 
-const MAC: [MacAddr; 3] = [MacAddr([2; 6]), MacAddr([4; 6]), MacAddr([6; 6])];
+pub(super) const MAC: [MacAddr; 3] = [MacAddr([2; 6]), MacAddr([4; 6]), MacAddr([6; 6])];
 
 /// The hop of a QP to a neighbour on an interface.
 fn hop_on(shared: &Shared, interface: &Interface) -> (HopId, Hold) {
