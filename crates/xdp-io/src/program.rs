@@ -121,7 +121,16 @@ impl XdpProgram {
         steer: Option<SteerBy>,
         mode: AttachMode,
     ) -> Result<XdpProgram> {
-        let ifindex = netdev::index(interface)?;
+        XdpProgram::attach_at((interface, netdev::index(interface)?), port, steer, mode)
+    }
+
+    /// The same on the interface of this index, whatever has its name now.
+    pub(crate) fn attach_at(
+        (interface, ifindex): (&str, u32),
+        port: u16,
+        steer: Option<SteerBy>,
+        mode: AttachMode,
+    ) -> Result<XdpProgram> {
         let map = |kind, key, entries| bpf::create_map(kind, key, 4, entries).map_err(map_error);
         let sockets = map(MapKind::XskMap, 4, MAX_QUEUES)?;
         let v4 = map(MapKind::Hash, 4, MAX_ADDRESSES)?;

@@ -442,3 +442,19 @@ fn drop_capabilities() {
     let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
     assert_eq!(result, 0, "capset");
 }
+
+/// Another interface may have got the name meanwhile.
+#[test]
+fn the_interface_is_that_of_the_index_where_it_is_known() {
+    if skipped_without_root("the_interface_is_that_of_the_index_where_it_is_known") {
+        return;
+    }
+    let pair = Pair::new(1500);
+    let open = |index| {
+        let renamed = XskConfig { index: Some(index), ..config("lo", XdpMode::Native, &[V4_B]) };
+        pair.b.run(|| XskPort::open(&renamed).map(drop))
+    };
+    let index = pair.b.run(|| xdp_io::netdev::index(INTERFACE).unwrap());
+    open(index).expect("lo has no driver for this mode, and is not asked");
+    assert!(matches!(open(index + 1000), Err(Error::InterfaceMissing { .. })));
+}

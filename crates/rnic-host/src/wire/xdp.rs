@@ -19,10 +19,14 @@ use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
 
 /// See the [module](self).
 pub(super) struct XdpWire {
-    /// One per receive queue; the first one sends.
+    /// One per receive queue; the first one sends. None while there is no interface to use.
     ports: Vec<XskPort>,
     /// With which they were opened.
     config: XskConfig,
+    /// The longest frame of those that were opened last.
+    max_frame: usize,
+    /// What those that were closed had counted.
+    past: Counts,
     reopening: Reopening,
     /// Which queue is asked first.
     turn: usize,
@@ -48,12 +52,16 @@ impl XdpWire {
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
         let mut config = XskConfig::new(&interface.name, ROCE_PORT);
+        config.index = Some(interface.index);
         config.steer = steer;
         config.addresses = addresses.to_vec();
         config.mode = mode;
+        let ports = open(&config)?;
         let mut wire = Self {
-            ports: open(&config)?,
+            max_frame: ports[0].caps().max_frame,
+            ports,
             config,
+            past: Counts::default(),
             reopening: Reopening::new(interface.index),
             turn: 0,
             ethernet: Ethernet::new(hops),
@@ -68,35 +76,45 @@ impl XdpWire {
         Ok(wire)
     }
 
-    /// Opens the interface that was made anew. The ports of the one before are dead: what waits in
-    /// them is lost.
+    /// Opens the interface that was made anew.
     fn reopen(&mut self, change: &Change) {
+        // First: both would pin memory, which is limited.
+        self.close();
         let opened = xdp_io::netdev::name(change.interface).and_then(|interface| {
             self.config.interface = interface;
+            self.config.index = Some(change.interface);
             self.config.addresses = change.addresses.clone();
             self.config.addresses.extend(self.groups.keys());
             open(&self.config)
         });
+        self.addresses.clone_from(&change.addresses);
         let opened = opened.map(|ports| {
+            self.max_frame = ports[0].caps().max_frame;
             self.ports = ports;
-            self.reserved.clear();
-            self.backlog = false;
-            self.addresses.clone_from(&change.addresses);
         });
         self.reopening.note(change.interface, &self.ethernet, opened);
     }
 
-    fn first(&self) -> &XskPort {
-        &self.ports[0]
+    /// Gives the ports up, which are dead. What waits in them is lost.
+    fn close(&mut self) {
+        self.past = self.counted();
+        self.ports.clear();
+        self.reserved.clear();
+        self.backlog = false;
     }
 
-    fn first_mut(&mut self) -> &mut XskPort {
-        &mut self.ports[0]
+    /// What all ports have counted ever.
+    fn counted(&self) -> Counts {
+        let mut sum = self.past;
+        for port in &self.ports {
+            sum.iter_mut().zip(counts_of(port)).for_each(|(sum, one)| *sum += one);
+        }
+        sum
     }
 
     /// Takes what waits on one queue.
     fn receive_from(&mut self, queue: usize, trains: &mut Vec<RxTrain>) {
-        let port = &mut self.ports[queue];
+        let Some(port) = self.ports.get_mut(queue) else { return };
         let room = (trains.capacity() - trains.len()).min(self.frames.len());
         let count = port.receive(&mut self.frames[..room]);
         let bytes = port.rx_arena();
@@ -115,18 +133,21 @@ impl XdpWire {
 
     /// Whether frames that a sender's kernel left joined are too long to be received.
     pub(super) fn loses_trains(&self) -> bool {
-        let caps = self.first().caps();
-        caps.mode == AttachMode::Generic && !caps.multi_buffer
+        let caps = self.ports.first().map(XskPort::caps);
+        caps.is_some_and(|caps| caps.mode == AttachMode::Generic && !caps.multi_buffer)
     }
 
     /// e.g. `af-xdp native`.
     pub(super) fn describe(&self) -> String {
-        let caps = self.first().caps();
-        if caps.zero_copy { "af-xdp zero-copy".into() } else { format!("af-xdp {}", caps.mode) }
+        match self.ports.first().map(XskPort::caps) {
+            Some(caps) if caps.zero_copy => "af-xdp zero-copy".into(),
+            Some(caps) => format!("af-xdp {}", caps.mode),
+            None => "af-xdp".into(),
+        }
     }
 
     fn set_mtu(&mut self, mtu: u32) {
-        let frame_room = (self.first().caps().max_frame - FrameHeader::MAX_LEN) as u32;
+        let frame_room = (self.max_frame - FrameHeader::MAX_LEN) as u32;
         self.max_datagram = max_datagram(mtu, &self.addresses).min(frame_room);
     }
 }
@@ -167,8 +188,9 @@ impl Link for XdpWire {
         }
         let header = self.ethernet.header(train)?;
         let len = train.last_len as usize;
-        let slot = self.first_mut().reserve((header.len() + len).max(MIN_FRAME))?;
-        let frame = &mut self.first_mut().tx_arena_mut()[slot.range()];
+        let port = self.ports.first_mut().ok_or(TxRefusal::NoSource)?;
+        let slot = port.reserve((header.len() + len).max(MIN_FRAME))?;
+        let frame = &mut port.tx_arena_mut()[slot.range()];
         pad(frame, header.len() + len);
         let offset = (slot.offset + header.emit(train.ip_id, len, frame)) as u32;
         self.reserved.push((slot, offset));
@@ -178,12 +200,12 @@ impl Link for XdpWire {
     fn cancel(&mut self, slot: &TxSlot) {
         if let Some(index) = self.reserved.iter().rposition(|(_, at)| *at == slot.offset) {
             let slot = self.reserved.swap_remove(index).0;
-            self.first_mut().truncate(&slot, 0);
+            self.ports.iter_mut().take(1).for_each(|port| port.truncate(&slot, 0));
         }
     }
 
     fn tx(&mut self) -> &mut [u8] {
-        self.first_mut().tx_arena_mut()
+        self.ports.first_mut().map_or(&mut [], XskPort::tx_arena_mut)
     }
 
     fn submit(&mut self) {
@@ -191,7 +213,7 @@ impl Link for XdpWire {
             return;
         }
         self.reserved.clear();
-        self.backlog = self.first_mut().submit().queued > 0;
+        self.backlog = self.ports.first_mut().is_some_and(|port| port.submit().queued > 0);
     }
 
     fn has_backlog(&self) -> bool {
@@ -204,12 +226,12 @@ impl Link for XdpWire {
         }
         let Change { addresses, mtu, .. } = change;
         for gone in self.addresses.iter().filter(|old| !addresses.contains(old)) {
-            if let Err(error) = self.first().remove_address(*gone) {
+            if let Some(Err(error)) = self.ports.first().map(|port| port.remove_address(*gone)) {
                 tracing::warn!("cannot give {gone} back to the kernel: {error}");
             }
         }
         for new in addresses.iter().filter(|new| !self.addresses.contains(new)) {
-            if let Err(error) = self.first().add_address(*new) {
+            if let Some(Err(error)) = self.ports.first().map(|port| port.add_address(*new)) {
                 tracing::warn!("cannot serve {new}: {error}");
             }
         }
@@ -219,35 +241,22 @@ impl Link for XdpWire {
     }
 
     fn join(&mut self, group: IpAddr, membership: Membership) {
-        if let Err(error) = self.first().add_address(group) {
+        if let Some(Err(error)) = self.ports.first().map(|port| port.add_address(group)) {
             tracing::warn!("cannot serve the multicast group {group}: {error}");
         }
         self.groups.insert(group, membership);
     }
 
     fn leave(&mut self, group: IpAddr) {
-        if let Err(error) = self.first().remove_address(group) {
+        if let Some(Err(error)) = self.ports.first().map(|port| port.remove_address(group)) {
             tracing::warn!("cannot give the multicast group {group} back to the kernel: {error}");
         }
         self.groups.remove(&group);
     }
 
     fn counters(&mut self) -> LinkCounters {
-        let mut sum = [0; 6];
-        for port in &self.ports {
-            let stats = port.stats();
-            let lost = stats.rx_dropped + stats.rx_oversized + stats.rx_bad_descriptors;
-            let all = [
-                stats.rx_frames,
-                lost,
-                stats.rx_ring_full + stats.fill_empty,
-                stats.tx_frames,
-                stats.tx_backpressure,
-                stats.tx_errors.total() + stats.tx_invalid,
-            ];
-            sum.iter_mut().zip(all).for_each(|(sum, one)| *sum += one);
-        }
-        let [rx_frames, rx_dropped, rx_no_buffer, tx_frames, tx_backpressure, tx_errors] = sum;
+        let [rx_frames, rx_dropped, rx_no_buffer, tx_frames, tx_backpressure, tx_errors] =
+            self.counted();
         vec![
             ("link_rx_frames", rx_frames),
             ("link_rx_malformed", self.ethernet.refused.malformed),
@@ -263,7 +272,22 @@ impl Link for XdpWire {
     }
 }
 
-/// Opens all queues of an interface.
+/// Received, dropped, dropped for want of room; sent, backpressure, errors.
+type Counts = [u64; 6];
+
+fn counts_of(port: &XskPort) -> Counts {
+    let stats = port.stats();
+    [
+        stats.rx_frames,
+        stats.rx_dropped + stats.rx_oversized + stats.rx_bad_descriptors,
+        stats.rx_ring_full + stats.fill_empty,
+        stats.tx_frames,
+        stats.tx_backpressure,
+        stats.tx_errors.total() + stats.tx_invalid,
+    ]
+}
+
+/// Opens all queues of an interface, one at least.
 fn open(config: &XskConfig) -> xdp_io::Result<Vec<XskPort>> {
     let mut ports = vec![XskPort::open(config)?];
     open_further(&mut ports, config.clone())?;

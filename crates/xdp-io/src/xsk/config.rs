@@ -26,6 +26,9 @@ pub enum XdpMode {
 pub struct XskConfig {
     /// Interface name.
     pub interface: String,
+    /// Its index, where it is known: another interface may have got the name meanwhile. None for
+    /// the interface that has the name now.
+    pub index: Option<u32>,
     /// Queue of the interface. Only frames that the interface puts on this queue arrive.
     pub queue: u32,
     /// UDP destination port of the frames to receive.
@@ -54,6 +57,7 @@ impl XskConfig {
     pub fn new(interface: &str, port: u16) -> XskConfig {
         XskConfig {
             interface: interface.to_owned(),
+            index: None,
             queue: 0,
             port,
             steer: None,

@@ -36,7 +36,7 @@ struct Attempt {
 
 pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Result<XskPort> {
     validate(config)?;
-    let ifindex = netdev::index(&config.interface)?;
+    let ifindex = config.index.map_or_else(|| netdev::index(&config.interface), Ok)?;
     let mtu = netdev::mtu(&config.interface)?;
     let single_fits = mtu + LINK_HEADER <= RX_ROOM;
     let attached = program.as_ref().map(|program| program.mode());
@@ -169,12 +169,10 @@ fn try_open(
     );
     let program = match program {
         Some(program) => program,
-        None => Arc::new(XdpProgram::attach(
-            &config.interface,
-            config.port,
-            config.steer,
-            attempt.mode,
-        )?),
+        None => {
+            let interface = (config.interface.as_str(), ifindex);
+            Arc::new(XdpProgram::attach_at(interface, config.port, config.steer, attempt.mode)?)
+        }
     };
     program.set_socket(config.queue, socket)?;
     for address in &config.addresses {

@@ -101,9 +101,13 @@ fn an_interface_that_is_made_anew_is_used_again() {
                 }
             };
             converse(&mut a, &mut b);
+            let before = a.wire.counters();
             pair.make_anew(4200);
             a.follow(true);
             b.follow(false);
+            for ((name, before), (_, now)) in before.iter().zip(a.wire.counters()) {
+                assert!(now >= *before, "{name} went back from {before} to {now}");
+            }
             converse(&mut a, &mut b);
         }
     }
