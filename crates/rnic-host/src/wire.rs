@@ -22,7 +22,7 @@ mod xdp;
 
 use crate::observe::Watcher;
 use rnic_core::ports::{ArenaId, RxTrain, TxSlot, TxTrain, Wire, WireCaps};
-use rnic_net::{Change, HopTable};
+use rnic_net::{Change, HopTable, Incarnation};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -135,7 +135,8 @@ impl DeviceWire {
     /// When there is no memory.
     pub fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
         let link: Box<dyn Link> = Box::new(UdpWire::of_shard(scope_id, mtu)?);
-        let joiner = Joiner::Sockets { interface: scope_id };
+        let interface = Incarnation { index: scope_id, ..Incarnation::default() };
+        let joiner = Joiner::Sockets { interface };
         let links = Links { joiner, outside: Some(link), local: None, shared: None };
         let inner = around(Composite::of_shard(links), HopTable::default());
         Ok(Self::of("udp".to_owned(), inner, joiner, None))

@@ -2,7 +2,8 @@
 
 use super::NetError;
 use super::netlink::{
-    self, Attributes, Netlink, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK, u16_at, u32_at,
+    self, Attributes, Message, Netlink, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR,
+    RTM_NEWLINK, u16_at, u32_at,
 };
 use roce_wire::{MacAddr, PathMtu};
 use std::io;
@@ -29,6 +30,17 @@ pub struct Interface {
     pub kind: Option<String>,
     /// For a VLAN interface: index of the interface below, and the VLAN id.
     pub vlan: Option<(u32, u16)>,
+}
+
+/// An interface, from when it comes to this network namespace until it is deleted or goes to
+/// another one. It may come back with the index that it had: what was opened on it before is dead
+/// all the same, and groups that it was a member of are left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Incarnation {
+    /// The kernel's number of the interface.
+    pub index: u32,
+    /// Counts those that the device has had.
+    pub generation: u64,
 }
 
 /// An address of an interface.
@@ -68,6 +80,13 @@ pub(super) fn interfaces(netlink: &mut Netlink) -> io::Result<Vec<Interface>> {
         let header = message.header().filter(|_| message.kind == RTM_NEWLINK)?;
         describe(header, message.attributes(IFINFOMSG))
     })
+}
+
+/// The index of the interface that is no more, as a notification says. That an interface has left a
+/// bridge is told in the same way, but for the family.
+pub(super) fn gone(message: &Message<'_>) -> Option<u32> {
+    let header: &[u8; IFINFOMSG] = message.header().filter(|_| message.kind == RTM_DELLINK)?;
+    (i32::from(header[0]) == libc::AF_UNSPEC).then(|| u32_at(header, 4))?
 }
 
 fn describe(header: &[u8; IFINFOMSG], attributes: Attributes<'_>) -> Option<Interface> {

@@ -30,7 +30,7 @@ pub use claims::Claims;
 #[cfg(test)]
 use hops::KERNEL;
 pub use hops::{Hold, Hop, HopTable};
-pub use interface::Interface;
+pub use interface::{Incarnation, Interface};
 
 /// Which interface and addresses the device has.
 #[derive(Clone, Debug, Default)]
@@ -67,9 +67,9 @@ pub struct Change {
     pub addresses: Vec<IpAddr>,
     /// Interface MTU, bytes, for the wire.
     pub mtu: u32,
-    /// Index of the interface: another one than before when it was made anew. What was opened on
-    /// the old one is dead.
-    pub interface: u32,
+    /// The interface: another one than before when it was made anew, or was away for a while. What
+    /// was opened on the old one is dead.
+    pub interface: Incarnation,
 }
 
 /// The network of one device. See the [module](self).
@@ -89,6 +89,12 @@ struct Shared {
 
 struct State {
     interface: Interface,
+    /// How often it was made anew, or went and came back.
+    generation: u64,
+    /// It is there now, as far as is known.
+    is_there: bool,
+    /// It went since it was looked for last.
+    has_gone: bool,
     /// Of its link, Mb/s; 0 unknown.
     speed_mbps: u32,
     /// VLAN interfaces above it.
@@ -220,7 +226,23 @@ impl State {
     fn new(interface: Interface) -> Self {
         let (vlans, vlan_indices) = (HashMap::new(), HashMap::new());
         let (gids, warning) = (GidTable::new(), None);
-        Self { interface, speed_mbps: 0, vlans, vlan_indices, gids, warning }
+        Self {
+            interface,
+            generation: 0,
+            is_there: true,
+            has_gone: false,
+            speed_mbps: 0,
+            vlans,
+            vlan_indices,
+            gids,
+            warning,
+        }
+    }
+
+    /// The kernel says that the interface of this index is no more. When it is looked for, it may
+    /// be there again, as if nothing had been.
+    fn is_gone(&mut self, index: u32) {
+        self.has_gone |= self.interface.index == index;
     }
 
     /// Takes over what the kernel said; tells whether the GID table changed.
@@ -235,10 +257,14 @@ impl State {
         let own = interfaces.iter().find(|i| i.index == before);
         // An interface that was made anew under its name takes the place of the one that went.
         let own = own.or_else(|| interfaces.iter().find(|i| i.name == self.interface.name));
+        let was_there = std::mem::replace(&mut self.is_there, own.is_some());
+        let was_away = std::mem::take(&mut self.has_gone) || !was_there;
         match own {
             Some(own) => self.interface = own.clone(),
             None => self.interface.up = false,
         }
+        let is_another = self.is_there && (was_away || self.interface.index != before);
+        self.generation += u64::from(is_another);
         // Of this one only: a host may have thousands of interfaces, and each takes two files.
         self.speed_mbps = interface::speed(&self.interface);
         let index = self.interface.index;
@@ -249,6 +275,8 @@ impl State {
             .collect();
         if index != before {
             tracing::warn!("interface {} was made anew", self.interface.name);
+        } else if is_another {
+            tracing::warn!("interface {} was away and is back", self.interface.name);
         }
         let mut gids_changed = false;
         for (from, to) in self.made_anew(before) {
@@ -335,7 +363,7 @@ impl State {
             port: PortState { active, active_mtu, gids_changed },
             addresses: self.addresses(),
             mtu: self.interface.mtu,
-            interface: self.interface.index,
+            interface: Incarnation { index: self.interface.index, generation: self.generation },
         }
     }
 

@@ -4,7 +4,7 @@ use super::neighbour::{self, Known};
 use super::netlink::{
     self, Netlink, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH,
 };
-use super::{Change, NetError, Shared};
+use super::{Change, NetError, Shared, interface};
 use netlink_sys::Socket;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
@@ -115,6 +115,9 @@ impl Follower {
             match self.listener.recv_from_full() {
                 Ok((datagram, _)) => {
                     for message in netlink::messages(&datagram) {
+                        if let Some(index) = interface::gone(&message) {
+                            self.shared.lock().is_gone(index);
+                        }
                         match message.kind {
                             RTM_NEWLINK | RTM_DELLINK | RTM_NEWADDR | RTM_DELADDR => changed = true,
                             RTM_NEWNEIGH | RTM_DELNEIGH => {
@@ -194,13 +197,13 @@ fn borrow(socket: &Socket) -> BorrowedFd<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{MAC, interface, shared};
+    use super::super::tests::{MAC, interface as describe, shared};
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Of a device on one interface.
     fn follower(on_change: impl Fn(&Shared) + Send + 'static) -> Follower {
-        let shared = Arc::new(shared(vec![interface(3, "eth0", MAC[0], None)]));
+        let shared = Arc::new(shared(vec![describe(3, "eth0", MAC[0], None)]));
         let told = Arc::clone(&shared);
         Follower {
             listener: Monitor::listen().unwrap(),

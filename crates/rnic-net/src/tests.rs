@@ -228,7 +228,7 @@ fn a_vlan_that_is_made_anew_keeps_its_hops() {
     // With the interface below, which takes the VLANs on it away.
     let anew = interface(8, "eth0", MAC[2], None);
     let change = shared.take_over(vec![anew, vlan(9, 8)], &[]).unwrap();
-    assert_eq!((change.interface, shared.hops.neighbours()), (8, vec![(V4_B, 9)]));
+    assert_eq!((change.interface.index, shared.hops.neighbours()), (8, vec![(V4_B, 9)]));
     shared.hops.refresh(V4_B, 9, MAC[0]);
     let vlan = Some(VlanTag::new(0, 7));
     assert_eq!(shared.hops.get(hop), Some(Hop { dst_mac: MAC[0], src_mac: MAC[1], vlan }));
@@ -243,20 +243,68 @@ fn an_interface_that_is_made_anew_is_followed() {
     let (network, changes) = start(&pair, on_eth0());
     let hops = network.hops();
     let (path, _hold) = pair.a.run(|| network.resolve(&to(&V4_B.to_string(), 0))).unwrap();
-    let before = network.now().interface;
+    let before = network.now().interface.index;
     pair.make_anew(4200);
     let change = wait_for("the new interface", || {
         let change = changes.recv_timeout(Duration::from_secs(5)).unwrap();
         (change.port.active && change.addresses.len() == 3).then_some(change)
     });
     let now = pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
-    assert_eq!(change.interface, now);
+    assert_eq!(change.interface.index, now);
     assert_ne!(now, before);
     let macs = [false, true].map(|side_b| mac_of(&pair, side_b, "eth0"));
     wait_for("the hop to follow", || {
         let hop = hops.get(path.hop)?;
         ([hop.src_mac, hop.dst_mac] == macs).then_some(())
     });
+}
+
+#[test]
+fn an_interface_that_is_away_for_a_while_is_another_one() {
+    let eth0 = interface(3, "eth0", MAC[0], None);
+    let other = interface(2, "eth1", MAC[1], None);
+    let shared = shared(vec![eth0.clone()]);
+    let generation = || shared.lock().change(false).interface.generation;
+    let first = generation();
+    let look = |interfaces: &[&Interface]| {
+        shared.take_over(interfaces.iter().copied().cloned().collect(), &[]).is_some()
+    };
+    assert!(!look(&[&eth0]));
+    // It is back before it is looked for.
+    shared.lock().is_gone(2);
+    assert!(!look(&[&eth0]), "it is another one's index");
+    shared.lock().is_gone(3);
+    assert!(look(&[&eth0]));
+    assert_ne!(generation(), first);
+    // It is looked for in vain.
+    let before = generation();
+    shared.lock().is_gone(3);
+    look(&[&other]);
+    assert_eq!(generation(), before, "there is none to use");
+    look(&[&eth0]);
+    assert_eq!(generation(), before + 1);
+}
+
+/// As container runtimes do; the kernel gives it the same index again.
+#[test]
+fn an_interface_that_comes_back_with_its_index_is_followed() {
+    if !is_root("an_interface_that_comes_back_with_its_index_is_followed") {
+        return;
+    }
+    let pair = Pair::new(4200);
+    let (network, changes) = start(&pair, on_eth0());
+    let before = network.now().interface;
+    pair.lend();
+    let change = wait_for("the interface", || {
+        let change = changes.recv_timeout(Duration::from_secs(5)).unwrap();
+        (change.port.active && change.addresses.len() == 3).then_some(change)
+    });
+    assert_eq!(change.interface.index, before.index);
+    assert_ne!(change.interface.generation, before.generation);
+    let now = network.now();
+    pair.a.ip("address add 10.88.9.1/24 dev eth0");
+    wait_for("the address", || (network.now().addresses != now.addresses).then_some(()));
+    assert_eq!(network.now().interface, now.interface, "it stayed");
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Followers {
     fn follow(&self, change: Change) {
         if let Some(port) = self.shared_port.get() {
             port.retain(&change.addresses);
-            port.move_to(change.interface);
+            port.move_to(change.interface.index);
         }
         if let Some(groups) = self.groups.get() {
             groups.move_to(change.interface);

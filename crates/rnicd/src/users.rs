@@ -273,7 +273,7 @@ impl Users {
     fn network_state(&self, gids_changed: bool) -> NetworkState {
         let network = &self.parts.network;
         let (port, gids, now) = (network.port_of_interface(), network.gids(), network.now());
-        let (addresses, interface) = (now.addresses, now.interface);
+        let (addresses, interface) = (now.addresses, now.interface.index);
         NetworkState { port, gids, addresses, interface, gids_changed }
     }
 

@@ -90,6 +90,18 @@ impl Pair {
         self.make(mtu, 1);
     }
 
+    /// Gives both interfaces to another namespace for a moment. They come back with the indices
+    /// that they had, and without addresses, which they get again.
+    pub fn lend(&self) {
+        for (namespace, v4, v6) in [(&self.a, V4_A, V6_A), (&self.b, V4_B, V6_B)] {
+            let other = Namespace::new();
+            namespace.ip(&format!("link set eth0 netns {}", other.path()));
+            other.ip(&format!("link set eth0 netns {}", namespace.path()));
+            configure(namespace, v4, v6);
+        }
+        self.wait_until_up();
+    }
+
     fn make(&self, mtu: u32, queues: u32) {
         let Pair { a, b } = self;
         let path = b.path();
@@ -98,21 +110,28 @@ impl Pair {
             "link add eth0 mtu {mtu} {queues} type veth peer name eth0 mtu {mtu} {queues} netns \
              {path}"
         ));
-        for (namespace, v4, v6) in [(a, V4_A, V6_A), (b, V4_B, V6_B)] {
-            // The usual link-local address would come up some time later.
-            namespace.ip("link set eth0 addrgenmode none");
-            let host = v4.to_string().split('.').next_back().map(str::to_owned).unwrap_or_default();
-            namespace.ip(&format!("address add fe80::{host}/64 dev eth0 nodad"));
-            namespace.ip(&format!("address add {v4}/24 dev eth0"));
-            namespace.ip(&format!("address add {v6}/64 dev eth0 nodad"));
-            namespace.ip("link set eth0 up");
-        }
-        for namespace in [a, b] {
+        configure(a, V4_A, V6_A);
+        configure(b, V4_B, V6_B);
+        self.wait_until_up();
+    }
+
+    fn wait_until_up(&self) {
+        for namespace in [&self.a, &self.b] {
             wait_for("the link to come up", || {
                 namespace.ip("link show eth0").contains("state UP").then_some(())
             });
         }
     }
+}
+
+fn configure(namespace: &Namespace, v4: IpAddr, v6: IpAddr) {
+    // The usual link-local address would come up some time later.
+    namespace.ip("link set eth0 addrgenmode none");
+    let host = v4.to_string().split('.').next_back().map(str::to_owned).unwrap_or_default();
+    namespace.ip(&format!("address add fe80::{host}/64 dev eth0 nodad"));
+    namespace.ip(&format!("address add {v4}/24 dev eth0"));
+    namespace.ip(&format!("address add {v6}/64 dev eth0 nodad"));
+    namespace.ip("link set eth0 up");
 }
 
 /// A socket connected with a listener, whose last `close` waits for a minute: until the peer has

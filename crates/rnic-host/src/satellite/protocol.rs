@@ -14,7 +14,7 @@ use rnic_abi::control::{CmRequest, DeviceInfo, GidEntry, PortInfo, Refusal, Repl
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::{Path, PortState};
 use rnic_core::ports::HopId;
-use rnic_net::Change;
+use rnic_net::{Change, Incarnation};
 use roce_wire::Flow;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -107,7 +107,9 @@ impl NetworkState {
     /// What the engine is told.
     pub(super) fn change(&self) -> Change {
         let (port, addresses) = (self.port_state(), self.addresses.clone());
-        Change { port, addresses, mtu: self.port.netdev_mtu, interface: self.interface }
+        // The daemon gives it other sockets where its interface is another one with the same index.
+        let interface = Incarnation { index: self.interface, ..Incarnation::default() };
+        Change { port, addresses, mtu: self.port.netdev_mtu, interface }
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::refusal::{Refused, refuse};
 use crate::shard::{ShardHandle, ShardMessage};
 use crate::wire::{Joiner, Membership};
+use rnic_net::Incarnation;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::IpAddr;
@@ -49,10 +50,17 @@ impl Drop for Joined {
 pub struct WireGroups {
     shard: ShardHandle,
     joiner: Mutex<Joiner>,
-    /// How often a shard has joined.
-    groups: Mutex<BTreeMap<IpAddr, Users>>,
+    groups: Mutex<BTreeMap<IpAddr, Group>>,
 }
 
+/// One that the device is a member of.
+struct Group {
+    /// A copy: the engine has what keeps the membership.
+    membership: Membership,
+    users: Users,
+}
+
+/// How often a shard has joined.
 type Users = BTreeMap<u8, u32>;
 
 /// The shard that has the wire.
@@ -69,28 +77,39 @@ impl WireGroups {
         *self.joiner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device's interface has this index now: another one has to become a member of the groups
-    /// if the interface was made anew. Engines with sockets of their own need new
+    /// The device's interface is this one now, which has to become a member of the groups if it was
+    /// another one before. Engines with sockets of their own need new
     /// [memberships](Self::membership).
-    pub fn move_to(&self, interface: u32) {
-        let groups = self.groups();
+    pub fn move_to(&self, interface: Incarnation) {
+        let mut groups = self.groups();
         let joiner = self.joiner().on(interface);
         if joiner == self.joiner() {
             return;
         }
         *self.joiner.lock().unwrap_or_else(PoisonError::into_inner) = joiner;
-        for group in groups.keys() {
-            match joiner.join(*group) {
-                Ok(membership) => self.shard.tell(ShardMessage::Join(*group, membership)),
+        for (address, group) in groups.iter_mut() {
+            // It fails where the interface took the membership with it.
+            let _ = group.membership.leave(*address);
+            match self.join_in_engine(*address) {
+                Ok(membership) => group.membership = membership,
                 Err(error) => tracing::error!(
-                    "cannot join the multicast group {group} on the interface that was made anew: \
+                    "cannot join the multicast group {address} on the interface that was made anew: \
                      {error}; restart rnicd if the group is needed"
                 ),
             }
         }
     }
 
-    fn groups(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Users>> {
+    /// Makes the device a member; a copy of the membership.
+    fn join_in_engine(&self, group: IpAddr) -> xdp_io::Result<Membership> {
+        let membership = self.joiner().join(group)?;
+        let copy =
+            membership.copy().map_err(|source| xdp_io::Error::Os { operation: "dup", source })?;
+        self.shard.tell(ShardMessage::Join(group, membership));
+        Ok(copy)
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Group>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,9 +118,7 @@ impl WireGroups {
     /// # Errors
     /// When there are too many open files, or memberships.
     pub fn membership(&self, group: IpAddr) -> Result<Membership, Refused> {
-        self.joiner().join(group).map_err(|error| {
-            refuse(libc::ENOMEM, format!("cannot join the multicast group {group}: {error}"))
-        })
+        self.joiner().join(group).map_err(|error| no_member(group, &error))
     }
 
     /// That engine is to receive nothing more, whatever it does with the copy that it has.
@@ -115,12 +132,12 @@ impl WireGroups {
     /// As [`membership`](Self::membership).
     pub fn join_for(&self, shard: u8, group: IpAddr) -> Result<(), Refused> {
         let mut groups = self.groups();
-        let users = match groups.entry(group) {
+        let Group { users, .. } = match groups.entry(group) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
-                let membership = self.membership(group)?;
-                self.shard.tell(ShardMessage::Join(group, membership));
-                new.insert(Users::new())
+                let joined = self.join_in_engine(group);
+                let membership = joined.map_err(|error| no_member(group, &error))?;
+                new.insert(Group { membership, users: Users::new() })
             }
         };
         *users.entry(shard).or_default() += 1;
@@ -131,7 +148,7 @@ impl WireGroups {
     /// It has left.
     pub fn leave_for(&self, shard: u8, group: IpAddr) {
         let mut groups = self.groups();
-        let Some(users) = groups.get_mut(&group) else { return };
+        let Some(Group { users, .. }) = groups.get_mut(&group) else { return };
         if let Some(count) = users.get_mut(&shard) {
             *count -= 1;
         }
@@ -149,6 +166,10 @@ impl WireGroups {
             further.fold(0, |bits, shard| bits | 1u128.checked_shl((*shard).into()).unwrap_or(0));
         self.shard.tell(ShardMessage::Members(group, bits));
     }
+}
+
+fn no_member(group: IpAddr, error: &xdp_io::Error) -> Refused {
+    refuse(libc::ENOMEM, format!("cannot join the multicast group {group}: {error}"))
 }
 
 impl Groups for WireGroups {

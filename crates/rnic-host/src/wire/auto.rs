@@ -17,7 +17,7 @@ use super::udp::{self, UdpWire};
 use super::xdp::XdpWire;
 use super::{DeviceWire, Joiner, Link, Links};
 use crate::settings::{Io, XdpMode, name_of};
-use rnic_net::{Change, Interface, Network};
+use rnic_net::{Change, Incarnation, Interface, Network};
 use std::sync::Arc;
 use xdp_io::udp::SteeredPort;
 use xdp_io::xsk;
@@ -57,7 +57,7 @@ impl Opened {
     /// sockets.
     fn new(
         mode: impl Into<String>,
-        interface: u32,
+        interface: Incarnation,
         link: impl Link + 'static,
         local: Local,
     ) -> Self {
@@ -114,7 +114,7 @@ impl LinkOpener<'_> {
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);
         let outside: Option<Box<dyn Link>> = Some(Box::new(wire));
-        let joiner = Joiner::Sockets { interface: self.interface.index };
+        let joiner = Joiner::Sockets { interface: self.now.interface };
         Ok(Opened { mode: "udp".to_owned(), links: Links { joiner, outside, local: None, shared } })
     }
 
@@ -126,12 +126,11 @@ impl LinkOpener<'_> {
             XdpMode::Native => xsk::XdpMode::Native,
             XdpMode::Generic => xsk::XdpMode::Generic,
         };
-        let Change { addresses, mtu, .. } = &self.now;
-        let hops = self.network.hops();
         let local = self.local();
         let steer = local.as_ref().map(|_| udp::STEER);
-        let wire = XdpWire::new(&self.interface, mode, (addresses, steer), *mtu, hops)
-            .map_err(|error| error.to_string())?;
+        let wire =
+            XdpWire::new(&self.interface.name, mode, (&self.now, steer), self.network.hops())
+                .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         if wire.loses_trains() && self.interface.kind.is_some() {
             tracing::warn!(
@@ -140,20 +139,19 @@ impl LinkOpener<'_> {
                  native here"
             );
         }
-        Ok(Opened::new(wire.describe(), self.interface.index, wire, local))
+        Ok(Opened::new(wire.describe(), self.now.interface, wire, local))
     }
 
     fn packet(&self, trains: bool) -> Result<Opened, String> {
         self.refuse_loopback("AF_PACKET")?;
-        let Change { addresses, mtu, .. } = &self.now;
-        let hops = self.network.hops();
         let local = self.local();
         let steer = local.as_ref().map(|_| udp::STEER);
-        let wire = PacketWire::new(&self.interface, trains, (addresses, steer), *mtu, hops)
+        let hops = self.network.hops();
+        let wire = PacketWire::new(&self.interface.name, trains, (&self.now, steer), hops)
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(false);
         let mode = if trains { "af-packet" } else { SINGLE_FRAMES };
-        Ok(Opened::new(mode, self.interface.index, wire, local))
+        Ok(Opened::new(mode, self.now.interface, wire, local))
     }
 
     /// The sockets of other users' engine processes beside frames; none where they cannot be had.

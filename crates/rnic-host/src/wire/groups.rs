@@ -5,7 +5,9 @@
 //! its network configuration is held, so that threads of the control plane join, and engines only
 //! get what came of it.
 
+use rnic_net::Incarnation;
 use roce_wire::ROCE_PORT;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use xdp_io::multicast;
@@ -16,13 +18,13 @@ use xdp_io::udp::{UdpConfig, group_socket};
 pub enum Joiner {
     /// A UDP socket receives for each group; the kernel also gives it what this host sends there.
     Sockets {
-        /// Index.
-        interface: u32,
+        /// Which one is a member.
+        interface: Incarnation,
     },
     /// Frames of the group are received like those to own addresses, and not what this host sends.
     Frames {
-        /// Index.
-        interface: u32,
+        /// Which one is a member.
+        interface: Incarnation,
     },
     /// There is no network: groups are within the device.
     #[default]
@@ -33,8 +35,8 @@ pub enum Joiner {
 #[derive(Debug, Default)]
 pub struct Membership {
     fd: Option<OwnedFd>,
-    /// Index of the interface that is a member; 0 unknown.
-    interface: u32,
+    /// Which interface is a member; that of index 0 where it is unknown.
+    interface: Incarnation,
 }
 
 impl Joiner {
@@ -46,27 +48,27 @@ impl Joiner {
         let fd = match self {
             Self::Sockets { interface } => {
                 let buffer = UdpConfig::new(Vec::new(), ROCE_PORT).socket_buffer_bytes;
-                Some(group_socket(group, ROCE_PORT, interface, buffer)?)
+                Some(group_socket(group, ROCE_PORT, interface.index, buffer)?)
             }
             Self::Frames { interface } => {
-                Some(multicast::Membership::join(interface, group)?.into())
+                Some(multicast::Membership::join(interface.index, group)?.into())
             }
             Self::Inside => None,
         };
         Ok(Membership { fd, interface: self.interface() })
     }
 
-    /// Of the interface; 0 without.
-    pub fn interface(self) -> u32 {
+    /// Which interface is made a member; that of index 0 without.
+    pub fn interface(self) -> Incarnation {
         match self {
             Self::Sockets { interface } | Self::Frames { interface } => interface,
-            Self::Inside => 0,
+            Self::Inside => Incarnation::default(),
         }
     }
 
-    /// The same on the interface of this index.
+    /// The same on this interface.
     #[must_use]
-    pub fn on(self, interface: u32) -> Self {
+    pub fn on(self, interface: Incarnation) -> Self {
         match self {
             Self::Sockets { .. } => Self::Sockets { interface },
             Self::Frames { .. } => Self::Frames { interface },
@@ -76,9 +78,8 @@ impl Joiner {
 
     /// Ends a membership of which another process has a copy.
     pub fn end(self, group: IpAddr, membership: &Membership) {
-        let interface = membership.interface;
-        if let (Self::Sockets { .. }, Some(fd)) = (self, &membership.fd)
-            && let Err(error) = multicast::leave(fd.as_fd(), interface, group)
+        if let Self::Sockets { .. } = self
+            && let Err(error) = membership.leave(group)
         {
             tracing::warn!("cannot leave the multicast group {group}: {error}");
         }
@@ -86,13 +87,32 @@ impl Joiner {
 }
 
 impl Membership {
+    /// The same once more, to [leave](Self::leave) with.
+    ///
+    /// # Errors
+    /// When there are too many open files.
+    pub fn copy(&self) -> io::Result<Self> {
+        let fd = self.fd.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Self { fd, interface: self.interface })
+    }
+
+    /// Ends it, whatever has copies. A membership of an interface that went must end before there
+    /// is one of the interface that came with the same index: the kernel would end that one.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn leave(&self, group: IpAddr) -> xdp_io::Result<()> {
+        let Some(fd) = &self.fd else { return Ok(()) };
+        multicast::leave(fd.as_fd(), self.interface.index, group)
+    }
+
     /// The descriptor, to be sent.
     pub fn fd(&self) -> Option<&OwnedFd> {
         self.fd.as_ref()
     }
 
-    /// Index of the interface that is a member; 0 where it is unknown.
-    pub fn interface(&self) -> u32 {
+    /// Which interface is a member; that of index 0 where it is unknown.
+    pub fn interface(&self) -> Incarnation {
         self.interface
     }
 
@@ -105,6 +125,6 @@ impl Membership {
 impl From<OwnedFd> for Membership {
     /// As it was sent.
     fn from(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd), interface: 0 }
+        Self { fd: Some(fd), interface: Incarnation::default() }
     }
 }

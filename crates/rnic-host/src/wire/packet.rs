@@ -7,7 +7,7 @@ use super::{
     split, train_len,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use rnic_net::{Change, HopTable, Interface};
+use rnic_net::{Change, HopTable, Incarnation};
 use roce_wire::ROCE_PORT;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,33 +37,32 @@ impl PacketWire {
     /// # Errors
     /// As [`PacketPort::open`].
     pub(super) fn new(
-        interface: &Interface,
+        interface: &str,
         trains: bool,
-        (addresses, steer): (&[IpAddr], Option<SteerBy>),
-        mtu: u32,
+        (now, steer): (&Change, Option<SteerBy>),
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
-        let mut config = PacketConfig::new(&interface.name, ROCE_PORT);
+        let mut config = PacketConfig::new(interface, ROCE_PORT);
         config.steer = steer;
         config.trains = trains;
-        config.addresses = addresses.to_vec();
+        config.addresses.clone_from(&now.addresses);
         Ok(Self {
             port: PacketPort::open(&config)?,
             ethernet: Ethernet::new(hops),
-            addresses: addresses.to_vec(),
+            addresses: now.addresses.clone(),
             groups: BTreeMap::new(),
-            max_datagram: max_datagram(mtu, addresses),
+            max_datagram: max_datagram(now.mtu, &now.addresses),
             frames: vec![packet::RxTrain::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
             not_ours: 0,
-            reopening: Reopening::new(interface.index),
+            reopening: Reopening::new(now.interface),
         })
     }
 
     /// Has the socket use the interface that was made anew.
-    fn reopen(&mut self, interface: u32) {
-        let moved = self.port.move_to(interface);
+    fn reopen(&mut self, interface: Incarnation) {
+        let moved = self.port.move_to(interface.index);
         self.reopening.note(interface, &self.ethernet, moved);
         // Link-local addresses are others now.
         self.addresses.retain(|own| !is_link_local(*own));

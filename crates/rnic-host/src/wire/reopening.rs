@@ -1,12 +1,13 @@
 //! Links of frames go on where their interface was deleted and made anew.
 
 use super::frames::Ethernet;
-use rnic_net::Change;
+use rnic_net::{Change, Incarnation};
 
 /// Which interface a link uses, and whether it should use another one. A socket of an interface
-/// that was deleted never hears anything again, though another one has its name and addresses.
+/// that was deleted, or went to another network namespace, never hears anything again, though
+/// another one has its name and addresses, or the same one has come back.
 pub(super) struct Reopening {
-    used: u32,
+    used: Incarnation,
     /// The link could not be opened on the interface that there is now.
     is_lost: bool,
     /// How often not.
@@ -14,22 +15,32 @@ pub(super) struct Reopening {
 }
 
 impl Reopening {
-    /// Of a link on the interface of this index.
-    pub(super) fn new(used: u32) -> Self {
+    /// Of a link on this interface.
+    pub(super) fn new(used: Incarnation) -> Self {
         Self { used, is_lost: false, failed: 0 }
+    }
+
+    /// Whether the interface is still the one that the link was opened on.
+    pub(super) fn uses(&self, change: &Change) -> bool {
+        change.interface == self.used
     }
 
     /// Whether the link is to be opened on another interface now. Not before that is up: drivers
     /// may refuse until then, and nothing leaves anyway.
     pub(super) fn is_due(&self, change: &Change) -> bool {
-        change.interface != self.used && change.port.active
+        !self.uses(change) && change.port.active
     }
 
     /// It was, or could not be.
-    pub(super) fn note(&mut self, interface: u32, ethernet: &Ethernet, opened: xdp_io::Result<()>) {
+    pub(super) fn note(
+        &mut self,
+        interface: Incarnation,
+        ethernet: &Ethernet,
+        opened: xdp_io::Result<()>,
+    ) {
         match opened {
             Ok(()) => {
-                tracing::info!("packet I/O uses interface number {interface} now");
+                tracing::info!("packet I/O uses interface number {} now", interface.index);
                 self.used = interface;
             }
             Err(ref error) => {

@@ -12,7 +12,7 @@ use exchange::{Seen, Shape, Side};
 use rnic_abi::verbs::AhAttr;
 use rnic_core::command::{Path, PortState};
 use rnic_core::ports::{HopId, TxTrain, Wire};
-use rnic_net::{Change, HopTable, NetConfig, Network};
+use rnic_net::{Change, HopTable, Incarnation, NetConfig, Network};
 use roce_wire::{Flow, Frame, MacAddr, ROCE_PORT};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -46,7 +46,8 @@ pub(super) fn loopback_path() -> Path {
 /// A device with these addresses.
 pub(crate) fn change(addresses: &[IpAddr]) -> Change {
     let port = PortState { active: true, active_mtu: 5, gids_changed: false };
-    Change { port, addresses: addresses.to_vec(), mtu: 65_536, interface: 1 }
+    let interface = Incarnation { index: 1, generation: 0 };
+    Change { port, addresses: addresses.to_vec(), mtu: 65_536, interface }
 }
 
 /// One datagram on that path, to an engine's own queue pair.

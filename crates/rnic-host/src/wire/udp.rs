@@ -175,10 +175,10 @@ impl Link for UdpWire {
     fn follow(&mut self, change: &Change) -> bool {
         let Change { addresses, mtu, interface, .. } = change;
         if self.scope_id != 0 {
-            self.scope_id = *interface;
+            self.scope_id = interface.index;
         }
         if self.binds {
-            self.port.move_to(*interface);
+            self.port.move_to(interface.index);
         }
         let is_gone = |bound: &IpAddr| !bound.is_multicast() && !addresses.contains(bound);
         let gone: Vec<_> = self.port.local_addresses().filter(is_gone).collect();

@@ -6,7 +6,7 @@ use super::{
     Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, QUEUES, max_datagram, split,
 };
 use rnic_core::ports::{ArenaId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
-use rnic_net::{Change, HopTable, Interface};
+use rnic_net::{Change, HopTable};
 use roce_wire::{FrameHeader, ROCE_PORT};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -45,16 +45,15 @@ impl XdpWire {
     /// # Errors
     /// As [`XskPort::open`].
     pub(super) fn new(
-        interface: &Interface,
+        interface: &str,
         mode: XdpMode,
-        (addresses, steer): (&[IpAddr], Option<SteerBy>),
-        mtu: u32,
+        (now, steer): (&Change, Option<SteerBy>),
         hops: HopTable,
     ) -> xdp_io::Result<Self> {
-        let mut config = XskConfig::new(&interface.name, ROCE_PORT);
-        config.index = Some(interface.index);
+        let mut config = XskConfig::new(interface, ROCE_PORT);
+        config.index = Some(now.interface.index);
         config.steer = steer;
-        config.addresses = addresses.to_vec();
+        config.addresses.clone_from(&now.addresses);
         config.mode = mode;
         let ports = open(&config)?;
         let mut wire = Self {
@@ -62,27 +61,26 @@ impl XdpWire {
             ports,
             config,
             past: Counts::default(),
-            reopening: Reopening::new(interface.index),
+            reopening: Reopening::new(now.interface),
             turn: 0,
             ethernet: Ethernet::new(hops),
-            addresses: addresses.to_vec(),
+            addresses: now.addresses.clone(),
             groups: BTreeMap::new(),
             max_datagram: 0,
             frames: vec![RxFrame::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
         };
-        wire.set_mtu(mtu);
+        wire.set_mtu(now.mtu);
         Ok(wire)
     }
 
-    /// Opens the interface that was made anew.
+    /// Opens the interface that was made anew. The ports of the one before are closed: both would
+    /// pin memory, which is limited.
     fn reopen(&mut self, change: &Change) {
-        // First: both would pin memory, which is limited.
-        self.close();
-        let opened = xdp_io::netdev::name(change.interface).and_then(|interface| {
+        let opened = xdp_io::netdev::name(change.interface.index).and_then(|interface| {
             self.config.interface = interface;
-            self.config.index = Some(change.interface);
+            self.config.index = Some(change.interface.index);
             self.config.addresses = change.addresses.clone();
             self.config.addresses.extend(self.groups.keys());
             open(&self.config)
@@ -221,6 +219,11 @@ impl Link for XdpWire {
     }
 
     fn follow(&mut self, change: &Change) -> bool {
+        if !self.reopening.uses(change) {
+            // They are dead. An interface that was in another network namespace still has their
+            // program, and takes no other one beside it.
+            self.close();
+        }
         if self.reopening.is_due(change) {
             self.reopen(change);
         }

@@ -54,6 +54,8 @@ impl Users {
             if membership.fd().is_none() || membership.interface() == interface {
                 continue;
             }
+            // It fails where the interface took the membership with it, or on a second attempt.
+            let _ = membership.leave(*group);
             match self.give_group_socket(engine, *group) {
                 Ok(new) => *membership = new,
                 Err(refusal) => {

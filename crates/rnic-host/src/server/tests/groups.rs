@@ -8,7 +8,7 @@ use crate::wire::{self, WireConfig};
 use rnic_abi::control::{CreateQp, Reply, Request};
 use rnic_abi::verbs::QpType;
 use rnic_core::EngineConfig;
-use rnic_net::{NetConfig, Network};
+use rnic_net::{Incarnation, NetConfig, Network};
 use roce_wire::Gid;
 
 fn group(last: u8) -> [u8; 16] {
@@ -117,7 +117,10 @@ fn groups_are_joined_on_an_interface_that_is_made_anew() {
         return;
     }
     let pair = testbed::Pair::new(4200);
-    let index = || pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
+    let interface = |generation| {
+        let index = pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
+        Incarnation { index, generation }
+    };
     let (engine, groups) = pair.a.run(|| {
         let place = NetConfig { netdev: Some("eth0".into()), addresses: Vec::new() };
         let network = Network::start(place, Box::new(|_| ())).unwrap();
@@ -136,10 +139,15 @@ fn groups_are_joined_on_an_interface_that_is_made_anew() {
     assert!(is_member());
     pair.make_anew(4200);
     assert!(!is_member());
-    pair.a.run(|| groups.move_to(index()));
+    pair.a.run(|| groups.move_to(interface(1)));
+    testbed::wait_for("the membership", || is_member().then_some(()));
+    // The same when it was away and is back.
+    pair.lend();
+    assert!(!is_member());
+    pair.a.run(|| groups.move_to(interface(2)));
     testbed::wait_for("the membership", || is_member().then_some(()));
     // It lasts until the last one leaves.
-    pair.a.run(|| groups.move_to(index()));
+    pair.a.run(|| groups.move_to(interface(2)));
     groups.leave_for(0, "239.1.2.3".parse().unwrap());
     testbed::wait_for("the end of the membership", || (!is_member()).then_some(()));
     engine.stop();

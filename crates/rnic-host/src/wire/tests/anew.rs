@@ -2,9 +2,9 @@
 
 use super::exchange::{self, Held, Seen, Shape};
 use super::{GENERIC, NATIVE, PACKET, SINGLE, UDP};
-use crate::wire::{DeviceWire, WireConfig, open};
+use crate::wire::{DeviceWire, Membership, WireConfig, open};
 use rnic_core::ports::Wire;
-use rnic_net::{Change, NetConfig, Network};
+use rnic_net::{Change, Incarnation, NetConfig, Network};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -19,6 +19,8 @@ struct End<'a> {
     namespace: &'a Namespace,
     network: Arc<Network>,
     changes: Receiver<Change>,
+    /// The interface that was followed last.
+    interface: Incarnation,
     wire: DeviceWire,
 }
 
@@ -33,7 +35,8 @@ impl<'a> End<'a> {
             let wire = open(&config, &network).unwrap();
             (network, wire)
         });
-        Self { namespace, network, changes, wire }
+        let interface = network.now().interface;
+        Self { namespace, network, changes, interface, wire }
     }
 
     fn path(&self, peer: IpAddr) -> Held {
@@ -51,8 +54,10 @@ impl<'a> End<'a> {
             if each {
                 self.take_over(&change);
             }
-            (is_whole && change.interface == index).then_some(change)
+            let is_new = change.interface != self.interface && change.interface.index == index;
+            (is_whole && is_new).then_some(change)
         });
+        self.interface = last.interface;
         self.take_over(&last);
         assert!(self.network.port().active);
     }
@@ -60,7 +65,7 @@ impl<'a> End<'a> {
     fn take_over(&mut self, change: &Change) {
         let wire = &mut self.wire;
         if let Some(port) = wire.shared_port() {
-            port.move_to(change.interface);
+            port.move_to(change.interface.index);
         }
         assert!(self.namespace.run(|| wire.follow(change)), "the wire is lost");
     }
@@ -101,17 +106,22 @@ fn an_interface_that_is_made_anew_is_used_again() {
                 }
             };
             converse(&mut a, &mut b);
-            let before = a.wire.counters();
-            pair.make_anew(4200);
-            a.follow(true);
-            b.follow(false);
-            for ((name, before), (_, now)) in before.iter().zip(a.wire.counters()) {
-                assert!(now >= *before, "{name} went back from {before} to {now}");
+            for go_and_come in HOW {
+                let before = a.wire.counters();
+                go_and_come(&pair);
+                a.follow(true);
+                b.follow(false);
+                for ((name, before), (_, now)) in before.iter().zip(a.wire.counters()) {
+                    assert!(now >= *before, "{name} went back from {before} to {now}");
+                }
+                converse(&mut a, &mut b);
             }
-            converse(&mut a, &mut b);
         }
     }
 }
+
+/// Interfaces are made anew, or are away for a while and come back as they were.
+const HOW: [fn(&Pair); 2] = [|pair| pair.make_anew(4200), Pair::lend];
 
 /// Another program has the new interface for a while.
 #[test]
@@ -129,7 +139,7 @@ fn a_wire_that_cannot_use_the_new_interface_says_so_and_tries_again() {
         let index = pair.a.run(|| xdp_io::netdev::index("eth0").unwrap());
         let change = a.changes.try_recv().ok()?;
         let is_whole = change.addresses.len() == 3 && change.port.active;
-        (is_whole && change.interface == index).then_some(change)
+        (is_whole && change.interface.index == index).then_some(change)
     });
     let (network, wire) = (&a.network, &mut a.wire);
     assert!(!pair.a.run(|| wire.follow(&change)));
@@ -155,20 +165,28 @@ fn groups_are_joined_on_the_new_interface() {
         let pair = Pair::new(4200);
         let (mut a, mut b) = (End::new(&pair.a, UDP), End::new(&pair.b, config));
         let groups = ["239.1.2.3", "ff0e::4791"].map(|group| group.parse::<IpAddr>().unwrap());
-        let join = |end: &mut End, interface: u32| {
-            let joiner = end.wire.joiner().on(interface);
-            let wire = &mut end.wire;
-            pair.b.run(|| groups.map(|group| wire.join(group, joiner.join(group).unwrap())));
+        let mut members: Vec<Membership> = Vec::new();
+        let mut join = |end: &mut End| {
+            for (group, member) in groups.iter().zip(members.drain(..)) {
+                let _ = member.leave(*group);
+            }
+            let (joiner, wire) = (end.wire.joiner().on(end.interface), &mut end.wire);
+            for group in groups {
+                let member = pair.b.run(|| joiner.join(group).unwrap());
+                members.push(member.copy().unwrap());
+                wire.join(group, member);
+            }
         };
-        let index = || pair.b.run(|| xdp_io::netdev::index("eth0").unwrap());
-        join(&mut b, index());
-        pair.make_anew(4200);
-        a.follow(false);
-        b.follow(false);
-        join(&mut b, index());
-        for group in groups {
-            let path = a.path(group);
-            reaches(&mut a, &mut b, &path);
+        join(&mut b);
+        for go_and_come in HOW {
+            go_and_come(&pair);
+            a.follow(false);
+            b.follow(false);
+            join(&mut b);
+            for group in groups {
+                let path = a.path(group);
+                reaches(&mut a, &mut b, &path);
+            }
         }
     }
 }
