@@ -9,8 +9,10 @@ use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, VlanTag};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// The kernel finds the way: only for wires that send through its UDP sockets.
 pub(crate) const KERNEL: HopId = HopId(1);
@@ -63,9 +65,17 @@ pub struct HopTable {
     own: Arc<[AtomicU64; MAX_OWN]>,
     /// A bit for each VLAN id that has an interface.
     vlans: Arc<[AtomicU64; VLAN_WORDS]>,
-    /// The wire has no way to the network.
-    wire_is_lost: Arc<AtomicBool>,
+    wire: Arc<Wire>,
     known: Arc<Mutex<Known>>,
+}
+
+/// The way to the network.
+#[derive(Default)]
+struct Wire {
+    /// When it is tried again, if it is lost.
+    retry: Mutex<Option<Instant>>,
+    /// Is told when it is lost, and when it is there again.
+    listener: OnceLock<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -126,8 +136,8 @@ impl Default for HopTable {
     fn default() -> Self {
         let words = (0..MAX_HOPS).map(|_| Words::default()).collect();
         let vlans = Arc::new([const { AtomicU64::new(0) }; VLAN_WORDS]);
-        let (own, wire_is_lost, known) = (Arc::default(), Arc::default(), Arc::default());
-        Self { words, own, vlans, wire_is_lost, known }
+        let (own, wire, known) = (Arc::default(), Arc::default(), Arc::default());
+        Self { words, own, vlans, wire, known }
     }
 }
 
@@ -180,15 +190,31 @@ impl HopTable {
         mac(self.own[0].load(Ordering::Relaxed))
     }
 
-    /// Whether the wire could not be opened on an interface that was made anew: then the port is
-    /// down, whatever the interface is.
-    pub fn set_wire_is_lost(&self, yes: bool) {
-        self.wire_is_lost.store(yes, Ordering::Release);
+    /// Whether the wire could not be opened on an interface that was made anew, and then when it
+    /// is to be tried again: until it works the port is down, whatever the interface is.
+    pub fn set_wire_retry(&self, at: Option<Instant>) {
+        let before = std::mem::replace(&mut *self.retry(), at);
+        if before.is_some() != at.is_some()
+            && let Some(listener) = self.wire.listener.get()
+        {
+            // Cannot fail: the counter is far from full.
+            let _ = rustix::io::write(&**listener, &1u64.to_ne_bytes());
+        }
     }
 
-    /// See [`set_wire_is_lost`](Self::set_wire_is_lost).
-    pub(super) fn wire_is_lost(&self) -> bool {
-        self.wire_is_lost.load(Ordering::Acquire)
+    /// See [`set_wire_retry`](Self::set_wire_retry).
+    pub(super) fn wire_retry(&self) -> Option<Instant> {
+        *self.retry()
+    }
+
+    /// An event counter to write when the wire is lost, and when it is there again.
+    pub(super) fn tell_of_wire(&self, listener: Arc<OwnedFd>) {
+        // There is one thread that follows the network.
+        let _ = self.wire.listener.set(listener);
+    }
+
+    fn retry(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.wire.retry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets our own Ethernet addresses.

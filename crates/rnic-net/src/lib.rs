@@ -157,7 +157,7 @@ impl Network {
     /// State of the port: down, too, while the wire of this process has no way to the network.
     pub fn port(&self) -> PortInfo {
         let port = self.port_of_interface();
-        PortInfo { active: port.active && !self.shared.hops.wire_is_lost(), ..port }
+        PortInfo { active: port.active && self.shared.hops.wire_retry().is_none(), ..port }
     }
 
     /// State of the port for an engine that has a way of its own.

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// RTNLGRP_LINK, _NEIGH, _IPV4_IFADDR, _IPV6_IFADDR.
 const GROUPS: [u32; 4] = [1, 3, 5, 9];
-/// How often a lost wire is tried again, and the kernel told that a neighbour is in use. Our
-/// frames bypass its neighbour table, where unused entries expire.
+/// How often the kernel is told that a neighbour is in use. Our frames bypass its neighbour table,
+/// where unused entries expire.
 const REMIND: Duration = Duration::from_secs(20);
 /// While a neighbour in use does not answer.
 const REMIND_FAILED: Duration = Duration::from_secs(2);
@@ -39,12 +39,18 @@ impl Monitor {
         on_change: Box<dyn Fn(Change) + Send>,
     ) -> Result<Self, NetError> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wire = Arc::new(eventfd(0, flags).map_err(io::Error::from)?);
+        shared.hops.tell_of_wire(Arc::clone(&wire));
         let follower = Follower {
             listener,
             netlink: Netlink::open()?,
             shared,
             on_change,
             stop: Arc::clone(&stop),
+            wire,
+            wire_was_lost: false,
+            wire_tried: None,
             next_reminder: Instant::now() + REMIND,
         };
         let thread = std::thread::Builder::new()
@@ -73,6 +79,12 @@ struct Follower {
     shared: Arc<Shared>,
     on_change: Box<dyn Fn(Change) + Send>,
     stop: Arc<OwnedFd>,
+    /// Written when the wire is lost, and when it is there again.
+    wire: Arc<OwnedFd>,
+    /// As was told last.
+    wire_was_lost: bool,
+    /// The time to try it again that was told last.
+    wire_tried: Option<Instant>,
     next_reminder: Instant,
 }
 
@@ -82,6 +94,7 @@ impl Follower {
             if self.drain() {
                 self.refresh();
             }
+            self.look_at_wire(Instant::now());
             if Instant::now() >= self.next_reminder {
                 self.remind();
             }
@@ -90,14 +103,18 @@ impl Follower {
 
     /// Waits for a notification or the next reminder; false when it is time to end.
     fn wait(&self) -> bool {
-        let left = self.next_reminder.saturating_duration_since(Instant::now());
+        let next = self.next_try().map_or(self.next_reminder, |at| at.min(self.next_reminder));
+        let left = next.saturating_duration_since(Instant::now());
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let listener = borrow(&self.listener);
-        let mut fds =
-            [PollFd::new(&listener, PollFlags::IN), PollFd::new(&*self.stop, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&*self.stop, PollFlags::IN),
+            PollFd::new(&listener, PollFlags::IN),
+            PollFd::new(&*self.wire, PollFlags::IN),
+        ];
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => fds[1].revents().is_empty(),
+            Ok(_) | Err(rustix::io::Errno::INTR) => fds[0].revents().is_empty(),
             Err(error) => {
                 tracing::error!(
                     "poll failed: {error}; changes of links and addresses are no longer followed: \
@@ -162,6 +179,25 @@ impl Follower {
         }
     }
 
+    /// When a lost wire is to be tried again, if that was not told yet.
+    fn next_try(&self) -> Option<Instant> {
+        self.shared.hops.wire_retry().filter(|at| self.wire_tried != Some(*at))
+    }
+
+    /// Tells when the wire is lost or there again, and when it is to be tried again: what kept it
+    /// from the new interface may be over.
+    fn look_at_wire(&mut self, now: Instant) {
+        // It has nothing to be read when this is not what the thread was woken by.
+        let _ = rustix::io::read(&*self.wire, &mut [0; 8]);
+        let is_lost = self.shared.hops.wire_retry().is_some();
+        let due = self.next_try().filter(|at| *at <= now);
+        if is_lost != self.wire_was_lost || due.is_some() {
+            self.wire_was_lost = is_lost;
+            self.wire_tried = due.or(self.wire_tried);
+            self.say_again();
+        }
+    }
+
     /// Tells what is known already.
     fn say_again(&self) {
         // A statement of its own, which ends the lock: what is told asks for the network in turn,
@@ -173,10 +209,6 @@ impl Follower {
     /// Reads what the kernel knows about the neighbours in use, and has it look for them.
     fn remind(&mut self) {
         self.next_reminder = Instant::now() + REMIND;
-        if self.shared.hops.wire_is_lost() {
-            // What kept it from the new interface may be over.
-            self.say_again();
-        }
         for (ip, ifindex) in self.shared.hops.neighbours() {
             if ip.is_multicast() {
                 continue;
@@ -211,6 +243,9 @@ mod tests {
             shared,
             on_change: Box::new(move |_| on_change(&told)),
             stop: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            wire: Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()),
+            wire_was_lost: false,
+            wire_tried: None,
             next_reminder: Instant::now() + REMIND,
         }
     }
@@ -223,8 +258,34 @@ mod tests {
             assert!(shared.state.try_lock().is_ok(), "it would wait for ever");
             count.fetch_add(1, Ordering::Relaxed);
         });
-        follower.shared.hops.set_wire_is_lost(true);
-        follower.remind();
+        follower.shared.hops.set_wire_retry(Some(Instant::now()));
+        follower.look_at_wire(Instant::now());
         assert_eq!(told.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_lost_wire_is_told_of_once_and_at_each_time_to_try_it() {
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&told);
+        let mut follower = follower(move |_| _ = count.fetch_add(1, Ordering::Relaxed));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut look = |retry: Option<u64>, now| {
+            follower.shared.hops.set_wire_retry(retry.map(at));
+            let next = follower.next_try();
+            follower.look_at_wire(at(now));
+            (told.swap(0, Ordering::Relaxed), next.map(|next| next - start))
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(look(None, 0), (0, None));
+        assert_eq!(look(Some(20), 0), (1, seconds(20)));
+        assert_eq!(look(Some(20), 19), (0, seconds(20)));
+        assert_eq!(look(Some(20), 20), (1, seconds(20)));
+        // Until it was tried, which may take a moment, or has to wait for the interface.
+        assert_eq!(look(Some(20), 21), (0, None));
+        assert_eq!(look(Some(40), 22), (0, seconds(40)));
+        assert_eq!(look(Some(40), 41), (1, seconds(40)));
+        assert_eq!(look(None, 42), (1, None));
+        assert_eq!(look(None, 80), (0, None));
     }
 }

@@ -4,6 +4,7 @@ use super::OUTSIDE;
 use rnic_core::ports::{Range, RxIpId, RxTrain, TxTrain};
 use rnic_net::{Hop, HopTable};
 use roce_wire::{Frame, FrameHeader};
+use std::time::Instant;
 use xdp_io::TxRefusal;
 
 /// Frames refused on receive, by reason.
@@ -57,9 +58,9 @@ impl Ethernet {
         })
     }
 
-    /// Whether there is no way to the network, which the port then says.
-    pub(super) fn set_lost(&self, yes: bool) {
-        self.hops.set_wire_is_lost(yes);
+    /// When a wire that has no way to the network is tried again; the port says that there is none.
+    pub(super) fn set_retry(&self, at: Option<Instant>) {
+        self.hops.set_wire_retry(at);
     }
 
     /// The headers of a train's frames.
