@@ -272,7 +272,12 @@ impl Users {
 
     fn network_state(&self, gids_changed: bool) -> NetworkState {
         let network = &self.parts.network;
-        let (port, gids, now) = (network.port_of_interface(), network.gids(), network.now());
+        // Without sockets of their own they send and receive through the wire of this process.
+        let port = match &self.parts.shared_port {
+            Some(_) => network.port_of_interface(),
+            None => network.port(),
+        };
+        let (gids, now) = (network.gids(), network.now());
         let (addresses, interface) = (now.addresses, now.interface.index);
         NetworkState { port, gids, addresses, interface, gids_changed }
     }

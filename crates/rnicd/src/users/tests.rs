@@ -75,6 +75,20 @@ fn users(silent: SocketAddr) -> Arc<Users> {
     .unwrap()
 }
 
+#[test]
+fn engines_without_sockets_learn_that_the_wire_is_lost() {
+    let (_listener, silent) = testbed::silent_listener();
+    let users = users(silent);
+    let hops = users.parts.network.hops();
+    let is_active = || users.network_state(false).port.active;
+    assert!(is_active());
+    hops.set_wire_retry(Some(Instant::now()));
+    assert!(!is_active());
+    hops.set_wire_retry(None);
+    assert!(is_active());
+    users.parts.own.stop();
+}
+
 /// Engine processes that are started.
 const ROUNDS: u32 = 40;
 
