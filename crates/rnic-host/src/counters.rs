@@ -67,7 +67,7 @@ const AROUND: &[(&str, &str)] = &[
     ("local_rx_errors", "Errors of the kernel on receiving from those sockets."),
     (
         "local_rx_no_buffer",
-        "Datagrams that the kernel dropped because the engine did not read those sockets in time.",
+        "Datagrams that the kernel dropped because the engine did not read those sockets in time (beside af-xdp).",
     ),
     ("local_tx_trains", "Writes to those sockets, of one or more datagrams each."),
     (

@@ -144,7 +144,7 @@ impl LinkOpener<'_> {
 
     fn packet(&self, trains: bool) -> Result<Opened, String> {
         self.refuse_loopback("AF_PACKET")?;
-        let local = self.local();
+        let local = self.local().map(|(shared, link)| (shared, link.beside_a_tap()));
         let steer = local.as_ref().map(|_| udp::STEER);
         let hops = self.network.hops();
         let wire = PacketWire::new(&self.interface.name, trains, (&self.now, steer), hops)

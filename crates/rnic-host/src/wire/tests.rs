@@ -229,6 +229,22 @@ fn groups_are_reached_by_every_wire() {
 }
 
 #[test]
+fn what_other_hosts_send_is_no_loss_of_the_local_link() {
+    for config in [PACKET, NATIVE] {
+        let config = WireConfig { users: true, ..config };
+        let Some((_pair, mut from, mut to)) = pair_of(UDP, config, 4200) else { return };
+        let path = from.path(0);
+        let (shape, mut seen) = (Shape { count: 15, len: 1040, last: 1040 }, Seen::default());
+        exchange::put(&mut from.wire, &path, 0, 0, shape).unwrap();
+        from.wire.submit();
+        exchange::take_all(&mut to.wire, &path.flow, &mut seen, 15);
+        let lost = to.wire.counters().into_iter().find(|(name, _)| *name == "local_rx_no_buffer");
+        let known = (config.io == Io::AfXdp).then_some(0);
+        assert_eq!(lost.map(|(_, count)| count), known, "{}", to.wire.mode());
+    }
+}
+
+#[test]
 fn the_device_reaches_itself() {
     let Some((pair, mut side, _other)) = pair_of(PACKET, UDP, 4200) else { return };
     let network = side.network();

@@ -32,6 +32,8 @@ pub(super) struct UdpWire {
     backlog: bool,
     /// The sockets are this process's own, not the daemon's gifts.
     binds: bool,
+    /// What the kernel drops in front of the sockets is a loss.
+    drops_are_losses: bool,
 }
 
 impl UdpWire {
@@ -72,7 +74,14 @@ impl UdpWire {
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
             binds,
+            drops_are_losses: true,
         })
+    }
+
+    /// Beside a link that receives what other hosts send, too, and leaves it to the kernel: it
+    /// comes to the sockets as well, which drop it. The kernel counts it with what had no room.
+    pub(super) fn beside_a_tap(self) -> Self {
+        Self { drops_are_losses: false, ..self }
     }
 
     fn destination(&self, address: IpAddr) -> SocketAddr {
@@ -212,16 +221,19 @@ impl Link for UdpWire {
 
     fn counters(&mut self) -> LinkCounters {
         let stats = self.port.stats();
-        vec![
+        let mut counters = vec![
             ("link_rx_trains", stats.rx_trains),
             ("link_rx_bytes", stats.rx_bytes),
             ("link_rx_malformed", stats.rx_truncated + stats.rx_without_address),
             ("link_rx_errors", stats.rx_errors),
-            ("link_rx_no_buffer", stats.rx_kernel_drops),
             ("link_tx_trains", stats.tx_trains),
             ("link_tx_backpressure", stats.tx_backpressure),
             ("link_tx_errors", stats.tx_errors.total()),
-        ]
+        ];
+        if self.drops_are_losses {
+            counters.push(("link_rx_no_buffer", stats.rx_kernel_drops));
+        }
+        counters
     }
 }
 
