@@ -38,6 +38,8 @@ pub(super) struct Transmitter {
     /// Reserved frames in order.
     pending: VecDeque<u32>,
     sent: u64,
+    /// Frames that were counted as sent and were dropped later.
+    not_sent: u64,
     backpressure: u64,
     errors: TxErrors,
 }
@@ -49,6 +51,7 @@ impl Transmitter {
             free: (0..frames as u32).rev().collect(),
             pending: VecDeque::with_capacity(frames),
             sent: 0,
+            not_sent: 0,
             backpressure: 0,
             errors: TxErrors::default(),
         }
@@ -107,9 +110,9 @@ impl Transmitter {
                     libc::EBUSY if copies => dropped += 1,
                     libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR | libc::ENOMEM => {}
                     errno => {
-                        self.count(sent, dropped);
                         self.reap(completion, umem);
-                        self.drop_waiting(errno, ring, umem);
+                        let waited = self.drop_waiting(errno, ring, umem);
+                        self.count(sent, dropped, waited);
                         return TxReport { sent, queued: 0 };
                     }
                 }
@@ -119,7 +122,7 @@ impl Transmitter {
                 break;
             }
         }
-        self.count(sent, dropped);
+        self.count(sent, dropped, 0);
         // A device that needs no system call takes frames from the ring by itself.
         let waiting = if ring.needs_wakeup() { ring.unconsumed() as usize } else { 0 };
         let queued = self.pending.len() + waiting;
@@ -128,15 +131,20 @@ impl Transmitter {
         TxReport { sent, queued }
     }
 
-    /// So many frames were put into the ring, and so many, of these or from before, dropped.
-    fn count(&mut self, sent: usize, dropped: usize) {
-        self.sent = (self.sent + sent as u64).saturating_sub(dropped as u64);
+    /// So many frames were put into the ring, and so many, of these or from before, dropped: by the
+    /// kernel, or because they waited when it refused to send. Those from before have been counted
+    /// as sent. As many of the next ones are not counted, for a counter never goes back.
+    fn count(&mut self, sent: usize, dropped: usize, waited: usize) {
         (0..dropped).for_each(|_| self.errors.count(libc::EBUSY));
+        self.not_sent += (dropped + waited) as u64;
+        let uncounted = self.not_sent.min(sent as u64);
+        self.not_sent -= uncounted;
+        self.sent += sent as u64 - uncounted;
     }
 
-    /// Gives up the frames in the ring and those that were reserved for it. What the kernel has
-    /// completed was reaped before.
-    fn drop_waiting(&mut self, errno: i32, ring: &mut Producer<Descriptor>, umem: &Umem) {
+    /// Gives up the frames in the ring, whose number is returned, and those that were reserved for
+    /// it. What the kernel has completed was reaped before.
+    fn drop_waiting(&mut self, errno: i32, ring: &mut Producer<Descriptor>, umem: &Umem) -> usize {
         let free = self.free.len();
         ring.replace_unconsumed(|descriptor| {
             if let Some(index) = umem.tx_frame_of(descriptor.address)
@@ -146,12 +154,13 @@ impl Transmitter {
             }
             NOTHING
         });
-        self.sent -= (self.free.len() - free) as u64;
+        let waited = self.free.len() - free;
         for index in self.pending.drain(..) {
             self.frames[index as usize].pending = false;
             self.free.push(index);
         }
         (free..self.free.len()).for_each(|_| self.errors.count(errno));
+        waited
     }
 
     /// Moves reserved frames to the ring while there is room; returns how many.
@@ -243,6 +252,19 @@ mod tests {
                 assert!(len - first <= CHUNK, "{len}");
             }
         }
+    }
+
+    #[test]
+    fn frames_that_are_dropped_after_they_were_counted_take_nothing_back() {
+        let mut transmitter = Transmitter::new(2);
+        let mut counted = |sent, dropped, waited| {
+            transmitter.count(sent, dropped, waited);
+            (transmitter.sent, transmitter.errors.total())
+        };
+        assert_eq!(counted(10, 2, 0), (8, 2));
+        assert_eq!(counted(0, 3, 1), (8, 5), "what waited is counted by its reason");
+        assert_eq!(counted(3, 0, 0), (8, 5));
+        assert_eq!(counted(3, 0, 0), (10, 5));
     }
 
     #[test]
