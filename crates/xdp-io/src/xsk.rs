@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::program::XdpProgram;
 use crate::ring::{Consumer, Descriptor, Producer};
 use crate::umem::Umem;
-use crate::{Result, TxRefusal, TxReport, TxSlot, sys};
+use crate::{Error, Result, TxRefusal, TxReport, TxSlot, sys};
 
 pub use config::{XdpMode, XskCaps, XskConfig, XskStats};
 use receive::Receiver;
@@ -52,6 +52,7 @@ pub struct XskPort {
     transmitter: Transmitter,
     program: Arc<XdpProgram>,
     caps: XskCaps,
+    passed_over: Option<Error>,
 }
 
 impl XskPort {
@@ -98,6 +99,12 @@ impl XskPort {
     #[must_use]
     pub fn caps(&self) -> XskCaps {
         self.caps
+    }
+
+    /// Why a better mode did not work, where that was not only that the driver does not offer it.
+    #[must_use]
+    pub fn passed_over(&self) -> Option<&Error> {
+        self.passed_over.as_ref()
     }
 
     /// Receives up to `out.len()` frames without waiting. The ranges stay valid until

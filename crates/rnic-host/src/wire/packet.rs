@@ -63,7 +63,7 @@ impl PacketWire {
     /// Has the socket use the interface that was made anew.
     fn reopen(&mut self, interface: Incarnation) {
         let moved = self.port.move_to(interface.index);
-        self.reopening.note(interface, &self.ethernet, moved);
+        self.reopening.note(interface, (&self.ethernet, "af-packet"), moved);
         // Link-local addresses are others now.
         self.addresses.retain(|own| !is_link_local(*own));
     }

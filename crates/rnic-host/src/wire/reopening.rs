@@ -40,16 +40,16 @@ impl Reopening {
         !self.uses(change) && change.port.active && !waits
     }
 
-    /// It was, or could not be.
+    /// It was, in this mode, or could not be.
     pub(super) fn note(
         &mut self,
         interface: Incarnation,
-        ethernet: &Ethernet,
+        (ethernet, mode): (&Ethernet, &str),
         opened: xdp_io::Result<()>,
     ) {
         match opened {
             Ok(()) => {
-                tracing::info!("packet I/O uses interface number {} now", interface.index);
+                tracing::info!("packet I/O {mode} uses interface number {} now", interface.index);
                 self.used = interface;
             }
             Err(ref error) => {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use xdp_io::TxRefusal;
 use xdp_io::program::AttachMode;
 use xdp_io::udp::SteerBy;
-use xdp_io::xsk::{RxFrame, XdpMode, XskConfig, XskPort};
+use xdp_io::xsk::{RxFrame, XdpMode, XskCaps, XskConfig, XskPort};
 
 /// See the [module](self).
 pub(super) struct XdpWire {
@@ -90,7 +90,7 @@ impl XdpWire {
             self.max_frame = ports[0].caps().max_frame;
             self.ports = ports;
         });
-        self.reopening.note(change.interface, &self.ethernet, opened);
+        self.reopening.note(change.interface, (&self.ethernet, &self.describe()), opened);
     }
 
     /// Gives the ports up, which are dead. What waits in them is lost.
@@ -137,11 +137,7 @@ impl XdpWire {
 
     /// e.g. `af-xdp native`.
     pub(super) fn describe(&self) -> String {
-        match self.ports.first().map(XskPort::caps) {
-            Some(caps) if caps.zero_copy => "af-xdp zero-copy".into(),
-            Some(caps) => format!("af-xdp {}", caps.mode),
-            None => "af-xdp".into(),
-        }
+        self.ports.first().map_or_else(|| "af-xdp".into(), |port| describe(port.caps()))
     }
 
     fn set_mtu(&mut self, mtu: u32) {
@@ -290,9 +286,17 @@ fn counts_of(port: &XskPort) -> Counts {
     ]
 }
 
+fn describe(caps: XskCaps) -> String {
+    if caps.zero_copy { "af-xdp zero-copy".into() } else { format!("af-xdp {}", caps.mode) }
+}
+
 /// Opens all queues of an interface, one at least.
 fn open(config: &XskConfig) -> xdp_io::Result<Vec<XskPort>> {
     let mut ports = vec![XskPort::open(config)?];
+    if let Some(error) = ports[0].passed_over() {
+        let mode = describe(ports[0].caps());
+        tracing::info!("packet I/O is {mode}, for a better mode failed: {error}");
+    }
     open_further(&mut ports, config.clone())?;
     Ok(ports)
 }

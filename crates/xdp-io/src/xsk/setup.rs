@@ -45,6 +45,7 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
     let opened = first_that_works(none, attempts, |attempt| {
         try_open(config, ifindex, attempt, program.clone())
     });
+    let opened = opened.map(|(port, passed_over)| XskPort { passed_over, ..port });
     opened.map_err(|last| match last {
         // Queue 0 always exists, so what was refused is a frame in several chunks.
         Error::QueueMissing { interface, queue: 0 } if !single_fits => {
@@ -54,14 +55,15 @@ pub(super) fn open(config: &XskConfig, program: Option<Arc<XdpProgram>>) -> Resu
     })
 }
 
-/// The outcome of the first attempt that succeeds or whose failure no other one can mend. Else the
-/// last failure, unless that only says that a mode is not supported while another said more; `none`
-/// if there are no attempts.
+/// The outcome of the first attempt that succeeds, with the first failure before it that says more
+/// than that a mode is not supported; or the failure that no other attempt can mend. Else the last
+/// failure, unless that only says that a mode is not supported while another said more; `none` if
+/// there are no attempts.
 fn first_that_works<A, T>(
     none: Error,
     attempts: impl IntoIterator<Item = A>,
     mut open: impl FnMut(A) -> Result<T>,
-) -> Result<T> {
+) -> Result<(T, Option<Error>)> {
     let (mut last, mut unforeseen) = (none, None);
     for attempt in attempts {
         match open(attempt) {
@@ -71,7 +73,7 @@ fn first_that_works<A, T>(
                 unforeseen.get_or_insert(error);
             }
             Err(error) => last = error,
-            opened => return opened,
+            Ok(opened) => return Ok((opened, unforeseen)),
         }
     }
     Err(match last {
@@ -192,6 +194,7 @@ fn try_open(
         transmitter: Transmitter::new(config.tx_frames),
         program,
         caps,
+        passed_over: None,
     })
 }
 
@@ -321,12 +324,28 @@ mod tests {
 
     /// What comes of attempts with these outcomes, and how many were made.
     fn outcome(attempts: Vec<Result<u8>>) -> (std::result::Result<u8, String>, usize) {
+        let (outcome, count) = attempt(attempts);
+        (outcome.map(|(opened, _)| opened), count)
+    }
+
+    type Opened = (u8, Option<String>);
+
+    fn attempt(attempts: Vec<Result<u8>>) -> (std::result::Result<Opened, String>, usize) {
         let mut count = 0;
         let opened = first_that_works(unsupported(), attempts, |attempt| {
             count += 1;
             attempt
         });
+        let opened = opened.map(|(opened, passed)| (opened, passed.map(|error| error.to_string())));
         (opened.map_err(|error| error.to_string()), count)
+    }
+
+    #[test]
+    fn what_kept_a_better_mode_from_working_is_told() {
+        let failed = vec![Err(unsupported()), Err(os(libc::EIO)), Err(os(libc::ENOENT)), Ok(3)];
+        let reason = os(libc::EIO).to_string();
+        assert_eq!(attempt(failed), (Ok((3, Some(reason))), 4));
+        assert_eq!(attempt(vec![Err(unsupported()), Ok(3)]), (Ok((3, None)), 2));
     }
 
     #[test]
