@@ -289,17 +289,20 @@ impl State {
     }
 
     /// Own interfaces that have another index than before, when that of the device was `before`:
-    /// (old index, new index). A VLAN is the same one by its id.
+    /// (old index, new index). A VLAN is the same one by its id. VLANs come first: the device's
+    /// interface may have got the index of one that went.
     fn made_anew(&mut self, before: u32) -> Vec<(u32, u32)> {
-        let mut all = vec![(before, self.interface.index)];
+        let mut all = Vec::new();
         for vlan in self.vlans.values() {
             let Some((_, id)) = vlan.vlan else { continue };
             let last = self.vlan_indices.insert(id, vlan.index).unwrap_or(vlan.index);
             // Two may have one id, for they may have different protocols.
-            if !self.vlans.contains_key(&last) {
+            // And what has the index of a VLAN that went long ago may be the device's interface.
+            if last != before && !self.vlans.contains_key(&last) {
                 all.push((last, vlan.index));
             }
         }
+        all.push((before, self.interface.index));
         all.retain(|(from, to)| from != to);
         all
     }

@@ -235,6 +235,26 @@ fn a_vlan_that_is_made_anew_keeps_its_hops() {
 }
 
 #[test]
+fn an_interface_with_the_index_of_a_vlan_that_went_keeps_its_hops() {
+    let eth0 = |index| interface(index, "eth0", MAC[0], None);
+    let vlan = |index, below| interface(index, "eth0.7", MAC[1], Some((below, 7)));
+    // The VLAN went before.
+    let device = shared(vec![eth0(3), vlan(4, 3)]);
+    device.take_over(vec![eth0(3)], &[]);
+    device.take_over(vec![eth0(4)], &[]);
+    let (_, _hold) = hop_on(&device, &eth0(4));
+    device.take_over(vec![eth0(4), vlan(9, 4)], &[]);
+    assert_eq!(device.hops.neighbours(), [(V4_B, 4)]);
+    // It goes at the same time.
+    let device = shared(vec![eth0(3), vlan(4, 3)]);
+    let ((own, _a), (tagged, _b)) = (hop_on(&device, &eth0(3)), hop_on(&device, &vlan(4, 3)));
+    device.take_over(vec![eth0(4), vlan(9, 4)], &[]);
+    device.hops.refresh(V4_B, 9, MAC[1]);
+    let found = [own, tagged].map(|hop| device.hops.get(hop).unwrap().dst_mac);
+    assert_eq!(found, [MAC[2], MAC[1]]);
+}
+
+#[test]
 fn an_interface_that_is_made_anew_is_followed() {
     if !is_root("an_interface_that_is_made_anew_is_followed") {
         return;
