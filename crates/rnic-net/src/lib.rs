@@ -210,9 +210,14 @@ impl Shared {
         interfaces: Vec<Interface>,
         addresses: &[InterfaceAddress],
     ) -> Option<Change> {
+        let own = self.lock().find_own(&interfaces).cloned();
+        // Without the lock: a driver may ask its firmware, while sessions ask for the network. Of
+        // this one only: a host may have thousands of interfaces, and each takes two files.
+        let speed_mbps = own.as_ref().map_or(0, interface::speed);
         let mut state = self.lock();
         let before = state.change(false);
-        let gids_changed = state.follow(&self.config, &self.hops, interfaces, addresses);
+        state.speed_mbps = speed_mbps;
+        let gids_changed = state.follow(&self.config, &self.hops, own, interfaces, addresses);
         self.hops.set_own(&state.macs());
         self.hops.set_vlans(state.vlans.values().filter_map(|vlan| Some(vlan.vlan?.1)));
         self.hops.move_sources(&state.own().map(|own| (own.index, own.mac)).collect());
@@ -245,28 +250,31 @@ impl State {
         self.has_gone |= self.interface.index == index;
     }
 
+    /// The device's interface as it is now, if it is there.
+    fn find_own<'a>(&self, interfaces: &'a [Interface]) -> Option<&'a Interface> {
+        let own = interfaces.iter().find(|i| i.index == self.interface.index);
+        // An interface that was made anew under its name takes the place of the one that went.
+        own.or_else(|| interfaces.iter().find(|i| i.name == self.interface.name))
+    }
+
     /// Takes over what the kernel said; tells whether the GID table changed.
     fn follow(
         &mut self,
         config: &NetConfig,
         hops: &HopTable,
+        own: Option<Interface>,
         interfaces: Vec<Interface>,
         addresses: &[InterfaceAddress],
     ) -> bool {
         let before = self.interface.index;
-        let own = interfaces.iter().find(|i| i.index == before);
-        // An interface that was made anew under its name takes the place of the one that went.
-        let own = own.or_else(|| interfaces.iter().find(|i| i.name == self.interface.name));
         let was_there = std::mem::replace(&mut self.is_there, own.is_some());
         let was_away = std::mem::take(&mut self.has_gone) || !was_there;
         match own {
-            Some(own) => self.interface = own.clone(),
+            Some(own) => self.interface = own,
             None => self.interface.up = false,
         }
         let is_another = self.is_there && (was_away || self.interface.index != before);
         self.generation += u64::from(is_another);
-        // Of this one only: a host may have thousands of interfaces, and each takes two files.
-        self.speed_mbps = interface::speed(&self.interface);
         let index = self.interface.index;
         self.vlans = interfaces
             .into_iter()
