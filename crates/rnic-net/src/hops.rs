@@ -19,7 +19,7 @@ pub(crate) const KERNEL: HopId = HopId(1);
 
 const FIRST: usize = 2;
 /// The interface, and VLAN interfaces above it with addresses of their own.
-const MAX_OWN: usize = 8;
+pub(super) const MAX_OWN: usize = 8;
 /// Most next hops of one device.
 const MAX_HOPS: usize = 16 * 1024;
 
@@ -61,8 +61,9 @@ type Words = [AtomicU64; 2];
 #[derive(Clone)]
 pub struct HopTable {
     words: Arc<[Words]>,
-    /// Own Ethernet addresses; zero where there is none.
-    own: Arc<[AtomicU64; MAX_OWN]>,
+    /// Own Ethernet addresses; zero where there is none. One place more than addresses: one of them
+    /// can be at two while they change.
+    own: Arc<[AtomicU64; MAX_OWN + 1]>,
     /// A bit for each VLAN id that has an interface.
     vlans: Arc<[AtomicU64; VLAN_WORDS]>,
     wire: Arc<Wire>,
@@ -163,7 +164,8 @@ impl HopTable {
     #[inline]
     pub fn is_own(&self, mac: MacAddr) -> bool {
         let wanted = word(mac);
-        wanted != 0 && self.own.iter().any(|own| own.load(Ordering::Relaxed) == wanted)
+        // A thread that sees the new first one sees the one of before at its other place.
+        wanted != 0 && self.own.iter().any(|own| own.load(Ordering::Acquire) == wanted)
     }
 
     /// Whether frames with this tag are for us: the VLAN has an interface here, or the tag only
@@ -217,10 +219,27 @@ impl HopTable {
         self.wire.retry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets our own Ethernet addresses.
+    /// Sets our own Ethernet addresses, the interface's first: the first [`MAX_OWN`] of them. One
+    /// that was there before and still is never goes: frames to it would be refused meanwhile.
     pub(super) fn set_own(&self, macs: &[MacAddr]) {
-        for (place, at) in self.own.iter().zip(0..) {
-            place.store(macs.get(at).map_or(0, |mac| word(*mac)), Ordering::Relaxed);
+        let [first, others @ ..] = &*self.own;
+        let mut words = macs.iter().take(MAX_OWN).map(|mac| word(*mac));
+        let main = words.next().unwrap_or(0);
+        let wanted: Vec<u64> = words.filter(|word| *word != 0).collect();
+        let word_at = |place: &AtomicU64| place.load(Ordering::Relaxed);
+        // What the first place had may be wanted, and what it gets may be at another one.
+        let known: Vec<u64> = others.iter().map(word_at).collect();
+        let missing = wanted.iter().filter(|word| !known.contains(word));
+        let is_free = |place: &&AtomicU64| {
+            let word = word_at(place);
+            word == 0 || word != main && !wanted.contains(&word)
+        };
+        for (place, word) in others.iter().filter(is_free).zip(missing) {
+            place.store(*word, Ordering::Release);
+        }
+        first.store(main, Ordering::Release);
+        for place in others.iter().filter(is_free) {
+            place.store(0, Ordering::Release);
         }
     }
 
@@ -385,10 +404,46 @@ mod tests {
     #[test]
     fn own_addresses_are_known() {
         let hops = HopTable::default();
+        hops.set_own(&[MacAddr::default(), MacAddr::default(), A]);
+        assert!(hops.is_own(A), "the interface has no address");
         hops.set_own(&[A, MacAddr::default()]);
         assert!(hops.is_own(A) && !hops.is_own(B) && !hops.is_own(MacAddr::default()));
         hops.set_own(&[B]);
         assert!(hops.is_own(B) && !hops.is_own(A));
+    }
+
+    #[test]
+    fn own_addresses_that_stay_are_known_all_the_time() {
+        let mac = |last: usize| MacAddr([2, 0, 0, 0, 1, last as u8]);
+        let all = |numbers: &[usize]| numbers.iter().map(|last| mac(*last)).collect::<Vec<_>>();
+        let hops = HopTable::default();
+        let full: Vec<usize> = (1..=MAX_OWN).collect();
+        let changes: [&[usize]; 6] =
+            [&[1, 2, 3], &[1, 4, 2, 3], &[3, 1, 2], &full, &[8, 7, 6, 5, 4, 3, 2, 1], &[9, 1]];
+        let stop = AtomicU64::new(0);
+        let goes = || stop.load(Ordering::Relaxed) == 0;
+        hops.set_own(&all(changes[0]));
+        std::thread::scope(|scope| {
+            let missed = scope.spawn(|| {
+                let mut missed = 0;
+                while goes() {
+                    missed += u32::from(!hops.is_own(mac(1)));
+                }
+                missed
+            });
+            for _ in 0..5_000 {
+                for numbers in changes {
+                    hops.set_own(&all(numbers));
+                    assert_eq!(hops.own(), mac(numbers[0]));
+                    let known: Vec<_> = (0..=10).filter(|last| hops.is_own(mac(*last))).collect();
+                    let mut expected = numbers.to_vec();
+                    expected.sort_unstable();
+                    assert_eq!(known, expected);
+                }
+            }
+            stop.store(1, Ordering::Relaxed);
+            assert_eq!(missed.join().unwrap(), 0);
+        });
     }
 
     #[test]

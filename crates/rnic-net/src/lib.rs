@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use claims::Claims;
 #[cfg(test)]
 use hops::KERNEL;
+use hops::MAX_OWN;
 pub use hops::{Hold, Hop, HopTable};
 pub use interface::{Incarnation, Interface};
 
@@ -102,7 +103,7 @@ struct State {
     /// The last index that the interface of each VLAN id had.
     vlan_indices: HashMap<u16, u32>,
     gids: GidTable,
-    warning: Option<String>,
+    warnings: Vec<String>,
 }
 
 impl Network {
@@ -230,7 +231,7 @@ impl State {
     /// On this interface, before anything else is known.
     fn new(interface: Interface) -> Self {
         let (vlans, vlan_indices) = (HashMap::new(), HashMap::new());
-        let (gids, warning) = (GidTable::new(), None);
+        let (gids, warnings) = (GidTable::new(), Vec::new());
         Self {
             interface,
             generation: 0,
@@ -240,7 +241,7 @@ impl State {
             vlans,
             vlan_indices,
             gids,
-            warning,
+            warnings,
         }
     }
 
@@ -315,15 +316,22 @@ impl State {
         all
     }
 
-    /// Says once what there is to say about the MTU.
+    /// Says once what there is to say about the MTU and the Ethernet addresses.
     fn warn(&mut self) {
-        let (_, warning) = interface::path_mtu(&self.interface);
-        if warning != self.warning {
-            if let Some(text) = &warning {
-                tracing::warn!("{text}");
-            }
-            self.warning = warning;
+        let (_, of_mtu) = interface::path_mtu(&self.interface);
+        let macs = self.macs().len();
+        let of_macs = (macs > MAX_OWN).then(|| {
+            format!(
+                "the VLANs on {} have {macs} Ethernet addresses with its own, and frames to the \
+                 first {MAX_OWN} only are received: give the others the address of {0}",
+                self.interface.name
+            )
+        });
+        let warnings: Vec<String> = of_mtu.into_iter().chain(of_macs).collect();
+        for text in warnings.iter().filter(|text| !self.warnings.contains(text)) {
+            tracing::warn!("{text}");
         }
+        self.warnings = warnings;
     }
 
     /// The addresses to serve, of those that exist.
@@ -352,9 +360,11 @@ impl State {
         self.gids.entries().map(|(_, served)| served.ip).collect()
     }
 
-    /// The interface and those of VLANs above it.
+    /// The interface and those of VLANs above it, always in the same order.
     fn own(&self) -> impl Iterator<Item = &Interface> {
-        std::iter::once(&self.interface).chain(self.vlans.values())
+        let mut vlans: Vec<_> = self.vlans.values().collect();
+        vlans.sort_unstable_by_key(|vlan| vlan.index);
+        std::iter::once(&self.interface).chain(vlans)
     }
 
     /// Own Ethernet addresses, the interface's first.
