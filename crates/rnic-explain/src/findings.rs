@@ -204,6 +204,13 @@ impl Way<'_> {
         let reasons = reasons.iter().filter(|(count, _)| *count > 0);
         let reasons: Vec<_> =
             reasons.map(|(count, why)| format!("{} {why}", times(*count))).collect();
+        // What went back for an RNR NAK, or for lost data, may have mended a loss as well.
+        let why = match reasons.is_empty() {
+            true => String::new(),
+            false => {
+                format!(", {}, by at most {} packets", reasons.join(" and "), went_back.farthest)
+            }
+        };
         let place = match (*before, self.there.losses_behind_capture) {
             (0, _) => {
                 "all of them passed the place of the capture before: what was lost was lost behind \
@@ -215,11 +222,8 @@ impl Way<'_> {
         Some(Finding {
             is_serious: false,
             what: format!(
-                "{self}: {lost} of {requests} request packets were sent again ({}), {}, by at most \
-                 {} packets; {place}",
+                "{self}: {lost} of {requests} request packets were sent again ({}){why}; {place}",
                 share(lost, *requests),
-                reasons.join(" and "),
-                went_back.farthest,
             ),
             advice: "Packets get lost. Look at the drop counters of both network cards, the sockets \
                      or rings, and the switches (ethtool -S; nstat -az UdpRcvbufErrors); on a \

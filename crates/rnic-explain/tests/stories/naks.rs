@@ -123,3 +123,19 @@ fn a_receive_that_was_missing_hides_no_losses() {
     assert!(loss.contains("7 of 22 request packets were sent again"), "{loss}");
     assert!(loss.contains("once after a sequence NAK, by") && !loss.contains("RNR"), "{loss}");
 }
+
+/// The requester had another reason to send it again.
+#[test]
+fn a_loss_that_an_rnr_nak_mends_needs_no_reason() {
+    let mut story = Story::default();
+    story.sends([0, 1, 3]);
+    story.answer(0, RNR);
+    story.wait(Duration::from_millis(2));
+    story.sends(0..4);
+    story.ack(3);
+    let report = story.end();
+    let all = what(&report);
+    let loss = all.iter().find(|what| what.contains("lost before it came to the place"));
+    let loss = loss.unwrap_or_else(|| panic!("{report}"));
+    assert!(loss.contains("1 of 7 request packets were sent again (14.2 %); what was"), "{loss}");
+}
