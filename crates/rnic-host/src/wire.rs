@@ -64,7 +64,7 @@ trait Link: Send {
     fn submit(&mut self);
     /// Frames wait that the link could not take yet.
     fn has_backlog(&self) -> bool;
-    /// The thread may have slept.
+    /// The thread has slept on its [descriptors](Self::fds), and one was readable.
     fn awake(&mut self) {}
     /// Follows a change of the interface: its addresses, its MTU, and another one in its place.
     /// False when the link could not be opened on that one.
@@ -204,9 +204,12 @@ impl DeviceWire {
         self.shards.prepare_sleep()
     }
 
-    /// It does not sleep any more.
-    pub fn awake(&mut self) {
-        self.inner.get_mut().get_mut().awake();
+    /// It does not sleep any more, or does not begin to. One of the [descriptors](Self::fds) was
+    /// readable if it is `by_wire`: only then all are looked at, which takes a system call each.
+    pub fn awake(&mut self, by_wire: bool) {
+        if by_wire {
+            self.inner.get_mut().get_mut().awake();
+        }
         self.shards.awake();
     }
 

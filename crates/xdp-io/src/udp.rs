@@ -318,7 +318,7 @@ impl UdpPort {
     /// kernel counts what arrives, a look asks only when something may be there, and now and then.
     /// The first call after a [sleep](Self::awake) looks at all of them.
     pub fn receive(&mut self, out: &mut [RxTrain]) -> usize {
-        if std::mem::take(&mut self.has_slept) {
+        if self.has_slept {
             return self.receive_from_all(out);
         }
         self.calls = self.calls.wrapping_add(1);
@@ -330,17 +330,22 @@ impl UdpPort {
         from_other + self.receive_from(busy, &mut out[from_other..])
     }
 
-    /// The busy one last: it may fill all the room.
+    /// The busy one last: it may fill all the room. Those that there is no room for are left to the
+    /// next call.
     fn receive_from_all(&mut self, out: &mut [RxTrain]) -> usize {
         let (first, count) = (self.busy + 1, self.sockets.len());
         let mut filled = 0;
         for index in (first..first + count).map(|at| at % count) {
+            if filled == out.len() {
+                return filled;
+            }
             let found = self.receive_from(index, &mut out[filled..]);
             if found > 0 {
                 self.busy = index;
             }
             filled += found;
         }
+        self.has_slept = false;
         filled
     }
 

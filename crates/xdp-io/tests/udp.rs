@@ -251,6 +251,27 @@ fn the_first_call_after_a_sleep_looks_at_every_address() {
 }
 
 #[test]
+fn calls_after_a_sleep_look_at_every_address_that_they_have_room_for() {
+    let addresses: Vec<IpAddr> = (1..=8).map(|host| [127, 0, 3, host].into()).collect();
+    let mut port = bind(&addresses);
+    let sender = UdpSocket::bind((LOOP_1, 0)).unwrap();
+    for address in &addresses {
+        sender.send_to(&[7; 40], (*address, port.port())).unwrap();
+    }
+    port.awake();
+    assert_eq!(port.receive(&mut []), 0);
+    let mut heard = Vec::new();
+    for _ in &addresses {
+        let mut train = [RxTrain::default()];
+        assert_eq!(port.receive(&mut train), 1, "after {heard:?}");
+        heard.push(train[0].dst);
+        port.release_rx();
+    }
+    heard.sort_unstable();
+    assert_eq!(heard, addresses);
+}
+
+#[test]
 fn what_a_closed_socket_had_to_drop_still_counts() {
     let mut config = UdpConfig::new(vec![LOOP_1, LOOP_2], 0);
     config.socket_buffer_bytes = 4096;

@@ -27,7 +27,7 @@ impl Held {
             let met = sleep.wait();
             held = self.lock();
             if let Some(shard) = held.as_mut().filter(|_| !self.is_broken()) {
-                let was_called = matches!(met, Ok(true));
+                let was_called = met.is_ok_and(|met| met.epoll);
                 sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
                 shard.woke(met);
             }

@@ -52,10 +52,11 @@ impl ShardPort {
         }
     }
 
-    /// It does not sleep any more.
-    pub(super) fn awake(&mut self) {
+    /// It does not sleep any more, or does not begin to; whether the wire may have something that
+    /// was not looked for.
+    pub(super) fn awake(&mut self, by_wire: bool) {
         match self {
-            Self::Device(wire) => wire.awake(),
+            Self::Device(wire) => wire.awake(by_wire),
             Self::Shard(wire) => wire.awake(),
         }
     }

@@ -8,7 +8,7 @@ use super::message::Inbox;
 use super::monotonic;
 use super::nic::Nic;
 use super::port::ShardPort;
-use super::sleep::Sleep;
+use super::sleep::{Met, Sleep};
 use super::tokens::Token;
 use crate::dma::SystemDma;
 use crate::observe::Watchers;
@@ -145,24 +145,24 @@ impl Shard {
         if may && self.inbox.receiver.is_empty() {
             return Some(Sleep::new(&self.nic.wire.fds(), &self.epoll, self.timeout(now)));
         }
-        self.awake();
+        self.awake(false);
         None
     }
 
-    /// The sleep is over; `Ok(true)` when the epoll set was readable.
-    pub(super) fn woke(&mut self, met: rustix::io::Result<bool>) {
-        self.awake();
+    /// The sleep is over.
+    pub(super) fn woke(&mut self, met: rustix::io::Result<Met>) {
+        self.awake(met.is_ok_and(|met| met.wire));
         self.nic.events.send_kept();
         let handled =
-            met.and_then(|ready| if ready { self.handle_ready(monotonic()) } else { Ok(()) });
+            met.and_then(|met| if met.epoll { self.handle_ready(monotonic()) } else { Ok(()) });
         if let Err(error) = handled {
             self.cannot_wait(&error);
         }
     }
 
-    fn awake(&mut self) {
+    fn awake(&mut self, by_wire: bool) {
         self.nic.engine.awake();
-        self.nic.wire.awake();
+        self.nic.wire.awake(by_wire);
     }
 
     /// A user may have forbidden its engine process to wait for as many descriptors as it has.

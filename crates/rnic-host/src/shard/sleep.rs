@@ -10,6 +10,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What ended a sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Met {
+    /// The epoll set is readable.
+    pub(super) epoll: bool,
+    /// Something may wait at the wire that was not looked for.
+    pub(super) wire: bool,
+}
+
 /// What to wait for.
 pub(super) struct Sleep {
     /// Those of the wire, or the alarm of a program that drives. The former are in no epoll set:
@@ -45,16 +54,16 @@ impl Sleep {
         Self { fds, timeout, watch: Some(watch), ..self }
     }
 
-    /// True when the epoll set is readable.
-    pub(super) fn wait(&mut self) -> rustix::io::Result<bool> {
+    /// Waits, and says what ended it.
+    pub(super) fn wait(&mut self) -> rustix::io::Result<Met> {
         loop {
-            let is_ready = self.wait_once()?;
-            let Some(watch) = self.watch.as_mut().filter(|_| !is_ready) else {
-                return Ok(is_ready);
-            };
+            let met = self.wait_once()?;
+            let Some(watch) = self.watch.as_mut() else { return Ok(met) };
+            // The wire was not among what was waited for.
+            let met = Met { wire: true, ..met };
             let now = monotonic();
-            if !watch.goes_on(now) {
-                return Ok(false);
+            if met.epoll || !watch.goes_on(now) {
+                return Ok(met);
             }
             self.timeout = Timespec::try_from(watch.patience(now)).ok();
         }
@@ -65,16 +74,41 @@ impl Sleep {
         self.watch
     }
 
-    fn wait_once(&self) -> rustix::io::Result<bool> {
+    fn wait_once(&self) -> rustix::io::Result<Met> {
         // SAFETY: they are open, see `new`; were they not, the wait would end at once.
         let fds = self.fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
         let all = fds.chain([self.epoll.as_fd()]);
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match event::poll(&mut all, self.timeout.as_ref()) {
-            Err(Errno::INTR) => return Ok(false),
+            Err(Errno::INTR) => return Ok(Met { epoll: false, wire: false }),
             result => result?,
         };
-        Ok(all.last().is_some_and(|epoll| !epoll.revents().is_empty()))
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (epoll, wire) =
+            all.split_last().map_or((false, &[][..]), |(epoll, wire)| (is_ready(epoll), wire));
+        Ok(Met { epoll, wire: wire.iter().any(is_ready) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic_abi::os::EventFd;
+    use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+    #[test]
+    fn a_sleep_says_whether_the_wire_ended_it() {
+        let (wire, message) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let set = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
+        epoll::add(&*set, message.as_fd(), EventData::new_u64(0), EventFlags::IN).unwrap();
+        let sleep = || Sleep::new(&[wire.as_fd()], &set, Some(Duration::ZERO)).wait().unwrap();
+        assert_eq!(sleep(), Met { epoll: false, wire: false });
+        message.wake().unwrap();
+        assert_eq!(sleep(), Met { epoll: true, wire: false });
+        wire.wake().unwrap();
+        assert_eq!(sleep(), Met { epoll: true, wire: true });
+        message.drain().unwrap();
+        assert_eq!(sleep(), Met { epoll: false, wire: true });
     }
 }

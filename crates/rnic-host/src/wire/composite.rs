@@ -97,7 +97,7 @@ impl Composite {
         self.outside.as_mut().is_none_or(|link| link.follow(change))
     }
 
-    /// The thread may have slept.
+    /// The thread has slept, and something is there.
     pub(super) fn awake(&mut self) {
         // It may be the local link that has something.
         self.looks = LOOK_EVERY - 1;

@@ -108,7 +108,7 @@ impl Stage {
         if let Some(mut sleep) = sleep {
             let met = sleep.wait();
             self.with(|shard| {
-                let was_called = matches!(met, Ok(true));
+                let was_called = met.is_ok_and(|met| met.epoll);
                 sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
                 shard.woke(met);
                 drop(shard.step());

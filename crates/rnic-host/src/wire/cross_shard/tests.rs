@@ -98,13 +98,13 @@ fn a_side_that_sleeps_is_woken_and_one_that_works_is_not() {
         shard.submit();
         assert!(!owner.fds().into_iter().any(readable), "it does not sleep");
         assert!(!owner.prepare_sleep(), "a train waits");
-        owner.awake();
+        owner.awake(true);
         turn(&mut owner, &mut receiver);
         assert!(owner.prepare_sleep());
         exchange::put(&mut shard, &path, 0, 1, shape).unwrap();
         shard.submit();
         assert!(owner.fds().into_iter().any(readable));
-        owner.awake();
+        owner.awake(true);
         assert!(!owner.fds().into_iter().any(readable));
         turn(&mut owner, &mut receiver);
         assert!(!readable(shard.fd()), "it does not sleep");
@@ -166,7 +166,7 @@ fn what_a_full_link_does_not_take_waits_in_the_ring() {
     turn(&mut owner, &mut receiver);
     let number = fill(&mut owner, &mut shard, Shape { count: 15, len: 4136, last: 4136 });
     assert!(owner.prepare_sleep(), "for a moment");
-    owner.awake();
+    owner.awake(true);
     let (mut seen, mut turns) = (Seen::default(), 0);
     while seen.numbers.len() < number as usize {
         turn(&mut owner, &mut receiver);
@@ -270,7 +270,7 @@ fn a_shard_that_wakes_the_owner_for_nothing_is_cut_off() {
     let shape = Shape { count: 1, len: 64, last: 64 };
     let sleep = |owner: &mut DeviceWire, receiver: &mut ShardRx| {
         owner.prepare_sleep();
-        owner.awake();
+        owner.awake(true);
         turn(owner, receiver);
     };
     // For a train each time it may be as often as it likes, also when the owner was awake by then.
@@ -310,7 +310,7 @@ fn what_a_shard_sends_with_a_wake_up_does_not_keep_the_owner() {
     crate::discard::discard(socket);
     let began = std::time::Instant::now();
     owner.prepare_sleep();
-    owner.awake();
+    owner.awake(true);
     turn(&mut owner, &mut receiver);
     owner.end_shard(1);
     turn(&mut owner, &mut receiver);
@@ -410,7 +410,7 @@ fn a_shard_that_writes_nonsense_is_cut_off_and_harms_no_other() {
             receiver.hand_over(&train, &[0; 64]);
             receiver.flush();
             owner.prepare_sleep();
-            owner.awake();
+            owner.awake(true);
             turn(&mut owner, &mut good.receiver);
             turn(&mut owner, &mut good.receiver);
             seen.numbers.clear();
