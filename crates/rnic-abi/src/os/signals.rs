@@ -61,14 +61,15 @@ pub fn are_handled() -> bool {
 
 /// Whether a call that a signal has interrupted goes on, as the kernel's own calls do: every
 /// handler that may have run in this thread was installed with `SA_RESTART`. The kernel does not
-/// say which one it was, and never lets `poll` and `epoll_wait` go on by itself.
+/// say which one it was, and never lets `poll` and `epoll_wait` go on by itself. Where there is no
+/// handler any more, the one that ran has removed itself: a thread that slept on would never hear
+/// of the signal.
 #[must_use]
 pub fn restarts() -> bool {
     let mut blocked = 0;
     change_mask(libc::SIG_BLOCK, None, &raw mut blocked);
-    actions(OTHERS & !blocked)
-        .flatten()
-        .all(|action| action.sa_flags & libc::SA_RESTART != 0 || !has_handler(&action))
+    let mut handlers = actions(OTHERS & !blocked).flatten().filter(has_handler).peekable();
+    handlers.peek().is_some() && handlers.all(|action| action.sa_flags & libc::SA_RESTART != 0)
 }
 
 /// What the program has installed for these signals; `None` where that cannot be found out.
@@ -142,7 +143,13 @@ mod tests {
                 libc::sigaction(signal, &raw const action, null_mut());
             }
         };
-        assert!(in_child(restarts), "the process was stopped and goes on");
+        assert!(!in_child(restarts), "the only handler has removed itself");
+        assert!(!in_child(|| {
+            install(libc::SIGUSR1, libc::SA_RESETHAND);
+            // SAFETY: there is a handler.
+            unsafe { libc::raise(libc::SIGUSR1) };
+            restarts()
+        }));
         assert!(in_child(|| {
             install(libc::SIGUSR1, libc::SA_RESTART);
             install(libc::SIGSEGV, 0);
@@ -157,8 +164,10 @@ mod tests {
             restarts()
         }));
         assert!(in_child(|| {
-            installs_both();
-            without(restarts)
+            install(libc::SIGUSR1, libc::SA_RESTART);
+            install(libc::SIGUSR2, 0);
+            change_mask(libc::SIG_BLOCK, Some(&bit(libc::SIGUSR2)), null_mut());
+            restarts()
         }));
     }
 
