@@ -9,103 +9,13 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { PORT = 7300, DEPTH = 4, REQ_DATA = 56, REJ_DATA = 148, WAIT_MS = 100, LIMIT_MS = 600 };
-
-static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted, int line)
-{
-	struct rdma_cm_event *event;
-	while (rdma_get_cm_event(channel, &event))
-		if (errno != EINTR) {
-			perror("rdma_get_cm_event");
-			exit(1);
-		}
-	if (event->event != wanted) {
-		fprintf(stderr, "%d: %s instead of %s\n", line, rdma_event_str(event->event), rdma_event_str(wanted));
-		exit(1);
-	}
-	return event;
-}
-#define COMES(channel, what) EXPECT(0, rdma_ack_cm_event(next(channel, what, __LINE__)))
+enum { REQ_DATA = 56, REJ_DATA = 148, LIMIT_MS = 600 };
 
 static double now(void)
 {
 	struct timespec at;
 	clock_gettime(CLOCK_MONOTONIC, &at);
 	return at.tv_sec + at.tv_nsec / 1e9;
-}
-
-static void make_qp(struct rdma_cm_id *id)
-{
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 } };
-	EXPECT(0, rdma_create_qp(id, NULL, &attr));
-}
-
-static struct rdma_cm_id *new_listener(struct rdma_event_channel *channel, int port)
-{
-	struct rdma_cm_id *id = new_id(channel, RDMA_PS_TCP);
-	EXPECT(0, rdma_bind_addr(id, at(address, port)));
-	EXPECT(0, rdma_listen(id, 8));
-	return id;
-}
-
-/* Both ends of a connection on its way, and the channels of each. */
-struct pair {
-	struct rdma_event_channel *listens, *calls;
-	struct rdma_cm_id *listener, *caller, *called;
-};
-
-static void open_channels(struct pair *p)
-{
-	p->listens = rdma_create_event_channel();
-	p->calls = rdma_create_event_channel();
-	HOLDS(p->listens && p->calls);
-}
-
-/* As far as `steps`; each is a state in which an identifier may be destroyed. */
-static void advance(struct pair *p, int steps)
-{
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
-	struct rdma_cm_event *event;
-	p->listener = new_listener(p->listens, PORT);
-	p->caller = new_id(p->calls, RDMA_PS_TCP);
-	p->called = NULL;
-	for (int step = 0; step < steps; step++)
-		switch (step) {
-		case 0:
-			EXPECT(0, rdma_resolve_addr(p->caller, NULL, at(address, PORT), 2000));
-			break;
-		case 1:
-			COMES(p->calls, RDMA_CM_EVENT_ADDR_RESOLVED);
-			EXPECT(0, rdma_resolve_route(p->caller, 2000));
-			COMES(p->calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
-			make_qp(p->caller);
-			break;
-		case 2:
-			EXPECT(0, rdma_connect(p->caller, &param));
-			break;
-		case 3:
-			event = next(p->listens, RDMA_CM_EVENT_CONNECT_REQUEST, __LINE__);
-			HOLDS(event->listen_id == p->listener);
-			p->called = event->id;
-			EXPECT(0, rdma_ack_cm_event(event));
-			make_qp(p->called);
-			break;
-		case 4:
-			EXPECT(0, rdma_accept(p->called, &param));
-			break;
-		case 5:
-			COMES(p->calls, RDMA_CM_EVENT_ESTABLISHED);
-			COMES(p->listens, RDMA_CM_EVENT_ESTABLISHED);
-			break;
-		case 6:
-			EXPECT(0, rdma_disconnect(p->called));
-			break;
-		case 7:
-			COMES(p->calls, RDMA_CM_EVENT_DISCONNECTED);
-			COMES(p->listens, RDMA_CM_EVENT_DISCONNECTED);
-			break;
-		}
 }
 
 static void states(void)
@@ -232,81 +142,6 @@ static void offers(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* What is on its way to the old channel comes to the new one. */
-static void migrates(void)
-{
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct pair p;
-	open_channels(&p);
-	advance(&p, 4);
-	destroy(p.caller);
-	/* It has told its peer by now. */
-	usleep(WAIT_MS * 1000);
-	EXPECT(0, rdma_migrate_id(p.called, channel));
-	is_silent(p.listens);
-	COMES(channel, RDMA_CM_EVENT_REJECTED);
-	destroy(p.called);
-	destroy(p.listener);
-	rdma_destroy_event_channel(p.listens);
-	rdma_destroy_event_channel(p.calls);
-	rdma_destroy_event_channel(channel);
-}
-
-/* What the peer said comes along. */
-static void migrates_with_data(void)
-{
-	static const char data[] = "not here";
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_cm_event *event;
-	struct pair p;
-	open_channels(&p);
-	advance(&p, 4);
-	EXPECT(0, rdma_reject(p.called, data, sizeof data));
-	usleep(WAIT_MS * 1000);
-	EXPECT(0, rdma_migrate_id(p.caller, channel));
-	is_silent(p.calls);
-	event = next(channel, RDMA_CM_EVENT_REJECTED, __LINE__);
-	HOLDS(event->status && event->param.conn.private_data_len >= sizeof data);
-	HOLDS(event->param.conn.private_data && !memcmp(event->param.conn.private_data, data, sizeof data));
-	EXPECT(0, rdma_ack_cm_event(event));
-	destroy(p.caller);
-	destroy(p.called);
-	destroy(p.listener);
-	rdma_destroy_event_channel(p.listens);
-	rdma_destroy_event_channel(p.calls);
-	rdma_destroy_event_channel(channel);
-}
-
-/* An identifier that got a channel of its own from an endpoint, and lends itself to another one. */
-static void leaves_own_channel(void)
-{
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_cm_id *listener, *called;
-	struct pair p;
-	EXPECT(0, rdma_create_id(NULL, &listener, NULL, RDMA_PS_TCP));
-	EXPECT(0, rdma_bind_addr(listener, at(address, PORT + 1)));
-	EXPECT(0, rdma_listen(listener, 8));
-	open_channels(&p);
-	p.caller = new_id(p.calls, RDMA_PS_TCP);
-	EXPECT(0, rdma_resolve_addr(p.caller, NULL, at(address, PORT + 1), 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED);
-	EXPECT(0, rdma_resolve_route(p.caller, 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	make_qp(p.caller);
-	EXPECT(0, rdma_connect(p.caller, NULL));
-	EXPECT(0, rdma_get_request(listener, &called));
-	HOLDS(called->event);
-	EXPECT(0, rdma_migrate_id(called, channel));
-	HOLDS(!called->event);
-	destroy(listener);
-	destroy(called);
-	COMES(p.calls, RDMA_CM_EVENT_REJECTED);
-	destroy(p.caller);
-	rdma_destroy_event_channel(p.listens);
-	rdma_destroy_event_channel(p.calls);
-	rdma_destroy_event_channel(channel);
-}
-
 /* Peers that a program has not heard of hear at once that its listener is gone, or its channel. A
  * request that it has read is its own. */
 static void unread(void)
@@ -327,7 +162,6 @@ static void unread(void)
 		EXPECT(0, rdma_connect(other, NULL));
 		usleep(WAIT_MS * 1000);
 		if (closes) {
-			EXPECT(0, rdma_migrate_id(p.listener, p.calls));
 			destroy(p.called);
 			rdma_destroy_event_channel(p.listens);
 		} else {
@@ -338,7 +172,8 @@ static void unread(void)
 		HOLDS(now() - began < 1);
 		if (closes) {
 			COMES(p.calls, RDMA_CM_EVENT_REJECTED);
-			destroy(p.listener);
+			/* The daemon has let go of it with its channel: only the memory is left. */
+			rdma_destroy_id(p.listener);
 		} else {
 			EXPECT(0, rdma_accept(p.called, NULL));
 			COMES(p.calls, RDMA_CM_EVENT_ESTABLISHED);
@@ -450,9 +285,7 @@ int main(int argc, char **argv)
 	retries();
 	states();
 	offers();
-	migrates();
-	migrates_with_data();
-	leaves_own_channel();
+	migrations();
 	unread();
 	disconnects_again();
 	waits();

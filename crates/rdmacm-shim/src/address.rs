@@ -1,6 +1,6 @@
-//! Ports of an identifier's addresses, as its route holds them.
+//! Ports and interfaces of addresses.
 
-use std::mem;
+use std::{mem, net::SocketAddr};
 
 use libc::{AF_INET, AF_INET6, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use verbs_abi::{be16, rdma_cm_id};
@@ -36,6 +36,23 @@ fn port(address: &sockaddr_storage) -> be16 {
             AF_INET6 => (*address.cast::<sockaddr_in6>()).sin6_port,
             _ => 0,
         }
+    }
+}
+
+/// The interface of a link-local address.
+pub(crate) fn scope_of(address: Option<SocketAddr>) -> u32 {
+    match address {
+        Some(SocketAddr::V6(v6)) => v6.scope_id(),
+        _ => 0,
+    }
+}
+
+/// Says which interface the address is of, if it is one that has to say so.
+pub(crate) fn set_scope(address: &mut SocketAddr, scope: u32) {
+    if let SocketAddr::V6(v6) = address
+        && v6.ip().is_unicast_link_local()
+    {
+        v6.set_scope_id(scope);
     }
 }
 

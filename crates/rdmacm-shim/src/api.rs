@@ -6,7 +6,6 @@ pub(crate) use crate::{
     addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo},
     channel::{
         rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id,
-        rdma_migrate_id,
     },
     connect::{
         rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_reject, rdma_resolve_addr,
@@ -17,6 +16,7 @@ pub(crate) use crate::{
     endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request},
     events::{rdma_ack_cm_event, rdma_establish, rdma_get_cm_event, rdma_notify},
     listen::rdma_listen,
+    migrate::rdma_migrate_id,
     multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast},
     options::rdma_set_option,
     qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp, rdma_init_qp_attr},

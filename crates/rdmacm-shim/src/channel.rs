@@ -57,7 +57,7 @@ struct Part {
 }
 
 impl Channel {
-    fn open() -> Result<*mut Self> {
+    pub(crate) fn open() -> Result<*mut Self> {
         let mut parts = Vec::new();
         let fd = match session::devices()? {
             [device] => {
@@ -99,6 +99,12 @@ impl Channel {
         self.check_process()?;
         let lock = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Placing { channel: self, _lock: lock })
+    }
+
+    /// What the device's daemon knows the channel by, if it does.
+    pub(crate) fn known_at(&self, device: &'static Device) -> Option<u32> {
+        let is_it = |part: &&Part| ptr::eq(part.device, device);
+        self.parts().iter().find(is_it).map(|part| part.handle)
     }
 
     /// Lets go of the device's part, if no identifier of the channel is there any more.
@@ -206,7 +212,7 @@ impl Channel {
     ///
     /// # Safety
     /// It is not used any more, but for such threads.
-    unsafe fn close(channel: *mut Self) {
+    pub(crate) unsafe fn close(channel: *mut Self) {
         // SAFETY: by contract.
         let (users, is_parents) = unsafe {
             let this = &*channel;
@@ -279,9 +285,7 @@ pub(crate) struct Placing<'a> {
 impl Placing<'_> {
     /// What the device's daemon knows the channel by.
     pub(crate) fn handle_at(&self, device: &'static Device) -> Result<u32> {
-        let is_it = |part: &&Part| ptr::eq(part.device, device);
-        let known = self.channel.parts().iter().find(is_it).map(|part| part.handle);
-        if let Some(handle) = known {
+        if let Some(handle) = self.channel.known_at(device) {
             return Ok(handle);
         }
         // Others receive meanwhile, however long the daemon takes.
@@ -394,85 +398,13 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     }))
 }
 
-/// # Safety
-/// `id` is one, `channel` null or a channel.
-pub(crate) unsafe extern "C" fn rdma_migrate_id(
-    id: *mut rdma_cm_id,
-    channel: *mut rdma_event_channel,
-) -> c_int {
-    // SAFETY: by contract.
-    code(unsafe { id::of(id) }.and_then(|id| {
-        let is_sync = channel.is_null();
-        let channel = if is_sync { Channel::open()? } else { channel.cast() };
-        // SAFETY: a channel, by contract.
-        unsafe { move_to(id, &*channel) }.inspect_err(|_| {
-            if is_sync {
-                // SAFETY: just made.
-                unsafe { Channel::close(channel) };
-            }
-        })?;
-        let old = std::mem::replace(&mut id.public.channel, channel.cast());
-        let was_sync = std::mem::replace(&mut id.inner().is_sync, is_sync);
-        if was_sync {
-            acknowledge_own(id);
-            // SAFETY: it was the identifier's own.
-            unsafe { Channel::close(old.cast()) };
-        }
-        Ok(())
-    }))
-}
-
 /// Lets go of the event that an identifier with a channel of its own keeps. Without such a channel
 /// no call would, and neither it nor the listener of its request could be destroyed.
-fn acknowledge_own(id: &mut Id) {
+pub(crate) fn acknowledge_own(id: &mut Id) {
     let event = std::mem::replace(&mut id.public.event, ptr::null_mut());
     if !event.is_null() {
         // SAFETY: it is the identifier's own.
         unsafe { events::rdma_ack_cm_event(event) };
-    }
-}
-
-/// Moves all places of an identifier, or none. Those whose daemons are gone do not count where
-/// there are others.
-fn move_to(id: &Id, channel: &Channel) -> Result<()> {
-    let places = id.places();
-    let placing = channel.placing()?;
-    let is_gone = |error: &Errno| places.len() > 1 && *error == Errno(libc::EIO);
-    let mut ready = Vec::new();
-    for place in &places {
-        match placing.handle_at(place.device) {
-            Ok(channel) => ready.push((place, channel)),
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let mut moved = Vec::new();
-    for (place, channel) in ready {
-        match place.done(|id| CmRequest::Move { id, channel }) {
-            Ok(()) => moved.push(*place),
-            Err(error) if is_gone(&error) => {}
-            Err(error) => {
-                move_back(id, &moved);
-                return Err(error);
-            }
-        }
-    }
-    if moved.is_empty() && !places.is_empty() {
-        return Err(Errno(libc::EIO));
-    }
-    id::set_channel(&places, ptr::from_ref(channel));
-    Ok(())
-}
-
-fn move_back(id: &Id, places: &[id::Place]) {
-    // SAFETY: every identifier has a channel.
-    let old = unsafe { &*id.public.channel.cast::<Channel>() };
-    for place in places {
-        let part = old.parts().iter().find(|part| ptr::eq(part.device, place.device)).copied();
-        if let Some(Part { handle, .. }) = part {
-            // Fails only where the daemon is gone.
-            let _ = place.done(|id| CmRequest::Move { id, channel: handle });
-        }
     }
 }
 

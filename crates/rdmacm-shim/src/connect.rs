@@ -14,9 +14,10 @@ use verbs_abi::{
 };
 
 use crate::{
+    address::{scope_of, set_scope},
     channel::{Channel, complete},
     error::{Errno, Result, code},
-    id::{self, Id, Place, is_wildcard, raw, read_address, scope_of},
+    id::{self, Id, Place, is_wildcard, raw, read_address},
     qp,
     rsocket::udp,
     session::{self, Device, MAX_DEPTH, Own},
@@ -197,7 +198,7 @@ pub(crate) fn both_ends(
         None => udp::source_for(remote)?,
     };
     let mut local = SocketAddr::new(local, port);
-    id::set_scope(&mut local, scope_of(Some(remote)).max(scope_of(wanted)));
+    set_scope(&mut local, scope_of(Some(remote)).max(scope_of(wanted)));
     Ok((local, remote))
 }
 

@@ -8,11 +8,12 @@ use verbs_abi::{
 };
 
 use crate::{
-    channel::{self, Channel, rdma_destroy_id, rdma_migrate_id},
+    channel::{self, Channel, rdma_destroy_id},
     connect::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route},
     error::{Errno, Result, code, done},
     events,
     id::{self, Id},
+    migrate::rdma_migrate_id,
     qp::{rdma_create_qp, rdma_destroy_qp},
     srq::rdma_destroy_srq,
 };

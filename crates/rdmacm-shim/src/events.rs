@@ -16,6 +16,7 @@ use verbs_abi::{
 };
 
 use crate::{
+    address::{scope_of, set_scope},
     channel::{Channel, Waiting},
     error::{Errno, Result, code},
     id::{self, Id, OfId, Place, Terms},
@@ -74,26 +75,27 @@ pub(crate) fn next(channel: *mut Channel) -> Result<*mut rdma_cm_event> {
 /// `None` for what is about an identifier that is gone or has another channel by now, or what no
 /// program is told.
 fn of_notice(channel: &Channel, device: &'static Device, notice: CmNotice) -> Option<Box<Event>> {
-    let CmNotice { id, what, private } = notice;
-    let place = Place { device, handle: id };
-    let of = match what {
-        CmHappening::Request { from, .. } | CmHappening::Lookup { from } => {
-            let listener = OfId::find(&Place { device, handle: from.listener });
-            if listener.is_none() {
-                release(&place);
-            }
-            listener?
-        }
-        _ => OfId::find(&place)?,
+    let place = Place { device, handle: notice.id };
+    let Some(of) = addressee(&place, &notice.what) else {
+        to_the_unknown(&place, notice);
+        return None;
     };
     let known = of.id();
-    let is_new = matches!(what, CmHappening::Request { .. } | CmHappening::Lookup { .. });
     // SAFETY: it has this event, so that it is not destroyed.
-    if !is_new && !ptr::eq(unsafe { (*known).public.channel }.cast(), channel) {
-        // It was on its way when its identifier got that one. It is lost only with the daemon.
-        let _ = place.done(|id| CmRequest::Post(CmNotice { id, what, private }));
-        return None;
+    let current: *const Channel = unsafe { (*known).public.channel }.cast();
+    if !ptr::eq(current, channel) {
+        if is_new(&notice.what) {
+            // SAFETY: a channel is not destroyed as long as it has an identifier.
+            follow_listener(&place, unsafe { &*current }, notice);
+            return None;
+        }
+        // It was on its way when its identifier got that one. What does not go there, e.g. since
+        // that one is full, the program gets here: it would be lost otherwise.
+        if place.done(|_| CmRequest::Post(notice.clone())).is_ok() {
+            return None;
+        }
     }
+    let CmNotice { what, private, .. } = notice;
     let mut event = Box::new(Event { public: rdma_cm_event::zeroed(), private, _of: of });
     match what {
         CmHappening::Request { from, service, offer, starting_psn, psn, .. } => {
@@ -113,6 +115,43 @@ fn of_notice(channel: &Channel, device: &'static Device, notice: CmNotice) -> Op
         what => event.of_known(known, what),
     }
     Some(event)
+}
+
+fn is_new(what: &CmHappening) -> bool {
+    matches!(what, CmHappening::Request { .. } | CmHappening::Lookup { .. })
+}
+
+/// The identifier that an event is told by: for what a peer asks for, the listener.
+fn addressee(place: &Place, what: &CmHappening) -> Option<OfId> {
+    match *what {
+        CmHappening::Request { from, .. } | CmHappening::Lookup { from } => {
+            OfId::find(&Place { handle: from.listener, ..*place })
+        }
+        _ => OfId::find(place),
+    }
+}
+
+/// An event of which no identifier is known: its listener is gone, or it is itself.
+fn to_the_unknown(place: &Place, notice: CmNotice) {
+    if is_new(&notice.what) {
+        release(place);
+    } else if id::is_following(place) {
+        // The request that makes it is not read yet: this has to come behind it. It is lost only
+        // with the daemon.
+        let _ = place.done(|_| CmRequest::Post(notice));
+    }
+}
+
+/// Sends what a peer asks for to the channel that the listener has by now, as the kernel does. The
+/// daemon has to know it there, too: what follows would come to the old one for ever.
+fn follow_listener(place: &Place, channel: &Channel, notice: CmNotice) {
+    id::follows(place);
+    let moved = channel.placing().and_then(|placing| placing.handle_at(place.device));
+    let moved = moved.and_then(|channel| place.done(|id| CmRequest::Move { id, channel }));
+    if moved.and_then(|()| place.done(|_| CmRequest::Post(notice))).is_err() {
+        // No program hears of it: its peer would wait for an answer.
+        release(place);
+    }
 }
 
 /// The own end of what a peer asks for.
@@ -164,6 +203,7 @@ fn new_id(
 }
 
 fn release(place: &Place) {
+    id::follows_no_more(place);
     // Fails only where the daemon is gone.
     let _ = place.release();
 }
@@ -183,10 +223,10 @@ fn make_id(
     let new = Id::new(public.channel.cast(), public.context, public.ps);
     // SAFETY: just made.
     let id = unsafe { &mut *new };
-    let scope = id::scope_of(listener.local());
+    let scope = scope_of(listener.local());
     let address = |raw, port| {
         let mut address = SocketAddr::new(address_of(ibv_gid { raw }), port);
-        id::set_scope(&mut address, scope);
+        set_scope(&mut address, scope);
         address
     };
     let local = address(from.local, from.local_port);

@@ -1,7 +1,7 @@
 //! Identifiers, as programs and this library see them.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ptr,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -18,6 +18,7 @@ use verbs_abi::{
 };
 
 use crate::{
+    address::set_scope,
     channel::Channel,
     endpoint::Model,
     error::{Errno, Result},
@@ -229,6 +230,8 @@ struct Ids {
     known: BTreeMap<Key, Known>,
     /// Events that programs have of each, and have not acknowledged.
     told: BTreeMap<usize, u32>,
+    /// What peers ask for, on its way to the channel that a listener has got.
+    following: BTreeSet<Key>,
 }
 
 /// Addresses of an identifier and its channel.
@@ -247,7 +250,24 @@ fn ids() -> MutexGuard<'static, Ids> {
 
 /// What the device says of this handle is for this identifier.
 pub(crate) fn remember(place: &Place, id: *mut Id, channel: *const Channel) {
-    ids().known.insert(place.key(), Known { id: id as usize, channel: channel as usize });
+    let mut ids = ids();
+    ids.following.remove(&place.key());
+    ids.known.insert(place.key(), Known { id: id as usize, channel: channel as usize });
+}
+
+/// What a peer asks for goes to another channel before it becomes an identifier.
+pub(crate) fn follows(place: &Place) {
+    ids().following.insert(place.key());
+}
+
+/// It becomes no identifier.
+pub(crate) fn follows_no_more(place: &Place) {
+    ids().following.remove(&place.key());
+}
+
+/// Whether it is on its way: it is to become an identifier yet.
+pub(crate) fn is_following(place: &Place) -> bool {
+    ids().following.contains(&place.key())
 }
 
 /// What the device says of these places is on another channel.
@@ -373,23 +393,6 @@ pub(crate) fn read_address(address: *const sockaddr) -> Option<SocketAddr> {
             }
             _ => None,
         }
-    }
-}
-
-/// The interface of a link-local address.
-pub(crate) fn scope_of(address: Option<SocketAddr>) -> u32 {
-    match address {
-        Some(SocketAddr::V6(v6)) => v6.scope_id(),
-        _ => 0,
-    }
-}
-
-/// Says which interface the address is of, if it is one that has to say so.
-pub(crate) fn set_scope(address: &mut SocketAddr, scope: u32) {
-    if let SocketAddr::V6(v6) = address
-        && v6.ip().is_unicast_link_local()
-    {
-        v6.set_scope_id(scope);
     }
 }
 

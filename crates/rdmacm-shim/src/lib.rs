@@ -17,6 +17,7 @@ mod events;
 mod forked;
 mod id;
 mod listen;
+mod migrate;
 mod multicast;
 mod options;
 mod qp;

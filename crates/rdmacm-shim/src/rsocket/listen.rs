@@ -19,12 +19,13 @@ use super::{
     waiting::{drain, event_descriptor, is_readable, readable, signal},
 };
 use crate::{
-    channel::{Channel, rdma_destroy_event_channel, rdma_destroy_id, rdma_migrate_id},
+    channel::{Channel, rdma_destroy_event_channel, rdma_destroy_id},
     connect::{private_data, rdma_accept, rdma_reject},
     error::{Errno, Result, done},
     events,
     id::Id,
     listen::rdma_listen,
+    migrate::rdma_migrate_id,
 };
 
 pub(crate) struct Listener {
