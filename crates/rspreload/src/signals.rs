@@ -6,12 +6,12 @@
 
 use std::{
     ffi::c_int,
-    mem::{MaybeUninit, zeroed},
+    mem::zeroed,
     ptr,
     time::{Duration, Instant},
 };
 
-use libc::{POLLIN, pollfd, sigset_t};
+use libc::{POLLIN, pollfd, sigset_t, timespec};
 
 use crate::{real::set_errno, waiting::poll_all};
 
@@ -73,26 +73,6 @@ impl Signals {
     fn is_empty(&self) -> bool {
         !(1..=libc::SIGRTMAX()).any(|signal| self.has(signal))
     }
-
-    /// Those of them that wait for this thread.
-    fn pending(&self) -> Self {
-        let mut all = Self::none();
-        // SAFETY: a local set.
-        unsafe { libc::sigpending(&raw mut all.0) };
-        Self::of(|signal| all.has(signal) && self.has(signal))
-    }
-
-    /// Whether the program has a handler for any of them.
-    fn are_handled(&self) -> bool {
-        (1..=libc::SIGRTMAX()).filter(|signal| self.has(*signal)).any(|signal| {
-            let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: it is written where the call succeeds, and only used then.
-            unsafe {
-                libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0
-                    && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.assume_init().sa_sigaction)
-            }
-        })
-    }
 }
 
 /// The mask that the thread had before, and has again afterwards.
@@ -116,16 +96,15 @@ impl Drop for Before {
 }
 
 /// A descriptor that is readable while one of these signals waits.
-struct Watch<'a> {
+struct Watch {
     fd: c_int,
-    signals: &'a Signals,
 }
 
-impl<'a> Watch<'a> {
-    fn new(signals: &'a Signals) -> Option<Self> {
+impl Watch {
+    fn new(signals: &Signals) -> Option<Self> {
         // SAFETY: a set.
         let fd = unsafe { libc::signalfd(-1, &raw const signals.0, libc::SFD_CLOEXEC) };
-        (fd >= 0).then_some(Self { fd, signals })
+        (fd >= 0).then_some(Self { fd })
     }
 
     fn poll(&self, fds: &mut [pollfd], timeout: c_int, mask: &sigset_t) -> c_int {
@@ -146,7 +125,7 @@ impl<'a> Watch<'a> {
             if ready > 0 || !has_signal {
                 return ready;
             }
-            if self.let_in(mask) {
+            if Self::let_in(mask) {
                 set_errno(libc::EINTR);
                 return -1;
             }
@@ -158,20 +137,19 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Has what waits come now: whether a handler has run.
-    fn let_in(&self, mask: &sigset_t) -> bool {
-        let are_handled = self.signals.pending().are_handled();
-        let mut during = Signals::none();
-        // SAFETY: sets.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut during.0);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const during.0, ptr::null_mut());
-        }
-        are_handled
+    /// Has what waits come now: whether a handler has run. In one call of the kernel: what came
+    /// between a look at what waits and the moment it is let in would be lost.
+    fn let_in(mask: &sigset_t) -> bool {
+        let now = timespec { tv_sec: 0, tv_nsec: 0 };
+        let none: *mut pollfd = ptr::null_mut();
+        let (mask, len) = (ptr::from_ref(mask), size_of::<u64>());
+        // By no function of the C library, at which a thread may be cancelled.
+        // SAFETY: no entries; a set has so many bytes in the kernel.
+        unsafe { libc::syscall(libc::SYS_ppoll, none, 0, &raw const now, mask, len) < 0 }
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for Watch {
     fn drop(&mut self) {
         // By no function of the C library, at which a thread may be cancelled.
         // SAFETY: its own.
