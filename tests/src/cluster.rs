@@ -159,8 +159,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the daemons, none of which may have failed. Whether programs of each have had engines of
-    /// their own.
+    /// Ends the daemons, none of which may have failed. Whether programs of each have had engines
+    /// of their own.
     ///
     /// # Errors
     /// When one has.

@@ -1,5 +1,5 @@
-//! Unmodified OpenMPI: ranks on some hosts, over UCX and over libfabric, with every byte of messages
-//! and collective operations compared, in the long form also while packets are lost.
+//! Unmodified OpenMPI: ranks on some hosts, over UCX and over libfabric, with every byte of
+//! messages and collective operations compared, in the long form also while packets are lost.
 
 use anyhow::{Result, ensure};
 use system_tests::cluster::{Cluster, LIBFABRIC, PROGRAMS, UCX_DAEMONS, UCX_RC, UCX_UD};

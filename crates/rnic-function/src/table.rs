@@ -21,8 +21,8 @@ pub(crate) struct Table {
     process: u32,
     agreements: Mutex<Agreements>,
     functions: Mutex<Vec<Known>>,
-    /// Daemons that have refused one, whose engine this program has then. A later one would not know
-    /// the queue pairs that are there.
+    /// Daemons that have refused one, whose engine this program has then. A later one would not
+    /// know the queue pairs that are there.
     without: Mutex<Vec<PathBuf>>,
     /// Told when one has been started, or could not be.
     started: Condvar,
