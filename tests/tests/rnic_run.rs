@@ -159,9 +159,13 @@ fn a_program_finds_the_device_where_the_kernel_has_its_own() -> Result<()> {
         }
         let shell = rnic(&home, &["run", "--", "sh", "-c", attributes]).as_user(user);
         let seen = shell.check()?;
-        let expected = "1: CA\n0000:0000:0000:0000:0000:ffff:7f00:0001\nRoCE v2\nlo\n4: ACTIVE\n\
-                        1\nrnic0\n";
-        ensure!(seen.starts_with(expected), "{user:?}: {seen}");
+        // The private daemon of an earlier test may still have the port on 127.0.0.1: this one then
+        // has another loopback address.
+        let after_address = seen.strip_prefix("1: CA\n0000:0000:0000:0000:0000:ffff:7f");
+        let after_address = after_address.and_then(|seen| seen.split_once('\n'));
+        let expected = "RoCE v2\nlo\n4: ACTIVE\n1\nrnic0\n";
+        let is_right = after_address.is_some_and(|(_, seen)| seen.starts_with(expected));
+        ensure!(is_right, "{user:?}: {seen}");
         for entry in listed("/sys/class")?.into_iter().chain(listed("/dev")?) {
             ensure!(seen.lines().any(|line| line == entry), "{user:?}: {entry} is hidden:\n{seen}");
         }
