@@ -46,6 +46,18 @@ static void migrates_with_data(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* Asks the listener at the second port for a connection. */
+static void call(struct pair *p)
+{
+	p->caller = new_id(p->calls, RDMA_PS_TCP);
+	EXPECT(0, rdma_resolve_addr(p->caller, NULL, at(address, PORT + 1), 2000));
+	COMES(p->calls, RDMA_CM_EVENT_ADDR_RESOLVED);
+	EXPECT(0, rdma_resolve_route(p->caller, 2000));
+	COMES(p->calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	make_qp(p->caller);
+	EXPECT(0, rdma_connect(p->caller, NULL));
+}
+
 /* An identifier that got a channel of its own from an endpoint, and lends itself to another one. */
 static void leaves_own_channel(void)
 {
@@ -56,13 +68,7 @@ static void leaves_own_channel(void)
 	EXPECT(0, rdma_bind_addr(listener, at(address, PORT + 1)));
 	EXPECT(0, rdma_listen(listener, 8));
 	open_channels(&p);
-	p.caller = new_id(p.calls, RDMA_PS_TCP);
-	EXPECT(0, rdma_resolve_addr(p.caller, NULL, at(address, PORT + 1), 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED);
-	EXPECT(0, rdma_resolve_route(p.caller, 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	make_qp(p.caller);
-	EXPECT(0, rdma_connect(p.caller, NULL));
+	call(&p);
 	EXPECT(0, rdma_get_request(listener, &called));
 	HOLDS(called->event);
 	EXPECT(0, rdma_migrate_id(called, channel));
@@ -125,13 +131,7 @@ static void own_channel_is_emptied(void)
 	EXPECT(0, rdma_create_id(NULL, &p.listener, NULL, RDMA_PS_TCP));
 	EXPECT(0, rdma_bind_addr(p.listener, at(address, PORT + 1)));
 	EXPECT(0, rdma_listen(p.listener, 8));
-	p.caller = new_id(p.calls, RDMA_PS_TCP);
-	EXPECT(0, rdma_resolve_addr(p.caller, NULL, at(address, PORT + 1), 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ADDR_RESOLVED);
-	EXPECT(0, rdma_resolve_route(p.caller, 2000));
-	COMES(p.calls, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	make_qp(p.caller);
-	EXPECT(0, rdma_connect(p.caller, NULL));
+	call(&p);
 	usleep(WAIT_MS * 1000);
 	EXPECT(0, rdma_migrate_id(p.listener, channel));
 	event = next(channel, RDMA_CM_EVENT_CONNECT_REQUEST, __LINE__);

@@ -22,7 +22,7 @@ use std::ptr::null;
 
 /// Connects to the function of this process at the daemon with a socket at this path, which is
 /// started where there is none. Returns a descriptor, or a negative error number; then there is a
-/// text at `text`, with a final zero byte, and with `or_daemon` there is never one.
+/// text at `text`, with a final zero byte, and later calls with `or_daemon` start none either.
 ///
 /// # Safety
 /// `path` names `path_len` bytes, and `text` room for `room`.

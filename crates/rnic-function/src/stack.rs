@@ -80,7 +80,7 @@ unsafe fn call_on(_: *mut c_void, entry: extern "C" fn(*mut c_void), data: *mut 
     entry(data);
 }
 
-// RBP, which a function keeps, has the caller's stack meanwhile. The frame says so: who walks the
+// RBP, which a function keeps, has the caller's stack meanwhile. The frame says so: what walks the
 // stack, as a panic does for its backtrace, finds the caller, and not what happens to be behind the
 // end of this one.
 #[cfg(target_arch = "x86_64")]
