@@ -8,7 +8,7 @@ use roce_wire::{Datagram, Operation, PayloadRule, Psn};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A requester that sends again behind a pause like this did so because a timer ran out.
+/// A requester that goes back after such a time without an answer did so because a timer ran out.
 const SILENCE: Duration = Duration::from_micros(500);
 /// What fills a gap within this time was overtaken on its way.
 const OVERTAKEN: Duration = Duration::from_millis(1);
@@ -189,8 +189,7 @@ impl Requests {
         let is_known = self.acknowledged.is_some_and(|known| psn.distance_from(known) <= 0);
         self.needless += u64::from(is_known);
         if self.cursor.is_some_and(|cursor| psn.distance_from(cursor.first) < 0) {
-            let heard = self.last.front().map_or(at, |(_, sent, _)| (*sent).max(self.answered_at));
-            let is_silent = at.saturating_sub(heard) >= SILENCE;
+            let is_silent = at.saturating_sub(self.timer_began(psn, at)) >= SILENCE;
             self.rewinds.note(psn, ahead.unsigned_abs(), is_silent, is_known);
         }
         if gap.is_some() {
@@ -204,6 +203,17 @@ impl Requests {
             }
         }
         false
+    }
+
+    /// When a timer began that would make the requester go back to this. A requester may send
+    /// further requests while it waits for an answer (one whose CPU stood still does so before it
+    /// looks at its timer), so only answers count, and the first transmission of what it sends
+    /// again. A capture without answers tells only of pauses.
+    fn timer_began(&self, psn: Psn, at: Duration) -> Duration {
+        if self.acknowledged.is_some() {
+            return self.answered_at.max(self.recent.first_sent(psn).unwrap_or_default());
+        }
+        self.last.front().map_or(at, |(_, sent, _)| *sent)
     }
 
     /// The PSNs behind a packet: a READ has one for each packet of its response.

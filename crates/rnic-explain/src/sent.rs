@@ -84,6 +84,12 @@ impl Recent {
         (last.psn == psn && last.asks && !last.is_repeated).then_some(last.at)
     }
 
+    /// When the last one up to this PSN was sent for the first time, if it is not answered.
+    pub(crate) fn first_sent(&self, psn: Psn) -> Option<Duration> {
+        let behind = self.requests.partition_point(|sent| sent.psn.distance_from(psn) <= 0);
+        Some(self.requests.get(behind.checked_sub(1)?)?.at)
+    }
+
     /// The message to which a PSN belongs.
     pub(crate) fn message_of(&self, psn: Psn) -> Option<&Sent> {
         let until = self.requests.iter().take_while(|sent| sent.psn.distance_from(psn) <= 0);

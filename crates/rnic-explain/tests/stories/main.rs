@@ -192,6 +192,39 @@ fn a_requester_without_answers_goes_back_after_timeouts_and_gives_up() {
     assert!(first.advice.contains("RETRY_EXC_ERR"), "{first:?}");
 }
 
+/// A requester whose CPU stood still sends on before it looks at its timer.
+#[test]
+fn a_timer_may_run_out_behind_further_requests() {
+    // What it goes back to is not acknowledged, or the acknowledgement did not reach it yet.
+    for acknowledged in [1, 3] {
+        let mut story = Story::default();
+        story.sends(0..4);
+        story.ack(acknowledged);
+        story.wait(Duration::from_millis(70));
+        story.sends((4..6).chain(2..6));
+        story.ack(5);
+        let report = story.end();
+        let (_, sent) = only(&report);
+        let back = sent.went_back;
+        assert_eq!((back.after_silence, back.unexplained), (1, 0), "{report}");
+    }
+}
+
+/// Nothing that a capture has says why a requester goes back at once.
+#[test]
+fn a_requester_that_goes_back_at_once_did_not_wait() {
+    let mut story = Story::default();
+    story.sends(0..4);
+    story.ack(3);
+    story.wait(Duration::from_millis(70));
+    story.sends((4..6).chain(4..6));
+    story.ack(5);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    let back = sent.went_back;
+    assert_eq!((back.after_silence, back.unexplained), (0, 1), "{report}");
+}
+
 #[test]
 fn an_answer_that_was_lost_behind_the_capture_makes_repetitions_needless() {
     let mut story = Story::default();
