@@ -25,7 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("verbs-shim", &["rnic-abi", "verbs-abi"]),
     ("rdmacm-shim", &["rnic-abi", "verbs-abi"]),
-    ("rspreload", &["verbs-abi"]),
+    ("rspreload", &["rnic-abi", "verbs-abi"]),
     ("rnic-net", &["roce-wire", "rnic-abi", "rnic-core"]),
     ("rnic-host", &["roce-wire", "rnic-abi", "rnic-core", "rnic-net", "xdp-io"]),
     ("rnic-function", &["rnic-abi", "rnic-host"]),

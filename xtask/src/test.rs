@@ -31,7 +31,6 @@ const BESIDE: [&[&str]; 2] = [
         "pingpong",
         "page",
         "users",
-        "mpi",
         "rnic_run",
         "pyverbs",
         "qperf",

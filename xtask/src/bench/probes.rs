@@ -150,6 +150,7 @@ pub(super) const PROBES: &[Probe] = &[
     raw("raw/loopback/memcpy"),
     ours("loopback/write-1m", Topology::OneDaemon, WRITE_1M),
     shared("loopback/write-1m-shared", Topology::OneDaemon, WRITE_1M),
+    function("loopback/function-write-1m", Topology::OneDaemon, WRITE_1M),
     // Memory that the engine shares with the program.
     raw("raw/udp/1024x62/memcpy"),
     raw("raw/udp/4096x15/memcpy"),

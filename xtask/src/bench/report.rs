@@ -26,15 +26,20 @@ struct Verdict {
     text: String,
     ratio: f64,
     met: Option<bool>,
+    /// The same ratio of the mechanism without an engine, where that misses the target too.
+    limit: Option<f64>,
 }
 
 impl Verdict {
     fn show(&self) -> String {
-        match self.met {
-            Some(met) => {
-                format!("{}: {:.2}, {}", self.text, self.ratio, if met { "met" } else { "MISSED" })
+        let Self { text, ratio, met, limit } = self;
+        match (met, limit) {
+            (Some(true), _) => format!("{text}: {ratio:.2}, met"),
+            (Some(false), None) => format!("{text}: {ratio:.2}, MISSED"),
+            (Some(false), Some(limit)) => {
+                format!("{text}: {ratio:.2}, MISSED, as by raw: {limit:.2}")
             }
-            None => format!("{}: not measured", self.text),
+            (None, _) => format!("{text}: not measured"),
         }
     }
 }
@@ -84,7 +89,19 @@ fn verdict(run: &Run, row: &Row, against: &Against) -> Option<Verdict> {
         text: format!("{} of {other}", target.show()),
         ratio: plain.map_or(f64::NAN, |ratio| ratio.median),
         met: scaled.map(|scaled| target.is_met_by(scaled.median)),
+        limit: limit(run, row, against),
     })
+}
+
+/// How the mechanism alone compares, where it does not meet the row's target either.
+fn limit(run: &Run, row: &Row, against: &Against) -> Option<f64> {
+    let target = against.target.filter(|_| against.column == Column::Tcp)?;
+    let (probe, metric, share) = row.limit()?;
+    let other = (against.probe, against.metric);
+    let of = |scale| run.readings.ratio((probe, metric), other, scale);
+    let (factor, offset) = target.scale();
+    let scaled = of((factor / share, offset / share))?;
+    (!target.is_met_by(scaled.median)).then_some(of((1.0 / share, 0.0))?.median)
 }
 
 /// Why there is no number. The full error was printed when it happened.
@@ -122,8 +139,8 @@ fn sections(run: &Run) -> impl Iterator<Item = Section<'_>> {
 const METHOD: &str = "\
 Every row is measured once per round, round after round, and its raw limit shortly before it; a \
 cell is the median of the rounds, with the lowest and the highest. Ratios are taken round by \
-round, then their median. A reading counts when the CPUs were near each other before and after it: \
-a cache line took less than 3.5 times its best time to the other CPU and back. Programs and raw \
+round, then their median. A reading counts when the CPUs were as far from each other as usual before and after \
+it: a cache line took between half and twice its median time to the other CPU and back. Programs and raw \
 processes are pinned: left side on CPU 0, right side on CPU 1; a daemon places itself beside its \
 program. Throughput is payload. Latency is half a round trip, as perftest and qperf print it; raw \
 round trips are whole.";
@@ -134,7 +151,7 @@ fn preamble(run: &Run, machine: &Machine) -> String {
         [&run.disturbed, &run.left_out].map(|counts| counts.values().sum::<usize>());
     format!(
         "{}\n{} rounds; {disturbed} readings were disturbed by other work in spite of repetitions, \
-         {left_out} are missing because the CPUs were far apart.\n",
+         {left_out} are missing because the CPUs were not as far apart as usual.\n",
         machine.line(),
         run.rounds
     )
@@ -255,6 +272,7 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
                 "ratio": ratio.map(|ratio| [ratio.median, ratio.min, ratio.max]),
                 "target": against.target.map(|target| target.show()),
                 "met": verdict(run, row, against).and_then(|verdict| verdict.met),
+                "raw_ratio_that_misses_too": limit(run, row, against),
             })
         });
         json!({
@@ -289,6 +307,32 @@ pub(super) fn json(run: &Run, machine: &Machine) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::series::Metric::{self, Bytes, P50};
+
+    /// How a row's target against TCP is told, by what was read of it, of raw and of TCP.
+    fn told(probe: &'static str, metric: Metric, readings: [f64; 3]) -> String {
+        let mut run = Run::choose(&[], 1);
+        let row = *run.rows.iter().find(|r| r.probe == probe && r.metric == metric).unwrap();
+        let against = row.against.iter().find(|against| against.column == Column::Tcp).unwrap();
+        let (raw, of_raw, _) = row.limit().unwrap();
+        let read = [(probe, metric), (raw, of_raw), (against.probe, against.metric)];
+        for ((probe, metric), value) in read.into_iter().zip(readings) {
+            run.readings.add(probe, metric, 0, value);
+        }
+        verdict(&run, row, against).unwrap().show()
+    }
+
+    #[test]
+    fn a_target_that_raw_misses_too_says_so() {
+        let bulk = |readings| told("function/write-1m", Bytes, readings);
+        assert_eq!(bulk([5.0, 6.0, 2.0]), ">= 2 of TCP: 2.50, met");
+        assert_eq!(bulk([3.0, 6.0, 2.0]), ">= 2 of TCP: 1.50, MISSED");
+        assert_eq!(bulk([3.0, 3.5, 2.0]), ">= 2 of TCP: 1.50, MISSED, as by raw: 1.75");
+        // Half of a round trip.
+        let latency = |readings| told("function/send-lat", P50, readings);
+        assert_eq!(latency([5.0, 7.0, 20.0]), "<= 0.2 of TCP: 0.25, MISSED");
+        assert_eq!(latency([5.0, 9.0, 20.0]), "<= 0.2 of TCP: 0.25, MISSED, as by raw: 0.23");
+    }
 
     #[test]
     fn floors_fill_the_columns_of_their_table() {

@@ -46,6 +46,16 @@ pub(super) enum Target {
     AtMost { factor: f64, offset: f64 },
 }
 
+impl Row {
+    /// What no engine gets ahead of, and how much of it: the mechanism alone, of whose round trips
+    /// a latency is half.
+    pub(super) fn limit(&self) -> Option<(&'static str, Metric, f64)> {
+        let raw = self.against.iter().find(|against| against.column == Raw)?;
+        let share = if raw.metric == P50 { 0.5 } else { 1.0 };
+        Some((raw.probe, raw.metric, share))
+    }
+}
+
 impl Target {
     /// What to divide by, so that 1 is the border.
     pub(super) fn scale(self) -> (f64, f64) {
@@ -119,8 +129,10 @@ const STREAMS: &str = "rsockets: rdma-core's rstream, io udp, path MTU 4096 (64 
      qperf tcp_lat)";
 const RATE: &str = "Message rate, 8-byte WRITE";
 
-/// The raw row that decides whether a run is void, and its least ratio to iperf3.
-pub(super) const VALIDITY: (&str, f64) = ("raw/udp/4096x15/memcpy", 2.5);
+/// The raw row that decides whether a run is void.
+pub(super) const REFERENCE: &str = "raw/udp/4096x15/memcpy";
+/// Its median is at least so much of its best.
+pub(super) const STEADY: f64 = 0.75;
 
 /// All rows, in the order of the table.
 pub(super) fn all() -> impl Iterator<Item = &'static Row> {

@@ -161,5 +161,18 @@ pub(super) const ROWS: &[Row] = &[
         Messages,
         &[at_least(DAEMON, "udp/rate-16", Messages, 2.0)],
     ),
-    row(FUNCTION, "two programs of 16 QPs, messages", "function/rate-twice", Messages, &[]),
+    row(
+        FUNCTION,
+        "two programs of 16 QPs, messages",
+        "function/rate-twice",
+        Messages,
+        &[at_least(DAEMON, "engines-1/rate-twice", Messages, 1.0)],
+    ),
+    row(
+        FUNCTION,
+        "WRITE 1 MiB, two programs of one device",
+        "loopback/function-write-1m",
+        Bytes,
+        &[shown(Tcp, "iperf3-lo", Bytes)],
+    ),
 ];
