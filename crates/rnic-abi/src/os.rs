@@ -19,6 +19,7 @@ mod of_process;
 pub mod paths;
 pub mod peer;
 pub mod process;
+pub mod select;
 pub mod signals;
 mod socket_file;
 

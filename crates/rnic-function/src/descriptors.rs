@@ -7,7 +7,9 @@
 //! that have got the numbers of descriptors which the program has closed.
 
 use rnic_abi::os::Connection;
+use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::{fs, io};
 
 /// Gives the calling thread, and those that it starts from now on, a table with nothing but these.
@@ -27,6 +29,26 @@ pub(crate) unsafe fn alone_with<const N: usize>(
     occupy_standard(order[0]);
     // SAFETY: they are this thread's now: those of the starter are in another table.
     Ok(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }.into()))
+}
+
+/// Has a preloaded library told of the function's threads that takes numbers of descriptors for
+/// those of the program, as the one for rsockets does: it would close a socket of the program where
+/// such a thread closes what has the same number in its own table.
+pub(crate) fn announce_threads() {
+    static TELL: OnceLock<Option<extern "C" fn()>> = OnceLock::new();
+    // Here, and not in the threads: the program's thread may wait for them with the loader's lock.
+    TELL.get_or_init(|| {
+        // SAFETY: asks for a symbol, which only that library has, and only as this function.
+        unsafe {
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"rnic_preload_thread_is_apart".as_ptr());
+            std::mem::transmute::<*mut c_void, Option<extern "C" fn()>>(found)
+        }
+    });
+    rnic_host::thread::begin_with(|| {
+        if let Some(tell) = TELL.get().copied().flatten() {
+            tell();
+        }
+    });
 }
 
 /// A table of its own for this thread, without those above a number.

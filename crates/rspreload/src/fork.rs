@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     again::{accept_again, connect_again, shut},
-    real::{inside, rclose, real, rfcntl},
+    real::{inside, is_apart, rclose, real, rfcntl},
     table::{self, Changing, MOST},
 };
 
@@ -49,8 +49,9 @@ pub(crate) fn is_wanted() -> bool {
     })
 }
 
+/// As that of [`table`].
 fn entry(fd: c_int) -> Option<&'static AtomicU32> {
-    STAGES.get(usize::try_from(fd).ok()?)
+    STAGES.get(usize::try_from(fd).ok()?).filter(|_| !is_apart())
 }
 
 fn word(fd: c_int) -> u32 {

@@ -65,11 +65,24 @@ unsafe extern "C-unwind" {
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static APART: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread is in a call of librdmacm, whose own sockets are the kernel's.
 pub(crate) fn is_inside() -> bool {
     INSIDE.with(Cell::get)
+}
+
+/// Whether this thread has a table of descriptors of its own.
+pub(crate) fn is_apart() -> bool {
+    APART.with(Cell::get)
+}
+
+/// The threads of an engine in the program call this first: what has the number of an rsocket of
+/// the program in their table of descriptors is none.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C" fn rnic_preload_thread_is_apart() {
+    APART.with(|apart| apart.set(true));
 }
 
 /// Calls librdmacm.

@@ -12,8 +12,9 @@ use crate::{
     config,
     fork::{self, Stage},
     real::{
-        errno, inside, is_inside, raccept, rbind, rclose, rconnect, real, rfcntl, rgetpeername,
-        rgetsockname, rgetsockopt, rlisten, rsetsockopt, rshutdown, rsocket, set_errno,
+        errno, inside, is_apart, is_inside, raccept, rbind, rclose, rconnect, real, rfcntl,
+        rgetpeername, rgetsockname, rgetsockopt, rlisten, rsetsockopt, rshutdown, rsocket,
+        set_errno,
     },
     table,
 };
@@ -27,7 +28,7 @@ const MOST_BYTES: socklen_t = 64;
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if !is_inside() && inside(|| config::wants(domain, kind, protocol)) {
+    if !is_inside() && !is_apart() && inside(|| config::wants(domain, kind, protocol)) {
         let is_stream = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM;
         // SAFETY: no pointers.
         let socket = inside(|| unsafe { rsocket(domain, kind, protocol) });

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     fork,
-    real::{inside, rclose, real},
+    real::{inside, is_apart, rclose, real},
 };
 
 /// Descriptors beyond these are always the kernel's.
@@ -94,8 +94,9 @@ pub(crate) fn is_owner() -> bool {
     owner == 0 || owner == unsafe { libc::getpid() }
 }
 
+/// None in a thread whose numbers of descriptors are not the program's.
 fn entry(fd: c_int) -> Option<&'static AtomicI32> {
-    TABLE.get(usize::try_from(fd).ok()?)
+    TABLE.get(usize::try_from(fd).ok()?).filter(|_| !is_apart())
 }
 
 pub(crate) fn changing() -> Changing {

@@ -6,7 +6,7 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::{
     real::{inside, real, rpoll},
-    select::Sets,
+    select,
     signals::Mask,
     table,
 };
@@ -163,12 +163,12 @@ unsafe extern "C-unwind" fn select(
 ) -> c_int {
     // SAFETY: by contract.
     unsafe {
-        if let Some(sets) = Sets::with_rsockets(count, [read, write, except]) {
+        if let Some(sets) = select::with_rsockets(count, [read, write, except]) {
             let time = timeout.as_ref().map(|time| timespec {
                 tv_sec: time.tv_sec,
                 tv_nsec: time.tv_usec.saturating_mul(1000),
             });
-            return sets.fill(|fds| poll_all(fds, milliseconds(time.as_ref())));
+            return select::fill(sets, |fds| poll_all(fds, milliseconds(time.as_ref())));
         }
         let select = real!(select: fn(
             c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval
@@ -199,9 +199,9 @@ unsafe extern "C-unwind" fn pselect(
 ) -> c_int {
     // SAFETY: by contract.
     unsafe {
-        if let Some(sets) = Sets::with_rsockets(count, [read, write, except]) {
+        if let Some(sets) = select::with_rsockets(count, [read, write, except]) {
             let mask = Mask::of(mask);
-            return sets.fill(|fds| mask.poll(fds, milliseconds(timeout.as_ref())));
+            return select::fill(sets, |fds| mask.poll(fds, milliseconds(timeout.as_ref())));
         }
         let pselect: Pselect = real!(pselect: fn(
             c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t

@@ -1,6 +1,7 @@
 //! rsockets: unmodified programs over our librdmacm, between two namespaces and within one.
 
 mod children;
+mod sockets;
 mod trouble;
 
 use std::fs;
@@ -278,7 +279,7 @@ fn strangers_are_refused() -> Result<()> {
     let server = run(&pair.left, "rstream", &[&["-b", &address], &own[..]].concat())?;
     listening(&pair.left)?;
     let stranger = run(&pair.right, "rping", &["-c", "-a", &address, "-p", &port])?.wait()?;
-    let said = format!("{}{}", stranger.stdout, stranger.stderr);
+    let said = stranger.said();
     ensure!(!stranger.success() && said.contains("REJECTED"), "{stranger}");
     let client = run(&pair.right, "rstream", &[&["-s", &address], &own[..]].concat())?.wait()?;
     let server = server.wait()?;

@@ -9,12 +9,13 @@ use std::{
 };
 
 use libc::{nfds_t, pollfd, sockaddr, socklen_t, timeval};
+use rnic_abi::os::select::Sets;
 
 use super::{
     datagram::Datagram,
     keep_alive, number,
     options::Value,
-    poll::{self, Sets},
+    poll,
     stream::Stream,
     table::{self, Socket},
     udp,
@@ -65,11 +66,18 @@ fn insert(socket: Socket) -> Result<c_int> {
     Ok(fd)
 }
 
+/// No address is longer.
+pub(super) const ROOM: socklen_t = size_of::<libc::sockaddr_storage>() as socklen_t;
+
 /// An address that a program gives.
 ///
 /// # Safety
 /// `address` is null or has `len` bytes.
 pub(super) unsafe fn address(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr> {
+    // As in the kernel, which says so first.
+    if len > ROOM {
+        return Err(Errno(libc::EINVAL));
+    }
     if address.is_null() {
         return Err(Errno(libc::EFAULT));
     }
@@ -339,7 +347,7 @@ pub(crate) unsafe extern "C-unwind" fn rpoll(
 }
 
 /// # Safety
-/// All are null or valid.
+/// The sets are as [`Sets::new`] wants them; the time is null or valid.
 pub(crate) unsafe extern "C-unwind" fn rselect(
     count: c_int,
     read: *mut libc::fd_set,
@@ -353,5 +361,6 @@ pub(crate) unsafe extern "C-unwind" fn rselect(
         Duration::from_secs(part(time.tv_sec)) + Duration::from_micros(part(time.tv_usec))
     });
     // SAFETY: by contract.
-    number(unsafe { Sets { read, write, except }.select(count, timeout) }.map(i64::from), -1)
+    let sets = unsafe { Sets::new(count, [read, write, except]) };
+    number(poll::select(sets, timeout).map(i64::from), -1)
 }

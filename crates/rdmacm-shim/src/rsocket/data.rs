@@ -8,7 +8,7 @@ use std::{
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 
 use super::{
-    calls::{address, stream, tell},
+    calls::{ROOM, address, stream, tell},
     number,
     table::{self, Socket},
     transfer::Piece,
@@ -185,10 +185,15 @@ pub(crate) unsafe extern "C-unwind" fn rsendmsg(
     if message.msg_controllen > 0 {
         return number(Err(Errno(libc::EOPNOTSUPP)), -1);
     }
+    // The kernel cuts those of messages, unless they are negative.
+    let name_len = match c_int::try_from(message.msg_namelen) {
+        Ok(_) => message.msg_namelen.min(ROOM),
+        Err(_) => message.msg_namelen,
+    };
     // SAFETY: by contract.
     let sent = unsafe { pieces(message.msg_iov, message.msg_iovlen) }.and_then(|pieces| {
         // SAFETY: by contract.
-        unsafe { send(fd, &pieces, flags, message.msg_name.cast(), message.msg_namelen) }
+        unsafe { send(fd, &pieces, flags, message.msg_name.cast(), name_len) }
     });
     number(sent, -1)
 }

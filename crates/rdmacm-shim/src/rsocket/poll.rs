@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, pollfd};
-use rnic_abi::os::blocking;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, pollfd};
+use rnic_abi::os::{blocking, select::Sets};
 
 use super::{
     datagram::Datagram,
@@ -170,76 +170,8 @@ impl Socket {
     }
 }
 
-/// The sets of `select`.
-pub(crate) struct Sets {
-    pub(crate) read: *mut fd_set,
-    pub(crate) write: *mut fd_set,
-    pub(crate) except: *mut fd_set,
-}
-
-impl Sets {
-    /// As `select`.
-    ///
-    /// # Safety
-    /// Each set is null, or has so many bits.
-    pub(crate) unsafe fn select(&self, count: c_int, timeout: Option<Duration>) -> Result<c_int> {
-        let count = count.clamp(0, libc::FD_SETSIZE as c_int);
-        let all = [(self.read, POLLIN), (self.write, POLLOUT), (self.except, POLLPRI)];
-        // SAFETY: by contract, and below the size of sets.
-        let is_in = |set: *mut fd_set, fd| unsafe { !set.is_null() && libc::FD_ISSET(fd, set) };
-        let mut fds = Vec::new();
-        for fd in 0..count {
-            let wanted = all.iter().filter(|(set, _)| is_in(*set, fd));
-            let events = wanted.fold(0, |events, (_, event)| events | event);
-            if events != 0 {
-                fds.push(pollfd { fd, events, revents: 0 });
-            }
-        }
-        poll(&mut fds, timeout)?;
-        if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
-            return Err(Errno(libc::EBADF));
-        }
-        let means = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
-        let mut ready = 0;
-        for ((set, event), means) in all.into_iter().zip(means) {
-            if set.is_null() {
-                continue;
-            }
-            // A program may have made no more room than for the bits that it names.
-            // SAFETY: by contract, and below the size of sets.
-            (0..count).for_each(|fd| unsafe { libc::FD_CLR(fd, set) });
-            for fd in fds.iter().filter(|fd| fd.events & event != 0 && fd.revents & means != 0) {
-                // SAFETY: by contract, and below the size of sets.
-                unsafe { libc::FD_SET(fd.fd, set) };
-                ready += 1;
-            }
-        }
-        Ok(ready)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::{os::fd::AsRawFd, os::unix::net::UnixDatagram};
-
-    #[test]
-    fn sets_are_written_as_far_as_they_are_named() {
-        let (ours, theirs) = UnixDatagram::pair().unwrap();
-        theirs.send(b"x").unwrap();
-        let [fd, idle] = [ours.as_raw_fd(), theirs.as_raw_fd()];
-        let count = fd.max(idle) + 1;
-        // SAFETY: a set of bits.
-        let mut read: fd_set = unsafe { std::mem::zeroed() };
-        let set = &raw mut read;
-        // SAFETY: a local set; what is behind the named bits is the program's.
-        unsafe {
-            [fd, idle, count, 1000].into_iter().for_each(|fd| libc::FD_SET(fd, set));
-            let sets =
-                Sets { read: set, write: std::ptr::null_mut(), except: std::ptr::null_mut() };
-            assert_eq!(sets.select(count, Some(Duration::ZERO)), Ok(1));
-            let left = [fd, idle, count, 1000].map(|fd| libc::FD_ISSET(fd, set));
-            assert_eq!(left, [true, false, true, true]);
-        }
-    }
+/// As `select`: how many bits are set then.
+pub(crate) fn select(mut sets: Sets, timeout: Option<Duration>) -> Result<c_int> {
+    poll(sets.polled_mut(), timeout)?;
+    sets.write().ok_or(Errno(libc::EBADF))
 }
