@@ -304,10 +304,8 @@ impl Egress {
         }
         // Where trains are possible, an ACK behind the requests costs next to nothing: it is the
         // last, shorter datagram of a train. Without trains it leaves first, so that the peer has
-        // the completion of its message before the reply to it. So it does where the wire has taken
-        // requests only: it might do so until there are no more.
-        // Rule: AckPassesRequests
-        let joins = caps.max_segments > 1 && !qp.responder.ack_was_refused;
+        // the completion of its message before the reply to it.
+        let joins = caps.max_segments > 1 && qp.ack_may_be_last(ctx.shared);
         if !joins {
             qp.plan_ack(&mut self.plan);
         }

@@ -1,6 +1,7 @@
 //! The requester: how work requests become packets, what holds them back, which fail at once.
 
-use crate::{ACK, dialogue, fetch_add, ok, read, send, small_mtu, statuses};
+use crate::{ACK, dialogue, fetch_add, ok, read, send, send_only, small_mtu, statuses};
+use rnic_abi::cq::ArmKind;
 use rnic_abi::verbs::{AccessFlags, QpState, SendFlags, WcStatus};
 use rnic_abi::wqe::Sge;
 use rnic_sim::dialogue::{Dialogue, Say};
@@ -187,6 +188,33 @@ fn an_ack_does_not_wait_until_there_are_no_more_requests() {
         let received = requests_before_an_ack(tx_burst, rx_burst);
         assert!(received < 1800, "{received}, where the wire takes {tx_burst}");
     }
+}
+
+/// What leaves when the program replies at once to the last of some messages that it may wait for,
+/// on a wire with trains.
+fn reply_to_messages(armed: &[Option<ArmKind>]) -> Vec<Opcode> {
+    let mut d = Dialogue::with(small_mtu(), PortConfig::trains(), |_| {});
+    let (cq, sge) = (d.nic.recv_cq, d.nic.mr.sge(0, 64));
+    let mut left = Vec::new();
+    for (psn, kind) in (0..).zip(armed) {
+        d.recv(1, &[sge]);
+        kind.iter().for_each(|kind| d.world.host(0).arm(cq, *kind));
+        d.say(&send_only(&d, psn, &[7; 64]));
+        d.post(&send(&d, 1, 64));
+        left = d.hear_burst().iter().map(|heard| heard.opcode()).collect();
+    }
+    left
+}
+
+#[test]
+fn the_ack_leaves_before_the_reply_of_a_program_that_waits_for_events() {
+    let (reply, ack) = (Opcode::RcSendOnly, Opcode::RcAck);
+    assert_eq!(reply_to_messages(&[Some(ArmKind::Any)]), [ack, reply]);
+    assert_eq!(reply_to_messages(&[None, Some(ArmKind::Any)]), [ack, reply]);
+    // It polls, or waits for other messages.
+    assert_eq!(reply_to_messages(&[None]), [reply, ack]);
+    assert_eq!(reply_to_messages(&[Some(ArmKind::Any), None]), [reply, ack]);
+    assert_eq!(reply_to_messages(&[Some(ArmKind::Solicited)]), [reply, ack]);
 }
 
 #[test]

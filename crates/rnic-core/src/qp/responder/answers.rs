@@ -4,7 +4,7 @@ use super::super::Qp;
 use super::super::plan::{Budget, Segment, Source};
 use super::replies::ReplyKind;
 use crate::event::{NakReason, Tap};
-use crate::shared::Ctx;
+use crate::shared::{Ctx, Shared};
 use roce_wire::{Opcode, Position};
 
 impl Qp {
@@ -39,6 +39,31 @@ impl Qp {
             nth += 1;
         }
         false
+    }
+
+    /// Whether the acknowledgement that is due may be the last of a train that begins with
+    /// requests.
+    ///
+    /// Not where the wire has taken requests only: it might do so until there are no more. And not
+    /// where the program was sent an event since the last acknowledgement. The network may cut the
+    /// train, and a peer that waits for events, as this end does, would hear of the reply before it
+    /// hears that its own message has arrived. `ib_send_lat -e` takes the first event for that.
+    #[inline]
+    pub(crate) fn ack_may_be_last(&self, shared: &Shared) -> bool {
+        if self.responder.ack.is_none() {
+            return true;
+        }
+        // Rule: ToldAckFirst
+        let was_told = self.events_told(shared) != self.responder.events_told;
+        // Rule: AckPassesRequests
+        !was_told && !self.responder.ack_was_refused
+    }
+
+    /// How many events have told of what this queue pair received, or others with its completion
+    /// queue.
+    #[inline]
+    pub(in crate::qp) fn events_told(&self, shared: &Shared) -> u64 {
+        shared.cqs.get(self.recv_cq).map_or(0, |cq| cq.completion_events)
     }
 
     /// Appends the acknowledgement that is due: behind all replies, as the order of PSNs demands.

@@ -75,6 +75,8 @@ pub(crate) struct Responder {
     /// The wire had no room for an acknowledgement behind requests: the next one leaves before
     /// them.
     pub(crate) ack_was_refused: bool,
+    /// Events that had told of receives when the last acknowledgement left.
+    events_told: u64,
     pub(crate) replies: ReplyQueue,
     /// The NAK that ends the connection, and what precedes it or, where there is none, the request
     /// that ended it, may still be sent in ERR.
@@ -294,6 +296,7 @@ impl Qp {
     pub(crate) fn acknowledgement_left<T: Tap>(&mut self, ctx: &mut Ctx<'_, T>) {
         let Some(ack) = self.responder.ack.take() else { return };
         self.responder.ack_was_refused = false;
+        self.responder.events_told = self.events_told(ctx.shared);
         ctx.shared.counters.acknowledged(ack.syndrome);
         if matches!(ack.syndrome, Syndrome::RnrNak { .. }) {
             self.counters.rnr_naks_sent += 1;
