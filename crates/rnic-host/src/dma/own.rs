@@ -8,6 +8,8 @@ mod guarded;
 use super::process::{Process, Scratch, inside};
 use super::{Mapping, NOTHING, Run, pieces, walk};
 use guarded::Fault;
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) use guarded::NARROW;
 use rnic_core::Instant;
 use rnic_core::ports::{DmaFault, MemRange, Range};
 use std::io;
@@ -35,6 +37,11 @@ impl Guard {
         Self { holds: None, until: Instant::ZERO }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_new(&self) -> bool {
+        self.holds.is_none() && self.until == Instant::ZERO
+    }
+
     /// The program may have taken the handler of faults away since it was looked for, or blocked
     /// its signals.
     #[inline]
@@ -54,7 +61,7 @@ impl Guard {
 impl Own {
     /// Of this process.
     pub(crate) fn new() -> Option<Self> {
-        Some(Self { kernel: Process::new(std::process::id())? })
+        Some(Self { kernel: Process::own()? })
     }
 
     pub(super) fn read(

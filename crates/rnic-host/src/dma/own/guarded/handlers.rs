@@ -209,15 +209,15 @@ extern "C" fn entry<const N: usize>(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO both. The thread goes on behind the copy,
-    // where the copy itself would have jumped with what is in RCX.
+    // SAFETY: the kernel gives a handler with SA_SIGINFO both. The thread goes on further behind in
+    // the copy, at an instruction that takes the registers as they are.
     unsafe {
         let at = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
         let at = &mut at[libc::REG_RIP as usize];
         if is_fault((*info).si_code)
-            && let Some(end) = way_out(*at)
+            && let Some(way) = way_out(*at)
         {
-            *at = end;
+            *at = way;
             return;
         }
     }
