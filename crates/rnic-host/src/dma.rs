@@ -49,6 +49,8 @@ pub struct SystemDma {
     spaces: Vec<Option<(SpaceId, Space)>>,
     scratch: process::Scratch,
     guard: own::Guard,
+    /// When the half of a turn began.
+    now: Instant,
 }
 
 /// The number of a space that has a slot for itself among those that exist. `generation`: how many
@@ -67,18 +69,26 @@ pub(crate) fn slot_of(id: SpaceId) -> u32 {
 impl SystemDma {
     /// No space yet.
     pub fn new() -> Self {
-        Self { spaces: Vec::new(), scratch: process::Scratch::new(), guard: own::Guard::new() }
+        let (scratch, guard) = (process::Scratch::new(), own::Guard::new());
+        Self { spaces: Vec::new(), scratch, guard, now: Instant::ZERO }
     }
 
-    /// A turn of the engine begins.
+    /// A turn of the engine begins, or half of one: it may have given its CPU away between them.
     #[inline]
     pub fn begin_turn(&mut self, now: Instant) {
         self.guard.begin_turn(now);
+        self.now = now;
     }
 
     /// Another thread makes turns from now on, which may block other signals.
     pub fn change_thread(&mut self) {
         self.guard = own::Guard::new();
+    }
+
+    /// What was found of the thread before is forgotten.
+    #[cfg(test)]
+    pub(crate) fn has_changed_thread(&self) -> bool {
+        self.guard.is_new()
     }
 
     /// Whether this thread copies plainly in this process, and the kernel need not.
@@ -142,7 +152,9 @@ impl Dma for SystemDma {
         to: &[Range],
     ) -> Result<(), DmaFault> {
         match find(&mut self.spaces, space) {
-            Some(Space::Process(process)) => process.read(from, arena, to, &mut self.scratch),
+            Some(Space::Process(process)) => {
+                process.look(self.now)?.read(from, arena, to, &mut self.scratch)
+            }
             Some(Space::Own(own)) => {
                 own.read(from, arena, to, (&mut self.scratch, &mut self.guard))
             }
@@ -162,7 +174,7 @@ impl Dma for SystemDma {
     ) -> Result<(), DmaFault> {
         match find(&mut self.spaces, space) {
             Some(Space::Process(process)) => {
-                process.write(arena, from, to, tails, &mut self.scratch)
+                process.look(self.now)?.write(arena, from, to, tails, &mut self.scratch)
             }
             Some(Space::Own(own)) => {
                 own.write(arena, from, to, tails, (&mut self.scratch, &mut self.guard))
@@ -205,6 +217,7 @@ impl Dma for SystemDma {
         match (&found_source.1, &mut found_target.1) {
             (Space::Mapped(source), Space::Mapped(target)) => target.copy(source, from, to, tails),
             (Space::Mapped(source), Space::Process(target)) => {
+                let target = target.look(self.now)?;
                 target.write_mapped(source, from, to, tails, &mut self.scratch)
             }
             (Space::Mapped(source), Space::Own(target)) => {
@@ -223,7 +236,7 @@ impl Dma for SystemDma {
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
         match find(&mut self.spaces, space) {
-            Some(Space::Process(process)) => process.atomic(addr, update),
+            Some(Space::Process(process)) => process.look(self.now)?.atomic(addr, update),
             Some(Space::Own(own)) => own.atomic(addr, update, &mut self.guard),
             Some(Space::Mapped(mapping)) => mapping.atomic(addr, update),
             // No peer may use it.

@@ -2,17 +2,57 @@
 
 use super::{Mapping, NOTHING, Run, pieces};
 use rnic_abi::os::process;
+use rnic_core::Instant;
 use rnic_core::ports::{DmaFault, MAX_DMA_RANGES, MemRange, Range};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A client process.
 #[derive(Debug)]
 pub struct Process {
     pid: libc::pid_t,
     /// A thread of it that was alive: the main thread may have ended before the others. `None`
-    /// when there was no other one left, which is for good.
+    /// when there was no other one left, or the process was seen to have exited, which is for good.
     thread: Option<libc::pid_t>,
+    /// `None` for this process, which lives as long as its engine.
+    life: Option<Life>,
+}
+
+/// Whether a process still has its number, which the kernel gives to another one after its end.
+#[derive(Debug)]
+struct Life {
+    /// Readable once the process has exited, which is before its number can come again. The one of
+    /// the client's session.
+    pidfd: Arc<OwnedFd>,
+    /// Until when it is believed to live.
+    until: Instant,
+}
+
+/// How long a process that was seen alive is believed to live, as a look takes a system call. For
+/// its number to come again, it must exit and be waited for, and the kernel must have given out all
+/// other numbers, or root choose this one: that takes much longer.
+///
+/// A window is left, as the kernel copies by number alone: the engine's thread may lose its CPU
+/// between a look, or the start of its half turn, and the copy, for long enough that all of this
+/// happens.
+const BELIEVED: Duration = Duration::from_micros(50);
+
+impl Life {
+    fn is_over(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
+        loop {
+            match poll(&mut fds, Some(&Timespec::default())) {
+                Ok(ready) => return ready > 0,
+                Err(rustix::io::Errno::INTR) => {}
+                // What cannot be seen is not written to.
+                Err(_) => return true,
+            }
+        }
+    }
 }
 
 /// Room for one call's vectors, allocated once.
@@ -84,10 +124,51 @@ pub(super) fn inside(ranges: &[Range], len: usize) -> bool {
 }
 
 impl Process {
-    /// The process `pid`, as this thread sees it.
-    pub fn new(pid: u32) -> Option<Self> {
+    /// A client: the process `pid`, as this thread sees it, which `pidfd` holds.
+    pub fn of_client(pid: u32, pidfd: Arc<OwnedFd>) -> Option<Self> {
+        let life = Life { pidfd, until: Instant::ZERO };
+        Some(Self { life: Some(life), ..Self::numbered(pid)? })
+    }
+
+    /// This process.
+    pub(crate) fn own() -> Option<Self> {
+        Self::numbered(std::process::id())
+    }
+
+    fn numbered(pid: u32) -> Option<Self> {
         let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;
-        Some(Self { pid, thread: Some(pid) })
+        Some(Self { pid, thread: Some(pid), life: None })
+    }
+
+    /// Before each transfer.
+    ///
+    /// # Errors
+    /// The process has exited: its number may be another one's.
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant) -> Result<&mut Self, DmaFault> {
+        match &self.life {
+            Some(life) if now >= life.until => self.look_again(now),
+            _ => Ok(self),
+        }
+    }
+
+    fn look_again(&mut self, now: Instant) -> Result<&mut Self, DmaFault> {
+        // First the thread, whose number may come again while the process lives. That it is one of
+        // the process was true of the client if that is found alive afterwards.
+        if self.thread.is_some_and(|thread| thread != self.pid && !belongs(self.pid, thread)) {
+            self.thread = living_thread(self.pid);
+        }
+        self.forget_if_over();
+        if let Some(life) = &mut self.life {
+            life.until = now.after(BELIEVED);
+        }
+        if self.thread.is_some() { Ok(self) } else { Err(NOTHING) }
+    }
+
+    fn forget_if_over(&mut self) {
+        if self.thread.is_some() && self.life.as_ref().is_some_and(Life::is_over) {
+            self.thread = None;
+        }
     }
 
     pub(super) fn read(
@@ -196,7 +277,11 @@ impl Process {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::ESRCH) => self.thread = living_thread(self.pid),
+                Some(libc::ESRCH) => {
+                    self.thread = living_thread(self.pid);
+                    // Afterwards: then what was found was the client's.
+                    self.forget_if_over();
+                }
                 _ => return Err(NOTHING),
             }
         }
@@ -230,6 +315,14 @@ fn living_thread(pid: libc::pid_t) -> Option<libc::pid_t> {
         .find(|thread| is_alive(&threads, *thread))
 }
 
+/// Whether a thread is one of `pid`, by a signal that is none.
+fn belongs(pid: libc::pid_t, thread: libc::pid_t) -> bool {
+    // SAFETY: no memory is named, and signal 0 does nothing.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, 0) };
+    // Another error, such as EPERM, is one about a thread that was found.
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
 fn is_alive(threads: &Path, thread: libc::pid_t) -> bool {
     // "1234 (any name) S ...": Z is a zombie, X is dead.
     let stat = threads.join(thread.to_string()).join("stat");
@@ -259,3 +352,5 @@ pub(crate) fn probe(pid: u32, addr: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(super) use tests::pidfd_of;

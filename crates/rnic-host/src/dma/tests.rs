@@ -8,7 +8,7 @@ const PAGE: usize = 4096;
 
 fn own_process() -> SystemDma {
     let mut dma = SystemDma::new();
-    dma.insert(SPACE, Space::Process(Process::new(std::process::id()).unwrap()));
+    dma.insert(SPACE, Space::Process(Process::own().unwrap()));
     dma
 }
 
@@ -68,6 +68,37 @@ fn ranges_need_not_be_cut_alike() {
     }
 }
 
+/// Long copies go by other instructions than short ones, and a page may end in the middle of each.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn plain_copies_are_whole_up_to_the_byte_that_is_missing() {
+    for narrow in [false, true] {
+        own::NARROW.set(narrow);
+        let [_, own] = ordinary();
+        copy_up_to_a_hole(own);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn copy_up_to_a_hole(mut dma: SystemDma) {
+    let hole = with_hole() + PAGE;
+    let pattern: Vec<u8> = (0..1200u32).map(|k| (k % 251) as u8 + 1).collect();
+    for before in [0, 1, 9, 100, 127, 128, 129, 255, 256, 300, 700] {
+        let at = hole - before;
+        for len in [before, before + 9, before + 120, before + 128, before + 400] {
+            let (there, whole) = ([mem(at, len)], [range(3, len)]);
+            let end = if len == before { Ok(()) } else { Err(DmaFault { done: before as u64 }) };
+            let mut arena = pattern.clone();
+            assert_eq!(dma.write(SPACE, &arena, &whole, &there, &[]), end, "{before} of {len}");
+            arena.fill(0);
+            assert_eq!(dma.read(SPACE, &there, &mut arena, &whole), end, "{before} of {len}");
+            assert_eq!(arena[3..3 + before], pattern[3..3 + before], "{before} of {len}");
+            let outside = arena[..3].iter().chain(&arena[3 + before..]);
+            assert_eq!(outside.filter(|byte| **byte != 0).count(), 0, "{before} of {len}");
+        }
+    }
+}
+
 #[test]
 fn a_fault_counts_the_bytes_before_it() {
     for mut dma in ordinary() {
@@ -105,8 +136,9 @@ fn a_space_that_is_gone_is_a_fault() {
     assert_eq!(dma.write(SpaceId(99), &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
     let mut child = std::process::Command::new("true").spawn().unwrap();
     let pid = child.id();
+    let pidfd = process::pidfd_of(&child);
     child.wait().unwrap();
-    dma.insert(SPACE, Space::Process(Process::new(pid).unwrap()));
+    dma.insert(SPACE, Space::Process(Process::of_client(pid, pidfd).unwrap()));
     assert_eq!(dma.write(SPACE, &[1; 8], &[range(0, 8)], &to, &[]), Err(NOTHING));
 }
 
@@ -251,7 +283,8 @@ fn pieces_cut_the_tail_of_every_message() {
 /// Another thread polls the last byte and then looks at the others.
 fn last_byte_is_last(mut dma: SystemDma, addr: u64, bytes: &[AtomicU8]) {
     let stop = AtomicBool::new(false);
-    let seen = AtomicU8::new(0);
+    // What an earlier writer left is not new.
+    let seen = AtomicU8::new(bytes[bytes.len() - 1].load(Ordering::Relaxed));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
@@ -304,7 +337,7 @@ fn mapped_memory_is_copied_to_wherever_it_goes() {
     (0..PAGE / 8).for_each(|at| words.set(at, at as u64));
     let target = with_hole();
     let own = SpaceId(9);
-    dma.insert(own, Space::Process(Process::new(std::process::id()).unwrap()));
+    dma.insert(own, Space::Process(Process::own().unwrap()));
     let same = SpaceId(10);
     dma.insert(same, Space::Own(Own::new().unwrap()));
     let from = [mem(100, 1000), mem(0, 100)];

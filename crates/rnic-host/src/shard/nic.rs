@@ -29,6 +29,7 @@ impl Nic {
     /// The first half of a turn: what was received.
     pub(super) fn arrivals(&mut self, now: Instant) -> Turn {
         let Self { engine, wire, dma, events, watchers } = self;
+        dma.begin_turn(now);
         let mut ports = Ports { wire, dma, host: events };
         let turn = match watchers.is_empty() {
             true => engine.arrivals(now, &mut ports, &mut ()),
@@ -50,6 +51,7 @@ impl Nic {
     /// The second half: what is to be sent.
     pub(super) fn departures(&mut self, now: Instant) -> Turn {
         let Self { engine, wire, dma, events, watchers } = self;
+        dma.begin_turn(now);
         let mut ports = Ports { wire, dma, host: events };
         match watchers.is_empty() {
             true => engine.departures(now, &mut ports, &mut ()),

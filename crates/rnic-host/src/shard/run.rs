@@ -131,7 +131,6 @@ impl Shard {
 
     /// A turn of the engine.
     pub(super) fn turn(&mut self, now: Instant) -> Turn {
-        self.nic.dma.begin_turn(now);
         let arrived = self.nic.arrivals(now);
         let (arrived, now) = self.cpu_sharing.after_arrivals(now, arrived, &mut self.nic);
         let departed = self.nic.departures(now);

@@ -1,11 +1,16 @@
 //! A client whose threads have ended, and were not waited for.
 
 use super::*;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
+
+pub(crate) fn pidfd_of(child: &Child) -> Arc<OwnedFd> {
+    Arc::new(pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap())
+}
 
 const HELPER: &str = "dma::process::tests::end_all_threads";
 
@@ -74,7 +79,7 @@ fn a_client_without_a_living_thread_is_a_fault() {
         let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, *thread, 0, 0) };
         assert_eq!(seized, 0, "{}", io::Error::last_os_error());
     }
-    let mut process = Process::new(child.id()).unwrap();
+    let mut process = Process::of_client(child.id(), pidfd_of(&child)).unwrap();
     let read = move |process: &mut Process| {
         let (mut arena, mut scratch) = ([0], Scratch::new());
         let from = [MemRange { addr: byte, len: 1 }];
@@ -97,4 +102,48 @@ fn a_client_without_a_living_thread_is_a_fault() {
     }
     child.wait().unwrap();
     assert_eq!(results, Ok([Err(NOTHING); 2]), "the search for a thread goes on for ever");
+}
+
+/// The number of a process that has exited belongs to another one: nothing of that one is reached.
+#[test]
+fn the_number_of_a_dead_client_reaches_nothing() {
+    let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+    let pidfd = pidfd_of(&child);
+    let word = Box::new(7u64);
+    let at = (&raw const *word) as u64;
+    let (mut arena, mut scratch) = ([1; 8], Scratch::new());
+    let (to, range) = ([MemRange { addr: at, len: 8 }], [Range { offset: 0, len: 8 }]);
+    // A stranger with its number: this process.
+    let mut process = Process::of_client(std::process::id(), Arc::clone(&pidfd)).unwrap();
+    let first = Instant::from_nanos(1_000_000);
+    process.look(first).unwrap().read(&to, &mut arena, &range, &mut scratch).unwrap();
+    assert_eq!(u64::from_ne_bytes(arena), 7);
+    assert!(!process.life.as_ref().unwrap().is_over());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(process.life.as_ref().unwrap().is_over());
+    assert!(process.look(first.after(BELIEVED / 2)).is_ok(), "it looks at every transfer");
+    for now in [first.after(BELIEVED), first.after(BELIEVED), first, Instant::ZERO] {
+        // Once seen, it is remembered, whatever time it is.
+        let written = process
+            .look(now)
+            .and_then(|process| process.write(&[1; 8], &range, &to, &[], &mut scratch));
+        assert_eq!(written, Err(NOTHING));
+    }
+    assert_eq!(process.atomic(at, &mut |old| old + 1), Err(NOTHING));
+    assert_eq!(*word, 7);
+}
+
+#[test]
+fn a_thread_of_another_process_is_not_the_clients() {
+    let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+    let pid = libc::pid_t::try_from(child.id()).unwrap();
+    let own = libc::pid_t::try_from(std::process::id()).unwrap();
+    assert!(belongs(pid, pid) && belongs(own, own) && !belongs(pid, own));
+    let mut process = Process::of_client(child.id(), pidfd_of(&child)).unwrap();
+    process.thread = Some(own);
+    assert!(process.look(Instant::ZERO).is_ok());
+    assert_eq!(process.thread, Some(pid));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
