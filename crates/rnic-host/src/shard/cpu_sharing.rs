@@ -57,8 +57,6 @@ pub(super) struct CpuSharing {
 
 /// With this many CPUs, engine and program each get one of their own.
 const ENOUGH_CPUS: u32 = 4;
-/// A yield that takes longer was not to a program that answers or has more to post, nanoseconds.
-const LONG_ABSENCE: u64 = 30_000;
 /// The slice of an engine that does not yield, nanoseconds: the shorter the slice, the sooner a
 /// waking thread preempts one that spins.
 const SHORT_SLICE: u64 = 100_000;

@@ -223,6 +223,8 @@ impl Shard {
             }
         };
         let policy = self.driving.as_mut().filter(|_| is_driven)?;
+        // The next turns are the program's.
+        self.nic.dma.change_thread();
         let watch = policy.watch.take();
         Some(watch.map_or_else(|| policy.new_watch(now), |watch| watch.looked(now)))
     }
@@ -231,9 +233,15 @@ impl Shard {
     /// sleeps on. A turn of it would take packets from the program and send acknowledgements ahead
     /// of its answers.
     pub(super) fn keeps_on(&mut self) -> bool {
-        self.driving.as_mut().is_some_and(|policy| {
-            std::mem::take(&mut policy.keeps_on) && policy.driven.driving.state() == State::Driven
-        })
+        let Some(policy) = &mut self.driving else { return false };
+        let keeps_on = std::mem::take(&mut policy.keeps_on);
+        if policy.driven.driving.state() != State::Driven {
+            return false;
+        }
+        // Whatever this thread copies until it sleeps again: that of the program may block other
+        // signals.
+        self.nic.dma.change_thread();
+        keeps_on
     }
 
     /// The engine's thread has watched, until the program stopped, it was time to look, or someone
@@ -258,7 +266,6 @@ impl Shard {
         let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
         if !goes_on {
             policy.end(now, is_away && did == Did::Work);
-            self.nic.dma.change_thread();
         } else if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) {
             policy.look_for_handlers();
         }
@@ -290,7 +297,6 @@ impl Shard {
         policy.driven.driving.admit(thread);
         if port.has_copies() {
             policy.begin(now);
-            self.nic.dma.change_thread();
             return true;
         }
         let (sockets, changes) = port.sockets();
@@ -333,7 +339,6 @@ impl Shard {
         }
         if is_old {
             let now = monotonic();
-            self.nic.dma.begin_turn(now);
             self.nic.arrivals(now);
         }
         for _ in 0..DEPARTURES {
@@ -364,7 +369,6 @@ impl Shard {
         if policy.pace.is_slow() || !copies_plainly {
             // The engine's thread takes the engine back.
             policy.is_unfit = !copies_plainly;
-            self.nic.dma.change_thread();
             policy.driven.driving.withdraw();
             return withdrawn.with(Turned::WAKE, true);
         }
@@ -408,7 +412,6 @@ impl Shard {
             policy.compared = now;
         }
         self.use_copies(if compare { Use::Compared } else { Use::Believed });
-        self.nic.dma.begin_turn(now);
         // The program's answer to what the turn before has delivered need not wait.
         let answered = if answers { self.nic.departures(now) } else { Turn::default() };
         let arrived = self.nic.arrivals(now);

@@ -74,7 +74,7 @@ fn add_client_of(shard: &mut Shard, handle: &ShardHandle, other_group: bool) -> 
     let new = NewClient {
         client: CLIENT,
         space: SpaceId(1),
-        memory: Space::Process(Process::new(std::process::id()).unwrap()),
+        memory: Space::Process(Process::own().unwrap()),
         doorbells: Doorbells::new(area.clone()).unwrap(),
         wake: wake.as_fd().try_clone_to_owned().unwrap().into(),
         events,

@@ -1,7 +1,9 @@
 //! When a yield is of use: predictions that are tried less and less often while they fail.
 
-use super::LONG_ABSENCE;
 use rnic_core::time::Instant;
+
+/// A yield that takes longer was not to a program that answers or has more to post, nanoseconds.
+const LONG_ABSENCE: u64 = 30_000;
 
 /// Something that is tried every time while it is of use, and less and less often when it is not.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,9 +1,12 @@
 //! When yielding costs too much: a third thread competes for the shared CPU, or more threads poll
 //! than there are CPUs.
 
-use super::LONG_ABSENCE;
 use rnic_core::time::Instant;
 
+/// A yield that takes longer was to a thread that computes, nanoseconds: the shortest slice of
+/// threads that ask for none of their own. Engines and programs that yield to each other are back
+/// sooner: two pairs of programs that post for 16 queue pairs each, after some 200 us.
+const SLICE: u64 = 700_000;
 /// The CPU is contended when long yields take half of so many nanoseconds. That is longer than the
 /// scheduler takes to balance two threads that begin to share a CPU: some slices each.
 const WINDOW: u64 = 50_000_000;
@@ -52,7 +55,9 @@ impl Contention {
         let is_new = to.as_nanos().saturating_sub(ended.as_nanos()) > nanos;
         let next = if is_new { 0 } else { nanos * 2 };
         let nanos = next.clamp(CONTENDED_FOR.0, CONTENDED_FOR.1);
-        let until = to.after_nanos(nanos);
+        // All engines of a machine try again at the same times: those that would yield to each
+        // other find that only while all of them do.
+        let until = Instant::from_nanos((to.as_nanos() + nanos / 2).next_multiple_of(nanos));
         self.until = Some(until);
         self.last = (until, nanos);
         true
@@ -70,7 +75,7 @@ impl Away {
     /// Adds a yield. True when too much of the time was lost that way.
     fn add(&mut self, from: Instant, to: Instant) -> bool {
         let nanos = to.as_nanos().saturating_sub(from.as_nanos());
-        if nanos < LONG_ABSENCE {
+        if nanos < SLICE {
             return false;
         }
         if to.as_nanos().saturating_sub(self.since.as_nanos()) > WINDOW {
@@ -135,15 +140,15 @@ mod tests {
     #[test]
     fn programs_that_answer_soon_and_rare_interruptions_do_not_count() {
         let mut away = Away::default();
-        assert!((0..100_000).all(|k| !away.add(at(k * 30), at(k * 30 + 29))));
+        assert!((0..10_000).all(|k| !away.add(at(k * 700), at(k * 700 + 699))));
         assert!((0..1000).all(|k| !away.add(at(k * 20_000), at(k * 20_000 + 4000))));
     }
 
-    #[test]
-    fn contention_that_comes_again_is_assumed_for_twice_as_long() {
+    /// Contention each time that it is looked for, from this microsecond on: when each ends,
+    /// milliseconds, and for how many it lasted.
+    fn contentions(mut now: u64) -> Vec<(u64, u64)> {
         let mut contention = Contention::default();
-        let mut now = 1_000_000;
-        let mut lengths = Vec::new();
+        let mut all = Vec::new();
         for _ in 0..7 {
             while !contention.begins(at(now), at(now + 1000)) {
                 now += 1000;
@@ -153,9 +158,26 @@ mod tests {
                 assert!(contention.is_on());
                 now += 1000;
             }
-            lengths.push((now - began) / 100_000);
+            all.push((now / 1000, (now - began) / 1000));
         }
-        assert_eq!(lengths, [1, 2, 4, 8, 16, 32, 32]);
+        all
+    }
+
+    #[test]
+    fn contention_that_comes_again_is_assumed_for_twice_as_long() {
+        let lengths = [100, 200, 400, 800, 1600, 3200, 3200];
+        for ((end, took), about) in contentions(1_000_000).into_iter().zip(lengths) {
+            assert!(end.is_multiple_of(about), "until {end} ms, not a multiple of {about}");
+            assert!((about / 2..=about * 3 / 2).contains(&took), "{took} ms, not {about}");
+        }
+    }
+
+    #[test]
+    fn those_that_meet_try_again_at_the_same_time() {
+        for ((one, _), (other, _)) in contentions(1_000_000).into_iter().zip(contentions(1_013_000))
+        {
+            assert_eq!(one, other);
+        }
     }
 
     #[test]

@@ -189,6 +189,30 @@ fn questions_to_the_engine_take_nothing_from_one_that_drives() {
     assert_eq!(stage.refused(), 1);
 }
 
+/// They may block different signals: what one has found of itself says nothing of the other.
+#[test]
+fn turns_of_the_engines_thread_while_the_program_drives_are_those_of_another_thread() {
+    let stage = Stage::new();
+    let until = std::time::Instant::now() + SOON;
+    loop {
+        stage.drive();
+        stage.peer.send(b"no RoCE").unwrap();
+        let before = stage.refused();
+        // It makes no turn, but has not stopped yet: the engine's thread makes one.
+        stage.sleep(|| drop(stage.ask()));
+        if stage.driving.state() == State::Driven {
+            assert_eq!(stage.refused(), before + 1);
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
+    }
+    assert!(stage.with(|shard| shard.nic.dma.has_changed_thread()));
+    assert_eq!(stage.program.turn(), Turned::default());
+    assert!(!stage.with(|shard| shard.nic.dma.has_changed_thread()));
+    stage.sleep(|| {});
+    assert_eq!(stage.driving.state(), State::Off);
+}
+
 /// A program that asks and asks does not poll.
 #[test]
 fn questions_do_not_keep_the_engine_from_one_that_has_stopped() {
