@@ -81,6 +81,7 @@ pub(crate) fn start(path: &Path, table: &'static Table) -> io::Result<Door> {
     let [from, offers] = [OwnedFd::from(from), OwnedFd::from(offers)];
     let fds = [upstream.as_raw_fd(), from.as_raw_fd(), offers.as_raw_fd()];
     let (tell, started) = bounded(1);
+    descriptors::announce_threads();
     signals::without(|| {
         let live = move || live(fds, driving, number, table, &tell);
         thread::spawn("rnic-function", thread::STACK, live)

@@ -55,6 +55,10 @@ const AROUND: &[(&str, &str)] = &[
     ("link_tx_errors", "Writes that the kernel refused."),
     ("link_tx_no_route", "Datagrams that no link can send: there is none to that address."),
     (
+        "link_bind_failed",
+        "Attempts to serve an address by a socket that failed; they are repeated (udp).",
+    ),
+    (
         "link_reopen_failed",
         "Times that the link could not be opened on an interface that was made anew.",
     ),
@@ -75,6 +79,7 @@ const AROUND: &[(&str, &str)] = &[
         "How often those sockets took no more, so that the engine had to wait.",
     ),
     ("local_tx_errors", "Writes to those sockets that the kernel refused."),
+    ("local_bind_failed", "Attempts to open those sockets that failed; they are repeated."),
     ("fault_dropped", "Datagrams dropped by `rnic fault`."),
     ("fault_duplicated", "Datagrams doubled by `rnic fault`."),
     ("fault_reordered", "Datagrams that `rnic fault` let others overtake."),

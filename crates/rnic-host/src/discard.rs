@@ -51,6 +51,11 @@ pub fn discard(socket: impl Into<OwnedFd>) {
     }
 }
 
+/// Sockets that are not being closed yet.
+pub(crate) fn waiting() -> usize {
+    DISCARDED.get().map_or(0, Sender::len)
+}
+
 /// Starts the thread that closes what is discarded.
 ///
 /// # Errors

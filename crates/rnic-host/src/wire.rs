@@ -18,6 +18,7 @@ mod packet;
 mod reopening;
 mod split;
 mod udp;
+mod unserved;
 mod xdp;
 
 use crate::observe::Watcher;
@@ -28,6 +29,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 pub use udp::STEER;
 use udp::UdpWire;
+pub use unserved::Unserved;
 use xdp_io::TxRefusal;
 use xdp_io::udp::{ReceiverSockets, SteeredPort, UdpPort};
 

@@ -5,14 +5,15 @@
 //! while anything [holds](Hold) it; its place is then another one's, so that no client fills the
 //! table with ways that it once asked for.
 
+mod wire;
+
 use rnic_core::ports::HopId;
 use roce_wire::{MacAddr, VlanTag};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wire::Wire;
 
 /// The kernel finds the way: only for wires that send through its UDP sockets.
 pub(crate) const KERNEL: HopId = HopId(1);
@@ -68,15 +69,6 @@ pub struct HopTable {
     vlans: Arc<[AtomicU64; VLAN_WORDS]>,
     wire: Arc<Wire>,
     known: Arc<Mutex<Known>>,
-}
-
-/// The way to the network.
-#[derive(Default)]
-struct Wire {
-    /// When it is tried again, if it is lost.
-    retry: Mutex<Option<Instant>>,
-    /// Is told when it is lost, and when it is there again.
-    listener: OnceLock<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -190,33 +182,6 @@ impl HopTable {
     /// The interface's Ethernet address; zero where there is none.
     pub fn own(&self) -> MacAddr {
         mac(self.own[0].load(Ordering::Relaxed))
-    }
-
-    /// Whether the wire could not be opened on an interface that was made anew, and then when it
-    /// is to be tried again: until it works the port is down, whatever the interface is.
-    pub fn set_wire_retry(&self, at: Option<Instant>) {
-        let before = std::mem::replace(&mut *self.retry(), at);
-        if before.is_some() != at.is_some()
-            && let Some(listener) = self.wire.listener.get()
-        {
-            // Cannot fail: the counter is far from full.
-            let _ = rustix::io::write(&**listener, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// See [`set_wire_retry`](Self::set_wire_retry).
-    pub(super) fn wire_retry(&self) -> Option<Instant> {
-        *self.retry()
-    }
-
-    /// An event counter to write when the wire is lost, and when it is there again.
-    pub(super) fn tell_of_wire(&self, listener: Arc<OwnedFd>) {
-        // There is one thread that follows the network.
-        let _ = self.wire.listener.set(listener);
-    }
-
-    fn retry(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.wire.retry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets our own Ethernet addresses, the interface's first: the first [`MAX_OWN`] of them. One

@@ -79,7 +79,7 @@ struct Follower {
     shared: Arc<Shared>,
     on_change: Box<dyn Fn(Change) + Send>,
     stop: Arc<OwnedFd>,
-    /// Written when the wire is lost, and when it is there again.
+    /// Written when the wire is lost or there again, and when it wants to be told again.
     wire: Arc<OwnedFd>,
     /// As was told last.
     wire_was_lost: bool,
@@ -103,7 +103,8 @@ impl Follower {
 
     /// Waits for a notification or the next reminder; false when it is time to end.
     fn wait(&self) -> bool {
-        let next = self.next_try().map_or(self.next_reminder, |at| at.min(self.next_reminder));
+        let again = self.shared.hops.next_telling();
+        let next = self.next_try().into_iter().chain(again).fold(self.next_reminder, Instant::min);
         let left = next.saturating_duration_since(Instant::now());
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -185,13 +186,14 @@ impl Follower {
     }
 
     /// Tells when the wire is lost or there again, and when it is to be tried again: what kept it
-    /// from the new interface may be over.
+    /// from the new interface, or from an address, may be over.
     fn look_at_wire(&mut self, now: Instant) {
         // It has nothing to be read when this is not what the thread was woken by.
         let _ = rustix::io::read(&*self.wire, &mut [0; 8]);
         let is_lost = self.shared.hops.wire_retry().is_some();
         let due = self.next_try().filter(|at| *at <= now);
-        if is_lost != self.wire_was_lost || due.is_some() {
+        let again = self.shared.hops.take_telling(now);
+        if is_lost != self.wire_was_lost || due.is_some() || again {
             self.wire_was_lost = is_lost;
             self.wire_tried = due.or(self.wire_tried);
             self.say_again();
@@ -287,5 +289,32 @@ mod tests {
         assert_eq!(look(Some(40), 41), (1, seconds(40)));
         assert_eq!(look(None, 42), (1, None));
         assert_eq!(look(None, 80), (0, None));
+    }
+
+    #[test]
+    fn a_wire_that_lacks_something_is_told_once_more_when_it_says() {
+        let (sender, told) = std::sync::mpsc::channel();
+        let mut follower = follower(move |_| sender.send(Instant::now()).unwrap());
+        let hops = follower.shared.hops.clone();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut look = |now| {
+            follower.look_at_wire(at(now));
+            told.try_iter().count()
+        };
+        hops.tell_again(at(5));
+        hops.tell_again(at(3));
+        hops.tell_again(at(4));
+        assert_eq!([2, 3, 4, 5, 60].map(&mut look), [0, 1, 0, 0, 0]);
+        // The thread sleeps no longer than until then.
+        follower.shared.hops.tell_of_wire(Arc::clone(&follower.wire));
+        let stop = Arc::clone(&follower.stop);
+        let thread = std::thread::spawn(move || follower.run());
+        let asked = Instant::now();
+        hops.tell_again(asked + Duration::from_millis(50));
+        let at = told.recv_timeout(REMIND / 2).unwrap();
+        assert!(at - asked >= Duration::from_millis(50));
+        rustix::io::write(&*stop, &1u64.to_ne_bytes()).unwrap();
+        thread.join().unwrap();
     }
 }

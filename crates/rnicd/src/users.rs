@@ -44,6 +44,7 @@ use rnic_net::{Change, Network};
 use start::Starter;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use xdp_io::udp::SteeredPort;
@@ -80,6 +81,8 @@ pub(crate) struct Users {
     table: Mutex<Table>,
     /// Held while faults are changed.
     changing_faults: Mutex<()>,
+    /// Attempts to give a satellite the sockets of an address that failed.
+    unserved: AtomicU64,
     /// Written when a process has no session any more, or is gone.
     idle: EventFd,
 }
@@ -122,7 +125,8 @@ impl Users {
         let (starter, idle) = (parts.command.clone().map(Starter::new), EventFd::new()?);
         let starter = starter.transpose()?;
         let (table, changing_faults) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { parts, starter, table, changing_faults, idle }))
+        let unserved = AtomicU64::new(0);
+        Ok(Arc::new(Self { parts, starter, table, changing_faults, unserved, idle }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -110,7 +110,7 @@ impl LinkOpener<'_> {
             true => udp::shared_port(scope, false),
             false => Some(udp::own_port(scope)),
         };
-        let wire = UdpWire::new(&self.now.addresses, scope, self.now.mtu, shared.clone())
+        let wire = UdpWire::new(&self.now, scope, shared.clone(), self.network.hops())
             .map_err(|error| error.to_string())?;
         self.network.set_kernel_sends(true);
         let outside: Option<Box<dyn Link>> = Some(Box::new(wire));
@@ -161,7 +161,7 @@ impl LinkOpener<'_> {
         }
         let scope = self.interface.index;
         let shared = udp::shared_port(scope, true)?;
-        match UdpWire::new(&self.now.addresses, scope, self.now.mtu, Some(Arc::clone(&shared))) {
+        match UdpWire::new(&self.now, scope, Some(Arc::clone(&shared)), self.network.hops()) {
             Ok(wire) => Some((shared, wire)),
             Err(error) => {
                 udp::tell_of_hand_over(&error);

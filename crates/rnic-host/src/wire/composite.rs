@@ -306,7 +306,7 @@ fn local_name(of_link: &str) -> Option<&'static str> {
     LOCAL_NAMES.iter().find(|(_, name)| *name == of_link).map(|(local, _)| *local)
 }
 
-const LOCAL_NAMES: [(&str, &str); 8] = [
+const LOCAL_NAMES: [(&str, &str); 9] = [
     ("local_rx_trains", "link_rx_trains"),
     ("local_rx_bytes", "link_rx_bytes"),
     ("local_rx_malformed", "link_rx_malformed"),
@@ -315,6 +315,7 @@ const LOCAL_NAMES: [(&str, &str); 8] = [
     ("local_tx_trains", "link_tx_trains"),
     ("local_tx_backpressure", "link_tx_backpressure"),
     ("local_tx_errors", "link_tx_errors"),
+    ("local_bind_failed", "link_bind_failed"),
 ];
 
 /// How many calls look at the local link once.

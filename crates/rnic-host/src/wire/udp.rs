@@ -6,12 +6,13 @@
 //! The source port is the destination port: one socket per address serves all queue pairs, so the
 //! control plane gives their flows that port (the ICRC covers it).
 
+use super::unserved::Unserved;
 use super::{
     Link, LinkCounters, MAX_BURST, MAX_RESERVED, Membership, OUTSIDE, max_datagram, train_len,
 };
 use rnic_core::ports::{ArenaId, Range, RxIpId, RxTrain, TxIpId, TxSlot, TxTrain, WireCaps};
 use rnic_core::qpn::SHARD_IN_BYTE;
-use rnic_net::Change;
+use rnic_net::{Change, HopTable};
 use roce_wire::{Flow, ROCE_PORT};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
@@ -30,27 +31,28 @@ pub(super) struct UdpWire {
     /// Reserved since the last submit.
     reserved: Vec<xdp_io::TxSlot>,
     backlog: bool,
-    /// The sockets are this process's own, not the daemon's gifts.
-    binds: bool,
+    /// Where the sockets are this process's own, not the daemon's gifts.
+    unserved: Option<Unserved>,
     /// What the kernel drops in front of the sockets is a loss.
     drops_are_losses: bool,
 }
 
 impl UdpWire {
-    /// Binds port 4791 on `addresses`, which interface `scope_id` (0: none) with `mtu` has.
+    /// Binds port 4791 on the addresses of `now`, which are those of interface `scope_id` (0:
+    /// none). The network that `hops` are of tells again what could not be followed.
     ///
     /// # Errors
     /// As [`UdpPort::bind`].
     pub(super) fn new(
-        addresses: &[IpAddr],
+        now: &Change,
         scope_id: u32,
-        mtu: u32,
         shared: Option<Arc<SteeredPort>>,
+        hops: HopTable,
     ) -> xdp_io::Result<Self> {
-        let mut config = UdpConfig::new(addresses.to_vec(), ROCE_PORT);
+        let mut config = UdpConfig::new(now.addresses.clone(), ROCE_PORT);
         config.scope_id = scope_id;
         config.shared = shared;
-        Self::on(config, mtu, true)
+        Self::on(config, now.mtu, Some(Unserved::new(hops, "the device")))
     }
 
     /// Without sockets: the daemon [gives](Link::add_sockets) some.
@@ -60,10 +62,10 @@ impl UdpWire {
     pub(super) fn of_shard(scope_id: u32, mtu: u32) -> xdp_io::Result<Self> {
         let mut config = UdpConfig::new(Vec::new(), ROCE_PORT);
         config.scope_id = scope_id;
-        Self::on(config, mtu, false)
+        Self::on(config, mtu, None)
     }
 
-    fn on(mut config: UdpConfig, mtu: u32, binds: bool) -> xdp_io::Result<Self> {
+    fn on(mut config: UdpConfig, mtu: u32, unserved: Option<Unserved>) -> xdp_io::Result<Self> {
         config.tx_arena_bytes = TX_ARENA;
         let (addresses, scope_id) = (&config.addresses, config.scope_id);
         Ok(Self {
@@ -73,7 +75,7 @@ impl UdpWire {
             trains: vec![udp::RxTrain::default(); MAX_BURST],
             reserved: Vec::with_capacity(MAX_RESERVED),
             backlog: false,
-            binds,
+            unserved,
             drops_are_losses: true,
         })
     }
@@ -186,16 +188,16 @@ impl Link for UdpWire {
         if self.scope_id != 0 {
             self.scope_id = interface.index;
         }
-        if self.binds {
+        if self.unserved.is_some() {
             self.port.move_to(interface.index);
         }
         let is_gone = |bound: &IpAddr| !bound.is_multicast() && !addresses.contains(bound);
         let gone: Vec<_> = self.port.local_addresses().filter(is_gone).collect();
         gone.into_iter().for_each(|address| self.port.remove_address(address));
-        for address in addresses.iter().filter(|_| self.binds) {
-            if let Err(error) = self.port.add_address(*address) {
-                tracing::warn!("cannot serve {address}: {error}");
-            }
+        if let Some(unserved) = &mut self.unserved {
+            let port = &mut self.port;
+            let failed = |ip: &IpAddr| Some((*ip, port.add_address(*ip).err()?));
+            unserved.note(addresses.iter().filter_map(failed).collect(), Instant::now());
         }
         self.max_datagram = max_datagram(*mtu, addresses);
         true
@@ -230,6 +232,9 @@ impl Link for UdpWire {
             ("link_tx_backpressure", stats.tx_backpressure),
             ("link_tx_errors", stats.tx_errors.total()),
         ];
+        if let Some(unserved) = &self.unserved {
+            counters.push(("link_bind_failed", unserved.failed()));
+        }
         if self.drops_are_losses {
             counters.push(("link_rx_no_buffer", stats.rx_kernel_drops));
         }

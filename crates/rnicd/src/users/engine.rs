@@ -22,7 +22,7 @@ use rnic_host::report;
 pub(super) use rnic_host::report::EnginePlace as Place;
 use rnic_host::satellite::protocol::{CallAnswer, ToEngine};
 use rnic_host::thread;
-use rnic_host::wire::{BranchStats, FaultChange};
+use rnic_host::wire::{BranchStats, FaultChange, Unserved};
 use rnic_net::Hold;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct EngineProcess {
     user: User,
     number: u8,
-    serial: u64,
+    pub(super) serial: u64,
     socket: Untrusted,
     place: Place,
     pid: Pid,
@@ -79,6 +79,8 @@ pub(super) struct State {
     is_gone: bool,
     /// It has not been told yet how the network is; whether the GID table changed.
     network: Option<bool>,
+    /// Addresses that it got no sockets for.
+    unserved: Option<Unserved>,
     /// It was told to end, or has said that it will.
     ends: Option<Instant>,
     /// Its death has been counted.

@@ -14,6 +14,7 @@ use rnic_host::shard::{FaultsChanged, ShardStopped};
 use rnic_host::wire::{Fault, FaultChange, MAX_FAULTS};
 use roce_wire::Qpn;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -129,10 +130,11 @@ impl Engines for Users {
             _ => engine.counted(deadline),
         });
         let mut others = add_up(theirs.chain([past]));
-        let own = match own.until(deadline) {
+        let mut own = match own.until(deadline) {
             Some(Found::Counters(counted)) => counted,
             _ => Numbers::new(),
         };
+        self.add_unserved(&mut own);
         // Names that no engine has are not shown.
         others.retain(|name, _| own.contains_key(name));
         add_up([own, others])
@@ -188,6 +190,15 @@ impl Users {
         };
         let running = self.table().disturb(faults);
         running.iter().for_each(|engine| engine.disturb(change.clone()));
+    }
+
+    /// Adds attempts at sockets of satellites that failed to those at the daemon's own, which it
+    /// has for the way outside or, beside a link of frames, for other engines of this host.
+    pub(super) fn add_unserved(&self, own: &mut Numbers) {
+        let names = ["link_bind_failed", "local_bind_failed"];
+        if let Some((_, count)) = own.iter_mut().find(|(name, _)| names.contains(&name.as_ref())) {
+            *count += self.unserved.load(Ordering::Relaxed);
+        }
     }
 
     /// Adds what faults did to the packets of users.

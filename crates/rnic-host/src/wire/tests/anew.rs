@@ -5,7 +5,8 @@ use super::{GENERIC, NATIVE, PACKET, SINGLE, UDP};
 use crate::wire::{DeviceWire, Membership, WireConfig, open};
 use rnic_core::ports::Wire;
 use rnic_net::{Change, Incarnation, NetConfig, Network};
-use std::net::IpAddr;
+use roce_wire::ROCE_PORT;
+use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use testbed::{Namespace, Pair, V4_A, V4_B, V6_A, V6_B, is_root, wait_for};
@@ -45,7 +46,8 @@ impl<'a> End<'a> {
     }
 
     /// Follows what the network tells until it is as the kernel says, or only the last of that: the
-    /// network may be busy until all is over.
+    /// network may be busy until all is over. What it tells later is followed, too, while something
+    /// is [waited for](reaches): a wire asks to be told again.
     fn follow(&mut self, each: bool) {
         let index = self.namespace.run(|| xdp_io::netdev::index("eth0").unwrap());
         let last = wait_for("the network to follow", || {
@@ -60,6 +62,14 @@ impl<'a> End<'a> {
         self.interface = last.interface;
         self.take_over(&last);
         assert!(self.network.port().active);
+    }
+
+    /// What was told since.
+    fn go_on(&mut self) {
+        while let Ok(change) = self.changes.try_recv() {
+            self.interface = change.interface;
+            self.take_over(&change);
+        }
     }
 
     fn take_over(&mut self, change: &Change) {
@@ -77,6 +87,8 @@ const ONE: Shape = Shape { count: 1, len: 1040, last: 1040 };
 fn reaches(from: &mut End, to: &mut End, path: &Held) {
     let mut seen = Seen::default();
     wait_for("a datagram", || {
+        from.go_on();
+        to.go_on();
         exchange::put(&mut from.wire, &path.0, 0, 0, ONE).unwrap();
         from.wire.submit();
         exchange::take(&mut to.wire, &path.0.flow, &mut seen);
@@ -144,10 +156,7 @@ fn a_wire_that_cannot_use_the_new_interface_says_so_and_tries_again() {
     let (network, wire) = (&a.network, &mut a.wire);
     assert!(!pair.a.run(|| wire.follow(&change)));
     assert!(!network.port().active && network.port_of_interface().active);
-    let failed = |wire: &mut DeviceWire| {
-        let counters = wire.counters();
-        counters.iter().find(|(name, _)| *name == "link_reopen_failed").unwrap().1
-    };
+    let failed = |wire: &mut DeviceWire| counted(wire, "link_reopen_failed");
     assert_eq!(failed(wire), 1);
     // Changes alone are no reason to try again: each attempt may make some.
     assert!(!pair.a.run(|| wire.follow(&change)));
@@ -160,6 +169,37 @@ fn a_wire_that_cannot_use_the_new_interface_says_so_and_tries_again() {
     assert!(network.port().active);
     reaches(&mut a, &mut b, &there);
     reaches(&mut b, &mut a, &back);
+}
+
+fn counted(wire: &mut DeviceWire, name: &str) -> u64 {
+    let counters = wire.counters();
+    counters.iter().find(|(other, _)| *other == name).unwrap().1
+}
+
+/// Another program has its port for a while, and nothing tells when that is over.
+#[test]
+fn an_address_that_could_not_be_served_is_tried_again() {
+    if !is_root("an_address_that_could_not_be_served_is_tried_again") {
+        return;
+    }
+    for users in [false, true] {
+        let pair = Pair::new(4200);
+        let config = WireConfig { users, ..UDP };
+        let (mut a, mut b) = (End::new(&pair.a, config), End::new(&pair.b, UDP));
+        let late: IpAddr = "10.88.0.7".parse().unwrap();
+        pair.a.ip("address add 10.88.0.7/32 dev lo");
+        let other = pair.a.run(|| UdpSocket::bind((late, ROCE_PORT)).unwrap());
+        pair.a.ip("address add 10.88.0.7/24 dev eth0");
+        wait_for("attempts to serve the address", || {
+            a.go_on();
+            (counted(&mut a.wire, "link_bind_failed") >= 3).then_some(())
+        });
+        assert!(a.network.port().active, "the other addresses are served");
+        let [there, to_late] = [V4_A, late].map(|peer| b.path(peer));
+        reaches(&mut b, &mut a, &there);
+        drop(other);
+        reaches(&mut b, &mut a, &to_late);
+    }
 }
 
 #[test]

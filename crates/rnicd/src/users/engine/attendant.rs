@@ -12,7 +12,7 @@ use rnic_host::satellite::protocol::{Call, CallAnswer, FromEngine, ToEngine, Way
 use rnic_host::server::Ledger;
 use rnic_host::shard::ShardMessage;
 use rnic_host::thread;
-use rnic_host::wire::Misuse;
+use rnic_host::wire::{Misuse, Unserved};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::IpAddr;
@@ -20,6 +20,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use xdp_io::udp::SteeredPort;
 
@@ -63,7 +64,7 @@ impl Users {
         let network = self.network_state(gids_changed);
         self.join_anew(engine, &mut state.groups);
         // First: what it sends from an address needs the socket.
-        if self.give_sockets(engine, &network.addresses)
+        if self.give_sockets(engine, &network.addresses, &mut state.unserved)
             && engine.send(&ToEngine::Network(network), &[]).is_ok()
         {
             state.network = None;
@@ -71,8 +72,14 @@ impl Users {
     }
 
     /// Sockets for each address that has none. False when it takes no more now.
-    fn give_sockets(&self, engine: &EngineProcess, addresses: &[IpAddr]) -> bool {
+    pub(in crate::users) fn give_sockets(
+        &self,
+        engine: &EngineProcess,
+        addresses: &[IpAddr],
+        unserved: &mut Option<Unserved>,
+    ) -> bool {
         let Some(port) = &self.parts.shared_port else { return true };
+        let mut failed = Vec::new();
         let (number, owner) = (engine.number, engine.serial);
         for address in addresses.iter().filter(|at| !port.serves(number, owner, **at)) {
             match port.sockets(number, owner, *address) {
@@ -85,11 +92,13 @@ impl Users {
                         return false;
                     }
                 }
-                Err(error) => {
-                    tracing::warn!("{engine} cannot use {address}: {error}");
-                }
+                Err(error) => failed.push((*address, error)),
             }
         }
+        self.unserved.fetch_add(failed.len() as u64, Ordering::Relaxed);
+        unserved
+            .get_or_insert_with(|| Unserved::new(self.parts.network.hops(), engine))
+            .note(failed, Instant::now());
         true
     }
 }

@@ -7,6 +7,7 @@ use rnic_host::satellite::protocol::CallAnswer;
 use rnic_host::server::Functions;
 use rnic_host::wire::STEER;
 use rustix::process::{Pid, PidfdFlags, getgid, getpid, getuid, pidfd_open};
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 
 fn with_sockets() -> Arc<Users> {
@@ -195,5 +196,30 @@ fn counters_of_a_function_miss_nothing_while_it_ends() {
     }
     all_are_gone(&users);
     assert_eq!(sent(), before + 30 * 5);
+    users.parts.own.stop();
+}
+
+/// Nothing tells when another program gives the port back.
+#[test]
+fn addresses_that_a_function_got_no_sockets_for_are_tried_again() {
+    let users = with_sockets();
+    let _function = start(&users).unwrap();
+    let engine = Arc::clone(&users.table().functions[0]);
+    let (address, mut unserved) = (IpAddr::from([127, 0, 0, 9]), None);
+    let mut give = || {
+        assert!(users.give_sockets(&engine, &[address], &mut unserved));
+        let port = users.parts.shared_port.as_ref().unwrap();
+        let serves = port.serves(engine.number(), engine.serial, address);
+        (serves, unserved.as_ref().unwrap().failed())
+    };
+    let other = UdpSocket::bind((address, 47_931)).unwrap();
+    assert_eq!([give(), give()], [(false, 1), (false, 2)]);
+    for name in ["link_bind_failed", "local_bind_failed"] {
+        let mut own = Numbers::from([(name.into(), 3), ("link_tx_errors".into(), 3)]);
+        users.add_unserved(&mut own);
+        assert_eq!(own, Numbers::from([(name.into(), 5), ("link_tx_errors".into(), 3)]));
+    }
+    drop(other);
+    assert_eq!(give(), (true, 2));
     users.parts.own.stop();
 }
