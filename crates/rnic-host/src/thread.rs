@@ -28,6 +28,13 @@ pub fn lower_priority() {
 /// In steps of `nice`.
 const NICENESS: i32 = 10;
 
+/// Has threads that are started from now on call this first. Once in a process.
+pub fn begin_with(first: fn()) {
+    let _ = FIRST.set(first);
+}
+
+static FIRST: OnceLock<fn()> = OnceLock::new();
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Starts a thread, with rights and priority of the calling one. It is detached.
@@ -99,6 +106,7 @@ fn thread_locals() -> usize {
 extern "C" fn run(work: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn` gave it away for this one call.
     let work = unsafe { Box::from_raw(work.cast::<Work>()) };
+    FIRST.get().into_iter().for_each(|first| first());
     // A panic has printed its message; it ends this thread and no other.
     let _ = catch_unwind(AssertUnwindSafe(work));
     null_mut()

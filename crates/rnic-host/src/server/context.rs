@@ -24,6 +24,7 @@ use rnic_net::Hold;
 use roce_wire::Gid;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// See the [module](self). Dropping it removes the client.
@@ -45,11 +46,12 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Makes a context of `peer`. Descriptors: doorbell area, wake-up, async events.
+    /// Makes a context of `peer`, whose pidfd is `process`. Descriptors: doorbell area, wake-up,
+    /// async events.
     pub(super) fn open(
         service: &Arc<Service>,
         session: u32,
-        peer: Credentials,
+        (peer, process): (Credentials, &Arc<OwnedFd>),
         account: Account,
     ) -> Result<(Self, Attached), Refused> {
         let charges = account.take_all([
@@ -70,7 +72,7 @@ impl Context {
         let (events, async_end) = EventSocket::pair().map_err(fail("no async event socket"))?;
         let memory = service
             .memory
-            .of(peer.pid)
+            .of(peer.pid, process)
             .ok_or_else(|| refuse(libc::EPERM, "the process cannot be seen from the daemon"))?;
 
         let (client, space) = service.registry.open(session);

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 pub struct Door {
     listener: Listener,
     turned_away: TurnedAway,
-    /// No connection is taken before: there was no descriptor for one.
+    /// The daemon's own user.
+    owner: u32,
+    /// No connection is taken before: there was no descriptor for one, or many are to be closed.
     pause: Option<Instant>,
 }
 
@@ -26,7 +28,8 @@ impl Door {
         discard::start()?;
         listener.set_nonblocking(true)?;
         thread::lower_priority();
-        Ok(Self { listener, turned_away: TurnedAway::default(), pause: None })
+        let owner = rustix::process::geteuid().as_raw();
+        Ok(Self { listener, turned_away: TurnedAway::default(), owner, pause: None })
     }
 
     /// Lets no one in any more. Clients that were not let in yet are hung up on.
@@ -54,6 +57,11 @@ impl Door {
         }
         self.pause = None;
         for _ in 0..AT_ONCE {
+            // Clients come faster than others are hung up on: each takes a descriptor until then.
+            if discard::waiting() > MOST_WAITING {
+                self.pause = Some(now + SHORT_PAUSE);
+                return;
+            }
             match self.listener.accept() {
                 Ok(connection) => {
                     self.turned_away.add(admit(connection), now);
@@ -66,7 +74,7 @@ impl Door {
                 Err(error) => {
                     tracing::error!("cannot accept a client: {error}");
                     // Out of descriptors: a client that leaves makes room.
-                    self.turned_away.clear();
+                    self.turned_away.clear(self.owner);
                     self.pause = Some(now + PAUSE);
                     return;
                 }
@@ -81,3 +89,7 @@ const AT_ONCE: usize = 32;
 const TURN: Duration = Duration::from_millis(20);
 /// How long no client is let in when there is no descriptor left.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Connections that are to be closed while more are accepted.
+const MOST_WAITING: usize = 256;
+/// How long no client is let in when there are more.
+const SHORT_PAUSE: Duration = Duration::from_millis(2);

@@ -13,7 +13,7 @@ use crate::shard::ShardHandle;
 use rnic_abi::control::{DeviceInfo, MAX_DESCRIPTORS};
 use rnic_abi::os::{Credentials, EventFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -65,10 +65,10 @@ pub enum ClientMemory {
 }
 
 impl ClientMemory {
-    /// That of the client with this process, if it can be seen.
-    pub(super) fn of(self, pid: u32) -> Option<Space> {
+    /// That of the client with this process, which the pidfd holds, if it can be seen.
+    pub(super) fn of(self, pid: u32, pidfd: &Arc<OwnedFd>) -> Option<Space> {
         match self {
-            Self::OfProcesses => Process::new(pid).map(Space::Process),
+            Self::OfProcesses => Process::of_client(pid, Arc::clone(pidfd)).map(Space::Process),
             Self::Own => Own::new().map(Space::Own),
         }
     }

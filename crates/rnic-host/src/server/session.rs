@@ -35,12 +35,17 @@ pub fn serve(service: &Arc<Service>, connection: Connection, opening: Option<Str
     let admitted = connection
         .peer_credentials()
         .map_err(|error| refuse(libc::EPERM, error.to_string()))
-        .and_then(|peer| Ok((peer, Place::take(service, peer)?)));
-    let (peer, place) = match admitted {
+        .and_then(|peer| {
+            let place = Place::take(service, peer)?;
+            // Here, and not in the thread: a client that is not served is told so.
+            let process = connection.peer_pidfd().map_err(refused_by_kernel("no session"))?;
+            Ok((peer, process, place))
+        });
+    let (peer, process, place) = match admitted {
         Ok(admitted) => admitted,
         Err(why) => return Err((connection, why)),
     };
-    let why = match start(Arc::clone(service), peer, place, opening) {
+    let why = match start(Arc::clone(service), (peer, process), place, opening) {
         Ok(session) => match session.send(connection) {
             Ok(()) => return Ok(()),
             Err(back) => return Err((back.0, no_memory())),
@@ -56,7 +61,7 @@ pub fn serve(service: &Arc<Service>, connection: Connection, opening: Option<Str
 /// Starts the thread of a session, which begins once it is given the connection.
 fn start(
     service: Arc<Service>,
-    peer: Credentials,
+    (peer, process): (Credentials, OwnedFd),
     place: Place,
     opening: Option<String>,
 ) -> io::Result<Sender<Connection>> {
@@ -68,7 +73,8 @@ fn start(
     thread::spawn("rnic-session", STACK, move || {
         let Ok(connection) = receiver.recv() else { return };
         let account = service.account(peer.uid);
-        let session = Session { service: &service, connection, peer, account, place };
+        let process = Arc::new(process);
+        let session = Session { service: &service, connection, peer, process, account, place };
         if let Err(error) = session.run(opening) {
             // Quietly: a hostile client must not be able to fill the log.
             tracing::debug!("a session of process {} ends: {error:#}", peer.pid);
@@ -92,6 +98,8 @@ struct Session<'a> {
     service: &'a Arc<Service>,
     connection: Connection,
     peer: Credentials,
+    /// Its pidfd, which the engine has, too, where it copies by the number of the process.
+    process: Arc<OwnedFd>,
     account: Account,
     /// The last to go.
     place: Place,
@@ -99,7 +107,6 @@ struct Session<'a> {
 
 impl Session<'_> {
     fn run(self, opening: Option<String>) -> anyhow::Result<()> {
-        let process = self.connection.peer_pidfd()?;
         let mut greeted = opening.is_some();
         let mut context = None;
         if let Some(name) = opening {
@@ -108,7 +115,7 @@ impl Session<'_> {
         let mut watching = None;
         let mut connections = None;
         let mut buffer = vec![0; MAX_MESSAGE];
-        while let Some((len, fds)) = self.next(&process, &mut buffer)? {
+        while let Some((len, fds)) = self.next(&mut buffer)? {
             let request: Request = match decode(&buffer[..len]) {
                 Ok(request) => request,
                 Err(_) => {
@@ -184,15 +191,11 @@ impl Session<'_> {
     }
 
     /// The next request; `None` when the session is over.
-    fn next(
-        &self,
-        process: &OwnedFd,
-        buffer: &mut [u8],
-    ) -> io::Result<Option<(usize, Descriptors)>> {
+    fn next(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, Descriptors)>> {
         loop {
             let mut fds = [
                 PollFd::new(&self.connection, PollFlags::IN),
-                PollFd::new(process, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.process.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.service.stop.as_fd(), PollFlags::IN),
             ];
             match poll(&mut fds, None) {
@@ -314,8 +317,9 @@ impl Session<'_> {
             let text = format!("there is no device {name:?}, but {}", self.service.device.name);
             return Err(refuse(libc::ENODEV, text));
         }
+        let peer = (self.peer, &self.process);
         let (opened, attached) =
-            Context::open(self.service, self.place.session, self.peer, self.account.clone())?;
+            Context::open(self.service, self.place.session, peer, self.account.clone())?;
         *context = Some(opened);
         let device = self.device();
         Ok((Reply::Opened { device, num_comp_vectors: COMP_VECTORS }, attached))

@@ -74,9 +74,11 @@ impl TurnedAway {
         });
     }
 
-    /// Hangs up on all.
-    pub(super) fn clear(&mut self) {
-        self.leaving.clear();
+    /// Hangs up on all but clients of `owner`: those of others must not keep them from an answer.
+    pub(super) fn clear(&mut self, owner: u32) {
+        let is_owners =
+            |one: &Leaving| one.connection.peer_credentials().is_ok_and(|peer| peer.uid == owner);
+        self.leaving.retain(is_owners);
     }
 }
 
@@ -103,6 +105,24 @@ mod tests {
         let (ours, theirs) = Connection::pair().unwrap();
         turned_away.add(Err((ours, refuse(libc::EUSERS, "no room"))), now);
         theirs
+    }
+
+    #[test]
+    fn without_room_other_users_are_hung_up_on_and_the_owner_gets_an_answer() {
+        discard::start().unwrap();
+        let now = Instant::now();
+        let own = rustix::process::geteuid().as_raw();
+        for (owner, stays) in [(own, 1), (own + 1, 0)] {
+            let mut turned_away = TurnedAway::default();
+            let client = turn_away(&mut turned_away, now);
+            turned_away.clear(owner);
+            assert_eq!(turned_away.leaving.len(), stays);
+            let _ = client.send(b"let me in", &[]);
+            turned_away.answer(now);
+            let answer = client.recv_message::<Answer>();
+            let is_answered = answer.is_ok_and(|answer| answer.is_some());
+            assert_eq!(is_answered, stays == 1);
+        }
     }
 
     #[test]
