@@ -108,6 +108,7 @@ struct side {
 	uint64_t final_active;
 	bool final_known;
 	uint64_t bytes_out, bytes_in;
+	double started;
 };
 
 /* A posted WQE. */
@@ -157,6 +158,10 @@ void sent(struct side *s, const struct ibv_wc *wc);
 void prepare(struct side *s);
 bool consume(struct side *s);
 void received(struct side *s, const struct ibv_wc *wc);
+
+/* failure.c */
+/* Says all that the device tells of this completion, which has an error, and ends. */
+void failed(struct side *s, const char *queue, const struct ibv_wc *wc) __attribute__((noreturn));
 
 /* pause.c */
 struct pause {

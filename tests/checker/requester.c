@@ -160,7 +160,7 @@ static void check_inbound(struct side *s, const struct message *m, uint64_t inde
 void sent(struct side *s, const struct ibv_wc *wc)
 {
 	if (wc->status != IBV_WC_SUCCESS)
-		die("send completion of WQE %lu: %s (vendor %#x)", wc->wr_id, ibv_wc_status_str(wc->status), wc->vendor_err);
+		failed(s, "send", wc);
 	if (wc->wr_id >= s->wqes || wc->wr_id < s->wqes_done)
 		die("send completion of WQE %lu out of order: %lu were done, %lu posted", wc->wr_id, s->wqes_done, s->wqes);
 	for (; s->wqes_done <= wc->wr_id; s->wqes_done++) {

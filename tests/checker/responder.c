@@ -109,7 +109,7 @@ void received(struct side *s, const struct ibv_wc *wc)
 	bool imm;
 
 	if (wc->status != IBV_WC_SUCCESS)
-		die("receive completion: %s (vendor %#x)", ibv_wc_status_str(wc->status), wc->vendor_err);
+		failed(s, "receive", wc);
 	if (wc->wr_id < s->consumed || wc->wr_id >= s->prepared)
 		die("receive completion %lu outside [%lu, %lu)", wc->wr_id, s->consumed, s->prepared);
 	a = &s->arrivals[wc->wr_id % s->opt->depth];

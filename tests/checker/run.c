@@ -71,14 +71,14 @@ static bool step(struct side *s)
 	return any;
 }
 
-static void agree_on_end(struct side *s, double started)
+static void agree_on_end(struct side *s)
 {
 	const struct options *opt = s->opt;
 	struct final_count count;
 
 	if (told_to_end)
 		s->stop = true;
-	if (!s->stop && (opt->seconds > 0 ? now() - started >= opt->seconds : s->posted >= opt->messages))
+	if (!s->stop && (opt->seconds > 0 ? now() - s->started >= opt->seconds : s->posted >= opt->messages))
 		s->stop = true;
 	if (s->stop && !s->told_final) {
 		count = (struct final_count){ s->posted, s->active_posted };
@@ -145,7 +145,7 @@ static void report(const struct side *s, double elapsed, const struct pause *pau
 
 void run(struct side *s)
 {
-	double started, elapsed, reported = 0;
+	double elapsed, reported = 0;
 	struct pause pause;
 	unsigned turns = 0;
 	char ready = 'r';
@@ -155,15 +155,15 @@ void run(struct side *s)
 	if (s->opt->interval > 0)
 		signal(SIGTERM, end);
 	pause_begin(&pause, s->opt);
-	started = pause.progress;
+	s->started = pause.progress;
 	while (!finished(s)) {
 		if (step(s))
 			pause_end(&pause, s->opt);
 		else if (s->channel)
 			wait_for_event(s);
 		if (++turns % 64 == 0 || s->stop) {
-			agree_on_end(s, started);
-			elapsed = now() - started;
+			agree_on_end(s);
+			elapsed = now() - s->started;
 			if (s->opt->interval > 0 && elapsed >= reported + s->opt->interval) {
 				report(s, elapsed, &pause);
 				reported = elapsed;
@@ -173,7 +173,7 @@ void run(struct side *s)
 				stalled(s);
 		}
 	}
-	elapsed = now() - started;
+	elapsed = now() - s->started;
 	oob_exchange(s->oob, &ready, &ready, 1);
 	check_silence(s);
 	check_atomics(s);

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-enum { MESSAGES = 250, LENGTH = 3000, RECEIVES = 16, PAUSE_US = 1000, SILENCE_MS = 1500 };
+enum { MESSAGES = 250, LENGTH = 3000, RECEIVES = 16, PAUSE_US = 4000, SILENCE_MS = 1500 };
 
 static struct ibv_qp *unreliable_qp(struct rc *rc)
 {

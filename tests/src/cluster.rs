@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::daemon::{Daemon, Io, Spec};
 use crate::dist::Dist;
+use crate::inspect;
 use crate::netns::Netns;
 use crate::paths::{self, Scratch};
 use crate::process::Cmd;
@@ -123,7 +124,7 @@ impl Cluster {
         let agreed = format!("{count} ranks agree: ");
         let line = output.stdout.lines().find_map(|line| line.strip_prefix(&agreed));
         let line = line.filter(|_| output.success());
-        let line = line.with_context(|| format!("{}: {output}", way.name))?;
+        let line = line.with_context(|| format!("{}: {output}\n{}", way.name, self.evidence()))?;
         let after = |what: &str| -> Result<f64> {
             let number = line.split(what).nth(1).and_then(|rest| rest.split_whitespace().next());
             Ok(number.context("no number")?.parse()?)
@@ -133,6 +134,15 @@ impl Cluster {
             sums: after("sums ")?,
             barriers: after("barriers ")?,
         })
+    }
+
+    /// What the daemons know of a failure.
+    fn evidence(&self) -> String {
+        let Ok(dist) = Dist::get() else { return String::new() };
+        let of = |(netns, daemon): &(Netns, Daemon)| {
+            format!("{}:\n{}\n", netns.name(), inspect::evidence(daemon, dist))
+        };
+        self.hosts.iter().map(of).collect()
     }
 
     /// The daemon of every host gets a fault, in the words of `rnic fault add`.
@@ -153,8 +163,7 @@ impl Cluster {
 
     fn fault(&self, words: &[&str]) -> Result<()> {
         for (_, daemon) in &self.hosts {
-            let rnic = Cmd::new(Dist::get()?.bin("rnic")).arg("fault").args(words);
-            rnic.env("RNIC_SOCKET", daemon.socket()).check()?;
+            daemon.rnic(Dist::get()?, &["fault"]).args(words).check()?;
         }
         Ok(())
     }

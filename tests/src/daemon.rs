@@ -117,6 +117,12 @@ impl Daemon {
         Self::start_in(Scratch::new("daemon")?, dist, spec)
     }
 
+    /// The `rnic` command of `dist`, which talks to this daemon.
+    #[must_use]
+    pub fn rnic(&self, dist: &Dist, args: &[&str]) -> Cmd {
+        Cmd::new(dist.bin("rnic")).args(args).env("RNIC_SOCKET", self.socket())
+    }
+
     /// Kills it as an out-of-memory killer would and starts another in its place, on the socket
     /// that it left behind.
     ///

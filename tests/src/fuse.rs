@@ -2,7 +2,7 @@
 //! waits, for as long as its server likes, even when the process that waits is killed.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Drop for Silence {
 /// Answers one request (`linux/fuse.h`).
 fn serve(device: &mut File, asked: &AtomicBool) -> std::io::Result<()> {
     let mut request = vec![0; 128 * 1024];
-    let len = device.read(&mut request)?;
+    let len = rustix::io::retry_on_intr(|| rustix::io::read(&*device, &mut request[..]))?;
     let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four bytes"));
     let (opcode, unique) = (word(4), &request[8..16]);
     let node = word(16);

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::daemon::Daemon;
+use crate::dist::Dist;
 use crate::place::Node;
-use crate::process::{User, wait_until};
+use crate::process::{Running, User, tail, wait_until};
 
 /// The resources of a daemon that must not grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,6 +141,19 @@ pub fn engine_process(node: &Node, user: User) -> Result<u32> {
 /// As [`ask`], and when there is no such counter.
 pub fn counter(node: &Node, name: &str) -> Result<u64> {
     total(&ask(node, "counters")?, name)
+}
+
+/// What a daemon knows of a failure, as far as it can be asked: its counters and its log.
+#[must_use]
+pub fn evidence(daemon: &Daemon, dist: &Dist) -> String {
+    let counters = daemon.rnic(dist, &["counters"]);
+    let asked = counters.limit(Duration::from_secs(5)).start().and_then(Running::wait);
+    let counters = match asked {
+        Ok(said) if said.success() => said.stdout,
+        Ok(said) => said.to_string(),
+        Err(error) => format!("{error:#}"),
+    };
+    format!("{}\n{}", counters.trim_end(), tail(&daemon.log(), 40))
 }
 
 /// The sum of all numbers (or lengths of lists) under a key, at any depth.

@@ -16,7 +16,7 @@ use crate::netns::{self, End, NetPair};
 use crate::packages::Toolbox;
 use crate::place::{Host, Node};
 use crate::process::{engine_in_program, is_root};
-use crate::{interrupt, paths, rxe};
+use crate::{inspect, interrupt, paths, rxe};
 
 /// A file that collects one line for everything that the summary of a run must mention, such as
 /// skips of all test programs.
@@ -198,6 +198,14 @@ impl Pair {
         // Programs that poll measure the scheduler when they share a CPU.
         let (left, right) = (node(&net.left, 0)?, node(&net.right, 1)?);
         Ok(Self { left, right, net })
+    }
+
+    /// What both daemons know of a failure between them.
+    #[must_use]
+    pub fn evidence(&self) -> String {
+        let [left, right] =
+            [&self.left, &self.right].map(|node| inspect::evidence(&node.daemon, node.dist));
+        format!("left:\n{left}\nright:\n{right}")
     }
 
     /// Stops both daemons.

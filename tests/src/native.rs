@@ -28,6 +28,8 @@ pub const REFUSALS: &str = "refusals";
 pub const WATCH: &str = "watch";
 /// Calls of librdmacm, right and wrong ones: `tests/cm`.
 pub const CM: &str = "cm";
+/// A program that knows only sockets, preloaded: `tests/sockets`.
+pub const SOCKETS: &str = "sockets";
 /// One end of a connection, which is killed in any state: `tests/ends`.
 pub const ENDS: &str = "ends";
 /// A program that receives from a core that only sends: `tests/sink`.
@@ -81,6 +83,14 @@ pub fn refusals() -> Result<PathBuf> {
 /// As [`build`].
 pub fn cm() -> Result<PathBuf> {
     build(CM, &["cm"])
+}
+
+/// Compiles [`SOCKETS`] and returns the folder it is in.
+///
+/// # Errors
+/// As [`build`].
+pub fn sockets() -> Result<PathBuf> {
+    build(SOCKETS, &["sockets"])
 }
 
 /// Compiles [`ENDS`] and returns the folder it is in.

@@ -215,7 +215,7 @@ impl Node {
     /// The `rnic` command, which talks to this daemon.
     #[must_use]
     pub fn rnic(&self, args: &[&str]) -> Cmd {
-        Cmd::new(self.dist.bin("rnic")).args(args).env("RNIC_SOCKET", self.daemon.socket())
+        self.daemon.rnic(self.dist, args)
     }
 
     /// Ends the daemon in order and returns its log.

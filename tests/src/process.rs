@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-pub(crate) use output::Collector;
+pub(crate) use output::{Collector, read_on};
 pub use output::{Output, shell_code, tail};
 
 use crate::interrupt;

@@ -1,7 +1,7 @@
 //! A terminal with a program in it: what is typed there, and what its screen shows.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::mem;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::process::wait_until;
+use crate::process::{read_on, wait_until};
 
 /// A program that has a terminal of its own. It is killed when this is dropped.
 pub struct Terminal {
@@ -51,7 +51,7 @@ impl Terminal {
         let (mut from, to) = (person.try_clone()?, Arc::clone(&screen));
         thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(length @ 1..) = from.read(&mut bytes) {
+            while let length @ 1.. = read_on(&mut from, &mut bytes) {
                 lock(&to).take(&bytes[..length]);
             }
         });

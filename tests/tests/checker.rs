@@ -7,7 +7,7 @@ use system_tests::checker;
 use system_tests::choice;
 use system_tests::daemon::Io;
 use system_tests::lab::{Lab, Need};
-use system_tests::place::OverV6;
+use system_tests::place::{OverV6, Place};
 use system_tests::process::User;
 use system_tests::programs::Dialogue;
 
@@ -39,14 +39,17 @@ fn over(test: &str, io: Io) -> Result<()> {
         let has = |what| more.iter().any(|(one, at)| *one == what && **at == mtus);
         let pair = lab.pair(io, interface_mtu)?;
         let line = format!("checker -m {path_mtu} -n 1500 -x {path_mtu}");
-        Dialogue::new(&line).run(&pair.left, &pair.right)?;
+        let run = |line: &str, left: &dyn Place, right: &dyn Place| {
+            Dialogue::new(line).run(left, right).with_context(|| pair.evidence())
+        };
+        run(&line, &pair.left, &pair.right)?;
         if has(More::V6) {
             let left = OverV6::of(&pair.left, pair.net.left.ipv6)?;
             let right = OverV6::of(&pair.right, pair.net.right.ipv6)?;
-            Dialogue::new(&line).run(&left, &right).context("over IPv6")?;
+            run(&line, &left, &right).context("over IPv6")?;
         }
         if has(More::Events) {
-            Dialogue::new(&format!("{line} --events")).run(&pair.left, &pair.right)?;
+            run(&format!("{line} --events"), &pair.left, &pair.right)?;
         }
         pair.stop()?;
     }

@@ -108,9 +108,10 @@ fn functions_talk_with_functions_and_daemons() -> Result<()> {
         let mut pair = pair(&lab, io)?;
         for (_, in_program) in dealt.iter().filter(|(at, _)| *at == io) {
             (pair.left.in_program, pair.right.in_program) = **in_program;
-            Dialogue::new("checker -t 1").run(&pair.left, &pair.right)?;
-            Dialogue::new("ib_write_bw -s 65536 -n 500").run(&pair.left, &pair.right)?;
-            Dialogue::new("ib_send_lat -n 500 -e").run(&pair.left, &pair.right)?;
+            for line in ["checker -t 1", "ib_write_bw -s 65536 -n 500", "ib_send_lat -n 500 -e"] {
+                let talk = Dialogue::new(line).run(&pair.left, &pair.right);
+                talk.with_context(|| pair.evidence())?;
+            }
         }
         // Both on one host.
         (pair.left.in_program, pair.right.in_program) = (true, true);

@@ -19,7 +19,7 @@ use system_tests::process::{Cmd, Output, User, wait_until};
 
 /// An error must fail, name the cause, fit on a screen, and not be a crash.
 fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
-    let said = format!("{}{}", output.stdout, output.stderr);
+    let said = output.said();
     ensure!(!output.success(), "it must fail: {output}");
     ensure!(output.code() < 128, "it must not crash: {output}");
     ensure!(!said.contains("panicked at"), "it must not panic: {output}");
@@ -33,7 +33,7 @@ fn ensure_helpful(output: &Output, words: &[&str]) -> Result<()> {
 /// The same, and docs/errors.md has a line for it: its first cell, in which `...` stands for names.
 fn ensure_explained(output: &Output, words: &[&str]) -> Result<()> {
     ensure_helpful(output, words)?;
-    let said = format!("{}{}", output.stdout, output.stderr);
+    let said = output.said();
     let document = fs::read_to_string(paths::repository().join("docs/errors.md"))?;
     let cells = document.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
     let is_told = |cell: &str| cell.split("...").all(|part| said.contains(part.trim()));
@@ -382,6 +382,6 @@ fn a_program_whose_daemon_is_gone_finds_no_device() -> Result<()> {
     let output = devinfo.run()?;
     // The program returns -1 from its main.
     ensure!(output.code() == 255, "{output}");
-    ensure!(format!("{}{}", output.stdout, output.stderr).contains("No IB devices"), "{output}");
+    ensure!(output.said().contains("No IB devices"), "{output}");
     Ok(())
 }

@@ -99,7 +99,7 @@ fn connections_end_whatever_state_they_are_in() -> Result<()> {
 fn is_refused(client: &dyn Place, host: &dyn Place) -> Result<()> {
     let args = ["-c", "-a", &host.address().to_string(), "-p", "999"].map(str::to_owned);
     let said = client.start("rping", &args, Duration::from_secs(30))?.wait()?;
-    let text = format!("{}{}", said.stdout, said.stderr);
+    let text = said.said();
     ensure!(!said.success() && text.contains("REJECTED"), "{said}");
     Ok(())
 }

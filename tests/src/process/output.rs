@@ -1,7 +1,7 @@
 //! What a command printed.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +30,12 @@ impl Output {
     #[must_use]
     pub fn success(&self) -> bool {
         self.status.success()
+    }
+
+    /// All that it said: standard output, then standard error.
+    #[must_use]
+    pub fn said(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
     }
 
     /// The exit status as a shell gives it: 128 + N for signal N.
@@ -88,6 +94,17 @@ fn complaints(text: &str) -> String {
     tail(&chosen.join("\n"), 40)
 }
 
+/// How many bytes came; 0 at the end, and where nothing can be read. A signal of the test's process
+/// is no end.
+pub(crate) fn read_on(from: &mut impl Read, bytes: &mut [u8]) -> usize {
+    loop {
+        match from.read(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read.unwrap_or(0),
+        }
+    }
+}
+
 /// Reads a pipe to its end in a thread, so that no process blocks on a full pipe.
 pub(crate) struct Collector {
     text: Arc<Mutex<Vec<u8>>>,
@@ -104,7 +121,7 @@ impl Collector {
         let sink = Arc::clone(&text);
         let thread = std::thread::spawn(move || {
             let mut chunk = [0; 8192];
-            while let Ok(n @ 1..) = pipe.read(&mut chunk) {
+            while let n @ 1.. = read_on(&mut pipe, &mut chunk) {
                 // Writing to a Vec does not fail.
                 let _ = sink.lock().unwrap_or_else(PoisonError::into_inner).write_all(&chunk[..n]);
                 if let Some(shown) = &mut shown {
@@ -144,6 +161,23 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+
+    #[test]
+    fn a_signal_does_not_end_what_is_collected() {
+        /// What a read returns, one after the other.
+        struct Pipe(Vec<Result<&'static [u8], ErrorKind>>);
+        impl Read for Pipe {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let mut next = self.0.pop().unwrap_or(Ok(b""))?;
+                next.read(buffer)
+            }
+        }
+        let pipe = Pipe(vec![Ok(b"more"), Err(ErrorKind::Interrupted), Ok(b"some ")]);
+        let collector = Collector::start(pipe, None::<Vec<u8>>);
+        assert!(collector.wait_end(Duration::from_secs(20)));
+        assert_eq!(collector.text(), "some more");
+    }
 
     #[test]
     fn what_was_shown_is_told_again_only_where_it_complains() {

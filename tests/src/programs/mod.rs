@@ -205,13 +205,12 @@ impl Dialogue {
     ) -> Result<Option<Output>> {
         let mut failed: Option<Instant> = None;
         let limit = self.limit + ORPHANED;
-        let is_refused = |calling: &dyn Job| {
-            let said = calling.said();
-            let refused = REJECTED.iter().any(|word| said.contains(word));
-            may_again && (self.listens_by_cm() || self.calls_by_cm()) && refused
-        };
+        let may_again = may_again && (self.listens_by_cm() || self.calls_by_cm());
+        let is_refusal = |said: &str| may_again && REJECTED.iter().any(|word| said.contains(word));
+        let mut refused = false;
         wait_until("end of the client", limit, || {
-            if is_refused(&*calling) {
+            refused = is_refusal(&calling.said());
+            if refused {
                 return Ok(true);
             }
             if serving.exit_code()?.is_some_and(|code| code != 0) {
@@ -224,10 +223,12 @@ impl Dialogue {
             }
             Ok(calling.exit_code()?.is_some())
         })?;
-        if is_refused(&*calling) {
+        if refused {
             return Ok(None);
         }
-        calling.wait().map(Some)
+        // Its last words may be read only after its end.
+        let asked = calling.wait()?;
+        Ok((!is_refusal(&asked.said())).then_some(asked))
     }
 
     /// Starts the server and waits until a client can call it.

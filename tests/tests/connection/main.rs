@@ -295,7 +295,7 @@ fn ucx_connects_by_address() -> Result<()> {
         let address = pair.left.address().to_string();
         let args = [&address, "-i", "300", "-n", "5"];
         let client = run(&pair.right, pair.net.right.netns.name(), &args)?.run()?;
-        let said = format!("{}{}", client.stdout, client.stderr);
+        let said = client.said();
         let is_good = client.success() && said.contains("Client exit with status 'OK'");
         ensure!(is_good, "{messages}: {client}\nserver: {}", server.stderr());
     }
@@ -374,7 +374,7 @@ fn a_port_without_a_listener_refuses_at_once() -> Result<()> {
     let pair = lab.pair(Io::Udp, 4200)?;
     let args = ["-c", "-a", &pair.left.address().to_string(), "-p", "999"].map(str::to_owned);
     let output = pair.right.start("rping", &args, Duration::from_secs(30))?.wait()?;
-    let said = format!("{}{}", output.stdout, output.stderr);
+    let said = output.said();
     ensure!(!output.success() && said.contains("REJECTED"), "{output}");
     pair.stop()
 }
@@ -469,9 +469,9 @@ fn survive(pair: &Pair, client_dies: bool) -> Result<()> {
     wait_until("end of the other program", Duration::from_secs(20), || {
         Ok(other.exit_code()?.is_some())
     })?;
+    let ended = other.wait()?;
     // What is under way may fail before the event comes.
-    let said = other.said();
     let heard = ["RDMA_CM_EVENT_DISCONNECTED", "cq completion failed"];
-    ensure!(heard.iter().any(|text| said.contains(text)), "{said}");
+    ensure!(heard.iter().any(|text| ended.said().contains(text)), "{ended}");
     Ok(())
 }
