@@ -2,6 +2,7 @@
 //! directions: everything completes, no byte is wrong, no completion is lost or duplicated.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -110,6 +111,28 @@ impl Truth {
     }
 }
 
+/// Each time that requests began anew at an earlier PSN, and how long before that the last request
+/// and the last answer were.
+fn times_it_went_back(trace: &str) -> Result<String> {
+    let (mut told, mut request, mut answer) = (String::new(), None::<(u64, u64)>, 0);
+    for line in trace.lines().skip(1) {
+        let event: Value = serde_json::from_str(line)?;
+        let (time, psn) = (event["time_ns"].as_u64(), event["psn"].as_u64());
+        let (Some(time), Some(psn)) = (time, psn) else { continue };
+        let opcode = event["opcode"].as_str().unwrap_or_default();
+        if opcode.starts_with("RC_WRITE") && event["event"] == "received" {
+            if let Some((last, at)) = request.filter(|(last, _)| *last >= psn) {
+                let since = [at, answer].map(|before| time.saturating_sub(before) / 1000);
+                writeln!(told, "from {last} to {psn}, {since:?} us behind request and answer")?;
+            }
+            request = Some((psn, time));
+        } else if event["event"] == "sent" {
+            answer = time;
+        }
+    }
+    Ok(told)
+}
+
 /// Linux sends, and faults in our daemon drop some of it: its log, not what `rnic explain` reads,
 /// tells what happened.
 #[test]
@@ -127,7 +150,8 @@ fn what_is_explained_of_rxe_is_what_was_done_to_it() -> Result<()> {
     let list: Value = serde_json::from_str(&nic.rnic(&["fault", "list", "--json"]).check()?)?;
     let ((trace, said), (capture, other)) = (trace.stop()?, capture.stop()?);
     ensure!(!said.contains("lost") && !other.contains("lost"), "{said}{other}");
-    let truth = Truth::of(&std::fs::read_to_string(trace)?)?;
+    let trace = std::fs::read_to_string(trace)?;
+    let truth = Truth::of(&trace)?;
     let file = capture.to_str().context("a name of ours")?;
     let report: Value = serde_json::from_str(&nic.rnic(&["explain", "--json", file]).check()?)?;
     let ends = report["connections"].as_array().into_iter().flatten();
@@ -148,7 +172,8 @@ fn what_is_explained_of_rxe_is_what_was_done_to_it() -> Result<()> {
     // Each NAK makes Linux go back; what was dropped without one, a timeout.
     let [naks, silence, others] = ["after_sequence_nak", "after_silence", "unexplained"]
         .map(|name| number(&rxe["went_back"], &format!("/{name}")));
-    ensure!(naks == truth.naks && others == 0 && silence <= truth.dropped, "{report:#}");
+    let is_explained = naks == truth.naks && others == 0 && silence <= truth.dropped;
+    ensure!(is_explained, "{report:#}\n{}", times_it_went_back(&trace)?);
     ensure!(number(rxe, "/messages") == 300 && number(rxe, "/lost_before_capture") == 0, "{rxe}");
     nic.stop()?;
     Ok(())
