@@ -120,7 +120,8 @@ fn times_it_went_back(trace: &str) -> Result<String> {
         let (time, psn) = (event["time_ns"].as_u64(), event["psn"].as_u64());
         let (Some(time), Some(psn)) = (time, psn) else { continue };
         let opcode = event["opcode"].as_str().unwrap_or_default();
-        if opcode.starts_with("RC_WRITE") && event["event"] == "received" {
+        let is_drop = event["event"] == "fault" && event["kind"] == "drop";
+        if opcode.starts_with("RC_WRITE") && (is_drop || event["event"] == "received") {
             if let Some((last, at)) = request.filter(|(last, _)| *last >= psn) {
                 let since = [at, answer].map(|before| time.saturating_sub(before) / 1000);
                 writeln!(told, "from {last} to {psn}, {since:?} us behind request and answer")?;

@@ -99,7 +99,9 @@ pub(crate) struct Requests {
     full: usize,
     /// The last packets, with the identification of their IPv4 header.
     last: VecDeque<(Psn, Duration, u16)>,
-    answered_at: Duration,
+    answered_at: Option<Duration>,
+    /// When it last went back.
+    went_back_at: Duration,
 }
 
 impl Requests {
@@ -190,6 +192,7 @@ impl Requests {
         self.needless += u64::from(is_known);
         if self.cursor.is_some_and(|cursor| psn.distance_from(cursor.first) < 0) {
             let is_silent = at.saturating_sub(self.timer_began(psn, at)) >= SILENCE;
+            self.went_back_at = at;
             self.rewinds.note(psn, ahead.unsigned_abs(), is_silent, is_known);
         }
         if gap.is_some() {
@@ -205,15 +208,18 @@ impl Requests {
         false
     }
 
-    /// When a timer began that would make the requester go back to this. A requester may send
-    /// further requests while it waits for an answer (one whose CPU stood still does so before it
-    /// looks at its timer), so only answers count, and the first transmission of what it sends
-    /// again. A capture without answers tells only of pauses.
+    /// When a timer began that would make the requester go back to this: with the last answer, the
+    /// last transmission of this packet, or the last time that it went back. Not with other
+    /// requests: it may send some while it waits (one whose CPU stood still does so before it looks
+    /// at its timer). So where the round trip is long, a NAK that the capture does not have looks
+    /// like a timeout, too. A capture without answers tells only of pauses.
     fn timer_began(&self, psn: Psn, at: Duration) -> Duration {
-        if self.acknowledged.is_some() {
-            return self.answered_at.max(self.recent.first_sent(psn).unwrap_or_default());
-        }
-        self.last.front().map_or(at, |(_, sent, _)| *sent)
+        let Some(answered_at) = self.answered_at else {
+            return self.last.front().map_or(at, |(_, sent, _)| *sent);
+        };
+        let lately = self.last.iter().find(|(last, ..)| *last == psn).map(|(_, sent, _)| *sent);
+        let sent = lately.or_else(|| self.recent.first_sent(psn)).unwrap_or_default();
+        answered_at.max(sent).max(self.went_back_at)
     }
 
     /// The PSNs behind a packet: a READ has one for each packet of its response.
@@ -274,7 +280,7 @@ impl Requests {
 
     /// A response acknowledges everything up to a PSN.
     pub(crate) fn acknowledge(&mut self, psn: Psn, at: Duration) {
-        self.answered_at = at;
+        self.answered_at = Some(at);
         if !self.may_be_answered_by(psn) {
             return;
         }

@@ -84,7 +84,8 @@ impl Recent {
         (last.psn == psn && last.asks && !last.is_repeated).then_some(last.at)
     }
 
-    /// When the last one up to this PSN was sent for the first time, if it is not answered.
+    /// When this request, or the last one before it that is kept, was sent for the first time.
+    /// `None` where all of them are answered or forgotten.
     pub(crate) fn first_sent(&self, psn: Psn) -> Option<Duration> {
         let behind = self.requests.partition_point(|sent| sent.psn.distance_from(psn) <= 0);
         Some(self.requests.get(behind.checked_sub(1)?)?.at)

@@ -25,15 +25,25 @@ const PAUSE: Duration = Duration::from_millis(500);
 const OTHER: f64 = 2.0;
 /// Looks before a run, which tell a first usual distance.
 const FIRST: usize = 10;
+/// A host may stop a CPU for all of a look, but not for so many.
+const FAILURES: usize = 10;
 /// How long a run waits in all for it.
 const PATIENCE: Duration = Duration::from_secs(900);
+
+/// What a cache line took, in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    took: f64,
+    /// Since the look before: while a run waits, it looks more often than while it measures.
+    lasted: Duration,
+}
 
 /// Measures it, and waits for better times.
 pub(super) struct Distance {
     raw: Raw,
     net: NetPair,
-    /// What a cache line took each time, in microseconds.
-    looks: RefCell<Vec<f64>>,
+    looks: RefCell<Vec<Look>>,
+    last_look: Cell<Instant>,
     /// What is left of [`PATIENCE`].
     patience: Cell<Duration>,
 }
@@ -41,7 +51,8 @@ pub(super) struct Distance {
 impl Distance {
     pub(super) fn new(raw: Raw) -> Result<Self> {
         let net = NetPair::new(1500)?;
-        let distance = Self { raw, net, looks: RefCell::default(), patience: Cell::new(PATIENCE) };
+        let (looks, last_look) = (RefCell::default(), Cell::new(Instant::now()));
+        let distance = Self { raw, net, looks, last_look, patience: Cell::new(PATIENCE) };
         let mut last = distance.look();
         for _ in 1..FIRST {
             sleep(PAUSE);
@@ -55,18 +66,13 @@ impl Distance {
     }
 
     /// What a cache line takes now, to the other CPU and back, in microseconds.
-    fn look(&self) -> Result<f64> {
+    pub(super) fn look(&self) -> Result<f64> {
         let Reading { values, .. } = self.raw.measure(&self.net, "line", LOOK)?;
         let p50 = values.into_iter().find(|(metric, _)| *metric == Metric::P50);
         let (_, took) = p50.context("rnic-raw told no median")?;
-        self.looks.borrow_mut().push(took);
+        let lasted = self.last_look.replace(Instant::now()).elapsed();
+        self.looks.borrow_mut().push(Look { took, lasted });
         Ok(took)
-    }
-
-    /// The same during a run, in which the host may stop a CPU for all of a look: that is not the
-    /// usual distance.
-    pub(super) fn look_again(&self) -> f64 {
-        self.look().unwrap_or(f64::INFINITY)
     }
 
     /// Whether that is the usual distance, as far as is known by now.
@@ -78,38 +84,69 @@ impl Distance {
     /// when it is not, and the run has waited enough.
     pub(super) fn settle(&self) -> Result<Option<f64>> {
         let began = Instant::now();
-        let mut took = self.look_again();
-        while !self.is_usual(took) {
+        let mut failures = 0;
+        loop {
+            match self.look() {
+                Ok(took) if self.is_usual(took) => {
+                    if began.elapsed() > PAUSE {
+                        self.patience.set(self.patience.get().saturating_sub(began.elapsed()));
+                    }
+                    return Ok(Some(took));
+                }
+                Ok(_) => failures = 0,
+                Err(error) if failures == FAILURES => return Err(error),
+                Err(_) => failures += 1,
+            }
             if began.elapsed() >= self.patience.get() {
                 self.patience.set(Duration::ZERO);
                 return Ok(None);
             }
             sleep(PAUSE);
             interrupt::check()?;
-            took = self.look_again();
         }
-        if began.elapsed() > PAUSE {
-            self.patience.set(self.patience.get().saturating_sub(began.elapsed()));
-        }
-        Ok(Some(took))
     }
 }
 
-fn is_usual(looks: &[f64], took: f64) -> bool {
+fn is_usual(looks: &[Look], took: f64) -> bool {
+    usual(looks).is_some_and(|usual| took < OTHER * usual && took * OTHER > usual)
+}
+
+/// What a cache line took half of the time or less.
+fn usual(looks: &[Look]) -> Option<f64> {
     let mut sorted = looks.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).is_some_and(|usual| took < OTHER * usual && took * OTHER > *usual)
+    sorted.sort_by(|one, other| one.took.total_cmp(&other.took));
+    let all: Duration = sorted.iter().map(|look| look.lasted).sum();
+    let mut passed = Duration::ZERO;
+    let median = sorted.into_iter().find(|look| {
+        passed += look.lasted;
+        passed * 2 >= all
+    });
+    median.map(|look| look.took)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn look(took: f64, millis: u64) -> Look {
+        Look { took, lasted: Duration::from_millis(millis) }
+    }
+
     #[test]
     fn two_threads_of_one_core_are_too_near() {
-        let looks = [0.055, 0.19, 0.2, 0.81, 0.25, 0.06, 0.18];
-        let usual: Vec<_> = looks.into_iter().filter(|took| is_usual(&looks, *took)).collect();
-        assert_eq!(usual, [0.19, 0.2, 0.25, 0.18]);
+        let looks = [0.055, 0.19, 0.2, 0.81, 0.25, 0.06, 0.18].map(|took| look(took, 500));
+        let usual = looks.iter().map(|look| look.took).filter(|took| is_usual(&looks, *took));
+        assert_eq!(usual.collect::<Vec<_>>(), [0.19, 0.2, 0.25, 0.18]);
         assert!(!is_usual(&[], 0.2));
+    }
+
+    /// A run that waits looks often.
+    #[test]
+    fn a_wait_must_last_as_long_as_what_was_measured_to_be_usual() {
+        let mut looks = vec![look(0.2, 3000); 10];
+        looks.extend([look(0.8, 500); 50]);
+        assert!(is_usual(&looks, 0.2) && !is_usual(&looks, 0.8));
+        looks.extend([look(0.8, 500); 11]);
+        assert!(is_usual(&looks, 0.8) && !is_usual(&looks, 0.2));
     }
 }

@@ -210,19 +210,54 @@ fn a_timer_may_run_out_behind_further_requests() {
     }
 }
 
-/// Nothing that a capture has says why a requester goes back at once.
+/// Also where no answer of the connection is in the capture yet, and the first one is a NAK.
 #[test]
-fn a_requester_that_goes_back_at_once_did_not_wait() {
+fn a_timer_begins_with_any_answer() {
     let mut story = Story::default();
     story.sends(0..4);
-    story.ack(3);
+    story.answer(0, Syndrome::Nak(NakCode::PsnSequence));
+    story.sends(0..4);
     story.wait(Duration::from_millis(70));
-    story.sends((4..6).chain(4..6));
+    story.sends((4..6).chain(0..6));
     story.ack(5);
     let report = story.end();
     let (_, sent) = only(&report);
     let back = sent.went_back;
-    assert_eq!((back.after_silence, back.unexplained), (0, 1), "{report}");
+    assert_eq!((back.after_sequence_nak, back.after_silence, back.unexplained), (1, 1, 0));
+}
+
+/// Nothing that a capture has says why a requester goes back at once, to new requests or again to
+/// those that it has just sent again.
+#[test]
+fn a_requester_that_goes_back_at_once_did_not_wait() {
+    for (again, timeouts) in [(4, 0), (2, 1)] {
+        let mut story = Story::default();
+        story.sends(0..4);
+        story.ack(if again == 4 { 3 } else { 1 });
+        story.wait(Duration::from_millis(70));
+        story.sends((again..6).chain(again..6));
+        story.ack(5);
+        let report = story.end();
+        let (_, sent) = only(&report);
+        let back = sent.went_back;
+        assert_eq!((back.after_silence, back.unexplained), (timeouts, 1), "{report}");
+    }
+}
+
+/// Packets that overtake each other while they are sent again are not sent again once more.
+#[test]
+fn packets_sent_again_may_overtake_each_other() {
+    let mut story = Story::default();
+    story.sends(0..4);
+    story.ack(0);
+    story.answer(1, Syndrome::RnrNak { timer: 14 });
+    story.wait(Duration::from_millis(2));
+    story.sends([1, 3, 2]);
+    story.ack(3);
+    let report = story.end();
+    let (_, sent) = only(&report);
+    let back = sent.went_back;
+    assert_eq!((back.after_rnr_nak, back.after_silence, back.unexplained), (1, 0, 1));
 }
 
 #[test]
