@@ -86,8 +86,9 @@ const LOOK_WITHOUT_ALARM: Duration = Duration::from_micros(200);
 /// How many turns a poll makes of a program that does nothing between its polls. Another poll would
 /// have to find its way to the engine, and to keep away the signals that the program handles.
 const TURNS: u32 = 8;
-/// For how long a copy of a socket is not compared again.
-const BELIEVED: Duration = Duration::from_micros(20);
+/// For how long a copy of a socket is not compared again. To compare those of a port takes a
+/// microsecond, in which nothing is received.
+const BELIEVED: Duration = Duration::from_micros(50);
 /// The least time from one beginning of driving to the next, which reads files of /proc.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How soon a program that was offered copies may drive: it takes them with its next poll.
