@@ -94,37 +94,41 @@ struct Truth {
     naks: u64,
 }
 
+/// The faults dropped this packet.
+fn is_drop(event: &Value) -> bool {
+    event["event"] == "fault" && event["kind"] == "drop"
+}
+
+/// A request packet arrived, whether or not the faults dropped it then.
+fn is_request(event: &Value) -> bool {
+    event["opcode"].as_str().is_some_and(|name| name.starts_with("RC_WRITE"))
+        && (is_drop(event) || event["event"] == "received")
+}
+
 impl Truth {
-    fn of(trace: &str) -> Result<Self> {
+    fn of(trace: &[Value]) -> Self {
         let (mut truth, mut seen) = (Self::default(), HashSet::new());
-        for line in trace.lines().skip(1) {
-            let event: Value = serde_json::from_str(line)?;
-            let is_request =
-                event["opcode"].as_str().is_some_and(|name| name.starts_with("RC_WRITE"));
-            let is_drop = event["event"] == "fault" && event["kind"] == "drop";
-            if is_request && (is_drop || event["event"] == "received") {
+        for event in trace {
+            if is_request(event) {
                 let packet = (event["dest_qpn"].as_u64(), event["psn"].as_u64());
                 truth.requests += 1;
                 truth.repeated += u64::from(!seen.insert(packet));
-                truth.dropped += u64::from(is_drop);
+                truth.dropped += u64::from(is_drop(event));
             }
             truth.naks += u64::from(event["event"] == "nak" && event["reason"] == "sequence");
         }
-        Ok(truth)
+        truth
     }
 }
 
 /// Each time that requests began anew at an earlier PSN, and how long before that the last request
 /// and the last answer were.
-fn times_it_went_back(trace: &str) -> Result<String> {
+fn times_it_went_back(trace: &[Value]) -> Result<String> {
     let (mut told, mut request, mut answer) = (String::new(), None::<(u64, u64)>, 0);
-    for line in trace.lines().skip(1) {
-        let event: Value = serde_json::from_str(line)?;
+    for event in trace {
         let (time, psn) = (event["time_ns"].as_u64(), event["psn"].as_u64());
         let (Some(time), Some(psn)) = (time, psn) else { continue };
-        let opcode = event["opcode"].as_str().unwrap_or_default();
-        let is_drop = event["event"] == "fault" && event["kind"] == "drop";
-        if opcode.starts_with("RC_WRITE") && (is_drop || event["event"] == "received") {
+        if is_request(event) {
             if let Some((last, at)) = request.filter(|(last, _)| *last >= psn) {
                 let since = [at, answer].map(|before| time.saturating_sub(before) / 1000);
                 writeln!(told, "from {last} to {psn}, {since:?} us behind request and answer")?;
@@ -155,7 +159,9 @@ fn what_is_explained_of_rxe_is_what_was_done_to_it() -> Result<()> {
     let ((trace, said), (capture, other)) = (trace.stop()?, capture.stop()?);
     ensure!(!said.contains("lost") && !other.contains("lost"), "{said}{other}");
     let trace = std::fs::read_to_string(trace)?;
-    let truth = Truth::of(&trace)?;
+    let trace: Vec<Value> =
+        trace.lines().skip(1).map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let truth = Truth::of(&trace);
     let file = capture.to_str().context("a name of ours")?;
     let report: Value = serde_json::from_str(&nic.rnic(&["explain", "--json", file]).check()?)?;
     let ends = report["connections"].as_array().into_iter().flatten();

@@ -7,7 +7,7 @@ mod naks;
 mod trains;
 
 use rnic_explain::file::{LinkType, Packet};
-use rnic_explain::report::{Capture, Connection, Sent};
+use rnic_explain::report::{Capture, Connection, Sent, WentBack};
 use rnic_explain::{Explainer, Report, Story as Page};
 use roce_wire::{
     Aeth, Bth, Flow, FrameHeader, HeaderRepr, MacAddr, Msn, NakCode, Opcode, Psn, Qpn, RKey, Reth,
@@ -79,6 +79,11 @@ impl Story {
 
     fn end(self) -> Report {
         self.explainer.finish(false)
+    }
+
+    /// Why the first end of the only connection went back.
+    fn went_back(self) -> WentBack {
+        only(&self.end()).1.went_back
     }
 }
 
@@ -203,10 +208,8 @@ fn a_timer_may_run_out_behind_further_requests() {
         story.wait(Duration::from_millis(70));
         story.sends((4..6).chain(2..6));
         story.ack(5);
-        let report = story.end();
-        let (_, sent) = only(&report);
-        let back = sent.went_back;
-        assert_eq!((back.after_silence, back.unexplained), (1, 0), "{report}");
+        let back = story.went_back();
+        assert_eq!((back.after_silence, back.unexplained), (1, 0), "{back:?}");
     }
 }
 
@@ -220,9 +223,7 @@ fn a_timer_begins_with_any_answer() {
     story.wait(Duration::from_millis(70));
     story.sends((4..6).chain(0..6));
     story.ack(5);
-    let report = story.end();
-    let (_, sent) = only(&report);
-    let back = sent.went_back;
+    let back = story.went_back();
     assert_eq!((back.after_sequence_nak, back.after_silence, back.unexplained), (1, 1, 0));
 }
 
@@ -237,10 +238,8 @@ fn a_requester_that_goes_back_at_once_did_not_wait() {
         story.wait(Duration::from_millis(70));
         story.sends((again..6).chain(again..6));
         story.ack(5);
-        let report = story.end();
-        let (_, sent) = only(&report);
-        let back = sent.went_back;
-        assert_eq!((back.after_silence, back.unexplained), (timeouts, 1), "{report}");
+        let back = story.went_back();
+        assert_eq!((back.after_silence, back.unexplained), (timeouts, 1), "{back:?}");
     }
 }
 
@@ -254,9 +253,7 @@ fn packets_sent_again_may_overtake_each_other() {
     story.wait(Duration::from_millis(2));
     story.sends([1, 3, 2]);
     story.ack(3);
-    let report = story.end();
-    let (_, sent) = only(&report);
-    let back = sent.went_back;
+    let back = story.went_back();
     assert_eq!((back.after_rnr_nak, back.after_silence, back.unexplained), (1, 0, 1));
 }
 
