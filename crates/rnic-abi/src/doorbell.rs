@@ -167,6 +167,11 @@ impl Bell {
         self.area.at(AT_NEED_WAKEUP).load(Ordering::Relaxed) != 0
     }
 
+    /// Whether the engine seems to sleep, for what needs no answer in time.
+    pub fn finds_engine_asleep(&self) -> bool {
+        self.area.at(AT_NEED_WAKEUP).load(Ordering::Relaxed) != 0
+    }
+
     #[inline]
     fn set_summary_bits(&self, index: usize) {
         let (bit1, bit0) = (1 << (index / 64 % 64), 1 << (index / 4096));

@@ -4,7 +4,7 @@
 //! copies of its sockets, which the function offers them. Only they can close these.
 
 use crate::stack::Stack;
-use rnic_abi::os::driving::{Driving, Offer, State, Turned};
+use rnic_abi::os::driving::{Driving, Offer, Resting, State, Turned};
 use rnic_abi::os::{Connection, Descriptor, Descriptors, signals};
 use rnic_host::shard::ProgramsEngine;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -75,6 +75,15 @@ impl Driver {
 
     /// Does what the state calls for.
     pub(crate) fn turn(&self) -> Turned {
+        self.turn_by(ProgramsEngine::turn)
+    }
+
+    /// The same for a thread that waits for completion events.
+    pub(crate) fn rest(&self, resting: &mut Resting) -> Turned {
+        self.turn_by(|engine| engine.rest(resting))
+    }
+
+    fn turn_by(&self, work: impl FnOnce(&ProgramsEngine) -> Turned) -> Turned {
         let is_calm = self.driving.state() == State::Driven && self.driving.is_calm();
         undisturbed(is_calm, || {
             let mut side = match self.side.try_lock() {
@@ -90,7 +99,7 @@ impl Driver {
                     // For handlers in this very thread.
                     self.driving.set_turning(true);
                     compiler_fence(Ordering::SeqCst);
-                    let turned = side.stack.run(|| side.engine.turn());
+                    let turned = side.stack.run(|| work(&side.engine));
                     compiler_fence(Ordering::SeqCst);
                     self.driving.set_turning(false);
                     // The engine's thread then ends the function.

@@ -13,7 +13,7 @@ mod table;
 mod tests;
 
 use driver::Driver;
-use rnic_abi::os::driving::{Driving, Turned};
+use rnic_abi::os::driving::{Driving, Resting, Turned};
 use std::ffi::{OsStr, c_int};
 use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -74,6 +74,21 @@ pub unsafe extern "C" fn rnic_function_turn(driving: *const Driving) -> c_int {
     // SAFETY: by contract; it is never freed.
     let driver = unsafe { driving.as_ref() }.and_then(Driver::of);
     driver.map_or(Turned::default(), Driver::turn).code()
+}
+
+/// Makes a turn for a thread of the program that waits for completion events: [`Turned`], as bits.
+///
+/// # Safety
+/// From [`rnic_function_driving`]; `resting` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rnic_function_rest(
+    driving: *const Driving,
+    resting: *mut Resting,
+) -> c_int {
+    // SAFETY: by contract.
+    let (driving, resting) = unsafe { (driving.as_ref(), resting.as_mut()) };
+    let driver = driving.and_then(Driver::of).zip(resting);
+    driver.map_or(Turned::default(), |(driver, resting)| driver.rest(resting)).code()
 }
 
 /// Closes what the program has of the function's descriptors.

@@ -63,7 +63,7 @@ impl Context {
     /// Reads the next event, waiting as the descriptor's O_NONBLOCK says.
     fn next_async_event(&self) -> Result<ibv_async_event> {
         loop {
-            let Some(bytes) = receive::<{ AsyncEvent::LEN }>(&self.async_socket)? else {
+            let Some(bytes) = receive::<{ AsyncEvent::LEN }>(&self.async_socket, 0)? else {
                 return self.device_fatal();
             };
             let Some(event) = AsyncEvent::decode(bytes) else { continue };

@@ -90,7 +90,7 @@ impl Channel {
     /// Reads the next event, waiting as the descriptor's O_NONBLOCK says.
     fn next_event(&self) -> Result<(*mut ibv_cq, *mut c_void)> {
         loop {
-            let Some(event) = receive::<{ CompletionEvent::LEN }>(&self.socket)? else {
+            let Some(event) = self.next_datagram()? else {
                 self.context().session.set_gone();
                 self.context().release();
                 return self.next_orphan();
@@ -105,6 +105,28 @@ impl Channel {
                 return Ok(given(cq));
             }
         }
+    }
+
+    /// What the next event came as; `None` when the connection is closed.
+    fn next_datagram(&self) -> Result<Option<[u8; CompletionEvent::LEN]>> {
+        let context = self.context();
+        if !context.counts_waits() {
+            return receive(&self.socket, 0);
+        }
+        if let Some(event) = context.rest(&self.socket)? {
+            return Ok(Some(event));
+        }
+        let found = receive(&self.socket, libc::MSG_DONTWAIT);
+        if !matches!(found, Err(Errno(libc::EAGAIN))) {
+            context.note_event_found();
+            return found;
+        }
+        if context.begins_to_rest(self.socket.number())
+            && let Some(event) = context.rest(&self.socket)?
+        {
+            return Ok(Some(event));
+        }
+        receive(&self.socket, 0)
     }
 
     /// After the daemon died, delivers one event for each armed CQ, so that the program polls its
@@ -127,13 +149,16 @@ fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
     (cq.as_ibv(), cq.cq_context())
 }
 
-/// Reads one datagram of `N` bytes as `read` would; `None` when the daemon closed the connection,
+/// Reads one datagram of `N` bytes as `recv` would with these flags; `None` when the daemon closed the connection,
 /// because it ended or because the program had closed its own end.
-pub(crate) fn receive<const N: usize>(socket: &Descriptor<OwnedFd>) -> Result<Option<[u8; N]>> {
+pub(crate) fn receive<const N: usize>(
+    socket: &Descriptor<OwnedFd>,
+    flags: c_int,
+) -> Result<Option<[u8; N]>> {
     let mut bytes = [0; N];
     loop {
         let Some(socket) = socket.get() else { return Ok(None) };
-        let length = blocking::recv(socket.as_raw_fd(), &mut bytes, 0);
+        let length = blocking::recv(socket.as_raw_fd(), &mut bytes, flags);
         match usize::try_from(length) {
             Ok(0) => return Ok(None),
             Ok(length) if length == N => return Ok(Some(bytes)),

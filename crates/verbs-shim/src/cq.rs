@@ -181,7 +181,7 @@ impl Cq {
     fn request_event(&self, kind: ArmKind) -> Result<()> {
         self.handle()?;
         self.waits.store(true, Ordering::Release);
-        self.context().stop_driving();
+        self.context().before_event();
         self.arm.lock().set(kind);
         Ok(())
     }

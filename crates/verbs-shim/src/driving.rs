@@ -3,6 +3,8 @@
 //! A thread whose polls find nothing again and again could as well do the engine's work:
 //! [`rnic_abi::os::driving`] says how both agree on that.
 
+mod resting;
+
 use std::{
     cell::Cell,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
@@ -24,6 +26,7 @@ use crate::{
     lock::Guard,
     report,
 };
+use resting::Waits;
 
 /// A poll's lock.
 type Polling<'a> = Guard<'a, CqState>;
@@ -66,11 +69,13 @@ pub(crate) struct Drives {
     /// Polls that found nothing, and when the first of them did.
     streak: AtomicU32,
     began: AtomicU64,
+    pub(crate) waits: Waits,
 }
 
 impl Drives {
     pub(crate) fn new(driver: Driver) -> Self {
-        Self { driver, streak: AtomicU32::new(0), began: AtomicU64::new(0) }
+        let (streak, began) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { driver, streak, began, waits: Waits::default() }
     }
 
     /// True when there were many within a short time. Threads that poll at the same time may lose
@@ -104,12 +109,16 @@ impl Context {
     /// A turn of the engine, or what comes before the first and after the last one. True when there
     /// may be completions now. The caller holds no lock.
     pub(crate) fn drive(&self) -> bool {
-        let Some(drives) = &self.drives else { return false };
+        self.turn(Driver::turn).contains(Turned::DELIVERED)
+    }
+
+    fn turn(&self, work: impl FnOnce(&Driver) -> Turned) -> Turned {
+        let Some(drives) = &self.drives else { return Turned::default() };
         // A handler that has interrupted a turn may poll elsewhere.
         if DRIVING.get().is_none_or(|it| !it.is_turning()) {
             DRIVING.set(Some(drives.driver.driving()));
         }
-        let turned = drives.driver.turn();
+        let turned = work(&drives.driver);
         if turned.contains(Turned::WAKE) {
             self.wake_engine();
         }
@@ -118,7 +127,7 @@ impl Context {
             // SAFETY: no arguments; it cannot fail on Linux.
             unsafe { libc::sched_yield() };
         }
-        turned.contains(Turned::DELIVERED)
+        turned
     }
 
     /// Polls of this thread turn the engine now.
@@ -127,11 +136,12 @@ impl Context {
         self.drives.as_ref().is_some_and(|it| it.driver.driving().calls(THREAD.get()))
     }
 
-    /// The program may wait for an event next, and not poll.
-    pub(crate) fn stop_driving(&self) {
+    /// The program may wait for an event next, and not poll. Where it does not do so
+    /// [here](resting), it drives no more.
+    pub(crate) fn before_event(&self) {
         let Some(drives) = &self.drives else { return };
         drives.streak.store(0, Ordering::Relaxed);
-        if drives.driver.driving().withdraw() {
+        if !drives.waits.note_request() && drives.driver.driving().withdraw() {
             self.wake_engine();
         }
     }

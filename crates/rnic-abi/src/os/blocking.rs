@@ -8,15 +8,22 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
+use std::ptr::null;
 
-use libc::{epoll_event, nfds_t, pollfd, ssize_t};
+use libc::{epoll_event, nfds_t, pollfd, sigset_t, ssize_t, timespec};
 
 mod c {
-    use super::{c_int, c_void, epoll_event, nfds_t, pollfd, ssize_t};
+    use super::{c_int, c_void, epoll_event, nfds_t, pollfd, sigset_t, ssize_t, timespec};
 
     unsafe extern "C-unwind" {
         pub(super) fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> ssize_t;
         pub(super) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+        pub(super) fn ppoll(
+            fds: *mut pollfd,
+            count: nfds_t,
+            timeout: *const timespec,
+            mask: *const sigset_t,
+        ) -> c_int;
         pub(super) fn epoll_wait(
             fd: c_int,
             events: *mut epoll_event,
@@ -36,6 +43,13 @@ pub fn recv(fd: RawFd, buffer: &mut [u8], flags: c_int) -> ssize_t {
 pub fn poll(fds: &mut [pollfd], timeout: c_int) -> c_int {
     // SAFETY: so many descriptors.
     unsafe { c::poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) }
+}
+
+/// As `ppoll` with the mask of the thread; without a time, for ever.
+pub fn ppoll(fds: &mut [pollfd], timeout: Option<&timespec>) -> c_int {
+    let timeout = timeout.map_or(null(), std::ptr::from_ref);
+    // SAFETY: so many descriptors, and a time that lives or none.
+    unsafe { c::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, null()) }
 }
 
 /// As `epoll_wait` for one event; a negative timeout is none.

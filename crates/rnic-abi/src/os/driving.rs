@@ -25,6 +25,35 @@ pub type Release = unsafe extern "C" fn(*const Driving);
 /// The symbol's name.
 pub const RELEASE: &CStr = c"rnic_function_release";
 
+/// What comes before a thread of the program sleeps until a packet or a completion event comes: a
+/// turn, and what to sleep on. Returns [`Turned`].
+pub type Rest = unsafe extern "C" fn(*const Driving, *mut Resting) -> c_int;
+/// The symbol's name.
+pub const REST: &CStr = c"rnic_function_rest";
+
+/// What a thread that [rests](Rest) and the library tell each other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resting {
+    /// The inode of the program's end of the completion channel that it waits for.
+    pub channel: u64,
+    /// One of the descriptors has ended the sleep before.
+    pub was_readable: bool,
+    /// An event of that channel, with [`Turned::EVENT`].
+    pub event: [u8; 8],
+    /// What to sleep on, with [`Turned::SLEEP`].
+    pub fds: [c_int; RESTS_ON],
+    /// So many of them.
+    pub count: u32,
+    /// For how many nanoseconds to sleep at most; [`NO_LIMIT`] for as long as it takes.
+    pub nanos: u64,
+}
+
+/// Most descriptors that a thread rests on.
+pub const RESTS_ON: usize = 7;
+/// See [`Resting::nanos`].
+pub const NO_LIMIT: u64 = u64::MAX;
+
 /// Which thread turns the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -52,6 +81,10 @@ impl Turned {
     pub const WAKE: Self = Self(2);
     /// Another thread has the engine.
     pub const BUSY: Self = Self(4);
+    /// There is an event of the channel that the thread [rests](Rest) for.
+    pub const EVENT: Self = Self(8);
+    /// It is to sleep now.
+    pub const SLEEP: Self = Self(16);
 
     /// As it is returned over the boundary of the library.
     pub fn from_code(code: c_int) -> Self {
@@ -123,6 +156,10 @@ pub struct Driving {
     calm: AtomicU32,
     /// The admitted thread is in a turn.
     turning: AtomicU32,
+    /// The thread with the wish does not poll, but waits for completion events again and again.
+    waits: AtomicU32,
+    /// The number of a thread that gets the engine when it wishes to rest; 0 for none.
+    ready: AtomicU32,
 }
 
 impl Driving {
@@ -169,7 +206,34 @@ impl Driving {
 
     /// This thread of the program polls again and again.
     pub fn wish(&self, thread: u32) {
+        self.waits.store(0, Ordering::Relaxed);
         self.wish.store(thread, Ordering::Relaxed);
+    }
+
+    /// This thread of the program waits for completion events again and again.
+    pub fn wish_to_rest(&self, thread: u32) {
+        self.waits.store(1, Ordering::Relaxed);
+        self.wish.store(thread, Ordering::Relaxed);
+    }
+
+    /// Whether the last wish was one [to rest](Self::wish_to_rest).
+    pub fn wishes_to_rest(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) != 0
+    }
+
+    /// A thread is given the engine at its next wish to rest.
+    pub fn set_ready(&self, thread: u32) {
+        self.ready.store(thread, Ordering::Relaxed);
+    }
+
+    /// Whether this thread is.
+    pub fn is_ready(&self, thread: u32) -> bool {
+        thread != 0 && self.ready.load(Ordering::Relaxed) == thread
+    }
+
+    /// The same, and no thread is from now on.
+    pub fn take_ready(&self, thread: u32) -> bool {
+        thread != 0 && self.ready.swap(0, Ordering::Relaxed) == thread
     }
 
     /// None of them does any more.

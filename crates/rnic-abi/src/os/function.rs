@@ -6,7 +6,7 @@
 //! With `auto` it is the daemon's engine that serves a program which cannot have one.
 
 use super::Connection;
-use super::driving::{self, Driving, Turned};
+use super::driving::{self, Driving, Resting, Turned};
 use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
@@ -32,6 +32,7 @@ struct Library {
     connect: Connect,
     find: driving::Find,
     turn: driving::Turn,
+    rest: driving::Rest,
     release: driving::Release,
 }
 
@@ -99,6 +100,7 @@ fn connect_in_program(socket: &Path, or_daemon: bool) -> io::Result<Connection> 
 pub struct Driver {
     driving: &'static Driving,
     turn: driving::Turn,
+    rest: driving::Rest,
     release: driving::Release,
 }
 
@@ -113,7 +115,8 @@ impl Driver {
         let path = socket.as_os_str().as_bytes();
         // SAFETY: names live memory of that length; what the library returns is never freed.
         let driving = unsafe { (library.find)(path.as_ptr(), path.len()).as_ref()? };
-        Some(Self { driving, turn: library.turn, release: library.release })
+        let Library { turn, rest, release, .. } = *library;
+        Some(Self { driving, turn, rest, release })
     }
 
     /// What is agreed on.
@@ -126,6 +129,12 @@ impl Driver {
     pub fn turn(&self) -> Turned {
         // SAFETY: from the same library.
         Turned::from_code(unsafe { (self.turn)(self.driving) })
+    }
+
+    /// Makes a turn for a thread that waits for completion events, and says what to sleep on.
+    pub fn rest(&self, resting: &mut Resting) -> Turned {
+        // SAFETY: from the same library, which writes nothing else.
+        Turned::from_code(unsafe { (self.rest)(self.driving, resting) })
     }
 
     /// Closes what the program has of the function's descriptors.
@@ -183,13 +192,15 @@ fn load() -> io::Result<Library> {
         if found.is_null() { Err(why_not_loaded()) } else { Ok(found) }
     };
     let (connect, find) = (symbol(CONNECT)?, symbol(driving::FIND)?);
-    let (turn, release) = (symbol(driving::TURN)?, symbol(driving::RELEASE)?);
+    let (turn, rest) = (symbol(driving::TURN)?, symbol(driving::REST)?);
+    let release = symbol(driving::RELEASE)?;
     // SAFETY: functions of these types, by the names that only our library has.
     unsafe {
         Ok(Library {
             connect: std::mem::transmute::<*mut c_void, Connect>(connect),
             find: std::mem::transmute::<*mut c_void, driving::Find>(find),
             turn: std::mem::transmute::<*mut c_void, driving::Turn>(turn),
+            rest: std::mem::transmute::<*mut c_void, driving::Rest>(rest),
             release: std::mem::transmute::<*mut c_void, driving::Release>(release),
         })
     }

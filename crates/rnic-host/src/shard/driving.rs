@@ -10,25 +10,28 @@
 //! kept for the engine's thread.
 
 mod pace;
+mod program;
+mod rest;
 mod watch;
 
 use super::alarm::Alarm;
-use super::held::Held;
 use super::idle::Did;
 use super::monotonic;
 use super::run::Shard;
 use crate::system;
 use pace::Pace;
+pub use program::ProgramsEngine;
+use rest::Rest;
 use rnic_abi::control::MAX_DESCRIPTORS;
 use rnic_abi::os::Connection;
 use rnic_abi::os::driving::{Driving, Offer, State, Turned};
 use rnic_core::{Instant, Turn};
 use std::cell::OnceCell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 pub(super) use watch::Watch;
-use xdp_io::udp::{SocketCopy, Use};
+use xdp_io::udp::Use;
 
 /// What an engine needs to be driven by the program that it is in.
 pub struct Driven {
@@ -59,8 +62,13 @@ pub(super) struct Policy {
     compared: Instant,
     /// When a turn of the program has received and left sending to the next one.
     owes: Option<Instant>,
-    /// The thread that drove cannot copy: it keeps away what tells of missing pages.
+    /// The thread that drove cannot copy: it keeps away what tells of missing pages. Or it rests,
+    /// and others wait for what its turns bring.
     is_unfit: bool,
+    /// How it rests.
+    rest: Rest,
+    /// When it was found that a thread which wishes to rest may drive.
+    found_ready: Instant,
     /// The program may drive again from then on.
     not_before: Instant,
     /// How long the program was kept from driving the last time that it had made packets or posts
@@ -120,10 +128,22 @@ impl Policy {
             compared: Instant::ZERO,
             owes: None,
             is_unfit: false,
+            rest: Rest::default(),
+            found_ready: Instant::ZERO,
             not_before: Instant::ZERO,
             pause: Duration::ZERO,
             offers: 0,
         }
+    }
+
+    /// Whether this thread may drive. It is not asked again for some time.
+    fn admits(&mut self, now: Instant, thread: u32) -> bool {
+        if now < self.not_before {
+            return false;
+        }
+        let may = system::may_do_as_this(thread);
+        self.not_before = now.after(if may { AGAIN } else { REFUSED });
+        may
     }
 
     fn begin(&mut self, now: Instant) {
@@ -131,6 +151,7 @@ impl Policy {
         self.since = now;
         self.put_off_at = now;
         self.pace = self.pace.again(now);
+        self.rest = Rest::default();
         self.offers = 0;
         self.driven.driving.set_state(State::Driven);
         self.watch = Some(self.new_watch(now));
@@ -162,9 +183,13 @@ impl Policy {
         self.driven.driving.note_turn();
         if now >= self.put_off_at {
             let wait = (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1);
-            self.put_off_at = now.after(wait / 2);
-            self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
+            self.put_off(now, if self.rest.is_known() { ALARM.1 } else { wait });
         }
+    }
+
+    fn put_off(&mut self, now: Instant, wait: Duration) {
+        self.put_off_at = now.after(wait / 2);
+        self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
     }
 
     /// The engine's own thread turns it again. `waited`: there was something to do, and the program
@@ -172,6 +197,8 @@ impl Policy {
     fn end(&mut self, now: Instant, waited: bool) {
         self.driven.driving.set_state(State::Off);
         self.watch = None;
+        let waited = waited || self.rest.is_disturbed();
+        self.rest = Rest::default();
         if now.since(self.since) > STEADY {
             self.pause = Duration::ZERO;
         }
@@ -220,7 +247,11 @@ impl Shard {
             State::Driven => self.goes_on(now, did),
             State::Off | State::Offered | State::Stale => {
                 let thread = driving.take_wish()?;
-                self.begins(now, thread)
+                let rests = driving.wishes_to_rest();
+                if rests && !self.may_rest(now, thread) {
+                    return None;
+                }
+                self.begins(now, thread, rests)
             }
         };
         let policy = self.driving.as_mut().filter(|_| is_driven)?;
@@ -264,7 +295,9 @@ impl Shard {
         let may = has_copies && self.may_be_driven();
         let Some(policy) = &mut self.driving else { return false };
         let is_away = policy.watch.as_ref().is_some_and(Watch::is_away);
-        let goes_on = may && !is_away && !policy.driven.driving.is_withdrawn();
+        // A turn was made for it while it slept.
+        let is_left = is_away || policy.rest.is_disturbed();
+        let goes_on = may && !is_left && !policy.driven.driving.is_withdrawn();
         if !goes_on {
             policy.end(now, is_away && did == Did::Work);
         } else if policy.watch.as_ref().is_none_or(|watch| watch.is_due(now)) {
@@ -282,17 +315,13 @@ impl Shard {
 
     /// A thread of the program wishes to drive. True when it does so from now on, or when the
     /// engine's thread is to sleep for a moment, so that the program can take what it is offered.
-    fn begins(&mut self, now: Instant, thread: u32) -> bool {
+    fn begins(&mut self, now: Instant, thread: u32, is_admitted: bool) -> bool {
         if !self.may_be_driven() {
             return false;
         }
         let Some(port) = self.nic.wire.udp_port() else { return false };
-        let Some(policy) = self.driving.as_mut().filter(|policy| now >= policy.not_before) else {
-            return false;
-        };
-        policy.not_before = now.after(AGAIN);
-        if !system::may_do_as_this(thread) {
-            policy.not_before = now.after(REFUSED);
+        let Some(policy) = &mut self.driving else { return false };
+        if !is_admitted && !policy.admits(now, thread) {
             return false;
         }
         policy.driven.driving.admit(thread);
@@ -357,6 +386,7 @@ impl Shard {
     /// Turns in a poll of the program.
     fn driven_turns(&mut self) -> Turned {
         let mut now = monotonic();
+        self.rested(now);
         let Some(policy) = &mut self.driving else { return Turned::default() };
         let withdrawn = Turned::default().with(Turned::BUSY, true);
         if policy.driven.driving.is_withdrawn() {
@@ -425,11 +455,18 @@ impl Shard {
             policy.owes = (!departs).then_some(owed.filter(|_| !answers).unwrap_or(now));
             policy.pace.posted(now, turn.posted);
             policy.pace.delivered(arrived.delivered().then_some(now));
+            policy.rest.made_turn(departs && !turn.worked && !turn.more);
         }
-        let has_lost = self.nic.wire.udp_port().is_none_or(|port| !port.has_copies());
-        Turned::default()
-            .with(Turned::DELIVERED, turn.delivered())
-            .with(Turned::WAKE, self.nic.events.any_kept() || has_lost)
+        let turned = Turned::default().with(Turned::DELIVERED, turn.delivered());
+        turned.with(Turned::WAKE, self.needs_its_thread())
+    }
+
+    /// Something is to be done that only the engine's thread can do.
+    fn needs_its_thread(&mut self) -> bool {
+        // The thread that rests takes those of its channel itself.
+        let channel = self.driving.as_ref().map_or(0, |policy| policy.rest.channel());
+        self.nic.events.any_kept_but_for(channel)
+            || self.nic.wire.udp_port().is_none_or(|port| !port.has_copies())
     }
 
     /// The turns of the program use its copies of the sockets.
@@ -438,59 +475,6 @@ impl Shard {
         if let Some(port) = self.nic.wire.udp_port() {
             port.use_copies(how);
         }
-    }
-}
-
-/// The program's side.
-#[derive(Clone)]
-pub struct ProgramsEngine {
-    held: Held,
-    driving: &'static Driving,
-}
-
-impl ProgramsEngine {
-    pub(super) fn new(held: Held, driving: &'static Driving) -> Self {
-        Self { held, driving }
-    }
-
-    /// A turn or a few, if the program drives.
-    pub fn turn(&self) -> Turned {
-        let Some(mut held) = self.held.try_lock() else {
-            return Turned::default().with(Turned::BUSY, true);
-        };
-        match held.as_mut() {
-            Some(shard) if self.driving.state() == State::Driven => shard.driven_turns(),
-            _ => Turned::default(),
-        }
-    }
-
-    /// Whether no other thread has the engine at this moment.
-    pub fn is_free(&self) -> bool {
-        self.held.try_lock().is_some()
-    }
-
-    /// Takes copies of the engine's sockets as they were at this number of changes. False when they
-    /// are others now, or when another thread has the engine.
-    pub fn take_copies(&self, changes: u64, copies: &[OwnedFd]) -> bool {
-        let copies = copies.iter().map(|copy| SocketCopy::of(copy.as_fd()));
-        let Ok(copies) = copies.collect::<Result<Vec<_>, _>>() else { return false };
-        let Some(mut held) = self.held.try_lock() else { return false };
-        let port = held.as_mut().and_then(|shard| shard.nic.wire.udp_port());
-        port.is_some_and(|port| port.take_copies(changes, &copies))
-    }
-
-    /// The copies are about to be closed. False when another thread has the engine.
-    pub fn forget_copies(&self) -> bool {
-        let Some(mut held) = self.held.try_lock() else { return false };
-        if let Some(port) = held.as_mut().and_then(|shard| shard.nic.wire.udp_port()) {
-            port.forget_copies();
-        }
-        true
-    }
-
-    /// It has ended, or does so now.
-    pub fn has_ended(&self) -> bool {
-        self.held.try_lock().is_some_and(|held| held.is_none())
     }
 }
 

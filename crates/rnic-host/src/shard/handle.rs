@@ -13,14 +13,24 @@ use std::os::fd::AsFd;
 /// Most messages between two turns.
 const MAX_MESSAGES: usize = 16;
 
+/// What others have told the engine's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    Nothing,
+    /// To show something.
+    Looks,
+    /// To do something, which may leave something for the next turn.
+    Commands,
+}
+
 impl Shard {
-    /// True when there were any.
-    pub(super) fn handle_messages(&mut self) -> bool {
+    /// What the messages were that are handled now.
+    pub(super) fn handle_messages(&mut self) -> Told {
         // The look is a load; the attempt would be a fence, every turn.
         if self.inbox.receiver.is_empty() {
-            return false;
+            return Told::Nothing;
         }
-        let mut any = false;
+        let mut told = Told::Nothing;
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
@@ -31,12 +41,12 @@ impl Shard {
                 self.send_owed();
             }
             self.handle_message(message);
-            any = true;
             if was_a_look {
-                break;
+                return if told == Told::Nothing { Told::Looks } else { told };
             }
+            told = Told::Commands;
         }
-        any
+        told
     }
 
     fn handle_message(&mut self, message: ShardMessage) {

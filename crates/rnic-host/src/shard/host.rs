@@ -8,7 +8,7 @@ use super::tokens::Token;
 use crate::wire::ShardRx;
 use crossbeam_channel::Sender;
 use rnic_abi::control::{AsyncEvent, CompletionEvent};
-use rnic_abi::os::futex;
+use rnic_abi::os::{Inode, futex};
 use rnic_abi::verbs::AsyncEventType;
 use rnic_abi::words::AtomicU64;
 use rnic_core::command::{ChannelId, ClientId};
@@ -22,7 +22,7 @@ use rustix::net::SendFlags;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Our end of a socket pair that carries events.
@@ -33,6 +33,8 @@ pub struct EventSocket {
     /// It is among those for which events were kept.
     is_kept: bool,
     lost: u64,
+    /// That of the client's end.
+    inode: u64,
 }
 
 impl EventSocket {
@@ -47,7 +49,9 @@ impl EventSocket {
             rustix::net::SocketFlags::CLOEXEC,
             None,
         )?;
-        Ok((Self { socket: ours, pending: VecDeque::new(), is_kept: false, lost: 0 }, theirs))
+        let inode = Inode::of(theirs.as_raw_fd())?.number;
+        let (pending, is_kept, lost) = (VecDeque::new(), false, 0);
+        Ok((Self { socket: ours, pending, is_kept, lost, inode }, theirs))
     }
 
     /// Sends now, if it may and can, or keeps. True when something is kept.
@@ -234,11 +238,6 @@ impl ClientEvents {
         self.keeps = keeps;
     }
 
-    /// Some were.
-    pub(super) fn any_kept(&self) -> bool {
-        !self.kept.is_empty()
-    }
-
     /// Sends them, in the thread that has the sockets.
     pub(super) fn send_kept(&mut self) {
         while let Some(token) = self.kept.pop() {
@@ -248,6 +247,32 @@ impl ClientEvents {
                 watch(&mut self.full, &self.epoll, socket, token);
             }
         }
+    }
+
+    /// Some were, for others than the channel whose client's end has this inode.
+    pub(super) fn any_kept_but_for(&mut self, inode: u64) -> bool {
+        let Self { kept, clients, .. } = self;
+        kept.iter().any(|token| {
+            let socket = socket_of(clients, *token);
+            socket.is_some_and(|socket| socket.inode != inode)
+        })
+    }
+
+    /// An event that was kept for the channel whose client's end has this inode.
+    pub(super) fn take_kept(&mut self, inode: u64) -> Option<[u8; 8]> {
+        for at in 0..self.kept.len() {
+            let Some(socket) = socket_of(&mut self.clients, self.kept[at]) else { continue };
+            if socket.inode != inode {
+                continue;
+            }
+            let event = socket.pending.pop_front();
+            socket.is_kept = !socket.pending.is_empty();
+            if !socket.is_kept {
+                self.kept.swap_remove(at);
+            }
+            return event;
+        }
+        None
     }
 
     /// Sends an event, or keeps it.
@@ -427,12 +452,16 @@ mod tests {
         host.async_event(client, AsyncEvent { event: AsyncEventType::CommEst, element: 1 });
         host.completion_event(client, channel, 8);
         host.keep(false);
-        assert!(host.any_kept() && read(&completions).is_none() && read(&asynchronous).is_none());
+        assert!(
+            host.any_kept_but_for(0)
+                && read(&completions).is_none()
+                && read(&asynchronous).is_none()
+        );
         host.completion_event(client, channel, 9);
         host.send_kept();
         let cqs: Vec<_> = std::iter::from_fn(|| read(&completions)).collect();
         let cqs: Vec<_> = cqs.into_iter().map(|event| CompletionEvent::decode(event).cq).collect();
         assert_eq!(cqs, [7, 8, 9]);
-        assert!(read(&asynchronous).is_some() && !host.any_kept());
+        assert!(read(&asynchronous).is_some() && !host.any_kept_but_for(0));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::cpu_sharing::CpuSharing;
 use super::driving::{Driven, Policy, Watch};
+use super::handle::Told;
 use super::host::ClientEvents;
 use super::idle::{Did, IdlePolicy, Next};
 use super::message::Inbox;
@@ -92,18 +93,20 @@ impl Shard {
     pub(super) fn step(&mut self) -> Option<Sleep> {
         let keeps_on = self.keeps_on();
         let told = self.handle_messages();
+        let keeps_on = self.lets_rest(keeps_on, told == Told::Commands);
         if keeps_on {
             let now = monotonic();
             self.cpu_sharing.after_turn(now, &mut self.nic.engine);
             if let Some(watch) = self.is_driven(now, Did::Nothing) {
                 return Some(self.sleep_watching(watch));
             }
+            self.awake(false);
         }
         let owed = self.take_owed();
         let now = monotonic();
         let turn = self.turn(now);
         self.cpu_sharing.after_turn(now, &mut self.nic.engine);
-        let others_go_on = self.nic.events.take_passed_on() || told;
+        let others_go_on = self.nic.events.take_passed_on() || told != Told::Nothing;
         let did = match turn.worked || turn.more || owed {
             // A queue pair that was made or modified is visited, without anything to send.
             _ if others_go_on && !(turn.rang || turn.delivered() || turn.more || owed) => {
@@ -159,7 +162,7 @@ impl Shard {
         }
     }
 
-    fn awake(&mut self, by_wire: bool) {
+    pub(super) fn awake(&mut self, by_wire: bool) {
         self.nic.engine.awake();
         self.nic.wire.awake(by_wire);
     }

@@ -102,6 +102,11 @@ impl Copies {
     pub(super) fn sender(&mut self) -> Option<BorrowedFd<'_>> {
         check(&mut self.sender)
     }
+
+    /// The number of the one that receives.
+    fn receiver_number(&self) -> Option<RawFd> {
+        self.receiver.as_ref().map(|one| one.copy.number)
+    }
 }
 
 /// The copy, which is forgotten where it is not open any more.
@@ -148,6 +153,12 @@ impl UdpPort {
     pub fn has_copies(&mut self) -> bool {
         self.copied_at == Some(self.changes)
             && self.sockets.iter_mut().flatten().all(|socket| socket.copies().are_there())
+    }
+
+    /// The numbers of the copies of which at least one is readable while something waits, as
+    /// [`fds`](Self::fds) for a thread that uses copies.
+    pub fn copied_fds(&mut self) -> impl Iterator<Item = RawFd> {
+        self.sockets.iter_mut().flatten().filter_map(|socket| socket.copies().receiver_number())
     }
 
     /// Compares all copies now: they may be [believed](Use::Believed) for a moment.

@@ -1,0 +1,188 @@
+//! Threads of the program that wait for completion events.
+//!
+//! Such a thread drives as one does that polls, but sleeps on its copies of the sockets where that
+//! one would poll on: whatever comes wakes one thread, and not first the engine's and then that of
+//! the program. While it sleeps, doorbells wake the engine's thread, which takes the engine back
+//! for anything that is to be done meanwhile.
+
+use super::super::idle::{Did, Next};
+use super::super::monotonic;
+use super::super::run::Shard;
+use super::{AGAIN, ALARM, Policy, Watch};
+use rnic_abi::os::driving::{NO_LIMIT, RESTS_ON, Resting, Turned};
+use rnic_core::Instant;
+
+/// What is known of a thread that rests.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// The program that drives is one that rests, for events of this channel.
+    channel: Option<u64>,
+    /// It was told to sleep, and has made no turn since.
+    sleeps: bool,
+    /// The engine's thread had to make a turn meanwhile.
+    is_disturbed: bool,
+    /// The last turn did nothing, and there is nothing to do.
+    is_idle: bool,
+}
+
+impl Rest {
+    pub(super) fn is_known(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    /// The inode of the program's end of the channel; 0 without one.
+    pub(super) fn channel(&self) -> u64 {
+        self.channel.unwrap_or(0)
+    }
+
+    /// The engine's thread had to make a turn while the program slept.
+    pub(super) fn is_disturbed(&self) -> bool {
+        self.is_disturbed
+    }
+
+    /// A turn of the program is over.
+    #[inline]
+    pub(super) fn made_turn(&mut self, is_idle: bool) {
+        self.is_idle = is_idle;
+    }
+}
+
+impl Shard {
+    /// Whether a thread that waits for events again and again is given the engine now. It must not
+    /// be asleep then, so it is told first that it may have the engine, and waits for that the next
+    /// time.
+    pub(super) fn may_rest(&mut self, now: Instant, thread: u32) -> bool {
+        if !self.may_be_driven() {
+            return false;
+        }
+        let Some(policy) = &mut self.driving else { return false };
+        let driving = policy.driven.driving;
+        let was_ready = driving.take_ready(thread);
+        if was_ready && now < policy.found_ready.after(AGAIN) {
+            return true;
+        }
+        if policy.admits(now, thread) {
+            policy.found_ready = now;
+            driving.set_ready(thread);
+        }
+        false
+    }
+
+    /// A turn or a few for a thread that waits for an event. It is told to sleep if there is
+    /// nothing to do.
+    pub(super) fn rest(&mut self, resting: &mut Resting) -> Turned {
+        let turned = self.driven_turns();
+        self.driving.iter_mut().for_each(|policy| policy.rests_for(resting.channel));
+        if turned.contains(Turned::BUSY) {
+            return turned;
+        }
+        if let Some(event) = self.nic.events.take_kept(resting.channel) {
+            resting.event = event;
+            let wake = self.needs_its_thread();
+            return Turned::default().with(Turned::EVENT, true).with(Turned::WAKE, wake);
+        }
+        if self.nic.events.any_kept_but_for(resting.channel) {
+            // A thread that waits elsewhere would be woken through this one and the engine's.
+            return self.is_of_no_use();
+        }
+        let is_idle = self.driving.as_ref().is_some_and(|policy| policy.rest.is_idle);
+        let did = if is_idle { Did::Nothing } else { Did::Work };
+        if self.idle.after_turn(monotonic(), did, self.cpu_sharing.may_spin()) == Next::Turn {
+            return turned;
+        }
+        if std::mem::take(&mut resting.was_readable) {
+            // Though something was there: it may be in a socket that was not looked at.
+            self.nic.wire.awake(true);
+            return turned;
+        }
+        self.falls_asleep(resting)
+    }
+
+    fn falls_asleep(&mut self, resting: &mut Resting) -> Turned {
+        if !self.is_quiet() {
+            self.awake(false);
+            return Turned::default();
+        }
+        let now = monotonic();
+        let port = self.nic.wire.udp_port();
+        let fds: Vec<_> = port.into_iter().flat_map(|port| port.copied_fds()).collect();
+        let has_alarm = self.driving.as_mut().is_some_and(|policy| policy.falls_asleep(now));
+        if !has_alarm || fds.len() > RESTS_ON {
+            self.awake(false);
+            return self.is_of_no_use();
+        }
+        resting.fds[..fds.len()].copy_from_slice(&fds);
+        resting.count = fds.len() as u32;
+        let deadline = self.nic.engine.next_deadline().map(|deadline| deadline.since(now));
+        // Behind the alarm the engine's thread looks.
+        let limit = deadline.filter(|limit| *limit < ALARM.1);
+        resting.nanos = limit.map_or(NO_LIMIT, |limit| limit.as_nanos() as u64);
+        Turned::default().with(Turned::SLEEP, true)
+    }
+
+    /// The engine's thread takes the engine back, for some time.
+    fn is_of_no_use(&mut self) -> Turned {
+        if let Some(policy) = &mut self.driving {
+            policy.is_unfit = true;
+            policy.driven.driving.withdraw();
+        }
+        Turned::default().with(Turned::BUSY, true).with(Turned::WAKE, true)
+    }
+
+    /// A thread of the program begins a turn: if it has slept it does so no more.
+    #[inline]
+    pub(super) fn rested(&mut self, now: Instant) {
+        let Some(policy) = &mut self.driving else { return };
+        if std::mem::take(&mut policy.rest.sleeps) {
+            policy.pace.leaves(now, false);
+            self.awake(false);
+        }
+    }
+
+    /// The engine's thread was woken: whether it is to sleep on, which it is anyway if it
+    /// `keeps_on`. Not where something is to be done while the program sleeps.
+    pub(in super::super) fn lets_rest(&mut self, keeps_on: bool, was_told: bool) -> bool {
+        let Some(policy) = self.driving.as_mut().filter(|policy| policy.rest.sleeps) else {
+            return keeps_on;
+        };
+        let is_away = policy.watch.as_ref().is_none_or(Watch::is_away);
+        if !is_away && !was_told && self.is_quiet() {
+            return true;
+        }
+        self.awake(false);
+        if let Some(policy) = &mut self.driving {
+            policy.rest.sleeps = false;
+            // The alarm is no disturbance.
+            policy.rest.is_disturbed = !is_away;
+        }
+        false
+    }
+
+    /// Nothing is left to do, and from now on doorbells wake the engine's thread.
+    fn is_quiet(&mut self) -> bool {
+        !self.nic.wire.has_backlog()
+            && self.nic.engine.prepare_sleep()
+            && self.nic.wire.prepare_sleep()
+    }
+}
+
+impl Policy {
+    /// The program sleeps until packets or the alarm come. False where there is no alarm.
+    fn falls_asleep(&mut self, now: Instant) -> bool {
+        if !self.alarm.get().is_some_and(Option::is_some) {
+            return false;
+        }
+        if now >= self.put_off_at {
+            self.put_off(now, ALARM.1);
+        }
+        self.rest.sleeps = true;
+        true
+    }
+
+    /// It is one that rests, so the alarm may be as late as it ever is.
+    fn rests_for(&mut self, channel: u64) {
+        if self.rest.channel.replace(channel).is_none() {
+            self.put_off_at = Instant::ZERO;
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Waits for completion events that turn the engine of a function.
+//!
+//! A thread that waits in `ibv_get_cq_event` again and again sleeps on its copies of the engine's
+//! sockets, beside the channel. So what arrives wakes this thread alone, and not first the engine's
+//! and then this one. Programs that wait otherwise (`poll`, `epoll_wait`) do not.
+
+use std::{
+    io,
+    os::fd::{OwnedFd, RawFd},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use libc::{POLLIN, pollfd, timespec};
+use rnic_abi::os::{
+    Descriptor, blocking,
+    driving::{NO_LIMIT, RESTS_ON, Resting, Turned},
+    signals,
+};
+
+use super::{STREAK_TICKS, THREAD};
+use crate::{context::Context, cpu_sharing::ticks, error::Result};
+
+/// How the threads of a program wait for completion events.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    /// Goes up when `ibv_get_cq_event` has to wait, and down when it finds an event.
+    times: AtomicU32,
+    /// How often events were requested since it was called last, and when that was.
+    requests: AtomicU32,
+    called: AtomicU64,
+}
+
+/// One call in five that waits is one of a program that waits in `ibv_get_cq_event`: several events
+/// may come at once. One that waits otherwise always finds an event there.
+const WAITED: u32 = 4;
+/// From so many on it is believed.
+const MANY: u32 = 64;
+const MOST: u32 = 2 * MANY;
+/// A program that requests so many events and does not call it waits otherwise.
+const REQUESTS: u32 = 8;
+/// For how long to try for an engine that another thread has, mostly its own, which may have to wake
+/// up first: 0.4 ms at 2.5 GHz.
+const PATIENCE_TICKS: u64 = 1_000_000;
+
+impl Waits {
+    /// An event is requested. Whether the program waits for it here.
+    pub(crate) fn note_request(&self) -> bool {
+        let requests = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        if requests > REQUESTS {
+            self.times.store(0, Ordering::Relaxed);
+        }
+        self.are_many()
+    }
+
+    /// `ibv_get_cq_event` was called and had to wait, or not.
+    fn note_call(&self, waited: bool) {
+        self.requests.store(0, Ordering::Relaxed);
+        let now = ticks();
+        let is_quick = now.wrapping_sub(self.called.swap(now, Ordering::Relaxed)) < STREAK_TICKS;
+        let times = if is_quick { self.times.load(Ordering::Relaxed) } else { 0 };
+        let times = if waited { (times + WAITED).min(MOST) } else { times.saturating_sub(1) };
+        self.times.store(times, Ordering::Relaxed);
+    }
+
+    fn are_many(&self) -> bool {
+        self.times.load(Ordering::Relaxed) >= MANY
+    }
+}
+
+impl Context {
+    /// Whether `ibv_get_cq_event` is to say how it waits.
+    pub(crate) fn counts_waits(&self) -> bool {
+        self.drives.is_some()
+    }
+
+    /// The calling thread has found an event at once.
+    pub(crate) fn note_event_found(&self) {
+        self.drives.iter().for_each(|drives| drives.waits.note_call(false));
+    }
+
+    /// The calling thread has found no event at this end of a channel. Whether it drives from now
+    /// on, and is to [rest](Self::rest).
+    pub(crate) fn begins_to_rest(&self, channel: RawFd) -> bool {
+        let Some(drives) = &self.drives else { return false };
+        drives.waits.note_call(true);
+        if !drives.waits.are_many() || !blocks(channel) {
+            return false;
+        }
+        let (driving, thread) = (drives.driver.driving(), THREAD.get());
+        let is_ready = driving.is_ready(thread);
+        driving.wish_to_rest(thread);
+        if !is_ready {
+            return false;
+        }
+        if self.bell.finds_engine_asleep() {
+            self.wake_engine();
+        }
+        let since = ticks();
+        while !driving.calls(thread) {
+            if is_over(since) {
+                driving.take_wish_back();
+                return false;
+            }
+            // SAFETY: no arguments; it cannot fail on Linux.
+            unsafe { libc::sched_yield() };
+        }
+        true
+    }
+
+    /// Waits for an event of the channel with this end while the calling thread drives. None when it does not, or when there is something at that end.
+    ///
+    /// # Errors
+    /// EINTR after a signal.
+    pub(crate) fn rest(&self, channel: &Descriptor<OwnedFd>) -> Result<Option<[u8; 8]>> {
+        let Some(drives) = &self.drives else { return Ok(None) };
+        let (driving, thread, end) = (drives.driver.driving(), THREAD.get(), channel.number());
+        if !driving.calls(thread) || !blocks(end) {
+            return Ok(None);
+        }
+        let channel = channel.inode().number;
+        let mut resting = Resting { channel, ..Resting::default() };
+        let mut busy_since = None;
+        while driving.calls(thread) && !busy_since.is_some_and(is_over) {
+            let turned = self.turn(|driver| driver.rest(&mut resting));
+            if turned.contains(Turned::EVENT) {
+                drives.waits.note_call(true);
+                return Ok(Some(resting.event));
+            }
+            if turned.contains(Turned::SLEEP) {
+                let slept = sleep(&mut resting, end);
+                if !matches!(slept, Ok(false)) {
+                    // Or posts would wake the engine's thread.
+                    self.drive();
+                    return slept.map(|_| None);
+                }
+            }
+            busy_since = turned.contains(Turned::BUSY).then(|| busy_since.unwrap_or_else(ticks));
+        }
+        Ok(None)
+    }
+}
+
+fn is_over(since: u64) -> bool {
+    ticks().wrapping_sub(since) >= PATIENCE_TICKS
+}
+
+/// Sleeps as it was told. Whether there is something at the channel's end.
+fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
+    let (mut fds, count) = ([pollfd { fd: channel, events: POLLIN, revents: 0 }; RESTS_ON + 1], 1);
+    let count = count + (resting.count as usize).min(RESTS_ON);
+    for (to, from) in fds[1..count].iter_mut().zip(resting.fds) {
+        to.fd = from;
+    }
+    let limit = (resting.nanos != NO_LIMIT).then(|| timespec {
+        tv_sec: (resting.nanos / 1_000_000_000).cast_signed(),
+        tv_nsec: (resting.nanos % 1_000_000_000).cast_signed(),
+    });
+    let ready = blocking::ppoll(&mut fds[..count], limit.as_ref());
+    if ready < 0 {
+        let error = io::Error::last_os_error();
+        let goes_on = error.kind() == io::ErrorKind::Interrupted && signals::restarts();
+        return if goes_on { Ok(false) } else { Err(error.into()) };
+    }
+    resting.was_readable = fds[1..count].iter().any(|fd| fd.revents != 0);
+    Ok(fds[0].revents != 0)
+}
+
+/// Whether the program has left the descriptor as one that blocks.
+fn blocks(fd: RawFd) -> bool {
+    // SAFETY: asks about a number.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_had_to_wait_now_and_then_waits_here() {
+        let waits = Waits::default();
+        for round in 0.. {
+            assert!(round < MANY, "it is never believed");
+            waits.note_call(true);
+            if waits.note_request() {
+                break;
+            }
+            (1..WAITED).for_each(|_| waits.note_call(false));
+        }
+        (0..MOST).for_each(|_| waits.note_call(false));
+        assert!(!waits.note_request());
+    }
+
+    #[test]
+    fn one_that_requests_events_and_does_not_call_does_not() {
+        let waits = Waits::default();
+        (0..MOST).for_each(|_| waits.note_call(true));
+        assert!((0..REQUESTS).all(|_| waits.note_request()));
+        assert!(!waits.note_request());
+    }
+}
