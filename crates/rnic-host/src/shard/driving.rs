@@ -458,13 +458,13 @@ impl Shard {
             policy.rest.made_turn(departs && !turn.worked && !turn.more);
         }
         let turned = Turned::default().with(Turned::DELIVERED, turn.delivered());
-        turned.with(Turned::WAKE, self.needs_its_thread())
+        let channel = self.driving.as_ref().map_or(0, |policy| policy.rest.channel(now));
+        turned.with(Turned::WAKE, self.needs_its_thread(channel))
     }
 
-    /// Something is to be done that only the engine's thread can do.
-    fn needs_its_thread(&mut self) -> bool {
-        // The thread that rests takes those of its channel itself.
-        let channel = self.driving.as_ref().map_or(0, |policy| policy.rest.channel());
+    /// Something is to be done that only the engine's thread can do. A thread that rests takes the
+    /// events of its channel itself.
+    fn needs_its_thread(&mut self, channel: u64) -> bool {
         self.nic.events.any_kept_but_for(channel)
             || self.nic.wire.udp_port().is_none_or(|port| !port.has_copies())
     }

@@ -18,7 +18,7 @@ use rnic_net::{NetConfig, Network};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-const CLIENT: ClientId = ClientId(1);
+pub(super) const CLIENT: ClientId = ClientId(1);
 /// What an engine does at once takes much longer where other programs have the CPUs.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -46,9 +46,9 @@ fn busy(placement: Placement) -> Settings {
 }
 
 /// The client's side of what it shares with an engine.
-struct Client {
-    bell: Bell,
-    wake: EventFd,
+pub(super) struct Client {
+    pub(super) bell: Bell,
+    pub(super) wake: EventFd,
     _events: OwnedFd,
 }
 
@@ -62,7 +62,7 @@ impl Client {
     }
 }
 
-fn add_client(shard: &mut Shard, handle: &ShardHandle) -> Client {
+pub(super) fn add_client(shard: &mut Shard, handle: &ShardHandle) -> Client {
     add_client_of(shard, handle, false)
 }
 

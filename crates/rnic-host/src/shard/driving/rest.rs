@@ -11,12 +11,18 @@ use super::super::run::Shard;
 use super::{AGAIN, ALARM, Policy, Watch};
 use rnic_abi::os::driving::{NO_LIMIT, RESTS_ON, Resting, Turned};
 use rnic_core::Instant;
+use std::time::Duration;
+
+/// How soon a program that rests waits again, or its events are sent.
+const RETURNS: Duration = Duration::from_millis(1);
 
 /// What is known of a thread that rests.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
     /// The program that drives is one that rests, for events of this channel.
     channel: Option<u64>,
+    /// When it waited for them last.
+    waited: Instant,
     /// It was told to sleep, and has made no turn since.
     sleeps: bool,
     /// The engine's thread had to make a turn meanwhile.
@@ -30,9 +36,11 @@ impl Rest {
         self.channel.is_some()
     }
 
-    /// The inode of the program's end of the channel; 0 without one.
-    pub(super) fn channel(&self) -> u64 {
-        self.channel.unwrap_or(0)
+    /// The inode of the program's end of the channel of which it takes events itself; 0 when there
+    /// is none. A program that waits there no more, but polls, makes turns all the same: a thread that
+    /// waits at the channel itself would get the events when the engine's thread next looks.
+    pub(super) fn channel(&self, now: Instant) -> u64 {
+        self.channel.filter(|_| now < self.waited.after(RETURNS)).unwrap_or(0)
     }
 
     /// The engine's thread had to make a turn while the program slept.
@@ -71,14 +79,15 @@ impl Shard {
     /// A turn or a few for a thread that waits for an event. It is told to sleep if there is
     /// nothing to do.
     pub(super) fn rest(&mut self, resting: &mut Resting) -> Turned {
+        let now = monotonic();
+        self.driving.iter_mut().for_each(|policy| policy.rests_for(now, resting.channel));
         let turned = self.driven_turns();
-        self.driving.iter_mut().for_each(|policy| policy.rests_for(resting.channel));
         if turned.contains(Turned::BUSY) {
             return turned;
         }
         if let Some(event) = self.nic.events.take_kept(resting.channel) {
             resting.event = event;
-            let wake = self.needs_its_thread();
+            let wake = self.needs_its_thread(resting.channel);
             return Turned::default().with(Turned::EVENT, true).with(Turned::WAKE, wake);
         }
         if self.nic.events.any_kept_but_for(resting.channel) {
@@ -95,7 +104,8 @@ impl Shard {
             self.nic.wire.awake(true);
             return turned;
         }
-        self.falls_asleep(resting)
+        // It may have to be told that the copies are gone.
+        self.falls_asleep(resting).with(Turned::WAKE, turned.contains(Turned::WAKE))
     }
 
     fn falls_asleep(&mut self, resting: &mut Resting) -> Turned {
@@ -180,7 +190,8 @@ impl Policy {
     }
 
     /// It is one that rests, so the alarm may be as late as it ever is.
-    fn rests_for(&mut self, channel: u64) {
+    fn rests_for(&mut self, now: Instant, channel: u64) {
+        self.rest.waited = now;
         if self.rest.channel.replace(channel).is_none() {
             self.put_off_at = Instant::ZERO;
         }

@@ -1,5 +1,8 @@
 //! An engine and a program that has a wish, step by step.
 
+mod rest;
+
+use super::super::held::Held;
 use super::super::{ShardHandle, ShardMessage, ShardPort, channel};
 use super::*;
 use crate::inspect::{Question, Seen};
