@@ -107,7 +107,8 @@ impl Context {
         true
     }
 
-    /// Waits for an event of the channel with this end while the calling thread drives. None when it does not, or when there is something at that end.
+    /// Waits for an event of the channel with this end while the calling thread drives. None when
+    /// it does not, or when there is something at that end.
     ///
     /// # Errors
     /// EINTR after a signal.
@@ -158,8 +159,13 @@ fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
     let ready = blocking::ppoll(&mut fds[..count], limit.as_ref());
     if ready < 0 {
         let error = io::Error::last_os_error();
-        let goes_on = error.kind() == io::ErrorKind::Interrupted && signals::restarts();
-        return if goes_on { Ok(false) } else { Err(error.into()) };
+        return match error.kind() {
+            io::ErrorKind::Interrupted if signals::restarts() => Ok(false),
+            io::ErrorKind::Interrupted => Err(error.into()),
+            // More descriptors than the program may have, or a sandbox: the channel alone can still
+            // be waited for.
+            _ => Ok(true),
+        };
     }
     resting.was_readable = fds[1..count].iter().any(|fd| fd.revents != 0);
     Ok(fds[0].revents != 0)
