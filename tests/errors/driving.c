@@ -12,8 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 256 };
-
 struct bench bench;
 
 static bool is_udp(int fd)
@@ -27,8 +25,7 @@ static bool is_udp(int fd)
 	return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) && (domain == AF_INET || domain == AF_INET6);
 }
 
-/* The program has none of its own: they are the copies that turns in it use. Allocates nothing, for children. */
-static int udp_sockets(int *found)
+int udp_sockets(int *found)
 {
 	int count = 0;
 
@@ -109,8 +106,7 @@ void poll_in_vain(struct ibv_cq *cq)
 		die("a completion that nothing was posted for");
 }
 
-/* What a child has of the sockets after a moment; more than 100 when it does not end in order. */
-static int sockets_of_a_child(void)
+int sockets_of_a_child(void)
 {
 	int found[MOST_FILES], status;
 	pid_t child = fork();

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { LENGTH = 64, MESSAGES = 200 };
+enum { LENGTH = 64, MESSAGES = 200, MOST_FILES = 256 };
 
 extern struct bench bench;
 
@@ -22,5 +22,11 @@ void start(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *));
 /* A thread that has never asked for anything does not drive: this one has. */
 struct ibv_cq *cq_of_this_thread(void);
 void poll_in_vain(struct ibv_cq *cq);
+
+/* The copies of the engine's sockets that turns in the program use: it has no UDP sockets of its own. Allocates nothing,
+ * for children. */
+int udp_sockets(int *found);
+/* What a child has of them after a moment; more than 100 when it does not end in order. */
+int sockets_of_a_child(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* errors [-d device] [-g gid index] MISTAKE|list|list-driving */
+/* errors [-d device] [-g gid index] MISTAKE|list|list-driving|list-resting */
 #include "errors.h"
 
 const char *program = "errors";
@@ -27,10 +27,11 @@ int main(int argc, char **argv)
 	options = rc_defaults;
 	words = rc_parse(&options, argc, argv);
 	if (!words[0])
-		die("usage: errors [-d device] [-g gid index] list|list-driving|MISTAKE");
+		die("usage: errors [-d device] [-g gid index] list|list-driving|list-resting|MISTAKE");
 	for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
 		is_made |= made(tables[t], words[0], "list");
 	is_made |= made(driving, words[0], "list-driving") | made(driving_threads, words[0], "list-driving");
+	is_made |= made(resting, words[0], "list-resting");
 	if (!strcmp(words[0], "list"))
 		list_wire_mistakes();
 	else if (!is_made && !wire_mistake(words[0]))

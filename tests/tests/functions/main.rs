@@ -1,6 +1,8 @@
 //! Engines in programs. The other suites run in this form, too (`RNIC_TEST_ENGINE=program`); here
 //! is what only this form has.
 
+mod resting;
+
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -225,7 +227,7 @@ fn does_not_drive(what: String) -> Reading {
     if is_quiet(taken) { Reading::Bad(what) } else { Reading::Unclear(what) }
 }
 
-/// Polls turn the engine: not so those of a program that waits for events.
+/// Polls turn the engine, and so do waits for events in `ibv_get_cq_event`.
 #[test]
 fn programs_that_poll_drive() -> Result<()> {
     let name = "programs_that_poll_drive";
@@ -242,17 +244,21 @@ fn programs_that_poll_drive() -> Result<()> {
         Ok([after[0] - before[0], after[1] - before[1]])
     };
     judge(name, |_| {
-        // The second one watches its memory for messages, and polls for the end of its own.
-        for line in ["ib_send_lat -s 8 -n 20000", "ib_write_lat -s 8 -n 20000"] {
-            let polled = turns(line)?;
-            if polled.iter().any(|turns| *turns <= 20_000) {
-                return Ok(does_not_drive(format!("{line}: {polled:?} turns")));
+        // The second one watches its memory for messages, and polls for the end of its own. The
+        // last one waits for events.
+        let lines = [
+            ("ib_send_lat -s 8 -n 20000", 20_000),
+            ("ib_write_lat -s 8 -n 20000", 20_000),
+            ("ib_send_lat -s 8 -n 5000 -e", 5_000),
+        ];
+        for (line, least) in lines {
+            let made = turns(line)?;
+            if made.iter().any(|turns| *turns <= least) {
+                return Ok(does_not_drive(format!("{line}: {made:?} turns")));
             }
         }
         Ok(Reading::Good)
     })?;
-    let waited = turns("ib_send_lat -s 8 -n 5000 -e")?;
-    ensure!(waited.iter().all(|turns| *turns < 500), "{waited:?} turns");
     pair.stop()
 }
 
@@ -381,7 +387,7 @@ fn run_driving(
 
 fn conclude(wrong: Vec<String>) -> Reading {
     let (count, all) = (wrong.len(), wrong.join("\n"));
-    let none_drives = wrong.iter().all(|one| one.contains("its polls do not turn the engine"));
+    let none_drives = wrong.iter().all(|one| one.contains("do not turn the engine"));
     match count {
         0 => Reading::Good,
         _ if none_drives => does_not_drive(all),
