@@ -40,7 +40,7 @@ extern const struct mistake posting[], creating[], modifying[], breaking[], usin
 /* What programs do whose polls turn an engine of their own; these need one. */
 extern const struct mistake driving[], driving_threads[];
 /* The same, for programs whose waits for completion events do. */
-extern const struct mistake resting[];
+extern const struct mistake resting[], resting_threads[];
 extern struct rc_options options;
 /* Makes the wire mistake of that name; false when there is none. */
 bool wire_mistake(const char *name);

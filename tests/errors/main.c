@@ -31,7 +31,7 @@ int main(int argc, char **argv)
 	for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
 		is_made |= made(tables[t], words[0], "list");
 	is_made |= made(driving, words[0], "list-driving") | made(driving_threads, words[0], "list-driving");
-	is_made |= made(resting, words[0], "list-resting");
+	is_made |= made(resting, words[0], "list-resting") | made(resting_threads, words[0], "list-resting");
 	if (!strcmp(words[0], "list"))
 		list_wire_mistakes();
 	else if (!is_made && !wire_mistake(words[0]))

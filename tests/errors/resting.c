@@ -2,38 +2,21 @@
  * (docs/functions.md, "Which thread turns the engine"). Its peer is a child with an engine of its own, which sends each
  * message back: queue pairs of one engine would not use the sockets. */
 #define _GNU_SOURCE
-#include "driving.h"
+#include "resting.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-/* When the peer answers. */
-enum { AT_ONCE, AFTER_2_MS, AFTER_20_MS };
-/* No message takes longer, seconds: packets and posts wait for an alarm at most. */
-static const double IN_TIME = 0.1;
 
 struct text {
 	uint64_t when, number;
 };
 
-/* One of two connected queue pairs. */
-struct end {
-	struct rc rc;
-	struct rc_place peer;
-	int to_peer;
-	uint64_t number;
-	int interrupted;
-};
-
-static struct end end;
+struct end end;
 
 static void post_receive(struct end *end)
 {
@@ -41,13 +24,13 @@ static void post_receive(struct end *end)
 		die("a receive is refused");
 }
 
-static void request(struct ibv_cq *cq)
+void request(struct ibv_cq *cq)
 {
 	if (ibv_req_notify_cq(cq, 0))
 		die("no event is requested");
 }
 
-static void connect_end(struct end *end)
+void connect_end(struct end *end)
 {
 	struct rc *rc = &end->rc;
 	struct rc_place here;
@@ -69,6 +52,13 @@ static void connect_end(struct end *end)
 		die("no peer");
 }
 
+static void complete(struct end *end, const struct ibv_wc *wc)
+{
+	if (wc->status)
+		die("send: %s", wc_name(wc->status));
+	end->completed++;
+}
+
 /* From this place of the memory. */
 static void send_from(struct end *end, size_t offset)
 {
@@ -77,12 +67,10 @@ static void send_from(struct end *end, size_t offset)
 	if (rc_post_send(&end->rc, IBV_WR_SEND, 2, offset, LENGTH, &end->peer))
 		die("a send is refused");
 	while (ibv_poll_cq(end->rc.send_cq, 1, &wc))
-		if (wc.status)
-			die("send: %s", wc_name(wc.status));
+		complete(end, &wc);
 }
 
-/* False where the wait was interrupted. */
-static bool wait_for_event(struct end *end)
+bool wait_for_event(struct end *end)
 {
 	struct ibv_cq *cq;
 	void *context;
@@ -98,8 +86,7 @@ static bool wait_for_event(struct end *end)
 	return true;
 }
 
-/* Waits as long as it takes. */
-static void wait_for_message(struct end *end, struct ibv_wc *wc)
+void wait_for_message(struct end *end, struct ibv_wc *wc)
 {
 	while (!ibv_poll_cq(end->rc.recv_cq, 1, wc)) {
 		while (!wait_for_event(end))
@@ -131,8 +118,7 @@ static void send_back(int to_program)
 	}
 }
 
-/* Before anything else is made: the peer is to have nothing of it. */
-static void fork_peer(struct end *end)
+void fork_peer(struct end *end)
 {
 	int ends[2];
 	pid_t child, program_id = getpid();
@@ -153,8 +139,7 @@ static void fork_peer(struct end *end)
 	end->to_peer = ends[0];
 }
 
-/* A message that the peer answers then. */
-static void send_one(struct end *end, uint64_t when)
+void send_one(struct end *end, uint64_t when)
 {
 	struct text text = { when, ++end->number };
 
@@ -162,8 +147,7 @@ static void send_one(struct end *end, uint64_t when)
 	send_from(end, LENGTH);
 }
 
-/* The answer to the last message, and nothing else. */
-static void check(struct end *end, const struct ibv_wc *wc)
+void check(struct end *end, const struct ibv_wc *wc)
 {
 	const struct text *text = (const struct text *)end->rc.buf;
 
@@ -181,7 +165,7 @@ static void take(struct end *end)
 	check(end, &wc);
 }
 
-static int exchange(struct end *end, int count, uint64_t when)
+int exchange(struct end *end, int count, uint64_t when)
 {
 	for (int i = 0; i < count; i++) {
 		double began = now();
@@ -194,8 +178,7 @@ static int exchange(struct end *end, int count, uint64_t when)
 	return count;
 }
 
-/* Messages until waits turn the engine, and for 30 ms more. */
-static void rest(struct end *end)
+void rest(struct end *end)
 {
 	int found[MOST_FILES];
 	bool has_copies = false;
@@ -211,7 +194,7 @@ static void rest(struct end *end)
 		die("its waits do not turn the engine");
 }
 
-static void ready_to_rest(void)
+void ready_to_rest(void)
 {
 	fork_peer(&end);
 	connect_end(&end);
@@ -243,147 +226,6 @@ static void resting_computes(void)
 			;
 	}
 	say("%d times", MESSAGES);
-}
-
-static void ignore(int signal)
-{
-	(void)signal;
-}
-
-static void every_300_us(int flags)
-{
-	struct sigaction action = { .sa_handler = ignore, .sa_flags = flags };
-	struct itimerval often = { { 0, 300 }, { 0, 300 } };
-
-	if (sigaction(SIGALRM, &action, NULL) || setitimer(ITIMER_REAL, &often, NULL))
-		die("no timer: %s", strerror(errno));
-}
-
-/* With SA_RESTART waits go on, without it they end. No message is lost. */
-static void resting_is_interrupted(void)
-{
-	int restarted, count = 0;
-
-	ready_to_rest();
-	every_300_us(SA_RESTART);
-	for (int i = 0; i < 10; i++)
-		count += exchange(&end, MESSAGES, AT_ONCE) + exchange(&end, 5, AFTER_2_MS);
-	restarted = end.interrupted;
-	every_300_us(0);
-	for (int i = 0; i < 10; i++)
-		count += exchange(&end, MESSAGES, AT_ONCE) + exchange(&end, 5, AFTER_2_MS);
-	say("%d messages, %d waits interrupted, then %s", count, restarted, end.interrupted > restarted ? "some" : "none");
-}
-
-static atomic_bool waits, over;
-
-static void *rests_until_cancelled(void *unused)
-{
-	struct ibv_cq *cq = ibv_create_cq(end.rc.ctx, 16, NULL, NULL, 0);
-
-	/* A thread that has asked for something. */
-	if (!cq || ibv_destroy_cq(cq))
-		die("no CQ");
-	rest(&end);
-	waits = true;
-	for (;;)
-		if (wait_for_event(&end))
-			request(end.rc.recv_cq);
-	return unused;
-}
-
-static void resting_is_cancelled(void)
-{
-	int cancelled = 0, moved = 0;
-	void *result;
-
-	ready_to_rest();
-	for (int i = 0; i < 10; i++) {
-		pthread_t thread;
-
-		waits = false;
-		start(&thread, NULL, rests_until_cancelled);
-		while (!waits)
-			usleep(100);
-		usleep(317 * (unsigned)i);
-		pthread_cancel(thread);
-		pthread_join(thread, &result);
-		cancelled += result == PTHREAD_CANCELED;
-		/* It may have had an event, and not requested the next one. */
-		request(end.rc.recv_cq);
-		moved += exchange(&end, MESSAGES, AT_ONCE);
-	}
-	say("%d cancelled, %d messages", cancelled, moved);
-}
-
-static sigjmp_buf before_wait;
-
-static void jump(int signal)
-{
-	(void)signal;
-	siglongjmp(before_wait, 1);
-}
-
-static void resting_jumps_out_of_waits(void)
-{
-	enum { JUMPS = 30 };
-	struct itimerval soon = { 0 };
-	volatile int jumps;
-
-	signal(SIGALRM, jump);
-	ready_to_rest();
-	for (jumps = 0; jumps < JUMPS; jumps++) {
-		rest(&end);
-		if (sigsetjmp(before_wait, 1)) {
-			request(end.rc.recv_cq);
-			continue;
-		}
-		soon.it_value.tv_usec = 100 + 307 * jumps;
-		if (setitimer(ITIMER_REAL, &soon, NULL))
-			die("no timer: %s", strerror(errno));
-		for (;;)
-			if (wait_for_event(&end))
-				request(end.rc.recv_cq);
-	}
-	say("%d messages after %d jumps", exchange(&end, MESSAGES, AT_ONCE), jumps);
-}
-
-static _Atomic uint64_t taken;
-
-/* From the moment when the other thread sleeps, or is about to. */
-static void *posts(void *unused)
-{
-	for (unsigned i = 0; i < 5 * MESSAGES; i++) {
-		double began = now();
-
-		usleep(i % 4 ? 37 * (i % 23) : 0);
-		send_one(&end, AT_ONCE);
-		while (taken < end.number)
-			if (now() - began > IN_TIME)
-				die("message %u of another thread is late", i);
-			else
-				usleep(20);
-	}
-	return unused;
-}
-
-static void resting_while_another_thread_posts(void)
-{
-	pthread_t thread;
-
-	ready_to_rest();
-	taken = end.number;
-	start(&thread, NULL, posts);
-	for (int i = 0; i < 5 * MESSAGES; i++) {
-		struct ibv_wc wc;
-
-		wait_for_message(&end, &wc);
-		/* The other one sends when this is counted. */
-		check(&end, &wc);
-		taken++;
-	}
-	pthread_join(thread, NULL);
-	say("%d messages", 5 * MESSAGES);
 }
 
 static void set_blocking(bool blocks)
@@ -449,8 +291,11 @@ static void send_and_wait(void)
 
 	send_one(&end, AT_ONCE);
 	/* The queue is to stay empty. */
-	if (!rc_wait(end.rc.send_cq, &wc, 1000))
-		die("no completion of a send");
+	while (end.completed < end.number)
+		if (rc_wait(end.rc.send_cq, &wc, 1000))
+			complete(&end, &wc);
+		else
+			die("no completion of a send");
 }
 
 static int changes_to(void (*wait)(void))
@@ -517,61 +362,6 @@ static void resting_loses_descriptors(void)
 	say("%d messages, %s sockets lost, %d files changed", moved, lost < 12 ? "few" : "many", changed);
 }
 
-static int of_children;
-
-static void *forks(void *unused)
-{
-	for (int i = 0; i < 20; i++)
-		of_children += sockets_of_a_child();
-	over = true;
-	return unused;
-}
-
-static void resting_forks(void)
-{
-	pthread_t thread;
-
-	ready_to_rest();
-	start(&thread, NULL, forks);
-	while (!over)
-		if (exchange(&end, 20, AT_ONCE) + exchange(&end, 1, AFTER_2_MS) != 21)
-			die("messages are lost");
-	pthread_join(thread, NULL);
-	say("children have %d sockets, %d messages", of_children, exchange(&end, MESSAGES, AT_ONCE));
-}
-
-static struct end other_end;
-static _Atomic int of_other;
-
-static void *rests_elsewhere(void *unused)
-{
-	for (int i = 0; i < 20; i++) {
-		of_other += exchange(&other_end, 5 * MESSAGES, AT_ONCE);
-		of_other += exchange(&other_end, 5, i % 2 ? AFTER_2_MS : AFTER_20_MS);
-	}
-	return unused;
-}
-
-static void resting_in_two_threads(void)
-{
-	pthread_t thread;
-	int moved = 0;
-
-	fork_peer(&end);
-	fork_peer(&other_end);
-	connect_end(&end);
-	other_end.rc.ctx = end.rc.ctx;
-	connect_end(&other_end);
-	rest(&end);
-	start(&thread, NULL, rests_elsewhere);
-	for (int i = 0; i < 20; i++) {
-		moved += exchange(&end, 5 * MESSAGES, AT_ONCE);
-		moved += exchange(&end, 5, i % 2 ? AFTER_20_MS : AFTER_2_MS);
-	}
-	pthread_join(thread, NULL);
-	say("%d and %d messages", moved, of_other);
-}
-
 /* The event of a queue is kept for the wait that does not come before the queue is destroyed. */
 static void resting_destroys_a_queue(void)
 {
@@ -600,30 +390,6 @@ static void resting_destroys_a_queue(void)
 		moved += exchange(&end, 10, AT_ONCE);
 	}
 	say("%d messages", moved);
-}
-
-/* And goes on again and again. */
-static void resting_is_stopped(void)
-{
-	pid_t stops, program_id = getpid();
-	int status;
-
-	ready_to_rest();
-	stops = fork();
-	if (!stops) {
-		for (int i = 0; i < 20; i++) {
-			usleep(2000 + 111 * (unsigned)i);
-			kill(program_id, SIGSTOP);
-			usleep(10000);
-			kill(program_id, SIGCONT);
-		}
-		_exit(0);
-	}
-	while (!waitpid(stops, &status, WNOHANG)) {
-		exchange(&end, 5, AT_ONCE);
-		exchange(&end, 1, AFTER_2_MS);
-	}
-	say("%d messages, %d waits interrupted", exchange(&end, MESSAGES, AT_ONCE), end.interrupted);
 }
 
 /* The daemon is killed meanwhile: no wait goes on. */
@@ -660,17 +426,10 @@ const struct mistake resting[] = {
 	{ "resting_exchanges", resting_exchanges },
 	{ "resting_for_pauses", resting_for_pauses },
 	{ "resting_computes", resting_computes },
-	{ "resting_is_interrupted", resting_is_interrupted },
-	{ "resting_is_cancelled", resting_is_cancelled },
-	{ "resting_jumps_out_of_waits", resting_jumps_out_of_waits },
-	{ "resting_while_another_thread_posts", resting_while_another_thread_posts },
 	{ "resting_changes_to_poll", resting_changes_to_poll },
 	{ "resting_changes_to_polling", resting_changes_to_polling },
 	{ "resting_loses_descriptors", resting_loses_descriptors },
-	{ "resting_forks", resting_forks },
-	{ "resting_in_two_threads", resting_in_two_threads },
 	{ "resting_destroys_a_queue", resting_destroys_a_queue },
-	{ "resting_is_stopped", resting_is_stopped },
 	{ "resting_outlives_its_daemon", resting_outlives_its_daemon },
 	{ 0 },
 };

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// What they do, and what they print then: `tests/errors/resting.c`.
+/// What they do, and what they print then: `tests/errors/resting.c`
+/// and `tests/errors/resting_threads.c`.
 const RESTING: [(&str, &str); 14] = [
     ("resting_exchanges", "2000 messages"),
     ("resting_for_pauses", "1230 messages"),
