@@ -62,6 +62,18 @@ pub fn scheduling_group(process: &str) -> (String, String) {
     (control_groups, read("autogroup"))
 }
 
+/// How often the calling thread was made to leave its CPU to another one.
+#[allow(unsafe_code, reason = "no library wraps getrusage of a thread")]
+pub fn involuntary_switches() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: all zeroes are a valid value, which the call may write over.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_nivcsw.cast_unsigned()
+}
+
 /// Whether a thread of this process may make the system calls that the calling one may, and gets
 /// the signals that its own faults cause. A thread behind a filter of its own (seccomp) would be
 /// ended by the first call that it may not make.
@@ -135,6 +147,22 @@ mod tests {
             None => println!("SKIPPED: this user may not have real-time threads"),
             Some(found) => assert!(!found),
         }
+    }
+
+    #[test]
+    fn a_thread_that_shares_its_cpu_loses_it() {
+        let cpu = usize::try_from(rustix::thread::sched_getcpu()).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(200);
+        let lost = move || {
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(cpu);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            let before = involuntary_switches();
+            while std::time::Instant::now() < until {}
+            involuntary_switches() - before
+        };
+        let both = [(); 2].map(|()| std::thread::spawn(lost)).map(|one| one.join().unwrap());
+        assert!(both.iter().all(|lost| *lost > 0), "{both:?}");
     }
 
     #[test]

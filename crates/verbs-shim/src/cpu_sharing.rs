@@ -46,6 +46,9 @@ pub(crate) fn after_empty_poll(cq: &Cq) {
     context.bell.publish_poller(this_thread());
     let hints = context.bell.cpu_hints();
     if context.is_driving() && !hints.yields_everywhere() {
+        if context.is_crowded() || streak::any() {
+            streak::rest(cq, context.is_crowded());
+        }
         return;
     }
     let yields = yields_here(context, hints);

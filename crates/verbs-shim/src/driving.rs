@@ -1,6 +1,7 @@
 //! Polls that turn the engine of a function.
 //!
-//! A thread whose polls find nothing again and again could as well do the engine's work:
+//! A thread whose polls find nothing again and again, or that waits for completion events
+//! ([`resting`]), could as well do the engine's work:
 //! [`rnic_abi::os::driving`] says how both agree on that.
 
 mod resting;

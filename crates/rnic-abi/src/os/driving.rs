@@ -3,7 +3,8 @@
 //! A function's engine has a thread of its own. While a thread of the program polls again and
 //! again, it **drives** the engine: each of its polls that finds nothing makes a turn, so that
 //! neither what it posts nor what arrives waits for a change of threads. The engine's thread sleeps
-//! meanwhile and looks only now and then. docs/functions.md tells it with a picture.
+//! meanwhile and looks only now and then. A thread that waits for completion events again and again
+//! does the same in its waits. docs/functions.md tells it with a picture.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -63,7 +64,7 @@ pub enum State {
     /// The engine's own. Copies of its sockets are on their way to the program, whose next poll
     /// takes them.
     Offered = 1,
-    /// One of the program, in polls that find nothing.
+    /// One of the program, in polls that find nothing and in waits for completion events.
     Driven = 2,
     /// The engine's own, if the function has not ended. The program's copies of sockets are of no
     /// use any more, and its next call closes them.
@@ -160,6 +161,8 @@ pub struct Driving {
     waits: AtomicU32,
     /// The number of a thread that gets the engine when it wishes to rest; 0 for none.
     ready: AtomicU32,
+    /// Something else needs the CPU of the thread that drives.
+    crowded: AtomicU32,
 }
 
 impl Driving {
@@ -272,6 +275,18 @@ impl Driving {
     /// See [`is_calm`](Self::is_calm).
     pub fn set_calm(&self, calm: bool) {
         self.calm.store(calm.into(), Ordering::Relaxed);
+    }
+
+    /// Whether something else needs the CPU of the thread that drives: polls that find nothing had
+    /// better sleep until something comes.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed) != 0
+    }
+
+    /// See [`is_crowded`](Self::is_crowded).
+    pub fn set_crowded(&self, crowded: bool) {
+        self.crowded.store(crowded.into(), Ordering::Relaxed);
     }
 
     /// Whether the admitted thread is in a turn. It learns that in a handler that has interrupted

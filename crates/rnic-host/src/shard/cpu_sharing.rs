@@ -21,6 +21,7 @@
 mod affinity;
 mod backoff;
 mod contention;
+mod crowd;
 
 use super::monotonic;
 use super::nic::Nic;
@@ -29,6 +30,7 @@ use crate::system;
 use affinity::Affinity;
 use backoff::{CompletionYield, PostYield};
 use contention::{Contention, Pollers};
+pub(super) use crowd::Crowd;
 use rnic_abi::cpu_hints::{CpuHints, YieldOn};
 use rnic_core::time::Instant;
 use rnic_core::{Engine, Turn};

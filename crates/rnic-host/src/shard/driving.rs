@@ -15,6 +15,7 @@ mod rest;
 mod watch;
 
 use super::alarm::Alarm;
+use super::cpu_sharing::Crowd;
 use super::idle::Did;
 use super::monotonic;
 use super::run::Shard;
@@ -67,6 +68,8 @@ pub(super) struct Policy {
     is_unfit: bool,
     /// How it rests.
     rest: Rest,
+    /// What else needs its CPU.
+    crowd: Crowd,
     /// When it was found that a thread which wishes to rest may drive.
     found_ready: Instant,
     /// The program may drive again from then on.
@@ -84,6 +87,9 @@ pub(super) struct Policy {
 /// sooner, it is not.
 const ALARM: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(4));
 const ALARM_SHARE: u32 = 16;
+/// Where something else needs the CPU: the program loses it for a slice at a time, which is no reason
+/// to take the engine from it.
+const ALARM_IN_CROWD: Duration = Duration::from_millis(12);
 /// For how long the program is watched once the alarm has rung. Where something else had the CPU,
 /// this thread may run before the program that could not put the alarm off.
 const DOUBT: Duration = Duration::from_micros(100);
@@ -129,6 +135,7 @@ impl Policy {
             owes: None,
             is_unfit: false,
             rest: Rest::default(),
+            crowd: Crowd::default(),
             found_ready: Instant::ZERO,
             not_before: Instant::ZERO,
             pause: Duration::ZERO,
@@ -182,12 +189,24 @@ impl Policy {
     fn note_turn(&mut self, now: Instant) {
         self.driven.driving.note_turn();
         if now >= self.put_off_at {
-            let wait = (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1);
-            self.put_off(now, if self.rest.is_known() { ALARM.1 } else { wait });
+            self.put_off(now);
         }
     }
 
-    fn put_off(&mut self, now: Instant, wait: Duration) {
+    /// Time in which another thread had the CPU is not the program's own.
+    fn look_for_crowd(&mut self, now: Instant) {
+        if self.crowd.note_gap(self.pace.left(), now, system::involuntary_switches) {
+            self.pace.leaves(now, false);
+        }
+        self.driven.driving.set_crowded(self.crowd.is_on(now));
+    }
+
+    fn put_off(&mut self, now: Instant) {
+        let wait = match () {
+            () if self.crowd.is_on(now) => ALARM_IN_CROWD,
+            () if self.rest.is_known() => ALARM.1,
+            () => (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1),
+        };
         self.put_off_at = now.after(wait / 2);
         self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
     }
@@ -392,6 +411,7 @@ impl Shard {
         if policy.driven.driving.is_withdrawn() {
             return withdrawn;
         }
+        policy.look_for_crowd(now);
         let at_once = policy.pace.is_back(now);
         self.nic.dma.begin_turn(now);
         // Where this thread blocks the signals of missing pages the kernel would have to copy,

@@ -77,6 +77,17 @@ pub(super) fn sleep(cq: &Cq, may_sleep: bool) -> bool {
     true
 }
 
+/// Counts an empty poll of a thread that drives. It rests instead of a sleep.
+#[cold]
+pub(super) fn rest(cq: &Cq, may_sleep: bool) {
+    ANY.store(true, Ordering::Relaxed);
+    let before = STREAK.get();
+    let mut streak = before;
+    let limit = streak.poll(std::ptr::from_ref(cq).addr(), may_sleep);
+    let rests = limit.is_none_or(|limit| cq.context().rest_in_poll(limit));
+    STREAK.set(if rests { streak } else { before });
+}
+
 /// True when streaks are counted.
 #[inline]
 pub(super) fn any() -> bool {

@@ -7,7 +7,9 @@
 use std::{
     io,
     os::fd::{OwnedFd, RawFd},
+    ptr::null,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use libc::{POLLIN, pollfd, timespec};
@@ -141,21 +143,50 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Something else needs the CPU of the thread that drives.
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.drives.as_ref().is_some_and(|drives| drives.driver.driving().is_crowded())
+    }
+
+    /// A poll has found nothing: sleeps until a packet comes, if none has for some time. False if it
+    /// did not sleep.
+    pub(crate) fn rest_in_poll(&self, limit: Duration) -> bool {
+        let mut resting = Resting::default();
+        let turned = self.turn(|driver| driver.rest(&mut resting));
+        if !turned.contains(Turned::SLEEP) {
+            return false;
+        }
+        let (mut fds, count) = waited_for(&resting, -1);
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(NO_LIMIT).min(resting.nanos);
+        let limit = timespec_of(limit);
+        // SAFETY: so many descriptors, and a time that lives. The C library's own function would be
+        // one that ends a cancelled thread, which a poll must not be.
+        unsafe {
+            libc::syscall(
+                libc::SYS_ppoll,
+                fds.as_mut_ptr(),
+                count,
+                &raw const limit,
+                null::<u64>(),
+                8,
+            )
+        };
+        // It receives with the next poll, and posts need not wake the engine's thread.
+        self.drive();
+        true
+    }
+}
+
 fn is_over(since: u64) -> bool {
     ticks().wrapping_sub(since) >= PATIENCE_TICKS
 }
 
 /// Sleeps as it was told. Whether there is something at the channel's end.
 fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
-    let (mut fds, count) = ([pollfd { fd: channel, events: POLLIN, revents: 0 }; RESTS_ON + 1], 1);
-    let count = count + (resting.count as usize).min(RESTS_ON);
-    for (to, from) in fds[1..count].iter_mut().zip(resting.fds) {
-        to.fd = from;
-    }
-    let limit = (resting.nanos != NO_LIMIT).then(|| timespec {
-        tv_sec: (resting.nanos / 1_000_000_000).cast_signed(),
-        tv_nsec: (resting.nanos % 1_000_000_000).cast_signed(),
-    });
+    let (mut fds, count) = waited_for(resting, channel);
+    let limit = (resting.nanos != NO_LIMIT).then(|| timespec_of(resting.nanos));
     let ready = blocking::ppoll(&mut fds[..count], limit.as_ref());
     if ready < 0 {
         let error = io::Error::last_os_error();
@@ -169,6 +200,24 @@ fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
     }
     resting.was_readable = fds[1..count].iter().any(|fd| fd.revents != 0);
     Ok(fds[0].revents != 0)
+}
+
+/// The descriptors to wait for, the channel's first, and how many they are. Where that is -1 the
+/// kernel leaves it alone.
+fn waited_for(resting: &Resting, channel: RawFd) -> ([pollfd; RESTS_ON + 1], usize) {
+    let mut fds = [pollfd { fd: channel, events: POLLIN, revents: 0 }; RESTS_ON + 1];
+    let count = (resting.count as usize).min(RESTS_ON);
+    for (to, from) in fds[1..].iter_mut().zip(&resting.fds[..count]) {
+        to.fd = *from;
+    }
+    (fds, count + 1)
+}
+
+fn timespec_of(nanos: u64) -> timespec {
+    timespec {
+        tv_sec: (nanos / 1_000_000_000).cast_signed(),
+        tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+    }
 }
 
 /// Whether the program has left the descriptor as one that blocks.

@@ -6,7 +6,7 @@ use rnic_core::time::Instant;
 /// A yield that takes longer was to a thread that computes, nanoseconds: the shortest slice of
 /// threads that ask for none of their own. Engines and programs that yield to each other are back
 /// sooner: two pairs of programs that post for 16 queue pairs each, after some 200 us.
-const SLICE: u64 = 700_000;
+pub(super) const SLICE: u64 = 700_000;
 /// The CPU is contended when long yields take half of so many nanoseconds. That is longer than the
 /// scheduler takes to balance two threads that begin to share a CPU: some slices each.
 const WINDOW: u64 = 50_000_000;
@@ -66,14 +66,14 @@ impl Contention {
 
 /// How long recent yields of the engine took.
 #[derive(Clone, Copy, Debug, Default)]
-struct Away {
+pub(super) struct Away {
     since: Instant,
     nanos: u64,
 }
 
 impl Away {
     /// Adds a yield. True when too much of the time was lost that way.
-    fn add(&mut self, from: Instant, to: Instant) -> bool {
+    pub(super) fn add(&mut self, from: Instant, to: Instant) -> bool {
         let nanos = to.as_nanos().saturating_sub(from.as_nanos());
         if nanos < SLICE {
             return false;

@@ -78,6 +78,12 @@ impl Pace {
         self.absences >= ABSENCES
     }
 
+    /// When that was.
+    #[inline]
+    pub(super) fn left(&self) -> Instant {
+        self.left
+    }
+
     /// Its poll is over.
     #[inline]
     pub(super) fn leaves(&mut self, now: Instant, found_nothing: bool) {

@@ -183,7 +183,7 @@ impl Policy {
             return false;
         }
         if now >= self.put_off_at {
-            self.put_off(now, ALARM.1);
+            self.put_off(now);
         }
         self.rest.sleeps = true;
         true
