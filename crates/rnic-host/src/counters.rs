@@ -19,7 +19,10 @@ pub const GAUGES: &[(&str, &str)] = &[
 const AROUND: &[(&str, &str)] = &[
     ("shard_rx_lost", "Datagrams for another engine that it did not take in time."),
     ("shard_rx_misled", "Datagrams for an engine that does not exist, or receives by itself."),
-    ("driven_turns", "Turns that programs made of the engines in them, while they polled."),
+    (
+        "driven_turns",
+        "Turns that programs made of the engines in them, while they polled or waited for completion events.",
+    ),
     ("shard_tx_trains", "Trains that engine processes handed over."),
     ("shard_tx_lost", "Trains of engine processes for which the link had no room for long."),
     ("shard_tx_waited", "Turns of engine processes that ended because the link had no more room."),

@@ -9,7 +9,7 @@ use rnic_core::time::Instant;
 pub(super) const SLICE: u64 = 700_000;
 /// The CPU is contended when long yields take half of so many nanoseconds. That is longer than the
 /// scheduler takes to balance two threads that begin to share a CPU: some slices each.
-const WINDOW: u64 = 50_000_000;
+pub(super) const WINDOW: u64 = 50_000_000;
 /// Least and most nanoseconds until it is tried again whether the CPU is still contended; doubled
 /// each time that it is.
 const CONTENDED_FOR: (u64, u64) = (100_000_000, 3_200_000_000);
@@ -48,7 +48,7 @@ impl Contention {
     /// The engine yielded from one time to the other. True when the CPU is contended from now on.
     #[inline]
     pub(super) fn begins(&mut self, from: Instant, to: Instant) -> bool {
-        if !self.away.add(from, to) {
+        if !self.away.add(from, to, WINDOW / 2) {
             return false;
         }
         let (ended, nanos) = self.last;
@@ -72,8 +72,8 @@ pub(super) struct Away {
 }
 
 impl Away {
-    /// Adds a yield. True when too much of the time was lost that way.
-    pub(super) fn add(&mut self, from: Instant, to: Instant) -> bool {
+    /// Adds a yield. True when more than so many nanoseconds of a [`WINDOW`] were lost that way.
+    pub(super) fn add(&mut self, from: Instant, to: Instant, most: u64) -> bool {
         let nanos = to.as_nanos().saturating_sub(from.as_nanos());
         if nanos < SLICE {
             return false;
@@ -82,7 +82,7 @@ impl Away {
             *self = Self { since: from, nanos: 0 };
         }
         self.nanos += nanos;
-        self.nanos > WINDOW / 2
+        self.nanos > most
     }
 }
 
@@ -133,15 +133,15 @@ mod tests {
     fn a_cpu_is_contended_when_half_of_the_time_is_lost() {
         let mut away = Away::default();
         let lost: Vec<bool> =
-            (0..40).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000))).collect();
+            (0..40).map(|k| away.add(at(k * 1100), at(k * 1100 + 1000), WINDOW / 2)).collect();
         assert_eq!(lost.iter().position(|lost| *lost), Some(25));
     }
 
     #[test]
     fn programs_that_answer_soon_and_rare_interruptions_do_not_count() {
         let mut away = Away::default();
-        assert!((0..10_000).all(|k| !away.add(at(k * 700), at(k * 700 + 699))));
-        assert!((0..1000).all(|k| !away.add(at(k * 20_000), at(k * 20_000 + 4000))));
+        assert!((0..10_000).all(|k| !away.add(at(k * 700), at(k * 700 + 699), WINDOW / 2)));
+        assert!((0..1000).all(|k| !away.add(at(k * 20_000), at(k * 20_000 + 4000), WINDOW / 2)));
     }
 
     /// Contention each time that it is looked for, from this microsecond on: when each ends,

@@ -3,7 +3,7 @@
 //! Such a thread never yields, so nothing is learnt from yields. But the kernel counts how often it
 //! takes the CPU from a thread, and a long gap in which it did so is time that another thread had.
 
-use super::contention::{Away, SLICE};
+use super::contention::{Away, SLICE, WINDOW};
 use rnic_core::time::Instant;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Crowd {
     fn note_long_gap(&mut self, from: Instant, to: Instant, switches: u64) -> bool {
         let before = std::mem::replace(&mut self.switches, switches);
         let was_taken = before != self.switches;
-        if was_taken && self.away.add(from, to) {
+        if was_taken && self.away.add(from, to, MOST) {
             self.until = Some(to.after(BELIEVED));
         }
         was_taken
@@ -51,6 +51,8 @@ impl Crowd {
     }
 }
 
+/// More nanoseconds of a window are those of a thread that computes: it has half of the time.
+const MOST: u64 = WINDOW / 4;
 /// Shorter ones say nothing, nanoseconds: interrupts last as long.
 const GAP: u64 = SLICE / 4;
 
@@ -78,10 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_computes_takes_half_of_the_time() {
+    fn a_thread_that_computes_takes_more_than_a_quarter_of_the_time() {
         let mut crowd = Crowd::default();
-        assert_eq!(crowded_after(&mut crowd, rising), Some(56));
-        assert!(crowd.is_on(at(56_000 + 999_000)) && !crowd.is_on(at(56_000 + 1_000_000)));
+        assert_eq!(crowded_after(&mut crowd, rising), Some(32));
+        assert!(crowd.is_on(at(32_000 + 999_000)) && !crowd.is_on(at(32_000 + 1_000_000)));
     }
 
     #[test]
