@@ -1,5 +1,5 @@
-/* A program whose waits for completion events turn the engine in it. Its peer is a child with an engine of its own, which
- * sends each message back: queue pairs of one engine would not use the sockets. */
+/* A program whose waits for completion events turn the engine in it. Its peer is a child with an engine of its own,
+ * which sends each message back: queue pairs of one engine would not use the sockets. */
 #ifndef RESTING_H
 #define RESTING_H
 

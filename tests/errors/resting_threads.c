@@ -1,5 +1,5 @@
-/* What signals and other threads do to a program that waits for completion events while its waits turn the engine that is
- * in it (docs/functions.md, "Which thread turns the engine"). */
+/* What signals and other threads do to a program that waits for completion events while its waits turn the engine that
+ * is in it (docs/functions.md, "Which thread turns the engine"). */
 #define _GNU_SOURCE
 #include "resting.h"
 #include <errno.h>
