@@ -149,8 +149,8 @@ fn given(cq: &Cq) -> (*mut ibv_cq, *mut c_void) {
     (cq.as_ibv(), cq.cq_context())
 }
 
-/// Reads one datagram of `N` bytes as `recv` would with these flags; `None` when the daemon closed the connection,
-/// because it ended or because the program had closed its own end.
+/// Reads one datagram of `N` bytes as `recv` would with these flags; `None` when the daemon closed
+/// the connection, because it ended or because the program had closed its own end.
 pub(crate) fn receive<const N: usize>(
     socket: &Descriptor<OwnedFd>,
     flags: c_int,

@@ -40,8 +40,8 @@ const MANY: u32 = 64;
 const MOST: u32 = 2 * MANY;
 /// A program that requests so many events and does not call it waits otherwise.
 const REQUESTS: u32 = 8;
-/// For how long to try for an engine that another thread has, mostly its own, which may have to wake
-/// up first: 0.4 ms at 2.5 GHz.
+/// For how long to try for an engine that another thread has, mostly its own, which may have to
+/// wake up first: 0.4 ms at 2.5 GHz.
 const PATIENCE_TICKS: u64 = 1_000_000;
 
 impl Waits {

@@ -37,8 +37,8 @@ impl Rest {
     }
 
     /// The inode of the program's end of the channel of which it takes events itself; 0 when there
-    /// is none. A program that waits there no more, but polls, makes turns all the same: a thread that
-    /// waits at the channel itself would get the events when the engine's thread next looks.
+    /// is none. A program that waits there no more, but polls, makes turns all the same: a thread
+    /// that waits at the channel itself would get the events when the engine's thread next looks.
     pub(super) fn channel(&self, now: Instant) -> u64 {
         self.channel.filter(|_| now < self.waited.after(RETURNS)).unwrap_or(0)
     }
