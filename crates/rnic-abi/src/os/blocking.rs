@@ -7,6 +7,7 @@
 //! program and these calls has to be `extern "C-unwind"`, too.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::null;
 
@@ -45,11 +46,19 @@ pub fn poll(fds: &mut [pollfd], timeout: c_int) -> c_int {
     unsafe { c::poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) }
 }
 
-/// As `ppoll` with the mask of the thread; without a time, for ever.
-pub fn ppoll(fds: &mut [pollfd], timeout: Option<&timespec>) -> c_int {
+/// As `ppoll`; without a time, for ever, and without signals to block, with those that the thread
+/// blocks.
+pub fn ppoll(fds: &mut [pollfd], timeout: Option<&timespec>, blocked: Option<u64>) -> c_int {
     let timeout = timeout.map_or(null(), std::ptr::from_ref);
-    // SAFETY: so many descriptors, and a time that lives or none.
-    unsafe { c::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, null()) }
+    // SAFETY: all zeroes are a valid value, whose beginning is what the kernel reads.
+    let blocked = blocked.map(|blocked| unsafe {
+        let mut set = MaybeUninit::<sigset_t>::zeroed();
+        set.as_mut_ptr().cast::<u64>().write(blocked);
+        set.assume_init()
+    });
+    let mask = blocked.as_ref().map_or(null(), std::ptr::from_ref);
+    // SAFETY: so many descriptors, and a time and a set that live, or none.
+    unsafe { c::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) }
 }
 
 /// As `epoll_wait` for one event; a negative timeout is none.

@@ -36,7 +36,7 @@ pub const REST: &CStr = c"rnic_function_rest";
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resting {
-    /// The inode of the program's end of the completion channel that it waits for.
+    /// The inode of the program's end of the completion channel that it waits for; 0 in a poll.
     pub channel: u64,
     /// One of the descriptors has ended the sleep before.
     pub was_readable: bool,

@@ -32,9 +32,15 @@ const fn bit(signal: i32) -> u64 {
 /// a thread's own faults and of calls that a sandbox carries out itself, which the kernel would
 /// otherwise answer by ending the process.
 pub fn without<T>(work: impl FnOnce() -> T) -> T {
+    without_but(|_| work())
+}
+
+/// The same. The work is told which signals the thread had blocked, as the kernel has that, to let
+/// the others in where it waits.
+pub fn without_but<T>(work: impl FnOnce(u64) -> T) -> T {
     let mut before = 0;
     change_mask(libc::SIG_SETMASK, Some(&OTHERS), &raw mut before);
-    let result = work();
+    let result = work(before);
     change_mask(libc::SIG_SETMASK, Some(&before), null_mut());
     result
 }
@@ -68,6 +74,12 @@ pub fn are_handled() -> bool {
 pub fn restarts() -> bool {
     let mut blocked = 0;
     change_mask(libc::SIG_BLOCK, None, &raw mut blocked);
+    restart_but(blocked)
+}
+
+/// The same for a call during which the thread blocked these signals.
+#[must_use]
+pub fn restart_but(blocked: u64) -> bool {
     let mut handlers = actions(OTHERS & !blocked).flatten().filter(has_handler).peekable();
     handlers.peek().is_some() && handlers.all(|action| action.sa_flags & libc::SA_RESTART != 0)
 }

@@ -19,7 +19,7 @@ use rnic_abi::os::{
     signals,
 };
 
-use super::{STREAK_TICKS, THREAD};
+use super::{Drives, STREAK_TICKS, THREAD};
 use crate::{context::Context, cpu_sharing::ticks, error::Result};
 
 /// How the threads of a program wait for completion events.
@@ -120,22 +120,42 @@ impl Context {
         if !driving.calls(thread) || !blocks(end) {
             return Ok(None);
         }
-        let channel = channel.inode().number;
+        let inode = channel.inode().number;
+        let waits = |blocked| self.rest_at(drives, (end, inode), blocked);
+        match driving.is_calm() {
+            true => waits(None),
+            // A signal that comes between two sleeps is to end the next one.
+            false => signals::without_but(|blocked| waits(Some(blocked))),
+        }
+    }
+
+    /// The same at a channel's end, with its inode, while the thread blocks all signals, and before
+    /// these, or has handlers for none.
+    fn rest_at(
+        &self,
+        drives: &Drives,
+        (end, channel): (RawFd, u64),
+        blocked: Option<u64>,
+    ) -> Result<Option<[u8; 8]>> {
+        let (driving, thread) = (drives.driver.driving(), THREAD.get());
         let mut resting = Resting { channel, ..Resting::default() };
-        let mut busy_since = None;
+        let (mut busy_since, mut looked) = (None, ticks());
         while driving.calls(thread) && !busy_since.is_some_and(is_over) {
             let turned = self.turn(|driver| driver.rest(&mut resting));
             if turned.contains(Turned::EVENT) {
                 drives.waits.note_call(true);
                 return Ok(Some(resting.event));
             }
-            if turned.contains(Turned::SLEEP) {
-                let slept = sleep(&mut resting, end);
+            let sleeps = turned.contains(Turned::SLEEP);
+            if sleeps || is_over(looked) {
+                resting.nanos = if sleeps { resting.nanos } else { 0 };
+                let slept = sleep(&mut resting, end, blocked);
                 if !matches!(slept, Ok(false)) {
                     // Or posts would wake the engine's thread.
                     self.drive();
                     return slept.map(|_| None);
                 }
+                looked = ticks();
             }
             busy_since = turned.contains(Turned::BUSY).then(|| busy_since.unwrap_or_else(ticks));
         }
@@ -183,15 +203,16 @@ fn is_over(since: u64) -> bool {
     ticks().wrapping_sub(since) >= PATIENCE_TICKS
 }
 
-/// Sleeps as it was told. Whether there is something at the channel's end.
-fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
+/// Sleeps as it was told, with these signals blocked. Whether there is something at the channel's
+/// end.
+fn sleep(resting: &mut Resting, channel: RawFd, blocked: Option<u64>) -> Result<bool> {
     let (mut fds, count) = waited_for(resting, channel);
     let limit = (resting.nanos != NO_LIMIT).then(|| timespec_of(resting.nanos));
-    let ready = blocking::ppoll(&mut fds[..count], limit.as_ref());
+    let ready = blocking::ppoll(&mut fds[..count], limit.as_ref(), blocked);
     if ready < 0 {
         let error = io::Error::last_os_error();
         return match error.kind() {
-            io::ErrorKind::Interrupted if signals::restarts() => Ok(false),
+            io::ErrorKind::Interrupted if restarts(blocked) => Ok(false),
             io::ErrorKind::Interrupted => Err(error.into()),
             // More descriptors than the program may have, or a sandbox: the channel alone can still
             // be waited for.
@@ -200,6 +221,10 @@ fn sleep(resting: &mut Resting, channel: RawFd) -> Result<bool> {
     }
     resting.was_readable = fds[1..count].iter().any(|fd| fd.revents != 0);
     Ok(fds[0].revents != 0)
+}
+
+fn restarts(blocked: Option<u64>) -> bool {
+    blocked.map_or_else(signals::restarts, signals::restart_but)
 }
 
 /// The descriptors to wait for, the channel's first, and how many they are. Where that is -1 the

@@ -66,14 +66,16 @@ impl Shard {
         let Some(policy) = &mut self.driving else { return false };
         let driving = policy.driven.driving;
         let was_ready = driving.take_ready(thread);
-        if was_ready && now < policy.found_ready.after(AGAIN) {
-            return true;
+        let is_new = was_ready && now < policy.found_ready.after(AGAIN);
+        if is_new || !policy.admits(now, thread) {
+            return is_new;
         }
-        if policy.admits(now, thread) {
-            policy.found_ready = now;
+        policy.found_ready = now;
+        // One that was ready long ago waits for the engine now.
+        if !was_ready {
             driving.set_ready(thread);
         }
-        false
+        was_ready
     }
 
     /// A turn or a few for a thread that waits for an event. It is told to sleep if there is
@@ -90,7 +92,8 @@ impl Shard {
             let wake = self.needs_its_thread(resting.channel);
             return Turned::default().with(Turned::EVENT, true).with(Turned::WAKE, wake);
         }
-        if self.nic.events.any_kept_but_for(resting.channel) {
+        let is_poll = resting.channel == 0;
+        if !is_poll && self.nic.events.any_kept_but_for(resting.channel) {
             // A thread that waits elsewhere would be woken through this one and the engine's.
             return self.is_of_no_use();
         }
@@ -104,7 +107,7 @@ impl Shard {
             self.nic.wire.awake(true);
             return turned;
         }
-        // It may have to be told that the copies are gone.
+        // The engine's thread may have to be told of something.
         self.falls_asleep(resting).with(Turned::WAKE, turned.contains(Turned::WAKE))
     }
 
