@@ -78,7 +78,7 @@ impl Driver {
         self.turn_by(ProgramsEngine::turn)
     }
 
-    /// The same for a thread that waits for completion events.
+    /// The same for a thread that is to sleep where there is nothing to do.
     pub(crate) fn rest(&self, resting: &mut Resting) -> Turned {
         self.turn_by(|engine| engine.rest(resting))
     }

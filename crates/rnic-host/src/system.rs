@@ -62,16 +62,34 @@ pub fn scheduling_group(process: &str) -> (String, String) {
     (control_groups, read("autogroup"))
 }
 
-/// How often the calling thread was made to leave its CPU to another one.
-#[allow(unsafe_code, reason = "no library wraps getrusage of a thread")]
-pub fn involuntary_switches() -> u64 {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: all zeroes are a valid value, which the call may write over.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init()
-    };
-    usage.ru_nivcsw.cast_unsigned()
+/// What the calling thread has had of its CPUs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuUse {
+    /// For how many nanoseconds it has run.
+    pub nanos: u64,
+    /// How often it has left its CPU by itself, to sleep.
+    pub sleeps: u64,
+    /// How often another thread was given its CPU.
+    pub losses: u64,
+}
+
+impl CpuUse {
+    /// Until now.
+    #[allow(unsafe_code, reason = "no library wraps getrusage of a thread")]
+    pub fn now() -> Self {
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: all zeroes are a valid value, which the call may write over.
+        let usage = unsafe {
+            libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+            usage.assume_init()
+        };
+        let nanos = |time: libc::timeval| time.tv_sec * 1_000_000_000 + time.tv_usec * 1000;
+        Self {
+            nanos: (nanos(usage.ru_utime) + nanos(usage.ru_stime)).cast_unsigned(),
+            sleeps: usage.ru_nvcsw.cast_unsigned(),
+            losses: usage.ru_nivcsw.cast_unsigned(),
+        }
+    }
 }
 
 /// Whether a thread of this process may make the system calls that the calling one may, and gets
@@ -150,16 +168,27 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_sleeps_has_no_cpu() {
+        let (before, since) = (CpuUse::now(), std::time::Instant::now());
+        while since.elapsed() < std::time::Duration::from_millis(5) {}
+        let worked = CpuUse::now();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let slept = CpuUse::now();
+        assert!(worked.nanos > before.nanos && slept.nanos - worked.nanos < 10_000_000);
+        assert!(slept.sleeps > worked.sleeps);
+    }
+
+    #[test]
     fn a_thread_that_shares_its_cpu_loses_it() {
-        let cpu = usize::try_from(rustix::thread::sched_getcpu()).unwrap();
+        let cpu = rustix::thread::sched_getcpu();
         let until = std::time::Instant::now() + std::time::Duration::from_millis(200);
         let lost = move || {
             let mut one = rustix::thread::CpuSet::new();
             one.set(cpu);
             rustix::thread::sched_setaffinity(None, &one).unwrap();
-            let before = involuntary_switches();
+            let before = CpuUse::now();
             while std::time::Instant::now() < until {}
-            involuntary_switches() - before
+            CpuUse::now().losses - before.losses
         };
         let both = [(); 2].map(|()| std::thread::spawn(lost)).map(|one| one.join().unwrap());
         assert!(both.iter().all(|lost| *lost > 0), "{both:?}");

@@ -19,6 +19,7 @@ use verbs_abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::{
     context::Context,
     cq::Cq,
+    driving::Rested,
     error::{Errno, Result, code, pointer, zero_or_minus_one},
 };
 
@@ -113,19 +114,25 @@ impl Channel {
         if !context.counts_waits() {
             return receive(&self.socket, 0);
         }
-        if let Some(event) = context.rest(&self.socket)? {
-            return Ok(Some(event));
+        let mut rested = context.rest(&self.socket)?;
+        loop {
+            if let Rested::Event(event) = rested {
+                return Ok(Some(event));
+            }
+            let found = receive(&self.socket, libc::MSG_DONTWAIT);
+            if !matches!(found, Err(Errno(libc::EAGAIN))) {
+                context.note_event_found();
+                return found;
+            }
+            rested = match rested {
+                Rested::Again => context.rest(&self.socket)?,
+                _ => context.begin_to_rest(&self.socket)?,
+            };
+            if let Rested::No = rested {
+                break;
+            }
         }
-        let found = receive(&self.socket, libc::MSG_DONTWAIT);
-        if !matches!(found, Err(Errno(libc::EAGAIN))) {
-            context.note_event_found();
-            return found;
-        }
-        if context.begins_to_rest(self.socket.number())
-            && let Some(event) = context.rest(&self.socket)?
-        {
-            return Ok(Some(event));
-        }
+        context.before_sleep(self.socket.number());
         receive(&self.socket, 0)
     }
 

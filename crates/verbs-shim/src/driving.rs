@@ -27,6 +27,7 @@ use crate::{
     lock::Guard,
     report,
 };
+pub(crate) use resting::Rested;
 use resting::Waits;
 
 /// A poll's lock.

@@ -141,7 +141,8 @@ impl Offer {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Driving {
-    /// The number of a thread of the program that polls again and again; 0 while there is none.
+    /// The number of a thread of the program that polls again and again, or with [`RESTS`] of one
+    /// that waits for completion events; 0 while there is none.
     wish: AtomicU32,
     state: AtomicU32,
     /// The program is about to wait otherwise than by polling.
@@ -157,13 +158,14 @@ pub struct Driving {
     calm: AtomicU32,
     /// The admitted thread is in a turn.
     turning: AtomicU32,
-    /// The thread with the wish does not poll, but waits for completion events again and again.
-    waits: AtomicU32,
     /// The number of a thread that gets the engine when it wishes to rest; 0 for none.
     ready: AtomicU32,
     /// Something else needs the CPU of the thread that drives.
     crowded: AtomicU32,
 }
+
+/// Numbers of threads are smaller.
+const RESTS: u32 = 1 << 31;
 
 impl Driving {
     /// Which thread turns the engine now.
@@ -209,22 +211,17 @@ impl Driving {
 
     /// This thread of the program polls again and again.
     pub fn wish(&self, thread: u32) {
-        self.waits.store(0, Ordering::Relaxed);
         self.wish.store(thread, Ordering::Relaxed);
     }
 
     /// This thread of the program waits for completion events again and again.
     pub fn wish_to_rest(&self, thread: u32) {
-        self.waits.store(1, Ordering::Relaxed);
-        self.wish.store(thread, Ordering::Relaxed);
+        if thread != 0 {
+            self.wish.store(thread | RESTS, Ordering::Relaxed);
+        }
     }
 
-    /// Whether the last wish was one [to rest](Self::wish_to_rest).
-    pub fn wishes_to_rest(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) != 0
-    }
-
-    /// A thread is given the engine at its next wish to rest.
+    /// A thread is given the engine at its next wish to rest; 0 for none.
     pub fn set_ready(&self, thread: u32) {
         self.ready.store(thread, Ordering::Relaxed);
     }
@@ -244,13 +241,14 @@ impl Driving {
         self.wish.store(0, Ordering::Relaxed);
     }
 
-    /// Takes the wish: the thread's number.
-    pub fn take_wish(&self) -> Option<u32> {
+    /// Takes the wish: the thread's number, and whether it wishes to rest.
+    pub fn take_wish(&self) -> Option<(u32, bool)> {
         if self.wish.load(Ordering::Relaxed) == 0 {
             return None;
         }
         self.leave.store(0, Ordering::Relaxed);
-        Some(self.wish.swap(0, Ordering::Relaxed)).filter(|thread| *thread != 0)
+        let wish = self.wish.swap(0, Ordering::Relaxed);
+        (wish != 0).then_some((wish & !RESTS, wish & RESTS != 0))
     }
 
     /// The program is about to wait otherwise than by polling. True when the engine's thread must

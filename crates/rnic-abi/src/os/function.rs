@@ -131,7 +131,7 @@ impl Driver {
         Turned::from_code(unsafe { (self.turn)(self.driving) })
     }
 
-    /// Makes a turn for a thread that waits for completion events, and says what to sleep on.
+    /// Makes a turn for a thread that is to sleep where there is nothing to do, and says on what.
     pub fn rest(&self, resting: &mut Resting) -> Turned {
         // SAFETY: from the same library, which writes nothing else.
         Turned::from_code(unsafe { (self.rest)(self.driving, resting) })

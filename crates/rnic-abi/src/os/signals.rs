@@ -40,9 +40,18 @@ pub fn without<T>(work: impl FnOnce() -> T) -> T {
 pub fn without_but<T>(work: impl FnOnce(u64) -> T) -> T {
     let mut before = 0;
     change_mask(libc::SIG_SETMASK, Some(&OTHERS), &raw mut before);
-    let result = work(before);
-    change_mask(libc::SIG_SETMASK, Some(&before), null_mut());
-    result
+    // Also where the thread is cancelled in such a wait.
+    let restores = Restores(before);
+    work(restores.0)
+}
+
+/// Blocks these signals again, and no others.
+struct Restores(u64);
+
+impl Drop for Restores {
+    fn drop(&mut self) {
+        change_mask(libc::SIG_SETMASK, Some(&self.0), null_mut());
+    }
 }
 
 /// The C library would first take its own signals out of the set, and clear the rest of it.

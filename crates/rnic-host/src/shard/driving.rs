@@ -19,7 +19,7 @@ use super::cpu_sharing::Crowd;
 use super::idle::Did;
 use super::monotonic;
 use super::run::Shard;
-use crate::system;
+use crate::system::{self, CpuUse};
 use pace::Pace;
 pub use program::ProgramsEngine;
 use rest::Rest;
@@ -81,22 +81,6 @@ pub(super) struct Policy {
     offers: u32,
 }
 
-/// The alarm rings so long after it was put off: a sixteenth of the time for which the program has
-/// driven, within these limits. To put it off costs some microseconds in a virtual machine, where
-/// it is the next interrupt of the CPU. Behind the scheduler's tick, which comes every 4 ms or
-/// sooner, it is not.
-const ALARM: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(4));
-const ALARM_SHARE: u32 = 16;
-/// Where something else needs the CPU: the program loses it for a slice at a time, which is no reason
-/// to take the engine from it.
-const ALARM_IN_CROWD: Duration = Duration::from_millis(12);
-/// For how long the program is watched once the alarm has rung. Where something else had the CPU,
-/// this thread may run before the program that could not put the alarm off.
-const DOUBT: Duration = Duration::from_micros(100);
-/// How often the engine's thread looks whether the program should go on.
-const LOOK: Duration = Duration::from_millis(20);
-/// How often it looks for turns where there is no alarm.
-const LOOK_WITHOUT_ALARM: Duration = Duration::from_micros(200);
 /// How many turns a poll makes of a program that does nothing between its polls. Another poll would
 /// have to find its way to the engine, and to keep away the signals that the program handles.
 const TURNS: u32 = 8;
@@ -159,6 +143,8 @@ impl Policy {
         self.put_off_at = now;
         self.pace = self.pace.again(now);
         self.rest = Rest::default();
+        self.crowd.forget_sample();
+        self.driven.driving.set_ready(0);
         self.offers = 0;
         self.driven.driving.set_state(State::Driven);
         self.watch = Some(self.new_watch(now));
@@ -170,45 +156,12 @@ impl Policy {
         driving.set_calm(!has_handlers());
     }
 
-    /// What the engine's thread looks at while it sleeps, from now on.
-    fn new_watch(&mut self, now: Instant) -> Watch {
-        let driving = self.driven.driving;
-        let alarm = self.alarm.get_or_init(|| Alarm::new().ok().map(Arc::new)).clone();
-        let alarm = alarm.filter(|alarm| {
-            alarm.has_rung();
-            alarm.put_off(ALARM.0)
-        });
-        if alarm.is_none() {
-            self.alarm = OnceCell::from(None);
-        }
-        let (turns, look_at) = (driving.turns(), now.after(LOOK));
-        Watch { driving, alarm, turns, look_at, in_doubt: false, is_away: false }
-    }
-
-    /// A turn of the program begins.
-    fn note_turn(&mut self, now: Instant) {
-        self.driven.driving.note_turn();
-        if now >= self.put_off_at {
-            self.put_off(now);
-        }
-    }
-
     /// Time in which another thread had the CPU is not the program's own.
     fn look_for_crowd(&mut self, now: Instant) {
-        if self.crowd.note_gap(self.pace.left(), now, system::involuntary_switches) {
+        if self.crowd.look(self.pace.left(), now, CpuUse::now) {
             self.pace.leaves(now, false);
         }
         self.driven.driving.set_crowded(self.crowd.is_on(now));
-    }
-
-    fn put_off(&mut self, now: Instant) {
-        let wait = match () {
-            () if self.crowd.is_on(now) => ALARM_IN_CROWD,
-            () if self.rest.is_known() => ALARM.1,
-            () => (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1),
-        };
-        self.put_off_at = now.after(wait / 2);
-        self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
     }
 
     /// The engine's own thread turns it again. `waited`: there was something to do, and the program
@@ -265,8 +218,7 @@ impl Shard {
         let is_driven = match driving.state() {
             State::Driven => self.goes_on(now, did),
             State::Off | State::Offered | State::Stale => {
-                let thread = driving.take_wish()?;
-                let rests = driving.wishes_to_rest();
+                let (thread, rests) = driving.take_wish()?;
                 if rests && !self.may_rest(now, thread) {
                     return None;
                 }

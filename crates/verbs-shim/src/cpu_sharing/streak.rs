@@ -4,6 +4,9 @@
 //! computes each yield costs a time slice. There the engine asks for sleep: a thread whose polls of
 //! one CQ find nothing again and again sleeps until the engine writes a completion to that CQ. The
 //! scheduler lets a thread that wakes preempt one that spins, but not a thread that yielded.
+//!
+//! A thread that drives the engine of a function, and shares its CPU with one that computes, rests
+//! instead ([`rest`]): nothing but packets brings it completions.
 
 use std::{
     cell::Cell,
@@ -81,11 +84,19 @@ pub(super) fn sleep(cq: &Cq, may_sleep: bool) -> bool {
 #[cold]
 pub(super) fn rest(cq: &Cq, may_sleep: bool) {
     ANY.store(true, Ordering::Relaxed);
-    let before = STREAK.get();
+    let (before, context) = (STREAK.get(), cq.context());
     let mut streak = before;
     let limit = streak.poll(std::ptr::from_ref(cq).addr(), may_sleep);
-    let rests = limit.is_none_or(|limit| cq.context().rest_in_poll(limit));
-    STREAK.set(if rests { streak } else { before });
+    let rests = limit.is_none_or(|limit| context.rest_in_poll(limit));
+    STREAK.set(match rests {
+        true if context.is_driving() => streak,
+        // The engine's thread has it, and may have put a completion into the queue meanwhile.
+        true => NO_STREAK,
+        false => before,
+    });
+    if rests && limit == Some(SLEEP.1) {
+        context.check_daemon();
+    }
 }
 
 /// True when streaks are counted.

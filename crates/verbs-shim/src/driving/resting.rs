@@ -1,4 +1,5 @@
-//! Waits for completion events that turn the engine of a function.
+//! Waits that turn the engine of a function: for completion events, and in polls where something
+//! else computes.
 //!
 //! A thread that waits in `ibv_get_cq_event` again and again sleeps on its copies of the engine's
 //! sockets, beside the channel. So what arrives wakes this thread alone, and not first the engine's
@@ -15,7 +16,7 @@ use std::{
 use libc::{POLLIN, pollfd, timespec};
 use rnic_abi::os::{
     Descriptor, blocking,
-    driving::{NO_LIMIT, RESTS_ON, Resting, Turned},
+    driving::{Driving, NO_LIMIT, RESTS_ON, Resting, Turned},
     signals,
 };
 
@@ -30,10 +31,13 @@ pub(crate) struct Waits {
     /// How often events were requested since it was called last, and when that was.
     requests: AtomicU32,
     called: AtomicU64,
+    /// When the channel's socket was looked into last.
+    looked: AtomicU64,
 }
 
 /// One call in five that waits is one of a program that waits in `ibv_get_cq_event`: several events
-/// may come at once. One that waits otherwise always finds an event there.
+/// may come at once. One that waits otherwise finds an event there, or a descriptor that does not
+/// block.
 const WAITED: u32 = 4;
 /// From so many on it is believed.
 const MANY: u32 = 64;
@@ -64,6 +68,16 @@ impl Waits {
         self.times.store(times, Ordering::Relaxed);
     }
 
+    /// Whether it is time to look into the channel's socket: what is there waits behind what turns
+    /// bring.
+    fn are_to_look(&self) -> bool {
+        let is_time = is_over(self.looked.load(Ordering::Relaxed));
+        if is_time {
+            self.looked.store(ticks(), Ordering::Relaxed);
+        }
+        is_time
+    }
+
     fn are_many(&self) -> bool {
         self.times.load(Ordering::Relaxed) >= MANY
     }
@@ -80,20 +94,33 @@ impl Context {
         self.drives.iter().for_each(|drives| drives.waits.note_call(false));
     }
 
-    /// The calling thread has found no event at this end of a channel. Whether it drives from now
-    /// on, and is to [rest](Self::rest).
-    pub(crate) fn begins_to_rest(&self, channel: RawFd) -> bool {
-        let Some(drives) = &self.drives else { return false };
+    /// The calling thread has found no event at this end of a channel. Rests if it drives from now
+    /// on.
+    ///
+    /// # Errors
+    /// EINTR after a signal.
+    pub(crate) fn begin_to_rest(&self, channel: &Descriptor<OwnedFd>) -> Result<Rested> {
+        let Some(drives) = self.drives.as_ref().filter(|_| blocks(channel.number())) else {
+            return Ok(Rested::No);
+        };
         drives.waits.note_call(true);
-        if !drives.waits.are_many() || !blocks(channel) {
-            return false;
-        }
         let (driving, thread) = (drives.driver.driving(), THREAD.get());
+        if !drives.waits.are_many() || driving.calls(thread) {
+            return Ok(Rested::No);
+        }
         let is_ready = driving.is_ready(thread);
         driving.wish_to_rest(thread);
         if !is_ready {
-            return false;
+            return Ok(Rested::No);
         }
+        signals::without_but(|blocked| match self.is_given(driving, thread) {
+            true => self.rest_at(drives, channel, Some(blocked)),
+            false => look_for_signals(Some(blocked)).map(|()| Rested::No),
+        })
+    }
+
+    /// Waits until the calling thread has the engine that it wishes for, not for long.
+    fn is_given(&self, driving: &Driving, thread: u32) -> bool {
         if self.bell.finds_engine_asleep() {
             self.wake_engine();
         }
@@ -101,6 +128,7 @@ impl Context {
         while !driving.calls(thread) {
             if is_over(since) {
                 driving.take_wish_back();
+                driving.take_ready(thread);
                 return false;
             }
             // SAFETY: no arguments; it cannot fail on Linux.
@@ -109,58 +137,100 @@ impl Context {
         true
     }
 
-    /// Waits for an event of the channel with this end while the calling thread drives. None when
-    /// it does not, or when there is something at that end.
+    /// Waits for an event of the channel with this end while the calling thread drives.
     ///
     /// # Errors
     /// EINTR after a signal.
-    pub(crate) fn rest(&self, channel: &Descriptor<OwnedFd>) -> Result<Option<[u8; 8]>> {
-        let Some(drives) = &self.drives else { return Ok(None) };
-        let (driving, thread, end) = (drives.driver.driving(), THREAD.get(), channel.number());
-        if !driving.calls(thread) || !blocks(end) {
-            return Ok(None);
+    pub(crate) fn rest(&self, channel: &Descriptor<OwnedFd>) -> Result<Rested> {
+        let Some(drives) = &self.drives else { return Ok(Rested::No) };
+        let driving = drives.driver.driving();
+        if !driving.calls(THREAD.get()) || channel.get().is_none() || !blocks(channel.number()) {
+            return Ok(Rested::No);
         }
-        let inode = channel.inode().number;
-        let waits = |blocked| self.rest_at(drives, (end, inode), blocked);
+        if drives.waits.are_to_look() {
+            return Ok(Rested::Again);
+        }
         match driving.is_calm() {
-            true => waits(None),
+            true => self.rest_at(drives, channel, None),
             // A signal that comes between two sleeps is to end the next one.
-            false => signals::without_but(|blocked| waits(Some(blocked))),
+            false => signals::without_but(|blocked| self.rest_at(drives, channel, Some(blocked))),
         }
     }
 
-    /// The same at a channel's end, with its inode, while the thread blocks all signals, and before
-    /// these, or has handlers for none.
+    /// The calling thread is about to sleep in the kernel, where it makes no turn.
+    pub(crate) fn before_sleep(&self, channel: RawFd) {
+        let Some(drives) = &self.drives else { return };
+        if self.is_driving() && blocks(channel) && drives.driver.driving().withdraw() {
+            self.wake_engine();
+        }
+    }
+
+    /// [Rests](Self::rest) while the thread blocks all signals, and before blocked these, or has
+    /// handlers for none.
     fn rest_at(
         &self,
         drives: &Drives,
-        (end, channel): (RawFd, u64),
+        channel: &Descriptor<OwnedFd>,
         blocked: Option<u64>,
-    ) -> Result<Option<[u8; 8]>> {
+    ) -> Result<Rested> {
         let (driving, thread) = (drives.driver.driving(), THREAD.get());
+        let (end, channel) = (channel.number(), channel.inode().number);
         let mut resting = Resting { channel, ..Resting::default() };
-        let (mut busy_since, mut looked) = (None, ticks());
+        let mut busy_since = None;
         while driving.calls(thread) && !busy_since.is_some_and(is_over) {
             let turned = self.turn(|driver| driver.rest(&mut resting));
             if turned.contains(Turned::EVENT) {
                 drives.waits.note_call(true);
-                return Ok(Some(resting.event));
+                return Ok(Rested::Event(resting.event));
             }
-            let sleeps = turned.contains(Turned::SLEEP);
-            if sleeps || is_over(looked) {
-                resting.nanos = if sleeps { resting.nanos } else { 0 };
+            if turned.contains(Turned::SLEEP) {
                 let slept = sleep(&mut resting, end, blocked);
-                if !matches!(slept, Ok(false)) {
+                if !matches!(slept, Ok(Slept::On)) {
                     // Or posts would wake the engine's thread.
                     self.drive();
-                    return slept.map(|_| None);
+                    return slept.map(|slept| match slept {
+                        Slept::Refused => Rested::No,
+                        _ => Rested::Again,
+                    });
                 }
-                looked = ticks();
+            } else if drives.waits.are_to_look() {
+                return look_for_signals(blocked).map(|()| Rested::Again);
             }
             busy_since = turned.contains(Turned::BUSY).then(|| busy_since.unwrap_or_else(ticks));
         }
-        Ok(None)
+        look_for_signals(blocked).map(|()| Rested::No)
     }
+}
+
+/// How a wait that turns the engine has ended.
+pub(crate) enum Rested {
+    /// With this event of the channel.
+    Event([u8; 8]),
+    /// There may be one in the channel's socket. Where not, the thread rests on.
+    Again,
+    /// The thread does not drive.
+    No,
+}
+
+/// Lets in signals that the thread blocks. EINTR where one is to end the wait.
+fn look_for_signals(blocked: Option<u64>) -> Result<()> {
+    let at_once = timespec_of(0);
+    match blocked {
+        Some(_) if blocking::ppoll(&mut [], Some(&at_once), blocked) < 0 => interrupted(blocked),
+        _ => Ok(()),
+    }
+}
+
+/// A call has failed while these signals were blocked. EINTR where that is to end the wait.
+fn interrupted(blocked: Option<u64>) -> Result<()> {
+    let error = io::Error::last_os_error();
+    let goes_on = match blocked {
+        _ if error.kind() != io::ErrorKind::Interrupted => true,
+        // The C library's own signals go on, too.
+        None => !signals::are_handled() || signals::restarts(),
+        Some(blocked) => signals::restart_but(blocked),
+    };
+    if goes_on { Ok(()) } else { Err(error.into()) }
 }
 
 impl Context {
@@ -193,7 +263,11 @@ impl Context {
                 8,
             )
         };
-        // It receives with the next poll, and posts need not wake the engine's thread.
+        resting.was_readable = fds[..count].iter().any(|fd| fd.revents != 0);
+        if !self.turn(|driver| driver.rest(&mut resting)).contains(Turned::SLEEP) {
+            return true;
+        }
+        // Posts need not wake the engine's thread while this one is awake.
         self.drive();
         true
     }
@@ -203,28 +277,29 @@ fn is_over(since: u64) -> bool {
     ticks().wrapping_sub(since) >= PATIENCE_TICKS
 }
 
-/// Sleeps as it was told, with these signals blocked. Whether there is something at the channel's
-/// end.
-fn sleep(resting: &mut Resting, channel: RawFd, blocked: Option<u64>) -> Result<bool> {
+/// What a sleep came to.
+enum Slept {
+    /// The thread rests on.
+    On,
+    /// There is something at the channel's end.
+    Channel,
+    /// There are more descriptors than the program may have, or a sandbox: the channel alone can
+    /// still be waited for.
+    Refused,
+}
+
+/// Sleeps as it was told, with these signals blocked.
+fn sleep(resting: &mut Resting, channel: RawFd, blocked: Option<u64>) -> Result<Slept> {
     let (mut fds, count) = waited_for(resting, channel);
     let limit = (resting.nanos != NO_LIMIT).then(|| timespec_of(resting.nanos));
     let ready = blocking::ppoll(&mut fds[..count], limit.as_ref(), blocked);
     if ready < 0 {
-        let error = io::Error::last_os_error();
-        return match error.kind() {
-            io::ErrorKind::Interrupted if restarts(blocked) => Ok(false),
-            io::ErrorKind::Interrupted => Err(error.into()),
-            // More descriptors than the program may have, or a sandbox: the channel alone can still
-            // be waited for.
-            _ => Ok(true),
-        };
+        let was_interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        let slept = if was_interrupted { Slept::On } else { Slept::Refused };
+        return interrupted(blocked).map(|()| slept);
     }
     resting.was_readable = fds[1..count].iter().any(|fd| fd.revents != 0);
-    Ok(fds[0].revents != 0)
-}
-
-fn restarts(blocked: Option<u64>) -> bool {
-    blocked.map_or_else(signals::restarts, signals::restart_but)
+    Ok(if fds[0].revents != 0 { Slept::Channel } else { Slept::On })
 }
 
 /// The descriptors to wait for, the channel's first, and how many they are. Where that is -1 the

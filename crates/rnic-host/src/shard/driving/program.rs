@@ -28,7 +28,7 @@ impl ProgramsEngine {
         }
     }
 
-    /// The same for a thread that waits for completion events, and what it is to sleep on.
+    /// The same for a thread that is to sleep where there is nothing to do, and on what.
     pub fn rest(&self, resting: &mut Resting) -> Turned {
         let Some(mut held) = self.held.try_lock() else {
             return Turned::default().with(Turned::BUSY, true);

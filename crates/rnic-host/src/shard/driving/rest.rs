@@ -1,15 +1,16 @@
-//! Threads of the program that wait for completion events.
+//! Threads of the program that wait for completion events, or poll where something else computes.
 //!
-//! Such a thread drives as one does that polls, but sleeps on its copies of the sockets where that
-//! one would poll on: whatever comes wakes one thread, and not first the engine's and then that of
+//! Such a thread drives as one does that only polls, but sleeps on its copies of the sockets where
+//! that one would poll on: whatever comes wakes one thread, and not first the engine's and then that of
 //! the program. While it sleeps, doorbells wake the engine's thread, which takes the engine back
 //! for anything that is to be done meanwhile.
 
 use super::super::idle::{Did, Next};
 use super::super::monotonic;
 use super::super::run::Shard;
-use super::{AGAIN, ALARM, Policy, Watch};
-use rnic_abi::os::driving::{NO_LIMIT, RESTS_ON, Resting, Turned};
+use super::watch::ALARM_IN_CROWD;
+use super::{AGAIN, Policy, Watch};
+use rnic_abi::os::driving::{NO_LIMIT, Resting, Turned};
 use rnic_core::Instant;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const RETURNS: Duration = Duration::from_millis(1);
 /// What is known of a thread that rests.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
-    /// The program that drives is one that rests, for events of this channel.
+    /// The program that drives waits for events of this channel.
     channel: Option<u64>,
     /// When it waited for them last.
     waited: Instant,
@@ -60,14 +61,12 @@ impl Shard {
     /// be asleep then, so it is told first that it may have the engine, and waits for that the next
     /// time.
     pub(super) fn may_rest(&mut self, now: Instant, thread: u32) -> bool {
-        if !self.may_be_driven() {
-            return false;
-        }
+        let may = self.may_be_driven();
         let Some(policy) = &mut self.driving else { return false };
         let driving = policy.driven.driving;
-        let was_ready = driving.take_ready(thread);
+        let was_ready = driving.take_ready(thread) && may;
         let is_new = was_ready && now < policy.found_ready.after(AGAIN);
-        if is_new || !policy.admits(now, thread) {
+        if is_new || !may || !policy.admits(now, thread) {
             return is_new;
         }
         policy.found_ready = now;
@@ -92,8 +91,7 @@ impl Shard {
             let wake = self.needs_its_thread(resting.channel);
             return Turned::default().with(Turned::EVENT, true).with(Turned::WAKE, wake);
         }
-        let is_poll = resting.channel == 0;
-        if !is_poll && self.nic.events.any_kept_but_for(resting.channel) {
+        if resting.channel != 0 && self.nic.events.any_kept_but_for(resting.channel) {
             // A thread that waits elsewhere would be woken through this one and the engine's.
             return self.is_of_no_use();
         }
@@ -117,20 +115,31 @@ impl Shard {
             return Turned::default();
         }
         let now = monotonic();
-        let port = self.nic.wire.udp_port();
-        let fds: Vec<_> = port.into_iter().flat_map(|port| port.copied_fds()).collect();
         let has_alarm = self.driving.as_mut().is_some_and(|policy| policy.falls_asleep(now));
-        if !has_alarm || fds.len() > RESTS_ON {
-            self.awake(false);
-            return self.is_of_no_use();
+        if !has_alarm || !self.tells_sockets(resting) {
+            self.rested(now);
+            // A poll need not sleep.
+            let waits = resting.channel != 0;
+            return if waits { self.is_of_no_use() } else { Turned::default() };
         }
-        resting.fds[..fds.len()].copy_from_slice(&fds);
-        resting.count = fds.len() as u32;
         let deadline = self.nic.engine.next_deadline().map(|deadline| deadline.since(now));
         // Behind the alarm the engine's thread looks.
-        let limit = deadline.filter(|limit| *limit < ALARM.1);
+        let limit = deadline.filter(|limit| *limit < ALARM_IN_CROWD);
         resting.nanos = limit.map_or(NO_LIMIT, |limit| limit.as_nanos() as u64);
         Turned::default().with(Turned::SLEEP, true)
+    }
+
+    /// What to sleep on. False where it is too much.
+    fn tells_sockets(&mut self, resting: &mut Resting) -> bool {
+        let Some(port) = self.nic.wire.udp_port() else { return false };
+        let mut room = resting.fds.iter_mut();
+        resting.count = 0;
+        for fd in port.copied_fds() {
+            let Some(place) = room.next() else { return false };
+            *place = fd;
+            resting.count += 1;
+        }
+        true
     }
 
     /// The engine's thread takes the engine back, for some time.
@@ -148,6 +157,7 @@ impl Shard {
         let Some(policy) = &mut self.driving else { return };
         if std::mem::take(&mut policy.rest.sleeps) {
             policy.pace.leaves(now, false);
+            policy.crowd.forget_sample();
             self.awake(false);
         }
     }
@@ -182,18 +192,18 @@ impl Shard {
 impl Policy {
     /// The program sleeps until packets or the alarm come. False where there is no alarm.
     fn falls_asleep(&mut self, now: Instant) -> bool {
-        if !self.alarm.get().is_some_and(Option::is_some) {
-            return false;
-        }
+        self.rest.sleeps = true;
         if now >= self.put_off_at {
             self.put_off(now);
         }
-        self.rest.sleeps = true;
-        true
+        self.alarm.get().is_some_and(Option::is_some)
     }
 
-    /// It is one that rests, so the alarm may be as late as it ever is.
+    /// It is one that rests, so the alarm may be as late as it ever is. Not one that polls.
     fn rests_for(&mut self, now: Instant, channel: u64) {
+        if channel == 0 {
+            return;
+        }
         self.rest.waited = now;
         if self.rest.channel.replace(channel).is_none() {
             self.put_off_at = Instant::ZERO;

@@ -1,12 +1,30 @@
 //! How the engine's thread notices that a program has stopped to drive.
 
 use super::super::alarm::Alarm;
-use super::{DOUBT, LOOK, LOOK_WITHOUT_ALARM};
+use super::Policy;
 use rnic_abi::os::driving::Driving;
 use rnic_core::Instant;
+use std::cell::OnceCell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The alarm rings so long after it was put off: a sixteenth of the time for which the program has
+/// driven, within these limits. To put it off costs some microseconds in a virtual machine, where
+/// it is the next interrupt of the CPU. Behind the scheduler's tick, which comes every 4 ms or
+/// sooner, it is not.
+const ALARM: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(4));
+const ALARM_SHARE: u32 = 16;
+/// Where something else needs the CPU: the program loses it for a slice at a time, which is no
+/// reason to take the engine from it.
+pub(super) const ALARM_IN_CROWD: Duration = Duration::from_millis(12);
+/// For how long the program is watched once the alarm has rung. Where something else had the CPU,
+/// this thread may run before the program that could not put the alarm off.
+const DOUBT: Duration = Duration::from_micros(100);
+/// How often the engine's thread looks whether the program should go on.
+const LOOK: Duration = Duration::from_millis(20);
+/// How often it looks for turns where there is no alarm.
+const LOOK_WITHOUT_ALARM: Duration = Duration::from_micros(200);
 
 /// What the engine's thread looks at while it sleeps, without the lock.
 pub(in super::super) struct Watch {
@@ -82,5 +100,41 @@ impl Watch {
     fn made_no_turn(&mut self) -> bool {
         let turns = self.driving.turns();
         std::mem::replace(&mut self.turns, turns) == turns
+    }
+}
+
+impl Policy {
+    /// What the engine's thread looks at while it sleeps, from now on.
+    pub(super) fn new_watch(&mut self, now: Instant) -> Watch {
+        let driving = self.driven.driving;
+        let alarm = self.alarm.get_or_init(|| Alarm::new().ok().map(Arc::new)).clone();
+        let alarm = alarm.filter(|alarm| {
+            alarm.has_rung();
+            alarm.put_off(ALARM.0)
+        });
+        if alarm.is_none() {
+            self.alarm = OnceCell::from(None);
+        }
+        let (turns, look_at) = (driving.turns(), now.after(LOOK));
+        Watch { driving, alarm, turns, look_at, in_doubt: false, is_away: false }
+    }
+
+    /// A turn of the program begins.
+    pub(super) fn note_turn(&mut self, now: Instant) {
+        self.driven.driving.note_turn();
+        if now >= self.put_off_at {
+            self.put_off(now);
+        }
+    }
+
+    pub(super) fn put_off(&mut self, now: Instant) {
+        let wait = match () {
+            () if self.crowd.is_on(now) => ALARM_IN_CROWD,
+            // It sleeps between its turns.
+            () if self.rest.is_known() => ALARM.1,
+            () => (now.since(self.since) / ALARM_SHARE).clamp(ALARM.0, ALARM.1),
+        };
+        self.put_off_at = now.after(wait / 2);
+        self.alarm.get().into_iter().flatten().for_each(|alarm| _ = alarm.put_off(wait));
     }
 }

@@ -229,3 +229,38 @@ fn the_events_of_a_channel_that_it_left_are_sent() {
     }
     assert_eq!(stage.driving.state(), State::Driven);
 }
+
+#[test]
+fn a_program_that_polls_sleeps_where_something_else_computes() {
+    let stage = Stage::new();
+    stage.drive();
+    stage.program.turn();
+    assert!(!stage.driving.is_crowded());
+    stage.with(|shard| shard.driving.as_mut().unwrap().crowd = Crowd::new(monotonic()));
+    stage.program.turn();
+    assert!(stage.driving.is_crowded());
+    let mut resting = Resting::default();
+    stage.falls_asleep(&mut resting);
+    assert_eq!(resting.count, 1);
+    stage.peer.send(b"no RoCE").unwrap();
+    assert!(is_readable(resting.fds[0]));
+    stage.program.turn();
+    assert_eq!(stage.refused(), 1);
+}
+
+/// The polls turn the engine all the same.
+#[test]
+fn a_poll_that_can_be_told_no_sockets_does_not_sleep() {
+    let mut stage = Stage::new();
+    (2..10).for_each(|last| stage.add(Ipv4Addr::new(127, 0, 0, last)));
+    stage.drive();
+    let until = std::time::Instant::now() + Duration::from_millis(2);
+    let mut resting = Resting::default();
+    while std::time::Instant::now() < until {
+        assert_eq!(stage.program.rest(&mut resting), Turned::default());
+    }
+    assert_eq!(stage.driving.state(), State::Driven);
+    resting.channel = 1;
+    while !stage.program.rest(&mut resting).contains(Turned::WAKE) {}
+    assert!(stage.driving.is_withdrawn());
+}
