@@ -76,8 +76,8 @@ pub unsafe extern "C" fn rnic_function_turn(driving: *const Driving) -> c_int {
     driver.map_or(Turned::default(), Driver::turn).code()
 }
 
-/// Makes a turn for a thread of the program that is to sleep where there is nothing to do: [`Turned`],
-/// as bits.
+/// Makes a turn for a thread of the program that is to sleep where there is nothing to do:
+/// [`Turned`], as bits.
 ///
 /// # Safety
 /// From [`rnic_function_driving`]; `resting` is writable.

@@ -16,8 +16,8 @@
 //! spin, each to the end of its slice. Then all yield, on every CPU. That is better than sleep:
 //! each thread gets its turn for the price of a switch.
 //!
-//! A thread of a program that drives does not yield. What tells it of others is the time in which it
-//! had no CPU ([`crowd`]).
+//! A thread of a program that drives does not yield. What tells it of others is the time in which
+//! it had no CPU ([`crowd`]).
 //!
 //! With CPUs enough nothing of this happens: only the threads that poll are still counted.
 

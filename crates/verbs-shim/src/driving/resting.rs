@@ -240,8 +240,8 @@ impl Context {
         self.drives.as_ref().is_some_and(|drives| drives.driver.driving().is_crowded())
     }
 
-    /// A poll has found nothing: sleeps until a packet comes, if none has for some time. False if it
-    /// did not sleep.
+    /// A poll has found nothing: sleeps until a packet comes, if none has for some time. False if
+    /// it did not sleep.
     pub(crate) fn rest_in_poll(&self, limit: Duration) -> bool {
         let mut resting = Resting::default();
         let turned = self.turn(|driver| driver.rest(&mut resting));
