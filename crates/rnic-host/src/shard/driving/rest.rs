@@ -1,9 +1,9 @@
 //! Threads of the program that wait for completion events, or poll where something else computes.
 //!
 //! Such a thread drives as one does that only polls, but sleeps on its copies of the sockets where
-//! that one would poll on: whatever comes wakes one thread, and not first the engine's and then that
-//! of the program. While it sleeps, doorbells wake the engine's thread, which takes the engine back
-//! for anything that is to be done meanwhile.
+//! that one would poll on: whatever comes wakes one thread, and not the engine's before it. While
+//! it sleeps, doorbells wake the engine's thread, which takes the engine back for anything that is
+//! to be done meanwhile.
 
 use super::super::idle::{Did, Next};
 use super::super::monotonic;
