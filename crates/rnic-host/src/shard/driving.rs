@@ -127,16 +127,6 @@ impl Policy {
         }
     }
 
-    /// Whether this thread may drive. It is not asked again for some time.
-    fn admits(&mut self, now: Instant, thread: u32) -> bool {
-        if now < self.not_before {
-            return false;
-        }
-        let may = system::may_do_as_this(thread);
-        self.not_before = now.after(if may { AGAIN } else { REFUSED });
-        may
-    }
-
     fn begin(&mut self, now: Instant) {
         self.look_for_handlers();
         self.since = now;
@@ -219,10 +209,11 @@ impl Shard {
             State::Driven => self.goes_on(now, did),
             State::Off | State::Offered | State::Stale => {
                 let (thread, rests) = driving.take_wish()?;
-                if rests && !self.may_rest(now, thread) {
-                    return None;
-                }
-                self.begins(now, thread, rests)
+                let may = match rests {
+                    true => self.may_rest(now, thread),
+                    false => self.admits(now, thread),
+                };
+                may && self.begins(now, thread)
             }
         };
         let policy = self.driving.as_mut().filter(|_| is_driven)?;
@@ -284,17 +275,24 @@ impl Shard {
         self.nic.watchers.is_empty() && self.cpu_sharing.may_spin() && self.idle.is_adaptive()
     }
 
-    /// A thread of the program wishes to drive. True when it does so from now on, or when the
-    /// engine's thread is to sleep for a moment, so that the program can take what it is offered.
-    fn begins(&mut self, now: Instant, thread: u32, is_admitted: bool) -> bool {
+    /// Whether this thread may drive. It is not asked again for some time.
+    fn admits(&mut self, now: Instant, thread: u32) -> bool {
         if !self.may_be_driven() {
             return false;
         }
+        let Some(policy) = self.driving.as_mut().filter(|policy| now >= policy.not_before) else {
+            return false;
+        };
+        let may = system::may_do_as_this(thread);
+        policy.not_before = now.after(if may { AGAIN } else { REFUSED });
+        may
+    }
+
+    /// A thread of the program wishes to drive. True when it does so from now on, or when the
+    /// engine's thread is to sleep for a moment, so that the program can take what it is offered.
+    fn begins(&mut self, now: Instant, thread: u32) -> bool {
         let Some(port) = self.nic.wire.udp_port() else { return false };
         let Some(policy) = &mut self.driving else { return false };
-        if !is_admitted && !policy.admits(now, thread) {
-            return false;
-        }
         policy.driven.driving.admit(thread);
         if port.has_copies() {
             policy.begin(now);

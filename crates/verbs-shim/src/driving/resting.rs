@@ -264,11 +264,10 @@ impl Context {
             )
         };
         resting.was_readable = fds[..count].iter().any(|fd| fd.revents != 0);
-        if !self.turn(|driver| driver.rest(&mut resting)).contains(Turned::SLEEP) {
-            return true;
+        if self.turn(|driver| driver.rest(&mut resting)).contains(Turned::SLEEP) {
+            // Posts need not wake the engine's thread while this one is awake.
+            self.drive();
         }
-        // Posts need not wake the engine's thread while this one is awake.
-        self.drive();
         true
     }
 }

@@ -1,6 +1,7 @@
 //! The program's side of an engine that it may turn.
 
 use super::super::held::Held;
+use super::super::run::Shard;
 use rnic_abi::os::driving::{Driving, Resting, State, Turned};
 use std::os::fd::{AsFd, OwnedFd};
 use xdp_io::udp::SocketCopy;
@@ -19,22 +20,20 @@ impl ProgramsEngine {
 
     /// A turn or a few, if the program drives.
     pub fn turn(&self) -> Turned {
-        let Some(mut held) = self.held.try_lock() else {
-            return Turned::default().with(Turned::BUSY, true);
-        };
-        match held.as_mut() {
-            Some(shard) if self.driving.state() == State::Driven => shard.driven_turns(),
-            _ => Turned::default(),
-        }
+        self.turn_by(Shard::driven_turns)
     }
 
     /// The same for a thread that is to sleep where there is nothing to do, and on what.
     pub fn rest(&self, resting: &mut Resting) -> Turned {
+        self.turn_by(|shard| shard.rest(resting))
+    }
+
+    fn turn_by(&self, work: impl FnOnce(&mut Shard) -> Turned) -> Turned {
         let Some(mut held) = self.held.try_lock() else {
             return Turned::default().with(Turned::BUSY, true);
         };
         match held.as_mut() {
-            Some(shard) if self.driving.state() == State::Driven => shard.rest(resting),
+            Some(shard) if self.driving.state() == State::Driven => work(shard),
             _ => Turned::default(),
         }
     }

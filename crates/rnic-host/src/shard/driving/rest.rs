@@ -20,8 +20,9 @@ const RETURNS: Duration = Duration::from_millis(1);
 /// What is known of a thread that rests.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
-    /// The program that drives waits for events of this channel.
-    channel: Option<u64>,
+    /// The program that drives waits for events of the channel whose end at its side has this
+    /// inode; 0 where it waits for none.
+    channel: u64,
     /// When it waited for them last.
     waited: Instant,
     /// It was told to sleep, and has made no turn since.
@@ -34,14 +35,14 @@ pub(super) struct Rest {
 
 impl Rest {
     pub(super) fn is_known(&self) -> bool {
-        self.channel.is_some()
+        self.channel != 0
     }
 
     /// The inode of the program's end of the channel of which it takes events itself; 0 when there
     /// is none. A program that waits there no more, but polls, makes turns all the same: a thread
     /// that waits at the channel itself would get the events when the engine's thread next looks.
     pub(super) fn channel(&self, now: Instant) -> u64 {
-        self.channel.filter(|_| now < self.waited.after(RETURNS)).unwrap_or(0)
+        if now < self.waited.after(RETURNS) { self.channel } else { 0 }
     }
 
     /// The engine's thread had to make a turn while the program slept.
@@ -61,18 +62,19 @@ impl Shard {
     /// be asleep then, so it is told first that it may have the engine, and waits for that the next
     /// time.
     pub(super) fn may_rest(&mut self, now: Instant, thread: u32) -> bool {
-        let may = self.may_be_driven();
-        let Some(policy) = &mut self.driving else { return false };
-        let driving = policy.driven.driving;
-        let was_ready = driving.take_ready(thread) && may;
-        let is_new = was_ready && now < policy.found_ready.after(AGAIN);
-        if is_new || !may || !policy.admits(now, thread) {
-            return is_new;
+        let Some(policy) = &self.driving else { return false };
+        let (driving, found) = (policy.driven.driving, policy.found_ready);
+        let was_ready = driving.take_ready(thread);
+        if was_ready && now < found.after(AGAIN) {
+            return self.may_be_driven();
         }
-        policy.found_ready = now;
+        if !self.admits(now, thread) {
+            return false;
+        }
         // One that was ready long ago waits for the engine now.
         if !was_ready {
             driving.set_ready(thread);
+            self.driving.iter_mut().for_each(|policy| policy.found_ready = now);
         }
         was_ready
     }
@@ -205,7 +207,7 @@ impl Policy {
             return;
         }
         self.rest.waited = now;
-        if self.rest.channel.replace(channel).is_none() {
+        if std::mem::replace(&mut self.rest.channel, channel) == 0 {
             self.put_off_at = Instant::ZERO;
         }
     }
