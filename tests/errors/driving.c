@@ -58,21 +58,33 @@ int messages(void)
 	return good;
 }
 
-void drive(void)
+void repeat_until_copies(void (*some)(void *), void *with, const char *what)
 {
-	int found[MOST_FILES], rounds = 0;
+	int found[MOST_FILES];
 	bool has_copies = false;
 
 	for (double until = now() + 10; now() < until;) {
-		if (!message())
-			die("a message is lost");
-		if (has_copies || rounds++ % 64 || !udp_sockets(found))
+		some(with);
+		if (has_copies || !udp_sockets(found))
 			continue;
 		has_copies = true;
 		until = now() + 0.03;
 	}
 	if (!has_copies)
-		die("its polls do not turn the engine");
+		die("its %s do not turn the engine", what);
+}
+
+static void some_messages(void *unused)
+{
+	(void)unused;
+	for (int i = 0; i < 64; i++)
+		if (!message())
+			die("a message is lost");
+}
+
+void drive(void)
+{
+	repeat_until_copies(some_messages, NULL, "polls");
 }
 
 void ready_to_drive(void)

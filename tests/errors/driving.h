@@ -14,6 +14,9 @@ extern struct bench bench;
 bool message(void);
 /* How many of MESSAGES do. */
 int messages(void);
+/* Repeats this until the program has copies of the engine's sockets, because its polls or waits turn the engine, and for
+ * 30 ms more. */
+void repeat_until_copies(void (*some)(void *), void *with, const char *what);
 /* Messages until polls turn the engine, and for 30 ms more. */
 void drive(void);
 /* The same, once the bench is ready. */

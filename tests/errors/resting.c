@@ -178,20 +178,14 @@ int exchange(struct end *end, int count, uint64_t when)
 	return count;
 }
 
+static void some_exchanges(void *end)
+{
+	exchange(end, 64, AT_ONCE);
+}
+
 void rest(struct end *end)
 {
-	int found[MOST_FILES];
-	bool has_copies = false;
-
-	for (double until = now() + 10; now() < until;) {
-		exchange(end, 64, AT_ONCE);
-		if (has_copies || !udp_sockets(found))
-			continue;
-		has_copies = true;
-		until = now() + 0.03;
-	}
-	if (!has_copies)
-		die("its waits do not turn the engine");
+	repeat_until_copies(some_exchanges, end, "waits");
 }
 
 void ready_to_rest(void)
