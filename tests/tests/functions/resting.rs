@@ -1,5 +1,6 @@
 //! Programs whose waits for completion events turn the engine that is in them.
 
+use super::driving::{drive_rightly, driving, replaced};
 use super::*;
 
 /// What they do, and what they print then: `tests/errors/resting.c`
