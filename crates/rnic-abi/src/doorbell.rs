@@ -37,7 +37,7 @@
 
 use crate::cpu_hints::{CpuHints, HintWord};
 use crate::mutant::Mutant;
-use crate::words::{AtomicU64, LINE, Ordering, Words, fence};
+use crate::words::{AtomicU64, LINE, Ordering, Words, fence, fence_behind_rmw};
 use std::ops::Range;
 
 /// Queues (send, receive and shared receive queues together) that one context can have.
@@ -162,7 +162,7 @@ impl Bell {
         }
         // (A2) in the module's argument.
         if !Mutant::NoFenceRing.is_on() {
-            fence(Ordering::SeqCst);
+            fence_behind_rmw();
         }
         self.area.at(AT_NEED_WAKEUP).load(Ordering::Relaxed) != 0
     }

@@ -13,6 +13,17 @@ pub const WORD: usize = 8;
 /// Words in one 64-byte cache line, which is also one basic block of a work queue.
 pub const LINE: usize = 8;
 
+/// A SeqCst fence directly behind a read-modify-write operation of this thread. On x86 such an
+/// operation is one already: neither loads nor stores pass an instruction with LOCK (Intel SDM,
+/// volume 3, 9.2.3.9), so that only the compiler must be kept from moving them.
+#[inline(always)]
+pub(crate) fn fence_behind_rmw() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(any(not(target_arch = "x86_64"), loom))]
+    fence(Ordering::SeqCst);
+}
+
 /// A run of 64-bit words that another process may map too.
 ///
 /// Cloning is cheap and shares the memory; the memory lives as long as any clone.

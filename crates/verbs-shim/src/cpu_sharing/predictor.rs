@@ -69,7 +69,9 @@ impl YieldPredictor {
 
     #[inline]
     fn note_post_at(&self, now: u64) -> bool {
-        let before = self.posted.swap(now, Ordering::Relaxed);
+        // Not in one operation, which would take as long as the rest of this.
+        let before = self.posted.load(Ordering::Relaxed);
+        self.posted.store(now, Ordering::Relaxed);
         let mut posts = self.posts.load(Ordering::Relaxed);
         // A yield after a post may take long, and is not a pause of the program.
         if posts != 0 && before != 0 && now.saturating_sub(before) > ABSENCE {
