@@ -324,7 +324,9 @@ impl Satellite {
         }
     }
 
+    /// Of a program that ends, its last acknowledgement included.
     fn tell_counted(&self) {
+        self.engine.handle().tell(ShardMessage::SendOwed);
         if let Some(Found::Counters(counted)) = self.engine.inspect(Question::Counters) {
             self.tell(&FromEngine::Counted(counted));
         }

@@ -54,8 +54,8 @@ pub(super) struct Policy {
     put_off_at: Instant,
     /// What the engine's thread has seen of the program, between two sleeps.
     watch: Option<Watch>,
-    /// The program makes turns: the engine's thread need not make one now.
-    keeps_on: bool,
+    /// Whether the engine's thread, which was woken, need not make a turn.
+    keeps_on: KeepsOn,
     /// When the program got the engine.
     since: Instant,
     pace: Pace,
@@ -79,6 +79,22 @@ pub(super) struct Policy {
     pause: Duration,
     /// Copies were offered so often since the program took some.
     offers: u32,
+}
+
+/// Whether the engine's thread leaves all turns to the program when it was woken: a turn of it would
+/// take packets from the program and send acknowledgements ahead of its answers. A peer that
+/// watches its memory after the acknowledgement (`ib_write_lat`) makes no turns then, and finds the
+/// answer when its alarm rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum KeepsOn {
+    /// The program has stopped, or does not drive.
+    #[default]
+    No,
+    /// If all that is wanted of the thread is an answer: the program has made no turn since it last
+    /// looked, but may not have had the CPU.
+    IfAsked,
+    /// The program makes turns.
+    Yes,
 }
 
 /// How many turns a poll makes of a program that does nothing between its polls. Another poll would
@@ -112,7 +128,7 @@ impl Policy {
             alarm: OnceCell::new(),
             put_off_at: Instant::ZERO,
             watch: None,
-            keeps_on: false,
+            keeps_on: KeepsOn::default(),
             since: Instant::ZERO,
             pace: Pace::new(Instant::ZERO),
             compared: Instant::ZERO,
@@ -223,14 +239,12 @@ impl Shard {
         Some(watch.map_or_else(|| policy.new_watch(now), |watch| watch.looked(now)))
     }
 
-    /// Whether the program makes turns, so that the engine's thread does what others ask for and
-    /// sleeps on. A turn of it would take packets from the program and send acknowledgements ahead
-    /// of its answers.
-    pub(super) fn keeps_on(&mut self) -> bool {
-        let Some(policy) = &mut self.driving else { return false };
+    /// Whether the engine's thread does what others ask for and sleeps on.
+    pub(super) fn keeps_on(&mut self) -> KeepsOn {
+        let Some(policy) = &mut self.driving else { return KeepsOn::No };
         let keeps_on = std::mem::take(&mut policy.keeps_on);
         if policy.driven.driving.state() != State::Driven {
-            return false;
+            return KeepsOn::No;
         }
         // Whatever this thread copies until it sleeps again: that of the program may block other
         // signals.
@@ -243,7 +257,11 @@ impl Shard {
     pub(super) fn watched(&mut self, mut watch: Watch, was_called: bool) {
         let Some(policy) = &mut self.driving else { return };
         let was_quiet = was_called && watch.was_quiet();
-        policy.keeps_on = !was_quiet && !watch.is_away();
+        policy.keeps_on = match was_quiet {
+            _ if watch.is_away() => KeepsOn::No,
+            true => KeepsOn::IfAsked,
+            false => KeepsOn::Yes,
+        };
         if policy.driven.driving.state() == State::Driven {
             policy.watch = Some(watch);
         }
@@ -324,7 +342,7 @@ impl Shard {
     }
 
     /// Whether the program does not seem to answer soon what a turn of it has received.
-    pub(super) fn owes_for_long(&self) -> bool {
+    fn owes_for_long(&self) -> bool {
         let owes = self.driving.as_ref().and_then(|policy| policy.owes);
         owes.is_some_and(|since| monotonic() >= since.after(ANSWER))
     }

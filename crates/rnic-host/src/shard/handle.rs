@@ -36,8 +36,7 @@ impl Shard {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
             // Nor must requests that only look.
             let was_a_look = matches!(message, ShardMessage::Inspect(..));
-            // A program that ends asks for its counters.
-            if !was_a_look || self.owes_for_long() {
+            if !was_a_look {
                 self.send_owed();
             }
             self.handle_message(message);
@@ -105,6 +104,8 @@ impl Shard {
             ShardMessage::Inspect(question, answer) => {
                 let _ = answer.send(self.inspect(question));
             }
+            // What was owed has left.
+            ShardMessage::SendOwed => {}
             ShardMessage::Observe(watcher) => self.nic.observe(watcher),
             ShardMessage::Faults(change, answer) => {
                 let _ = answer.send(self.nic.wire.change_faults(change));

@@ -88,6 +88,8 @@ pub enum ShardMessage {
     ServeManagement(Sender<Mad>),
     /// For display. Answered within a turn, which has time for one of these.
     Inspect(Question, Sender<Seen>),
+    /// Send what a turn of the program has left to the next one, which does not come.
+    SendOwed,
     /// One more watches what happens.
     Observe(Watcher),
     /// Faults for what arrives. Answered with those in force, as

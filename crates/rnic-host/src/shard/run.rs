@@ -1,7 +1,7 @@
 //! The thread's loop.
 
 use super::cpu_sharing::CpuSharing;
-use super::driving::{Driven, Policy, Watch};
+use super::driving::{Driven, KeepsOn, Policy, Watch};
 use super::handle::Told;
 use super::host::ClientEvents;
 use super::idle::{Did, IdlePolicy, Next};
@@ -93,6 +93,11 @@ impl Shard {
     pub(super) fn step(&mut self) -> Option<Sleep> {
         let keeps_on = self.keeps_on();
         let told = self.handle_messages();
+        let keeps_on = match keeps_on {
+            KeepsOn::No => false,
+            KeepsOn::IfAsked => told == Told::Looks,
+            KeepsOn::Yes => true,
+        };
         let keeps_on = self.lets_rest(keeps_on, told == Told::Commands);
         if keeps_on {
             let now = monotonic();

@@ -192,6 +192,28 @@ fn questions_to_the_engine_take_nothing_from_one_that_drives() {
     assert_eq!(stage.refused(), 1);
 }
 
+/// The threads that ask may have kept the CPU from the program.
+#[test]
+fn questions_take_nothing_from_one_that_has_made_no_turn() {
+    let stage = Stage::new();
+    let until = std::time::Instant::now() + SOON;
+    loop {
+        stage.drive();
+        let before = stage.refused();
+        let mut answered = None;
+        stage.sleep(|| {
+            stage.peer.send(b"no RoCE").unwrap();
+            answered = Some(stage.ask());
+        });
+        assert!(answered.unwrap().try_recv().is_ok(), "there is no answer");
+        if stage.driving.state() == State::Driven {
+            assert_eq!(stage.refused(), before);
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
+    }
+}
+
 /// They may block different signals: what one has found of itself says nothing of the other.
 #[test]
 fn turns_of_the_engines_thread_while_the_program_drives_are_those_of_another_thread() {
@@ -199,10 +221,12 @@ fn turns_of_the_engines_thread_while_the_program_drives_are_those_of_another_thr
     let until = std::time::Instant::now() + SOON;
     loop {
         stage.drive();
-        stage.peer.send(b"no RoCE").unwrap();
         let before = stage.refused();
         // It makes no turn, but has not stopped yet: the engine's thread makes one.
-        stage.sleep(|| drop(stage.ask()));
+        stage.sleep(|| {
+            stage.peer.send(b"no RoCE").unwrap();
+            stage.handle.tell(ShardMessage::SendOwed);
+        });
         if stage.driving.state() == State::Driven {
             assert_eq!(stage.refused(), before + 1);
             break;
