@@ -64,6 +64,12 @@ impl Arrivals {
         self.behind = true;
     }
 
+    /// Whether there may be something, at the cost of a load.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.behind || self.counts.number(self.at) != self.received
+    }
+
     /// How many messages to ask for now, at most; 0 to leave the socket alone.
     #[inline]
     pub(super) fn wanted(&mut self) -> usize {
@@ -210,6 +216,21 @@ mod tests {
         assert_eq!(first.wanted(), 1, "it is on its way");
         first.note(1);
         assert_eq!(first.wanted(), 0);
+    }
+
+    #[test]
+    fn a_look_tells_whether_to_ask() {
+        let counted = Counted::new();
+        assert!(counted.receiver(3).any(), "something may be there from before");
+        let mut arrivals = up_to_date(&counted, 3);
+        assert!(!arrivals.any());
+        counted.set(3, 1);
+        assert!(arrivals.any() && arrivals.any());
+        assert_eq!(arrivals.wanted(), 1);
+        arrivals.note(1);
+        assert!(!arrivals.any());
+        arrivals.may_be_behind();
+        assert!(arrivals.any());
     }
 
     #[test]

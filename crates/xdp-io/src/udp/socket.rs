@@ -223,6 +223,12 @@ impl Socket {
         received
     }
 
+    /// Whether it may have something. True where the kernel does not count.
+    #[inline]
+    pub(super) fn may_have_some(&self) -> bool {
+        self.arrivals.as_ref().is_none_or(Arrivals::any)
+    }
+
     /// The caller has slept.
     pub(super) fn may_be_behind(&mut self) {
         if let Some(arrivals) = &mut self.arrivals {
