@@ -20,12 +20,15 @@ use rnic_abi::{cpu_hints::HintWord, doorbell::Poller};
 
 use crate::{context::Context, cq::Cq};
 
-/// Called after a post, when the work is visible and a sleeping engine was woken.
+/// Called after so many requests were posted, when they are visible and a sleeping engine was
+/// woken.
 #[inline]
-pub(crate) fn after_post(context: &Context) {
-    let yields = yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post();
-    // The next poll that finds nothing sends what was posted.
-    if yields && !context.is_driving() {
+pub(crate) fn after_post(context: &Context, posts: u32) {
+    if context.is_driving() {
+        context.note_posts(posts);
+        return;
+    }
+    if yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post() {
         yield_cpu();
     }
 }

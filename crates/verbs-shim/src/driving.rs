@@ -38,6 +38,8 @@ type Polling<'a> = Guard<'a, CqState>;
 const STREAK: u32 = 64;
 /// 3 ms at 2.5 GHz.
 const STREAK_TICKS: u64 = 7_500_000;
+/// So many requests fill a train. Its peer receives them while the program posts the next ones.
+const MANY_POSTS: u32 = 64;
 
 thread_local! {
     /// The number of this thread; 0 until it has asked something of the daemon or the function.
@@ -65,19 +67,40 @@ pub(crate) fn note_request() -> Result<()> {
     Ok(())
 }
 
+/// How many requests were posted since the last turn. Threads that post at the same time may lose
+/// some: these leave a little later then.
+#[derive(Debug, Default)]
+struct Posts(AtomicU32);
+
+impl Posts {
+    /// So many more: whether there are many now.
+    #[inline]
+    fn are_many_with(&self, more: u32) -> bool {
+        let count = self.0.load(Ordering::Relaxed).saturating_add(more);
+        self.0.store(count, Ordering::Relaxed);
+        count >= MANY_POSTS
+    }
+
+    #[inline]
+    fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
 /// A context's way to drive.
 pub(crate) struct Drives {
     driver: Driver,
     /// Polls that found nothing, and when the first of them did.
     streak: AtomicU32,
     began: AtomicU64,
+    posts: Posts,
     pub(crate) waits: Waits,
 }
 
 impl Drives {
     pub(crate) fn new(driver: Driver) -> Self {
         let (streak, began) = (AtomicU32::new(0), AtomicU64::new(0));
-        Self { driver, streak, began, waits: Waits::default() }
+        Self { driver, streak, began, posts: Posts::default(), waits: Waits::default() }
     }
 
     /// True when there were many within a short time. Threads that poll at the same time may lose
@@ -120,6 +143,7 @@ impl Context {
         if DRIVING.get().is_none_or(|it| !it.is_turning()) {
             DRIVING.set(Some(drives.driver.driving()));
         }
+        drives.posts.forget();
         let turned = work(&drives.driver);
         if turned.contains(Turned::WAKE) {
             self.wake_engine();
@@ -130,6 +154,15 @@ impl Context {
             unsafe { libc::sched_yield() };
         }
         turned
+    }
+
+    /// This thread drives, and has posted so many requests. The next poll that finds nothing sends
+    /// them, but many are sent at once.
+    #[inline]
+    pub(crate) fn note_posts(&self, count: u32) {
+        if self.drives.as_ref().is_some_and(|drives| drives.posts.are_many_with(count)) {
+            self.drive();
+        }
     }
 
     /// Polls of this thread turn the engine now.
@@ -173,5 +206,23 @@ impl Cq {
         state = self.state.lock();
         let found = if delivered { self.next(&mut state) } else { None };
         (state, found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_posts_since_the_last_turn_make_one() {
+        let posts = Posts::default();
+        let singles = |posts: &Posts| (1..).find(|_| posts.are_many_with(1));
+        assert_eq!(singles(&posts), Some(MANY_POSTS));
+        assert!(posts.are_many_with(1), "the turn was not made");
+        posts.forget();
+        assert_eq!(singles(&posts), Some(MANY_POSTS));
+        posts.forget();
+        assert!(!posts.are_many_with(MANY_POSTS - 1));
+        assert!(posts.are_many_with(u32::MAX), "one call posts a list");
     }
 }

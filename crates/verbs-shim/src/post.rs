@@ -66,10 +66,11 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: a valid request by contract.
         next = unsafe { (*next).next };
     }
-    if producer.producer() != start {
+    let posts = producer.producer().wrapping_sub(start);
+    if posts != 0 {
         context.ring(sq, &producer);
         drop(producer);
-        cpu_sharing::after_post(context);
+        cpu_sharing::after_post(context, posts);
     }
     code(result)
 }

@@ -200,10 +200,11 @@ unsafe fn finish(qp: *mut ibv_qp_ex, post: bool) -> c_int {
         producer.rewind(builder.start);
         return if builder.error == 0 { 0 } else { code(Err(Errno(builder.error))) };
     }
-    if producer.producer() != builder.start {
+    let posted = producer.producer().wrapping_sub(builder.start);
+    if posted != 0 {
         qp.context().ring(sq, &producer);
         drop((builder, producer));
-        cpu_sharing::after_post(qp.context());
+        cpu_sharing::after_post(qp.context(), posted);
     }
     0
 }
