@@ -393,14 +393,6 @@ impl UdpPort {
         filled
     }
 
-    /// Whether [`receive`](Self::receive) may find something, at the cost of a load for each address.
-    /// True where the kernel does not count what arrives.
-    #[must_use]
-    #[inline]
-    pub fn may_have_some(&self) -> bool {
-        self.has_slept || self.sockets.iter().flatten().any(Socket::may_have_some)
-    }
-
     /// The caller has slept on the [descriptors](Self::fds): one of the sockets may have something,
     /// whatever was counted before.
     pub fn awake(&mut self) {

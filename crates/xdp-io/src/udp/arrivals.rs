@@ -14,6 +14,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use super::UdpPort;
+use super::socket::Socket;
 use crate::umem::MappedMemory;
 
 /// The counts are a cache line apart.
@@ -109,6 +111,18 @@ impl Arrivals {
             self.received = self.counted;
             self.behind = false;
         }
+    }
+}
+
+impl UdpPort {
+    /// Looks whether [`receive`](Self::receive) may find something, again and again: for so many
+    /// loads, one for each address at a time. False when nothing has come. True at once where a
+    /// socket is not counted, and after a [sleep](Self::awake).
+    #[must_use]
+    pub fn look(&self, loads: usize) -> bool {
+        let times = loads.checked_div(self.sockets.len()).unwrap_or(0).max(1);
+        let may_have_some = || self.sockets.iter().flatten().any(Socket::may_have_some);
+        self.has_slept || (0..times).any(|_| may_have_some())
     }
 }
 

@@ -50,6 +50,12 @@ impl Rest {
         self.is_disturbed
     }
 
+    /// The last turn did nothing, and there is nothing to do.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_idle
+    }
+
     /// A turn of the program is over.
     #[inline]
     pub(super) fn made_turn(&mut self, is_idle: bool) {
@@ -97,7 +103,7 @@ impl Shard {
             // A thread that waits elsewhere would be woken through this one and the engine's.
             return self.is_of_no_use();
         }
-        let is_idle = self.driving.as_ref().is_some_and(|policy| policy.rest.is_idle);
+        let is_idle = self.driving.as_ref().is_some_and(|policy| policy.rest.is_idle());
         let did = if is_idle { Did::Nothing } else { Did::Work };
         if self.idle.after_turn(monotonic(), did, self.cpu_sharing.may_spin()) == Next::Turn {
             return turned;
