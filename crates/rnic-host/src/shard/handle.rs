@@ -24,8 +24,9 @@ pub(super) enum Told {
 }
 
 impl Shard {
-    /// What the messages were that are handled now.
-    pub(super) fn handle_messages(&mut self) -> Told {
+    /// What the messages were that are handled now. While the program drives, questions are
+    /// answered without a turn between them.
+    pub(super) fn handle_messages(&mut self, is_driven: bool) -> Told {
         // The look is a load; the attempt would be a fence, every turn.
         if self.inbox.receiver.is_empty() {
             return Told::Nothing;
@@ -40,10 +41,16 @@ impl Shard {
                 self.send_owed();
             }
             self.handle_message(message);
-            if was_a_look {
-                return if told == Told::Nothing { Told::Looks } else { told };
+            if !was_a_look {
+                told = Told::Commands;
+                continue;
             }
-            told = Told::Commands;
+            if told == Told::Nothing {
+                told = Told::Looks;
+            }
+            if !is_driven {
+                break;
+            }
         }
         told
     }
@@ -101,10 +108,8 @@ impl Shard {
                 self.nic.events.remove_receiver(serial);
             }
             ShardMessage::ServeManagement(manager) => self.nic.events.set_manager(manager),
-            ShardMessage::Inspect(question, answer) => {
-                let _ = answer.send(self.inspect(question));
-            }
-            // What was owed has left.
+            ShardMessage::Inspect(question, answer) => drop(answer.send(self.inspect(question))),
+            // It has left already, as before any message that is no question.
             ShardMessage::SendOwed => {}
             ShardMessage::Observe(watcher) => self.nic.observe(watcher),
             ShardMessage::Faults(change, answer) => {

@@ -92,7 +92,7 @@ impl Shard {
     /// calls [`woke`](Self::woke) with its result.
     pub(super) fn step(&mut self) -> Option<Sleep> {
         let keeps_on = self.keeps_on();
-        let told = self.handle_messages();
+        let told = self.handle_messages(keeps_on != KeepsOn::No);
         let keeps_on = match keeps_on {
             KeepsOn::No => false,
             KeepsOn::IfAsked => told == Told::Looks,
@@ -228,6 +228,7 @@ impl Shard {
                 if let Some(known) = self.clients.get(&client) {
                     let _ = known.wake.drain();
                     self.nic.engine.client_rang(now, client);
+                    self.note_ring();
                     self.cpu_sharing.note_wakeup();
                 }
             }

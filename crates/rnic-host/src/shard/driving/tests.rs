@@ -3,6 +3,7 @@
 mod rest;
 
 use super::super::held::Held;
+use super::super::sleep::Sleep;
 use super::super::{ShardHandle, ShardMessage, ShardPort, channel};
 use super::*;
 use crate::inspect::{Question, Seen};
@@ -108,15 +109,21 @@ impl Stage {
     fn sleep(&self, meanwhile: impl FnOnce()) {
         let sleep = self.with(Shard::step);
         meanwhile();
-        if let Some(mut sleep) = sleep {
-            let met = sleep.wait();
-            self.with(|shard| {
-                let was_called = met.is_ok_and(|met| met.epoll);
-                sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
-                shard.woke(met);
-                drop(shard.step());
-            });
+        if sleep.is_some() {
+            self.sleeps(sleep);
         }
+    }
+
+    /// Sleeps, if so, and makes the next step.
+    fn sleeps(&self, sleep: Option<Sleep>) -> Option<Sleep> {
+        let Some(mut sleep) = sleep else { return self.with(Shard::step) };
+        let met = sleep.wait();
+        self.with(|shard| {
+            let was_called = met.is_ok_and(|met| met.epoll);
+            sleep.into_watch().into_iter().for_each(|watch| shard.watched(watch, was_called));
+            shard.woke(met);
+            shard.step()
+        })
     }
 
     /// Asks the engine something. What it answers.
@@ -129,6 +136,15 @@ impl Stage {
     /// How many datagrams the engine has refused.
     fn refused(&self) -> u64 {
         self.with(|shard| shard.nic.engine.counters().rx_malformed)
+    }
+
+    /// A turn of the program leaves something to the next one.
+    fn owe(&self) {
+        self.with(|shard| shard.driving.as_mut().unwrap().owes = Some(monotonic()));
+    }
+
+    fn owes(&self) -> bool {
+        self.with(|shard| shard.driving.as_ref().unwrap().owes.is_some())
     }
 
     fn pause(&self) -> Duration {
@@ -202,16 +218,43 @@ fn questions_take_nothing_from_one_that_has_made_no_turn() {
         let before = stage.refused();
         let mut answered = None;
         stage.sleep(|| {
+            stage.owe();
             stage.peer.send(b"no RoCE").unwrap();
             answered = Some(stage.ask());
         });
         assert!(answered.unwrap().try_recv().is_ok(), "there is no answer");
         if stage.driving.state() == State::Driven {
-            assert_eq!(stage.refused(), before);
+            assert_eq!((stage.refused(), stage.owes()), (before, true));
             break;
         }
         assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
     }
+}
+
+#[test]
+fn nor_do_two_questions_at_once() {
+    let stage = Stage::new();
+    stage.drive();
+    let mut answers = Vec::new();
+    stage.sleep(|| {
+        assert_eq!(stage.program.turn(), Turned::default());
+        stage.owe();
+        stage.peer.send(b"no RoCE").unwrap();
+        answers = vec![stage.ask(), stage.ask()];
+    });
+    assert!(answers.iter().all(|answer| answer.try_recv().is_ok()), "there is no answer");
+    let found = (stage.driving.state(), stage.refused(), stage.owes());
+    assert_eq!(found, (State::Driven, 0, true));
+}
+
+#[test]
+fn what_a_program_owes_that_ends_is_sent() {
+    let stage = Stage::new();
+    stage.drive();
+    stage.owe();
+    stage.handle.tell(ShardMessage::SendOwed);
+    stage.with(|shard| drop(shard.step()));
+    assert!(!stage.owes());
 }
 
 /// They may block different signals: what one has found of itself says nothing of the other.
@@ -252,6 +295,22 @@ fn questions_do_not_keep_the_engine_from_one_that_has_stopped() {
         stage.sleep(|| drop(stage.ask()));
     }
     assert_eq!(stage.refused(), 1);
+}
+
+/// Where no timer tells of it, packets do not wait for the end of the questions.
+#[test]
+fn nor_where_there_is_no_alarm() {
+    let stage = Stage::new();
+    stage.with(|shard| shard.driving.as_mut().unwrap().alarm = OnceCell::from(None));
+    stage.drive();
+    stage.peer.send(b"no RoCE").unwrap();
+    let until = std::time::Instant::now() + SOON;
+    let mut sleep = stage.with(Shard::step);
+    while stage.refused() == 0 {
+        assert!(std::time::Instant::now() < until, "a packet waits");
+        drop(stage.ask());
+        sleep = stage.sleeps(sleep);
+    }
 }
 
 #[test]
