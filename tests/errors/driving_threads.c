@@ -256,6 +256,55 @@ static void driving_computes(void)
 	say("in time: %d posted by itself, %d by another thread", own, others);
 }
 
+/* Whether so many WRITEs, one so many seconds after the other, begin to arrive while they are posted, without a poll. */
+static bool arrive_without_polls(int posts, double apart)
+{
+	volatile unsigned char *last = bench.b.buf + PAGE + LENGTH - 1;
+	struct ibv_sge sge = { (uintptr_t)bench.a.buf + PAGE, LENGTH, bench.a.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.wr.rdma = { bench.at_b.addr + PAGE, bench.at_b.rkey } }, *bad;
+	static unsigned char mark;
+	struct ibv_wc wc;
+	bool arrived;
+
+	memset(bench.a.buf + PAGE, ++mark, LENGTH);
+	drive();
+	for (double next = now(); posts--; next += apart) {
+		while (now() < next)
+			;
+		wr.send_flags = posts ? 0 : IBV_SEND_SIGNALED;
+		if (ibv_post_send(bench.a.qp, &wr, &bad))
+			die("ibv_post_send failed");
+	}
+	arrived = *last == mark;
+	if (!rc_wait(bench.a.send_cq, &wc, 5000) || wc.status || *last != mark)
+		die("a WRITE does not arrive");
+	return arrived;
+}
+
+/* How many of some do so, until enough do. The alarm of the engine's own thread rings later than the last post. */
+static int enough_posts(int posts, double apart)
+{
+	enum { ENOUGH = 4, TRIES = 15 };
+	int good = 0;
+
+	for (int i = 0; i < TRIES && good < ENOUGH; i++)
+		good += arrive_without_polls(posts, apart);
+	return good;
+}
+
+/* Posts make turns where many come without a poll, or where some come for long. */
+static void driving_posts(void)
+{
+	int many, slow;
+
+	options.depth = 512;
+	ready_to_drive();
+	many = enough_posts(256, 0);
+	slow = enough_posts(40, 5e-6);
+	say("in time: %d of many at once, %d of some for long", many, slow);
+}
+
 static void *polls_until_cancelled(void *unused)
 {
 	struct ibv_cq *cq = cq_of_this_thread();
@@ -407,6 +456,7 @@ const struct mistake driving_threads[] = {
 	{ "driving_blocks_faults", driving_blocks_faults },
 	{ "driving_small_stack", driving_small_stack },
 	{ "driving_computes", driving_computes },
+	{ "driving_posts", driving_posts },
 	{ "driving_cancelled", driving_cancelled },
 	{ "driving_polls_are_not_cancelled", driving_polls_are_not_cancelled },
 	{ "driving_waits_are_cancelled", driving_waits_are_cancelled },

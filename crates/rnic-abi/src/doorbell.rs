@@ -33,7 +33,8 @@
 //! level 0 and sleeps only when it is zero and nothing taken is left to visit. The application,
 //! when it rings: (A1) sets the bits, (A2) SeqCst fence, (A3) reads `need_wakeup` and writes the
 //! eventfd when it is 1. The two fences are totally ordered. If E2 comes first, A3 sees the 1 and
-//! wakes the engine; if A2 comes first, E3 sees the bit and does not sleep.
+//! wakes the engine; if A2 comes first, E3 sees the bit and does not sleep. On x86 the instruction
+//! that sets a bit is the fence A2, too ([`fence_behind_rmw`]); the models have one of its own.
 
 use crate::cpu_hints::{CpuHints, HintWord};
 use crate::mutant::Mutant;

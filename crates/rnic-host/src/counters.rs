@@ -21,7 +21,7 @@ const AROUND: &[(&str, &str)] = &[
     ("shard_rx_misled", "Datagrams for an engine that does not exist, or receives by itself."),
     (
         "driven_turns",
-        "Turns that programs made of the engines in them, while they polled or waited for completion events.",
+        "Turns that programs made of the engines in them, while they polled, posted or waited for completion events.",
     ),
     ("shard_tx_trains", "Trains that engine processes handed over."),
     ("shard_tx_lost", "Trains of engine processes for which the link had no room for long."),

@@ -25,7 +25,10 @@ use crate::{context::Context, cq::Cq};
 #[inline]
 pub(crate) fn after_post(context: &Context, posts: u32) {
     if context.is_driving() {
-        context.note_posts(posts);
+        if context.note_posts(posts) {
+            // For the engine's thread: where the thread drives.
+            yields_here(context, context.bell.cpu_hints());
+        }
         return;
     }
     if yields_here(context, context.bell.cpu_hints()) && context.predictor.note_post() {

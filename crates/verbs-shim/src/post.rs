@@ -1,4 +1,7 @@
 //! Posting: WQEs into the ring, one doorbell per call, no system call while the engine is awake.
+//!
+//! Where the program [drives](crate::driving) the engine of its function, a post behind many others
+//! makes a turn.
 
 use std::{ffi::c_int, slice};
 

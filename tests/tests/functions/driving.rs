@@ -3,7 +3,7 @@
 use super::*;
 
 /// What programs do that drive, and what they print then: `tests/errors/driving.c`.
-const DRIVING: [(&str, &str); 14] = [
+const DRIVING: [(&str, &str); 15] = [
     ("driving_forks", "children have 0 and 0 sockets, programs 0, 200 messages"),
     ("driving_loses_descriptors", "200 messages, 0 files changed"),
     ("driving_loses_descriptors_to_sockets", "200 messages, datagram own"),
@@ -18,6 +18,7 @@ const DRIVING: [(&str, &str); 14] = [
     ("driving_blocks_faults", "200 messages, source LOC_PROT_ERR, destination REM_OP_ERR"),
     ("driving_small_stack", "200 messages"),
     ("driving_computes", "in time: 4 posted by itself, 4 by another thread"),
+    ("driving_posts", "in time: 4 of many at once, 4 of some for long"),
     ("driving_cancelled", "2000 messages after 10 threads"),
     ("driving_polls_are_not_cancelled", "polled, 200 messages"),
     ("driving_waits_are_cancelled", "2 cancelled, destroyed, 200 messages"),

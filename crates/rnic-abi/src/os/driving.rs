@@ -1,10 +1,11 @@
 //! How a program and the function in it agree on which thread turns the engine.
 //!
 //! A function's engine has a thread of its own. While a thread of the program polls again and
-//! again, it **drives** the engine: each of its polls that finds nothing makes a turn, so that
-//! neither what it posts nor what arrives waits for a change of threads. The engine's thread sleeps
-//! meanwhile and looks only now and then. A thread that waits for completion events again and again
-//! does the same in its waits. docs/functions.md tells it with a picture.
+//! again, it **drives** the engine: each of its polls that finds nothing makes a turn, as do posts
+//! where many come without such a poll, so that neither what it posts nor what arrives waits for a
+//! change of threads. The engine's thread sleeps meanwhile and looks only now and then. A thread
+//! that waits for completion events again and again does the same in its waits. docs/functions.md
+//! tells it with a picture.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -64,7 +65,7 @@ pub enum State {
     /// The engine's own. Copies of its sockets are on their way to the program, whose next poll
     /// takes them.
     Offered = 1,
-    /// One of the program, in polls that find nothing and in waits for completion events.
+    /// One of the program, in polls that find nothing, in posts and in waits for completion events.
     Driven = 2,
     /// The engine's own, if the function has not ended. The program's copies of sockets are of no
     /// use any more, and its next call closes them.
