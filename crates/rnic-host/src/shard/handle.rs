@@ -25,7 +25,8 @@ pub(super) enum Told {
 
 impl Shard {
     /// What the messages were that are handled now. While the program drives, questions are
-    /// answered without a turn between them.
+    /// answered without a turn between them; behind more than a few, or one that comes just then,
+    /// there is one all the same.
     pub(super) fn handle_messages(&mut self, is_driven: bool) -> Told {
         // The look is a load; the attempt would be a fence, every turn.
         if self.inbox.receiver.is_empty() {

@@ -251,10 +251,12 @@ fn nor_do_two_questions_at_once() {
 fn what_a_program_owes_that_ends_is_sent() {
     let stage = Stage::new();
     stage.drive();
-    stage.owe();
-    stage.handle.tell(ShardMessage::SendOwed);
-    stage.with(|shard| drop(shard.step()));
-    assert!(!stage.owes());
+    stage.sleep(|| {
+        assert_eq!(stage.program.turn(), Turned::default());
+        stage.owe();
+        stage.handle.tell(ShardMessage::SendOwed);
+    });
+    assert_eq!((stage.driving.state(), stage.owes()), (State::Driven, false));
 }
 
 /// They may block different signals: what one has found of itself says nothing of the other.
@@ -303,9 +305,9 @@ fn nor_where_there_is_no_alarm() {
     let stage = Stage::new();
     stage.with(|shard| shard.driving.as_mut().unwrap().alarm = OnceCell::from(None));
     stage.drive();
-    stage.peer.send(b"no RoCE").unwrap();
     let until = std::time::Instant::now() + SOON;
     let mut sleep = stage.with(Shard::step);
+    stage.peer.send(b"no RoCE").unwrap();
     while stage.refused() == 0 {
         assert!(std::time::Instant::now() < until, "a packet waits");
         drop(stage.ask());
