@@ -282,13 +282,14 @@ static bool arrive_without_polls(int posts, double apart)
 	return arrived;
 }
 
-/* How many of some do so, until enough do. The alarm of the engine's own thread rings later than the last post. */
+/* How many of some do so, until enough do. The alarm of the engine's own thread rings later than the last post. Where
+ * something else had the CPU posts make no turns for a second. */
 static int enough_posts(int posts, double apart)
 {
-	enum { ENOUGH = 4, TRIES = 15 };
+	enum { ENOUGH = 4 };
 	int good = 0;
 
-	for (int i = 0; i < TRIES && good < ENOUGH; i++)
+	for (double until = now() + 8; now() < until && good < ENOUGH;)
 		good += arrive_without_polls(posts, apart);
 	return good;
 }

@@ -26,7 +26,7 @@ use crate::{context::Context, cq::Cq};
 pub(crate) fn after_post(context: &Context, posts: u32) {
     if context.is_driving() {
         if context.note_posts(posts) {
-            // For the engine's thread: where the thread drives.
+            // Tells the engine's thread where this one drives.
             yields_here(context, context.bell.cpu_hints());
         }
         return;

@@ -42,7 +42,7 @@ const STREAK_TICKS: u64 = 7_500_000;
 const MANY_POSTS: u32 = 64;
 /// Fewer wait for so long at most, if the program goes on to post: 50 us at 2.5 GHz.
 const POSTS_TICKS: u64 = 125_000;
-/// Every so many posts look at the time, which costs as much as the rest of a post.
+/// The first posts look at the time, and then every so many: it costs a tenth of a post.
 const POSTS_PER_LOOK: u32 = 4;
 
 thread_local! {
@@ -90,9 +90,15 @@ impl Posts {
         if before == 0 {
             self.since.store(now(), Ordering::Relaxed);
         }
-        let is_time_to_look = before / POSTS_PER_LOOK != count / POSTS_PER_LOOK;
+        let is_time_to_look =
+            count <= POSTS_PER_LOOK || before / POSTS_PER_LOOK != count / POSTS_PER_LOOK;
         let waited = || now().wrapping_sub(self.since.load(Ordering::Relaxed));
         count >= MANY_POSTS || is_time_to_look && waited() >= POSTS_TICKS
+    }
+
+    #[inline]
+    fn are_none(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     #[inline]
@@ -167,8 +173,10 @@ impl Context {
         if DRIVING.get().is_none_or(|it| !it.is_turning()) {
             DRIVING.set(Some(drives.driver.driving()));
         }
-        drives.posts.forget();
         let turned = work(&drives.driver);
+        if !turned.contains(Turned::BUSY) {
+            drives.posts.forget();
+        }
         if turned.contains(Turned::WAKE) {
             self.wake_engine();
         }
@@ -176,17 +184,17 @@ impl Context {
     }
 
     /// This thread drives, and has posted so many requests. The next poll that finds nothing sends
-    /// them; a turn is made at once where many wait, or for long: true then. While another thread
-    /// has the engine, that one sends them.
+    /// them; a turn is made at once where many wait, or for long. True for the first of them since
+    /// a turn.
     #[inline]
     pub(crate) fn note_posts(&self, count: u32) -> bool {
-        let is_due = |drives: &Drives| drives.posts.are_due_with(count, ticks);
+        let Some(drives) = &self.drives else { return false };
+        let are_first = drives.posts.are_none();
         // Where something else needs the CPU, trains that are as long as can be save it.
-        let are_due = self.drives.as_ref().is_some_and(is_due) && !self.is_crowded();
-        if are_due {
+        if drives.posts.are_due_with(count, ticks) && !self.is_crowded() {
             self.try_turn(Driver::turn);
         }
-        are_due
+        are_first
     }
 
     /// Polls of this thread turn the engine now.
@@ -258,7 +266,7 @@ mod tests {
             assert!(!posts.are_due_with(1, || since), "the time of others is no matter");
             (2..=POSTS_PER_LOOK).find(|_| posts.are_due_with(1, || since + ticks))
         };
-        assert_eq!(waited(1000, POSTS_TICKS), Some(POSTS_PER_LOOK));
+        assert_eq!(waited(1000, POSTS_TICKS), Some(2));
         assert_eq!(waited(1_000_000, POSTS_TICKS - 1), None);
         assert!(!posts.are_due_with(POSTS_PER_LOOK - 1, || 1_000_000 + POSTS_TICKS));
         assert!(posts.are_due_with(2, || 1_000_000 + POSTS_TICKS), "a list passes the look");

@@ -129,6 +129,7 @@ impl UdpPort {
 #[cfg(test)]
 mod tests {
     use super::super::steered::{RECEIVERS, ReceiverSockets, SteerBy, SteeredPort};
+    use super::super::{RxTrain, UdpConfig};
     use super::*;
     use memmap2::MmapOptions;
     use std::fs::File;
@@ -195,6 +196,35 @@ mod tests {
         let (map, _) = three.arrivals.unwrap();
         let writable = MmapOptions::new().len(4096).map_raw(&map);
         assert!(writable.is_err(), "a receiver can change the counts of others");
+    }
+
+    #[test]
+    fn a_port_looks_at_the_counts_of_all_addresses() {
+        if !testbed::is_root("a_port_looks_at_the_counts_of_all_addresses") {
+            return;
+        }
+        const PORT: u16 = 47_919;
+        let addresses = [12, 13, 14].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
+        let by = SteerBy { offset: 5, shift: 3 };
+        let mut config = UdpConfig::new(addresses.to_vec(), PORT);
+        config.shared = Some(SteeredPort::new(PORT, 0, 1 << 20, by, false).unwrap().into());
+        let mut port = UdpPort::bind(&config).unwrap();
+        let mut room = [RxTrain::default(); 4];
+        let mut receive =
+            |port: &mut UdpPort| (0..10 * EMPTY).map(|_| port.receive(&mut room)).sum::<usize>();
+        assert!(port.look(1), "something may be there from before");
+        assert_eq!(receive(&mut port), 0);
+        assert!(!port.look(0) && !port.look(1) && !port.look(1000));
+        let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        sender.send_to(&[0; 32], (addresses[2], PORT)).unwrap();
+        assert!(port.look(1));
+        assert_eq!(receive(&mut port), 1);
+        assert!(!port.look(1000));
+        port.awake();
+        assert!(port.look(1));
+        let uncounted = UdpConfig::new(vec![Ipv4Addr::LOCALHOST.into()], 0);
+        assert!(UdpPort::bind(&uncounted).unwrap().look(1000));
+        assert!(!UdpPort::bind(&UdpConfig::new(Vec::new(), 0)).unwrap().look(1000));
     }
 
     /// In how many of the next calls a receiver asks that finds nothing.
