@@ -257,7 +257,7 @@ static void driving_computes(void)
 }
 
 /* Whether so many WRITEs, one so many seconds after the other, begin to arrive while they are posted, without a poll. */
-static bool arrive_without_polls(int posts, double apart)
+static bool arrive_by_posts(int posts, double apart)
 {
 	volatile unsigned char *last = bench.b.buf + PAGE + LENGTH - 1;
 	struct ibv_sge sge = { (uintptr_t)bench.a.buf + PAGE, LENGTH, bench.a.mr->lkey };
@@ -290,7 +290,7 @@ static int enough_posts(int posts, double apart)
 	int good = 0;
 
 	for (double until = now() + 8; now() < until && good < ENOUGH;)
-		good += arrive_without_polls(posts, apart);
+		good += arrive_by_posts(posts, apart);
 	return good;
 }
 

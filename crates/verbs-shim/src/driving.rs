@@ -42,7 +42,7 @@ const STREAK_TICKS: u64 = 7_500_000;
 const MANY_POSTS: u32 = 64;
 /// Fewer wait for so long at most, if the program goes on to post: 50 us at 2.5 GHz.
 const POSTS_TICKS: u64 = 125_000;
-/// The first posts look at the time, and then every so many: it costs a tenth of a post.
+/// The first posts look at the time, and then every so many: it is a good part of a post.
 const POSTS_PER_LOOK: u32 = 4;
 
 thread_local! {

@@ -263,12 +263,13 @@ impl Shard {
     pub(super) fn watched(&mut self, mut watch: Watch, was_called: bool) {
         let Some(policy) = &mut self.driving else { return };
         let was_quiet = was_called && watch.was_quiet();
-        policy.keeps_on = match was_quiet {
-            _ if watch.is_away() => KeepsOn::No,
-            false => KeepsOn::Yes,
-            // Where no alarm tells, the next question might come before it is known.
-            true if watch.alarm().is_none() => KeepsOn::No,
-            true => KeepsOn::IfAsked,
+        // Where no alarm tells, the next question might come before it is known.
+        policy.keeps_on = if watch.is_away() || was_quiet && watch.alarm().is_none() {
+            KeepsOn::No
+        } else if was_quiet {
+            KeepsOn::IfAsked
+        } else {
+            KeepsOn::Yes
         };
         if policy.driven.driving.state() == State::Driven {
             policy.watch = Some(watch);

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 const MAX_MESSAGES: usize = 16;
 
 /// What others have told the engine's thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Told {
     Nothing,
     /// To show something.
@@ -36,20 +36,14 @@ impl Shard {
         // A flood of commands must not keep packets waiting.
         for _ in 0..MAX_MESSAGES {
             let Ok(message) = self.inbox.receiver.try_recv() else { break };
-            // Nor must requests that only look.
             let was_a_look = matches!(message, ShardMessage::Inspect(..));
             if !was_a_look {
                 self.send_owed();
             }
             self.handle_message(message);
-            if !was_a_look {
-                told = Told::Commands;
-                continue;
-            }
-            if told == Told::Nothing {
-                told = Told::Looks;
-            }
-            if !is_driven {
+            told = told.max(if was_a_look { Told::Looks } else { Told::Commands });
+            // Nor must requests that only look.
+            if was_a_look && !is_driven {
                 break;
             }
         }

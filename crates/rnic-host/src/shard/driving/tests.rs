@@ -126,6 +126,22 @@ impl Stage {
         })
     }
 
+    /// The program drives, and the engine's thread [sleeps](Self::sleep) while this happens: again,
+    /// until the program is not taken for one that has stopped. How many datagrams the engine has
+    /// refused in the last sleep.
+    fn sleep_until_driven(&self, mut meanwhile: impl FnMut()) -> u64 {
+        let until = std::time::Instant::now() + SOON;
+        loop {
+            self.drive();
+            let before = self.refused();
+            self.sleep(&mut meanwhile);
+            if self.driving.state() == State::Driven {
+                return self.refused() - before;
+            }
+            assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
+        }
+    }
+
     /// Asks the engine something. What it answers.
     fn ask(&self) -> Receiver<Seen> {
         let (answer, answered) = bounded(1);
@@ -212,23 +228,14 @@ fn questions_to_the_engine_take_nothing_from_one_that_drives() {
 #[test]
 fn questions_take_nothing_from_one_that_has_made_no_turn() {
     let stage = Stage::new();
-    let until = std::time::Instant::now() + SOON;
-    loop {
-        stage.drive();
-        let before = stage.refused();
-        let mut answered = None;
-        stage.sleep(|| {
-            stage.owe();
-            stage.peer.send(b"no RoCE").unwrap();
-            answered = Some(stage.ask());
-        });
-        assert!(answered.unwrap().try_recv().is_ok(), "there is no answer");
-        if stage.driving.state() == State::Driven {
-            assert_eq!((stage.refused(), stage.owes()), (before, true));
-            break;
-        }
-        assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
-    }
+    let mut answers = Vec::new();
+    let refused = stage.sleep_until_driven(|| {
+        stage.owe();
+        stage.peer.send(b"no RoCE").unwrap();
+        answers.push(stage.ask());
+    });
+    assert!(answers.iter().all(|answer| answer.try_recv().is_ok()), "there is no answer");
+    assert_eq!((refused, stage.owes()), (0, true));
 }
 
 #[test]
@@ -263,21 +270,12 @@ fn what_a_program_owes_that_ends_is_sent() {
 #[test]
 fn turns_of_the_engines_thread_while_the_program_drives_are_those_of_another_thread() {
     let stage = Stage::new();
-    let until = std::time::Instant::now() + SOON;
-    loop {
-        stage.drive();
-        let before = stage.refused();
-        // It makes no turn, but has not stopped yet: the engine's thread makes one.
-        stage.sleep(|| {
-            stage.peer.send(b"no RoCE").unwrap();
-            stage.handle.tell(ShardMessage::SendOwed);
-        });
-        if stage.driving.state() == State::Driven {
-            assert_eq!(stage.refused(), before + 1);
-            break;
-        }
-        assert!(std::time::Instant::now() < until, "it is taken for one that has stopped");
-    }
+    // It makes no turn, but has not stopped yet: the engine's thread makes one.
+    let refused = stage.sleep_until_driven(|| {
+        stage.peer.send(b"no RoCE").unwrap();
+        stage.handle.tell(ShardMessage::SendOwed);
+    });
+    assert_eq!(refused, 1);
     assert!(stage.with(|shard| shard.nic.dma.has_changed_thread()));
     assert_eq!(stage.program.turn(), Turned::default());
     assert!(!stage.with(|shard| shard.nic.dma.has_changed_thread()));
