@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,8 +13,11 @@ use crate::dist::Dist;
 use crate::inspect;
 use crate::netns::Netns;
 use crate::paths::{self, Scratch};
-use crate::process::Cmd;
+use crate::process::{Cmd, Output};
 use crate::record;
+
+/// A job whose rounds take so long may not end well: UCX gives up after 30 s without an answer.
+const STUCK: Duration = Duration::from_secs(20);
 
 /// Programs of a job.
 pub const PROGRAMS: [&str; 2] = ["mpirun", "mpicc"];
@@ -112,19 +116,21 @@ impl Cluster {
         let mpirun = mpirun.args(["--host", &hosts.join(","), "--mca", "plm_rsh_agent"]);
         let mpirun = mpirun.arg(self.agent()).args(["--mca", "plm_rsh_no_tree_spawn", "1"]);
         let mpirun = mpirun.args(["--mca", "oob_tcp_if_include", "10.78.0.0/24"]);
-        let output = mpirun
+        let job = mpirun
             .args(way.options.split_whitespace())
             .args(exported)
             .arg(&self.program)
             .arg(rounds.to_string())
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .limit(Duration::from_secs(120))
-            .run()?;
+            .limit(Duration::from_secs(120));
+        let (output, sight) = self.watched(job, STUCK * rounds)?;
         let agreed = format!("{count} ranks agree: ");
         let line = output.stdout.lines().find_map(|line| line.strip_prefix(&agreed));
         let line = line.filter(|_| output.success());
-        let line = line.with_context(|| format!("{}: {output}\n{}", way.name, self.evidence()))?;
+        let line = line.with_context(|| {
+            format!("{}: {output}\n{}{}", way.name, self.evidence(), sight.unwrap_or_default())
+        })?;
         let after = |what: &str| -> Result<f64> {
             let number = line.split(what).nth(1).and_then(|rest| rest.split_whitespace().next());
             Ok(number.context("no number")?.parse()?)
@@ -134,6 +140,45 @@ impl Cluster {
             sums: after("sums ")?,
             barriers: after("barriers ")?,
         })
+    }
+
+    /// Runs a job. Looks at one that takes `long` meanwhile: after its end there is nothing to see.
+    fn watched(&self, job: Cmd, long: Duration) -> Result<(Output, Option<String>)> {
+        let (ended, end) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let look = scope.spawn(move || {
+                let is_stuck = end.recv_timeout(long) == Err(RecvTimeoutError::Timeout);
+                is_stuck.then(|| self.sight())
+            });
+            let output = job.run();
+            drop(ended);
+            let sight = look.join().unwrap_or_default();
+            // One that was ended because it took too long, too.
+            let output = output.with_context(|| sight.clone().unwrap_or_default())?;
+            Ok((output, sight))
+        })
+    }
+
+    /// What the daemons know of the ranks' queue pairs, and what the ranks' threads do: one line
+    /// for each rank.
+    fn sight(&self) -> String {
+        let mut text = String::new();
+        for (netns, daemon) in &self.hosts {
+            let Ok(dist) = Dist::get() else { continue };
+            for what in ["counters", "qp"] {
+                let asked = daemon.rnic(dist, &[what]).limit(Duration::from_secs(5)).run();
+                let said = asked.map_or_else(|error| format!("{error:#}"), |said| said.said());
+                text += &format!("stuck, {}:\n{said}\n", netns.name());
+            }
+        }
+        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let is_rank = |exe: PathBuf| exe == self.program;
+            if fs::read_link(process.path().join("exe")).is_ok_and(is_rank) {
+                let path = process.path();
+                text += &format!("{}:{}\n", path.display(), threads(&path));
+            }
+        }
+        text
     }
 
     /// What the daemons know of a failure.
@@ -219,6 +264,23 @@ fn host(switch: &Netns, number: u32) -> Result<(Netns, Daemon)> {
         Spec { netdev: Some("eth0".into()), netns: Some(name.to_owned()), ..Spec::new(Io::Udp) };
     let daemon = Daemon::start(Dist::get()?, &spec)?;
     Ok((netns, daemon))
+}
+
+/// The threads of a process: name, state, ticks of the CPU and where in the kernel each sleeps.
+fn threads(process: &Path) -> String {
+    let mut text = String::new();
+    for thread in fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
+        let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let (stat, place) = (read("stat"), read("wchan"));
+        let (name, rest) = stat.rsplit_once(") ").unwrap_or_default();
+        let name = name.split_once('(').map_or("", |(_, name)| name);
+        let fields: Vec<_> = rest.split(' ').collect();
+        // The state is the third field of proc_pid_stat(5), utime and stime are 14 and 15.
+        if let [state, .., user, system] = &fields[..fields.len().min(13)] {
+            text += &format!(" {name} {state} {user}+{system} {place};");
+        }
+    }
+    text
 }
 
 fn build() -> Result<PathBuf> {
