@@ -103,6 +103,16 @@ impl Dist {
         Self::of(compiler(profile, source, target).dir(source), root)
     }
 
+    /// What a user gets, with more flags for the compiler and with a target folder of its own.
+    ///
+    /// # Errors
+    /// As [`Dist::build`].
+    pub fn build_flagged(flags: &[String], target: &Path, root: &Path) -> Result<Self> {
+        let all = [&[without_places(paths::repository(), target)], flags].concat().join("\x1f");
+        let build = compiler(RELEASE, paths::repository(), target);
+        Self::of(build.env("CARGO_ENCODED_RUSTFLAGS", all), root)
+    }
+
     fn of(build: Cmd, root: &Path) -> Result<Self> {
         let build = build.limit(Duration::from_secs(1800)).run()?;
         // Standard output has cargo's messages for us, standard error those for the user.

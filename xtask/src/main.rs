@@ -16,6 +16,7 @@ mod layers;
 mod lint;
 mod messages;
 mod package;
+mod pgo;
 mod programs;
 mod prose;
 mod sbom;
@@ -50,6 +51,9 @@ enum Command {
         /// Where to put them [default: target/dist]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
+        /// Compile twice, the second time by what programs used of the first; needs root
+        #[arg(long)]
+        pgo: bool,
     },
     /// Make a Debian package and an archive of everything that is installed
     Package(package::Options),
@@ -104,9 +108,9 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Demo => demo::run(),
         Command::Test(options) => test::run(options),
-        Command::Dist { out } => {
-            let dist =
-                Dist::build(RELEASE, &out.clone().unwrap_or_else(|| paths::target().join("dist")))?;
+        Command::Dist { out, pgo } => {
+            let out = out.clone().unwrap_or_else(|| paths::target().join("dist"));
+            let dist = if *pgo { pgo::build(&out)? } else { Dist::build(RELEASE, &out)? };
             println!("{}", dist.root().display());
             Ok(())
         }

@@ -16,7 +16,7 @@ use system_tests::packages::{Toolbox, architecture};
 use system_tests::paths;
 use system_tests::process::Cmd;
 
-use crate::sbom;
+use crate::{pgo, sbom};
 
 /// Where to put the packages.
 #[derive(Args, Clone, Debug)]
@@ -24,6 +24,9 @@ pub(crate) struct Options {
     /// Folder of the packages [default: target/package]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Of a build as `cargo xtask dist --pgo` makes it, which is not the same twice; needs root
+    #[arg(long)]
+    pgo: bool,
 }
 
 /// The folder of a package in a system.
@@ -57,11 +60,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
     // tar works in another folder.
     let out = out.canonicalize()?;
-    let dist = Dist::release()?;
+    let dist = pgo::release(options.pgo)?;
     let time = time_of_commit()?;
     let tree = out.join("tree");
     let _ = fs::remove_dir_all(&tree);
-    lay_out(dist, &tree.join("root"))?;
+    lay_out(&dist, &tree.join("root"))?;
     for made in [archive(&tree, &out, &time)?, debian(&tree, &out, &time)?] {
         println!("{}", made.display());
     }

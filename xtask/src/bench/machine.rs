@@ -15,7 +15,8 @@ pub(super) struct Machine {
     pub(super) commit: String,
 }
 
-pub(super) fn describe() -> Result<Machine> {
+/// `pgo`: what was measured is a build of that kind.
+pub(super) fn describe(pgo: bool) -> Result<Machine> {
     let field = |file: &str, name: &str| -> Result<String> {
         let text = fs::read_to_string(file).with_context(|| file.to_owned())?;
         let line = text.lines().find(|line| line.starts_with(name));
@@ -28,6 +29,9 @@ pub(super) fn describe() -> Result<Machine> {
     let mut commit = git(&["rev-parse", "--short", "HEAD"]).unwrap_or_default().trim().to_owned();
     if git(&["status", "--porcelain", "-uno"]).is_ok_and(|text| !text.trim().is_empty()) {
         commit += ", with local changes";
+    }
+    if pgo {
+        commit += ", built with --pgo";
     }
     Ok(Machine {
         cpu: field("/proc/cpuinfo", "model name")?,

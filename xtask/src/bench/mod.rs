@@ -11,6 +11,7 @@ mod idle_cost;
 mod idle_qps;
 mod latency_floor;
 mod machine;
+pub(crate) mod practice;
 mod probes;
 mod report;
 mod rows;
@@ -24,12 +25,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
-use system_tests::dist::Dist;
 use system_tests::packages::Toolbox;
 use system_tests::process::is_root;
 use system_tests::rxe::HOST_PROGRAMS;
 use system_tests::{interrupt, netns, paths};
 
+use crate::pgo;
 use distance::Distance;
 use probes::{PROBES, Probe, Topology};
 use rows::{REFERENCE, Row, STEADY};
@@ -55,6 +56,9 @@ pub(crate) struct Options {
     /// Also write docs/performance.md, unless the run is void
     #[arg(long)]
     write: bool,
+    /// Measure a build as `cargo xtask dist --pgo` makes it
+    #[arg(long)]
+    pgo: bool,
     /// Also compare with Linux rxe, both in one emulated machine
     ///
     /// Debian's kernel with rxe and ours run in QEMU, on any host. Emulation makes it a comparison
@@ -113,8 +117,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rxe::kernel_has_rxe()?;
     }
     let tools = Toolbox::provide(&programs)?;
-    eprintln!("building (release)");
-    let fixtures = Fixtures::new(Dist::release()?, tools)?;
+    if !options.pgo {
+        eprintln!("building (release)");
+    }
+    let fixtures = Fixtures::new(&pgo::release(options.pgo)?, tools)?;
     let _boost = options.boost.then(machine::Boost::raise).transpose()?;
     let mut run = Run::choose(&options.case, rounds);
     run.measure(&fixtures, if options.quick { 2 } else { 4 })?;
@@ -125,7 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             run.rxe.push(rxe::measure(fixtures.dist, options.quick, place)?);
         }
     }
-    let machine = machine::describe()?;
+    let machine = machine::describe(options.pgo)?;
     if options.json {
         println!("{}", report::json(&run, &machine));
     } else {

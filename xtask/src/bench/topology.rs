@@ -84,7 +84,11 @@ impl Fixtures {
             .args(["build", "--release", "--quiet", "-p", "rnic-bench", "--bin", "rnic-raw"])
             .limit(Duration::from_secs(1800))
             .check()?;
-        let tools = tools.with_built(native::spinners()?);
+        Self::of_programs(dist, tools.with_built(native::spinners()?))
+    }
+
+    /// For programs of others that have the machine alone.
+    pub(super) fn of_programs(dist: &Dist, tools: Toolbox) -> Result<Self> {
         let scratch = Scratch::new("bench")?;
         let dist = Box::leak(Box::new(dist.copy_to(&scratch.join("dist"))?));
         let raw = Raw(paths::target().join("release/rnic-raw"));
