@@ -71,6 +71,9 @@ pub(super) fn drive_rightly(node: &Node, rows: &[(&str, &str)]) -> Result<Readin
     Ok(conclude(wrong))
 }
 
+/// In the words of the applications.
+const DOES_NOT_DRIVE: &str = "do not turn the engine";
+
 /// What is wrong, if anything is.
 fn run_driving(
     node: &Node,
@@ -82,13 +85,18 @@ fn run_driving(
     let output = cmd.run()?;
     let turns = counter(node, "driven_turns")? - before;
     eprintln!("{what}: {turns} turns in {:.1?}", output.elapsed);
-    let is_right = output.success() && output.stdout.trim() == says && (turns > 0) == drives;
-    Ok((!is_right).then(|| format!("{output}\ninstead of: {says}\n{turns} turns")))
+    let says_right = output.success() && output.stdout.trim() == says;
+    Ok(match says_right {
+        true if (turns > 0) == drives => None,
+        // It was given sockets, and lost them to other work before its first turn.
+        true if drives => Some(format!("{what}: its polls {DOES_NOT_DRIVE}")),
+        _ => Some(format!("{output}\ninstead of: {says}\n{turns} turns")),
+    })
 }
 
 fn conclude(wrong: Vec<String>) -> Reading {
     let (count, all) = (wrong.len(), wrong.join("\n"));
-    let none_drives = wrong.iter().all(|one| one.contains("do not turn the engine"));
+    let none_drives = wrong.iter().all(|one| one.contains(DOES_NOT_DRIVE));
     match count {
         0 => Reading::Good,
         _ if none_drives => does_not_drive(all),
