@@ -18,7 +18,7 @@ use system_tests::process::{Cmd, is_root};
 
 use crate::bench::practice;
 
-/// Merging takes seconds.
+/// For the tools of the toolchain, which take seconds.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What a user gets, of one kind or the other.
@@ -53,17 +53,18 @@ pub(crate) fn build(root: &Path) -> Result<Dist> {
 
 /// Of the compiler's own LLVM: formats change between versions.
 fn profdata_tool() -> Result<PathBuf> {
-    let say = |what: &[&str]| -> Result<String> { Cmd::new("rustc").args(what).check() };
-    let sysroot = PathBuf::from(say(&["--print", "sysroot"])?.trim());
-    let about = say(&["-vV"])?;
+    // There the toolchain is the one that compiles.
+    let here = |program: &str| Cmd::new(program).dir(paths::repository()).limit(LIMIT);
+    let sysroot = here("rustc").args(["--print", "sysroot"]).check()?;
+    let sysroot = PathBuf::from(sysroot.trim());
+    let about = here("rustc").arg("-vV").check()?;
     let host = about.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.context("rustc -vV names no host")?;
     let tool = sysroot.join("lib/rustlib").join(host).join("bin/llvm-profdata");
     if !tool.is_file() {
         eprintln!("installing llvm-tools");
-        let add = Cmd::new("rustup").args(["component", "add", "llvm-tools"]).limit(LIMIT);
-        let missing = || format!("the toolchain's llvm-tools are needed: no {}", tool.display());
-        add.check().with_context(missing)?;
+        let add = here("rustup").args(["component", "add", "llvm-tools"]).check();
+        add.with_context(|| format!("the toolchain's llvm-tools: no {}", tool.display()))?;
     }
     Ok(tool)
 }
