@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,8 +12,9 @@ use crate::dist::Dist;
 use crate::inspect;
 use crate::netns::Netns;
 use crate::paths::{self, Scratch};
-use crate::process::{Cmd, Output};
+use crate::process::Cmd;
 use crate::record;
+use crate::slow::when_slow;
 
 /// A job whose rounds take so long may not end well: UCX gives up after 30 s without an answer.
 const STUCK: Duration = Duration::from_secs(20);
@@ -124,13 +124,15 @@ impl Cluster {
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .limit(Duration::from_secs(120));
-        let (output, sight) = self.watched(job, STUCK * rounds)?;
+        let (output, sight) = when_slow(STUCK * rounds, || self.sight(), || job.run());
+        let sight = sight.unwrap_or_default();
+        // One that was ended because it took too long, too.
+        let output = output.with_context(|| sight.clone())?;
         let agreed = format!("{count} ranks agree: ");
         let line = output.stdout.lines().find_map(|line| line.strip_prefix(&agreed));
         let line = line.filter(|_| output.success());
-        let line = line.with_context(|| {
-            format!("{}: {output}\n{}{}", way.name, self.evidence(), sight.unwrap_or_default())
-        })?;
+        let line =
+            line.with_context(|| format!("{}: {output}\n{}{sight}", way.name, self.evidence()))?;
         let after = |what: &str| -> Result<f64> {
             let number = line.split(what).nth(1).and_then(|rest| rest.split_whitespace().next());
             Ok(number.context("no number")?.parse()?)
@@ -142,23 +144,6 @@ impl Cluster {
         })
     }
 
-    /// Runs a job. Looks at one that takes `long` meanwhile: after its end there is nothing to see.
-    fn watched(&self, job: Cmd, long: Duration) -> Result<(Output, Option<String>)> {
-        let (ended, end) = mpsc::channel::<()>();
-        std::thread::scope(|scope| {
-            let look = scope.spawn(move || {
-                let is_stuck = end.recv_timeout(long) == Err(RecvTimeoutError::Timeout);
-                is_stuck.then(|| self.sight())
-            });
-            let output = job.run();
-            drop(ended);
-            let sight = look.join().unwrap_or_default();
-            // One that was ended because it took too long, too.
-            let output = output.with_context(|| sight.clone().unwrap_or_default())?;
-            Ok((output, sight))
-        })
-    }
-
     /// What the daemons know of the ranks' queue pairs, and what the ranks' threads do: one line
     /// for each rank.
     fn sight(&self) -> String {
@@ -166,8 +151,7 @@ impl Cluster {
         for (netns, daemon) in &self.hosts {
             let Ok(dist) = Dist::get() else { continue };
             for what in ["counters", "qp"] {
-                let asked = daemon.rnic(dist, &[what]).limit(Duration::from_secs(5)).run();
-                let said = asked.map_or_else(|error| format!("{error:#}"), |said| said.said());
+                let said = inspect::said(daemon, dist, what);
                 text += &format!("stuck, {}:\n{said}\n", netns.name());
             }
         }
@@ -266,19 +250,15 @@ fn host(switch: &Netns, number: u32) -> Result<(Netns, Daemon)> {
     Ok((netns, daemon))
 }
 
-/// The threads of a process: name, state, ticks of the CPU and where in the kernel each sleeps.
+/// The threads of a process: name, state, time of the CPU and where in the kernel each sleeps.
 fn threads(process: &Path) -> String {
     let mut text = String::new();
     for thread in fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
         let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
-        let (stat, place) = (read("stat"), read("wchan"));
-        let (name, rest) = stat.rsplit_once(") ").unwrap_or_default();
-        let name = name.split_once('(').map_or("", |(_, name)| name);
-        let fields: Vec<_> = rest.split(' ').collect();
-        // The state is the third field of proc_pid_stat(5), utime and stime are 14 and 15.
-        if let [state, .., user, system] = &fields[..fields.len().min(13)] {
-            text += &format!(" {name} {state} {user}+{system} {place};");
-        }
+        let [name, stat, place] = ["comm", "stat", "wchan"].map(read);
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.get(..1)).unwrap_or_default();
+        let used = inspect::cpu_time_in(&stat).unwrap_or_default();
+        text += &format!(" {} {state} {used:.2?} {place};", name.trim());
     }
     text
 }

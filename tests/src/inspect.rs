@@ -146,14 +146,17 @@ pub fn counter(node: &Node, name: &str) -> Result<u64> {
 /// What a daemon knows of a failure, as far as it can be asked: its counters and its log.
 #[must_use]
 pub fn evidence(daemon: &Daemon, dist: &Dist) -> String {
-    let counters = daemon.rnic(dist, &["counters"]);
-    let asked = counters.limit(Duration::from_secs(5)).start().and_then(Running::wait);
-    let counters = match asked {
+    format!("{}\n{}", said(daemon, dist, "counters").trim_end(), tail(&daemon.log(), 40))
+}
+
+/// `rnic WHAT` of a daemon, or why it did not answer.
+pub(crate) fn said(daemon: &Daemon, dist: &Dist, what: &str) -> String {
+    let command = daemon.rnic(dist, &[what]);
+    match command.limit(Duration::from_secs(5)).start().and_then(Running::wait) {
         Ok(said) if said.success() => said.stdout,
         Ok(said) => said.to_string(),
         Err(error) => format!("{error:#}"),
-    };
-    format!("{}\n{}", counters.trim_end(), tail(&daemon.log(), 40))
+    }
 }
 
 /// The sum of all numbers (or lengths of lists) under a key, at any depth.
@@ -207,7 +210,11 @@ pub fn own_memory_kib(pid: u32) -> Result<u64> {
 /// # Errors
 /// When the process is no more.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    cpu_time_in(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+}
+
+/// The same in what `/proc` tells in a file `stat`, of a process or a thread.
+pub(crate) fn cpu_time_in(stat: &str) -> Result<Duration> {
     // Behind the name in parentheses: state is field 3, utime and stime are 14 and 15.
     let fields = stat.rsplit_once(')').context("no name in /proc/PID/stat")?.1;
     let ticks: Vec<u64> =

@@ -73,5 +73,6 @@ pub mod remote_node;
 pub mod rounds;
 pub mod rxe;
 pub mod sender_core;
+mod slow;
 pub mod ssh;
 pub mod terminal;

@@ -1,6 +1,5 @@
 //! Diagnostics of a dialogue that makes no progress, collected before the programs end.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,6 +7,7 @@ use anyhow::Result;
 use super::Peer;
 use crate::place::Node;
 use crate::process::Cmd;
+use crate::slow::when_slow;
 
 /// No case of the suite takes half of this, on a busy machine.
 const SLOW: Duration = Duration::from_secs(40);
@@ -15,18 +15,9 @@ const SLOW: Duration = Duration::from_secs(40);
 const LISTEN: Duration = Duration::from_secs(2);
 
 /// Does `work`. When that takes too long, prints the state of both sides meanwhile.
-pub(super) fn when_slow<T>(ours: &Node, peer: &dyn Peer, work: impl FnOnce() -> T) -> T {
-    let (done, waiting) = channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            if waiting.recv_timeout(SLOW) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("no end after {SLOW:?}\n{}", collect(ours, peer));
-            }
-        });
-        let result = work();
-        drop(done);
-        result
-    })
+pub(super) fn if_slow<T>(ours: &Node, peer: &dyn Peer, work: impl FnOnce() -> T) -> T {
+    let look = || eprintln!("no end after {SLOW:?}\n{}", collect(ours, peer));
+    when_slow(SLOW, look, work).0
 }
 
 fn collect(ours: &Node, peer: &dyn Peer) -> String {

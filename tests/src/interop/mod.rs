@@ -257,7 +257,7 @@ impl<'a> InteropRun<'a> {
     fn talk(&self, dialogue: &Dialogue, sides: [&dyn Place; 2], role: Role) -> Result<Transcript> {
         let [ours, peer] = sides;
         let (server, client) = if role == Role::Client { (peer, ours) } else { (ours, peer) };
-        evidence::when_slow(self.ours, self.peer, || dialogue.run(server, client))
+        evidence::if_slow(self.ours, self.peer, || dialogue.run(server, client))
     }
 }
 
