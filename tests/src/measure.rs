@@ -3,7 +3,8 @@
 //! There is one policy, [`judge`]. A reading that other work disturbed says nothing and is repeated
 //! in a quieter moment. When no attempt can be judged, the test passes, and the summary of the run
 //! names it as `NOT MEASURED`. A reading that is bad whatever else the machine does fails the test
-//! at once.
+//! at once. One that is bad where the machine was found quiet behind it fails the test when another
+//! one says the same, because other work may have ended in between.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub enum Reading {
     Good,
     /// It is too bad, and other work of the machine does not explain that.
     Bad(String),
+    /// It is too bad, and the machine was quiet right behind it.
+    Suspect(String),
     /// Other work of the machine may explain it.
     Unclear(String),
 }
@@ -34,7 +37,7 @@ pub enum Reading {
 /// the attempt, from 0.
 ///
 /// # Errors
-/// When a reading is bad, or a measurement fails.
+/// When a reading is bad, or two are suspect, or a measurement fails.
 pub fn judge(test: &str, measure: impl FnMut(usize) -> Result<Reading>) -> Result<()> {
     judge_between(test, measure, await_quiet, note)
 }
@@ -45,7 +48,7 @@ fn judge_between(
     mut pause: impl FnMut(),
     report: impl FnOnce(&str),
 ) -> Result<()> {
-    let mut reasons = Vec::new();
+    let (mut reasons, mut has_suspect) = (Vec::new(), false);
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
             pause();
@@ -53,6 +56,12 @@ fn judge_between(
         match measure(attempt)? {
             Reading::Good => return Ok(()),
             Reading::Bad(what) => bail!("{test}: {what}"),
+            Reading::Suspect(what) if has_suspect => bail!("{test}, twice: {what}"),
+            Reading::Suspect(what) => {
+                eprintln!("{test}: attempt {} of {ATTEMPTS} is suspect: {what}", attempt + 1);
+                has_suspect = true;
+                reasons.push(what);
+            }
             Reading::Unclear(why) => {
                 eprintln!("{test}: attempt {} of {ATTEMPTS} says nothing: {why}", attempt + 1);
                 reasons.push(why);
@@ -130,6 +139,21 @@ mod tests {
         let (result, pauses, reported) = judged(&[unclear(), Reading::Bad("slow".into())]);
         assert_eq!(result.unwrap_err().to_string(), "a_test: slow");
         assert!(pauses == 1 && reported.is_none());
+    }
+
+    #[test]
+    fn what_other_work_may_have_disturbed_is_bad_when_it_is_seen_again() {
+        let suspect = || Reading::Suspect("late".into());
+        let (result, pauses, reported) = judged(&[suspect(), Reading::Good]);
+        assert!(result.is_ok() && pauses == 1 && reported.is_none());
+        for readings in [vec![suspect(), suspect()], vec![suspect(), unclear(), suspect()]] {
+            let (result, pauses, reported) = judged(&readings);
+            assert_eq!(result.unwrap_err().to_string(), "a_test, twice: late");
+            assert!(pauses == readings.len() - 1 && reported.is_none());
+        }
+        let (result, _, reported) = judged(&[suspect(), unclear(), unclear()]);
+        assert!(result.is_ok());
+        assert_eq!(reported.as_deref(), Some("NOT MEASURED a_test: late; busy; busy"));
     }
 
     #[test]

@@ -56,8 +56,9 @@ fn programs_that_drive_may_do_what_they_like() -> Result<()> {
     ensure!(is_complete, "the program's:\n{list}here: {known:?}");
     judge(name, |_| drive_rightly(&pair.left, &DRIVING))?;
     judge(name, |_| {
-        let forbidden = driving(&pair.left, FORBIDDEN.0)?.env("RNIC_DRIVE", "off");
-        Ok(conclude(run_driving(&pair.left, FORBIDDEN, forbidden, false)?.into_iter().collect()))
+        let forbidden = || Ok(driving(&pair.left, FORBIDDEN.0)?.env("RNIC_DRIVE", "off"));
+        let wrong = run_driving(&pair.left, FORBIDDEN, forbidden, false)?;
+        Ok(conclude(wrong.as_slice()))
     })?;
     pair.stop()
 }
@@ -66,41 +67,72 @@ fn programs_that_drive_may_do_what_they_like() -> Result<()> {
 pub(super) fn drive_rightly(node: &Node, rows: &[(&str, &str)]) -> Result<Reading> {
     let mut wrong = Vec::new();
     for row in rows {
-        wrong.extend(run_driving(node, *row, driving(node, row.0)?, true)?);
+        wrong.extend(run_driving(node, *row, || driving(node, row.0), true)?);
     }
-    Ok(conclude(wrong))
+    Ok(conclude(&wrong))
 }
 
-/// In the words of the applications.
+/// In the words of the applications that wait for sockets of their own.
 const DOES_NOT_DRIVE: &str = "do not turn the engine";
+/// In the words of those that measure.
+const IN_TIME: &str = "in time:";
+/// How often an application runs that other work may have disturbed.
+const ATTEMPTS: usize = 5;
 
-/// What is wrong, if anything is.
+/// What is wrong with an application.
+struct Wrong {
+    what: String,
+    /// Other work of the machine may explain it.
+    may_be_disturbed: bool,
+}
+
+/// What is wrong, if anything is. Where other work has the CPUs for some milliseconds, an
+/// application is late, or loses the sockets that it was given before its first turn: then it has
+/// shown nothing, and runs again.
 fn run_driving(
     node: &Node,
-    (what, says): (&str, &str),
+    row: (&str, &str),
+    cmd: impl Fn() -> Result<Cmd>,
+    drives: bool,
+) -> Result<Option<Wrong>> {
+    for _ in 1..ATTEMPTS {
+        match run_once(node, row, cmd()?, drives)? {
+            Some(wrong) if wrong.may_be_disturbed => {}
+            other => return Ok(other),
+        }
+    }
+    run_once(node, row, cmd()?, drives)
+}
+
+fn run_once(
+    node: &Node,
+    (name, says): (&str, &str),
     cmd: Cmd,
     drives: bool,
-) -> Result<Option<String>> {
+) -> Result<Option<Wrong>> {
     let before = counter(node, "driven_turns")?;
     let output = cmd.run()?;
     let turns = counter(node, "driven_turns")? - before;
-    eprintln!("{what}: {turns} turns in {:.1?}", output.elapsed);
-    let says_right = output.success() && output.stdout.trim() == says;
-    Ok(match says_right {
-        true if (turns > 0) == drives => None,
-        // It was given sockets, and lost them to other work before its first turn.
-        true if drives => Some(format!("{what}: its polls {DOES_NOT_DRIVE}")),
-        _ => Some(format!("{output}\ninstead of: {says}\n{turns} turns")),
-    })
+    eprintln!("{name}: {turns} turns in {:.1?}", output.elapsed);
+    let said = output.stdout.trim();
+    let says_right = output.success() && said == says;
+    if says_right && (turns > 0) == drives {
+        return Ok(None);
+    }
+    let is_late = output.success() && said.starts_with(IN_TIME);
+    let made_none = says_right && drives;
+    let found_none = output.stderr.contains(DOES_NOT_DRIVE);
+    let may_be_disturbed = is_late || made_none || found_none;
+    let what = format!("{output}\ninstead of: {says}\n{turns} turns");
+    Ok(Some(Wrong { what, may_be_disturbed }))
 }
 
-fn conclude(wrong: Vec<String>) -> Reading {
-    let (count, all) = (wrong.len(), wrong.join("\n"));
-    let none_drives = wrong.iter().all(|one| one.contains(DOES_NOT_DRIVE));
-    match count {
+fn conclude(wrong: &[Wrong]) -> Reading {
+    let all = wrong.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("\n");
+    match wrong.len() {
         0 => Reading::Good,
-        _ if none_drives => does_not_drive(all),
-        _ => Reading::Bad(format!("{count} wrong:\n{all}")),
+        _ if wrong.iter().all(|one| one.may_be_disturbed) => judged_by_machine(all),
+        count => Reading::Bad(format!("{count} wrong:\n{all}")),
     }
 }
 
@@ -129,7 +161,7 @@ fn a_daemon_that_is_killed_while_functions_drive_is_replaced() -> Result<()> {
         let ends = pollers(&pair.left)?;
         let drive = || Ok(counter(&pair.left, "driven_turns")? > 10_000);
         if let Err(error) = wait_until("turns", SOON, drive) {
-            return Ok(does_not_drive(format!("{error:#}")));
+            return Ok(judged_by_machine(format!("{error:#}")));
         }
         pair = replaced(pair)?;
         for end in ends {
@@ -140,7 +172,7 @@ fn a_daemon_that_is_killed_while_functions_drive_is_replaced() -> Result<()> {
         let stays = [stay()?, stay()?];
         let all_say = |what| Ok(stays.iter().all(|one| one.stdout().contains(what)));
         if let Err(error) = wait_until("turns", SOON, || all_say("drives")) {
-            return Ok(does_not_drive(format!("{error:#}")));
+            return Ok(judged_by_machine(format!("{error:#}")));
         }
         pair = replaced(pair)?;
         wait_until("fatal events", SOON, || all_say("fatal"))?;

@@ -222,11 +222,10 @@ fn programs_use_verbs_until_their_end() -> Result<()> {
     pair.stop()
 }
 
-/// A test's own words for a program that does not drive: other work may be the reason
-/// (docs/cpu-sharing.md).
-fn does_not_drive(what: String) -> Reading {
+/// A program does not drive, or is late: other work may be the reason (docs/cpu-sharing.md).
+fn judged_by_machine(what: String) -> Reading {
     let taken = taken_by_others();
-    if is_quiet(taken) { Reading::Bad(what) } else { Reading::Unclear(what) }
+    if is_quiet(taken) { Reading::Suspect(what) } else { Reading::Unclear(what) }
 }
 
 /// Polls turn the engine, and so do waits for events in `ibv_get_cq_event`.
@@ -256,7 +255,7 @@ fn programs_that_poll_drive() -> Result<()> {
         for (line, least) in lines {
             let made = turns(line)?;
             if made.iter().any(|turns| *turns <= least) {
-                return Ok(does_not_drive(format!("{line}: {made:?} turns")));
+                return Ok(judged_by_machine(format!("{line}: {made:?} turns")));
             }
         }
         Ok(Reading::Good)
@@ -299,7 +298,7 @@ fn what_a_program_that_vanishes_has_received_is_acknowledged() -> Result<()> {
         }
         eprintln!("{} of {ROUNDS} were not acknowledged", lost.len());
         let few = lost.len() <= MOST_LOST;
-        Ok(if few { Reading::Good } else { does_not_drive(lost.join("\n")) })
+        Ok(if few { Reading::Good } else { judged_by_machine(lost.join("\n")) })
     })?;
     pair.stop()
 }

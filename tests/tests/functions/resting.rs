@@ -52,7 +52,7 @@ fn a_wait_ends_when_the_daemon_is_killed() -> Result<()> {
         pair.left.host.cpu = None;
         let stays = driving(&pair.left, OUTLIVES)?.start()?;
         if let Err(error) = wait_until("turns", SOON, || Ok(stays.stdout().contains("rests"))) {
-            return Ok(does_not_drive(format!("{error:#}")));
+            return Ok(judged_by_machine(format!("{error:#}")));
         }
         pair = replaced(pair)?;
         wait_until("its end", SOON, || Ok(stays.stdout().contains("ended")))?;
